@@ -1,0 +1,24 @@
+"""Model families, one file each. The contract of such a file (only `build` and `initialise` import torch):
+
+`Shape`                                    a frozen pydantic model of the architecture's sizes
+`from_hugging_face(config)`                a Shape from the dict of a Hugging Face config.json
+`parameter_count(shape)`                   trainable parameters
+`training_flops(shape, encoder, decoder)`  matmul FLOPs of forward and backward for one sample (model FLOPs)
+`recomputed_flops(shape, encoder, decoder)` what activation checkpointing adds (hardware FLOPs − model FLOPs)
+`build(spec)`                              the module, uninitialised; call inside the engine's `construction`
+`initialise(module, spec, whole)`          every weight from (seed, name); `whole` is the engine's
+"""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from bench.errors import UserError, nearest
+
+
+def load(family: str) -> ModuleType:
+    """Return the family file named `family`; raise UserError if there is none."""
+    known = [module.name for module in pkgutil.iter_modules(__path__)]
+    if family not in known:
+        raise UserError(f"model.family={family}", "no such file in bench/models", nearest(family, known))
+    return importlib.import_module(f"{__name__}.{family}")

@@ -1,0 +1,159 @@
+"""RunRecord: what one attempt observed, the contract between the harness and the analysis.
+
+Only raw observations stand here; throughput, FLOP/s and intervals are derived in `analysis`, so that a corrected
+formula never needs a re-run. Unknown is None. A failure is a record like any other.
+
+History of the format (`schema_version`):
+1  first version
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from bench.machine import Machine
+from bench.spec import SCHEMA_VERSION, Frozen, Positive, RunSpec
+
+OutcomeKind = Literal[
+    "ok", "oom", "host_oom", "hang", "timeout", "comm_error", "node_failure", "preempted", "cancelled",
+    "invalid", "error", "pruned", "infeasible",
+]  # fmt: skip
+FINAL: frozenset[OutcomeKind] = frozenset({"ok", "invalid", "oom", "host_oom", "pruned", "infeasible"})
+"""Answers that running again would not change; every other outcome is tried again."""
+
+Evidence = Literal["measured", "rehearsed", "predicted"]
+
+
+class Outcome(Frozen):
+    """How an attempt ended, and the typed evidence that this was decided from."""
+
+    kind: OutcomeKind
+    reason: str = ""  # one line for the table; empty when ok
+    evidence: dict[str, Any] = {}
+
+    @property
+    def final(self) -> bool:
+        return self.kind in FINAL
+
+
+class Circumstance(Frozen):
+    """How and where an attempt was started: everything about it that is not its identity."""
+
+    study: str
+    repeat: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    machine: Machine
+    launcher: dict[str, Any] = {}  # name and options
+    overrides: tuple[str, ...] = ()  # what was asked, word for word
+    started_at: str = ""  # ISO 8601, UTC
+
+
+class EnvironmentClass(Frozen):
+    """What decides whether two answers may be pooled; `environment_id` is its hash."""
+
+    device: str  # the device's own name
+    devices_per_node: int
+    container: str | None = None  # image digest
+    versions: dict[str, str | None] = {}  # torch, cuda, nccl, driver, deepspeed, transformers
+
+
+class Environment(Frozen):
+    """Where an attempt ran. `classification` is what its answer depends on; the rest is for the reader."""
+
+    environment_id: str
+    classification: EnvironmentClass
+    versions: dict[str, str | None] = {}  # every package that takes part, Python and the operating system
+    git: dict[str, Any] | None = None  # commit, dirty
+    hosts: tuple[str, ...] = ()  # by node
+    cpus: dict[str, Any] = {}  # model, cores, affinity per rank, threads per rank
+    devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, before and after
+    slurm: dict[str, str] = {}
+    variables: dict[str, str] = {}  # from an allow-list; never a secret
+
+
+class RankMemory(Frozen):
+    """Memory of one rank in bytes. On a CPU `allocated` is live tensor bytes, by allocator events in an untimed
+    step that are anchored to the live storages at its edges; `drift` is their relative disagreement."""
+
+    rank: int
+    init_peak_bytes: int | None = None  # while the model and the engine were built
+    resident_bytes: int | None = None  # between steps
+    peak_allocated_bytes: int | None = None  # over steady steps
+    peak_reserved_bytes: int | None = None  # what the caching allocator holds; None on a CPU
+    device_used_bytes: int | None = None  # what the device says is in use, by all
+    init_rss_bytes: int | None = None  # resident set of the process after initialisation, its peak so far
+    peak_rss_bytes: int | None = None
+    drift: float | None = None
+
+
+class Collective(Frozen):
+    """One kind of collective in one optimizer step of one rank. Payload as nccl-tests counts it: the tensor
+    reduced or broadcast, the gathered output, the input to be scattered."""
+
+    calls: int
+    payload_bytes: int
+
+
+class Tokens(Frozen):
+    """Tokens per optimizer step over all ranks, averaged over the window. Padding is contained in the others."""
+
+    encoder: float
+    decoder: float
+    encoder_padding: float
+    decoder_padding: float
+
+
+class Link(Frozen):
+    """A short all-reduce before the window: what the ranks really talk over."""
+
+    backend: str
+    interfaces: tuple[str, ...] = ()
+    payload_bytes: int
+    bus_bytes_per_s: float | None  # None for one rank
+
+
+class Steps(Frozen):
+    """The optimizer steps in order, warm-up included; index `cut` is the first of the window.
+
+    Seconds are the maximum over ranks; every rank's own series is in `steps.parquet`.
+    """
+
+    cut: int
+    steady: bool  # the warm-up ended by the steady-state test, not by its budget
+    stopped: Literal["width", "steps", "time", "invalid"]
+    step_s: tuple[float, ...]
+    data_wait_s: tuple[float, ...]
+    loss: tuple[float | None, ...]  # mean over ranks; None where it was not finite
+    gradient_norm: tuple[float | None, ...] = ()  # before clipping; empty where the engine tells none
+    skipped: tuple[int, ...] = ()  # steps whose update was skipped (loss-scale overflow)
+    window_s: float  # from the first to the last step of the window, blocks added up, the gaps between them out
+
+
+class Observations(Frozen):
+    """Everything measured in one attempt, unreduced but for the maximum over ranks."""
+
+    parameters: Positive  # counted on the built model, partitions included
+    engine_config: dict[str, Any]  # what the engine was really given, nothing left to its silent defaults
+    phases_s: dict[str, float] = {}  # start to first step, by part
+    steps: Steps | None = None
+    tokens: Tokens | None = None
+    memory: tuple[RankMemory, ...] = ()
+    collectives: dict[str, Collective] | None = None
+    before_collectives_s: tuple[float, ...] = ()  # per rank: a step's own time before its first collective
+    link: Link | None = None
+    energy_j: tuple[float | None, ...] = ()  # per device over the window
+    data: dict[str, Any] = {}  # what the source says of itself: corpus hash, tokenizer
+    drill: str | None = None  # a fault planted on purpose; never a measurement
+
+
+class RunRecord(Frozen):
+    """One attempt at one point: `record.json` of a run directory."""
+
+    schema_version: int = SCHEMA_VERSION
+    config_id: str
+    evidence: Evidence = "measured"
+    spec: RunSpec
+    circumstance: Circumstance
+    environment: Environment | None = None
+    outcome: Outcome
+    observations: Observations | None = None

@@ -1,0 +1,185 @@
+"""RunSpec: *what* is measured, as one frozen value, with the rules that hold between its parts.
+
+How a run is started (launcher, partition, time limit, results folder) and where (the machine) are circumstances,
+not identity: two runs of one RunSpec are repeats of each other wherever they ran.
+"""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION = 1
+"""Version of spec and record. `config_id` leaves defaults out, so a default below never changes within a version."""
+
+Precision = Literal["bf16", "fp16", "fp32"]
+Positive = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
+
+
+def _rule(holds: bool, broken: str, remedy: str) -> None:
+    if not holds:
+        raise ValueError(f"{broken}; {remedy}")
+
+
+class Frozen(BaseModel):
+    """A value: immutable, and with no key that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class ModelSpec(Frozen):
+    """The model by its shape. `shape` holds the plain fields of the family's `Shape`; weights are always random."""
+
+    name: Name
+    family: Name = "t5"
+    shape: dict[str, Any]
+    parameters: Positive | None = None  # published count, asserted before a run; None for a model of one's own
+    attention: Literal["sdpa", "eager", "flex"] = "sdpa"
+    dropout: float = Field(0.0, ge=0, lt=1)
+    source: str = ""  # where shape and count come from; not part of the identity
+
+
+class EngineSpec(Frozen):
+    """The training engine: `backend` names a file in bench/engines, whose `Options` decode `options`."""
+
+    name: Name
+    backend: Name
+    options: dict[str, Any] = {}
+
+
+class DataSpec(Frozen):
+    """The data: `source` names a file in bench/data, whose `Options` decode `options`."""
+
+    name: Name
+    source: Name
+    workers: int = Field(0, ge=0)  # loader processes per rank; 0 loads in the training process
+    prefetch: Positive = 2  # batches each loader process keeps ready; unused without workers
+    pin_memory: bool = False
+    options: dict[str, Any] = {}
+
+
+class Batch(Frozen):
+    """Samples per device and forward pass, and how many such passes make one optimizer step.
+
+    Give `accumulation` or `global`; a RunSpec always holds both.
+    """
+
+    micro: Positive
+    accumulation: Positive | None = None
+    global_: Positive | None = Field(None, alias="global")
+
+
+class SequenceLengths(Frozen):
+    """Tokens per sample, padding included."""
+
+    encoder: Positive = 512
+    decoder: Positive = 128
+
+
+class OptimizerSpec(Frozen):
+    """AdamW with everything written out that an engine would otherwise choose silently."""
+
+    name: Literal["adamw"] = "adamw"
+    # torch: torch.optim.AdamW in every engine, so that engines compare; fused: torch's fused kernel;
+    # native: the engine's own (DeepSpeed's FusedAdam or CPUAdam)
+    implementation: Literal["torch", "fused", "native"] = "torch"
+    lr: float = Field(1e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    gradient_clipping: float = Field(1.0, ge=0)  # global L2 norm; 0 clips nothing
+
+
+class MeasureSpec(Frozen):
+    """The measurement protocol. Steps are optimizer steps."""
+
+    warmup_steps: Positive = 5  # never measured, whatever the steady-state test says
+    warmup_max_steps: Positive = 60  # after these the window opens anyway, flagged `unsteady`
+    block_steps: Positive = 5  # rank 0 decides between blocks whether to go on
+    min_steps: Positive = 30  # the window is long enough with this many steps …
+    min_s: float = Field(20.0, ge=0)  # … or this many seconds; a shorter one is flagged `short`
+    max_steps: Positive = 500
+    max_s: float = Field(300.0, gt=0)
+    width: float = Field(0.02, gt=0)  # asked width of the median's 95 % interval, relative to the median
+    inspect: bool = True  # untimed steps after the window: memory by event, bytes per collective
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _rule(
+            self.warmup_steps <= self.warmup_max_steps,
+            f"measure.warmup_steps={self.warmup_steps} exceeds measure.warmup_max_steps={self.warmup_max_steps}",
+            "lower the first or raise the second",
+        )
+        _rule(
+            self.min_steps <= self.max_steps,
+            f"measure.min_steps={self.min_steps} exceeds measure.max_steps={self.max_steps}",
+            "lower the first or raise the second",
+        )
+        return self
+
+
+class RunSpec(Frozen):
+    """One point of a study: everything that decides what a run computes and how it is measured."""
+
+    model: ModelSpec
+    engine: EngineSpec
+    data: DataSpec
+    batch: Batch
+    nodes: Positive = 1
+    devices_per_node: Positive = 1
+    sequence: SequenceLengths = SequenceLengths()
+    precision: Precision = "bf16"
+    activation_checkpointing: bool = False
+    optimizer: OptimizerSpec = OptimizerSpec()
+    seed: int = Field(0, ge=0, lt=2**31)
+    measure: MeasureSpec = MeasureSpec()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all; every rank is data-parallel."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-steps per optimizer step."""
+        assert self.batch.accumulation is not None  # _complete_batch
+        return self.batch.accumulation
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step over all ranks."""
+        return self.batch.micro * self.accumulation * self.world_size
+
+    @model_validator(mode="after")
+    def _complete_batch(self) -> Self:
+        batch, per_micro_step = self.batch, self.batch.micro * self.world_size
+        accumulation = batch.accumulation
+        if accumulation is None:
+            accumulation = 1 if batch.global_ is None else batch.global_ // per_micro_step
+        _rule(
+            batch.global_ in (None, accumulation * per_micro_step) and accumulation > 0,
+            f"batch.global={batch.global_} is not batch.micro={batch.micro} × accumulation="
+            f"{batch.accumulation or 'any'} × {self.world_size} ranks",
+            f"choose a multiple of {per_micro_step}, or give only one of batch.global and batch.accumulation",
+        )
+        complete = Batch(
+            micro=batch.micro, accumulation=accumulation, global_=accumulation * per_micro_step
+        )
+        object.__setattr__(self, "batch", complete)  # frozen towards everyone else
+        return self
+
+
+_DERIVED: Any = {"model": {"source"}, "batch": {"global_"}}
+
+
+def canonical(spec: RunSpec) -> str:
+    """Return the JSON text that identifies `spec`: sorted, defaults and derived fields left out."""
+    plain = spec.model_dump(mode="json", exclude_defaults=True, exclude=_DERIVED)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+def config_id(spec: RunSpec) -> str:
+    """Return the short name under which all runs of `spec` are found: 10 hexadecimal digits."""
+    return hashlib.sha256(f"{SCHEMA_VERSION}{canonical(spec)}".encode()).hexdigest()[:10]
