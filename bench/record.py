@@ -36,6 +36,14 @@ class Outcome(Frozen):
         return self.kind in FINAL
 
 
+class Limits(Frozen):
+    """When a supervisor gives up on a run."""
+
+    time_limit_min: float | None = Field(None, gt=0)  # for the whole attempt; None waits for ever
+    hang_s: float = Field(300.0, gt=0)  # without a step, once steps are being made
+    startup_s: float = Field(1800.0, gt=0)  # in any one phase before and after them
+
+
 class Circumstance(Frozen):
     """How and where an attempt was started: everything about it that is not its identity."""
 
@@ -44,6 +52,7 @@ class Circumstance(Frozen):
     attempt: int = Field(ge=0)
     machine: Machine
     launcher: dict[str, Any] = {}  # name and options
+    limits: Limits = Limits()
     overrides: tuple[str, ...] = ()  # what was asked, word for word
     started_at: str = ""  # ISO 8601, UTC
 

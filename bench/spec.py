@@ -164,9 +164,7 @@ class RunSpec(Frozen):
             f"{batch.accumulation or 'any'} × {self.world_size} ranks",
             f"choose a multiple of {per_micro_step}, or give only one of batch.global and batch.accumulation",
         )
-        complete = Batch(
-            micro=batch.micro, accumulation=accumulation, global_=accumulation * per_micro_step
-        )
+        complete = Batch(micro=batch.micro, accumulation=accumulation, global_=accumulation * per_micro_step)
         object.__setattr__(self, "batch", complete)  # frozen towards everyone else
         return self
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from bench.errors import UserError
-from bench.record import FINAL, OutcomeKind, RunRecord
-from bench.spec import SCHEMA_VERSION
+from bench.record import FINAL, Circumstance, OutcomeKind, RunRecord
+from bench.spec import SCHEMA_VERSION, RunSpec
 
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
-STEPS, LOG, HEARTBEAT, RESERVE = "steps.parquet", "run.log", "heartbeat.json", ".reserve"
+STEPS, LOG, HEARTBEAT = "steps.parquet", "run.log", "heartbeat.json"
 
 _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From schema version n to n + 1, on plain JSON."""
@@ -60,26 +60,50 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, value: BaseModel) -> None:
     """Write a value as indented JSON, whole or not at all; OSError when the disk is full."""
-    write_atomically(path, value.model_dump_json(indent=1, by_alias=True).encode() + b"\n")
+    write_atomically(path, to_json(value))
 
 
-def reserve(folder: Path, size_bytes: int) -> None:
-    """Hold `size_bytes` in `folder` for the record, so that a disk that fills up during the run cannot lose it."""
+def reserve(path: Path, size_bytes: int) -> None:
+    """Allocate `size_bytes` on the disk for the file that `fill` will write at `path`, so that a disk that fills up
+    during the run cannot lose it. Raise UserError where there is no such space now."""
+    reserved = _reserved(path)
     try:
-        with (folder / RESERVE).open("wb") as file:
+        with reserved.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
     except OSError as error:
-        (folder / RESERVE).unlink(missing_ok=True)
-        raise UserError(
-            str(folder),
-            f"cannot reserve {size_bytes} bytes for the record ({error.strerror})",
-            "free some space",
-        ) from error
+        reserved.unlink(missing_ok=True)
+        why = f"cannot reserve {size_bytes} bytes for the record ({error.strerror})"
+        raise UserError(str(path.parent), why, "free some space or choose another results folder") from error
+
+
+def fill(path: Path, content: bytes) -> None:
+    """Write `content` to `path` whole, into the blocks reserved for it if any: that needs no free space."""
+    reserved = _reserved(path)
+    if not reserved.exists() or reserved.stat().st_size < len(content):
+        reserved.unlink(missing_ok=True)
+        write_atomically(path, content)
+        return
+    with reserved.open("r+b") as file:
+        file.write(content)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    reserved.replace(path)
 
 
 def release(folder: Path) -> None:
-    """Give the reserved space back, right before the record is written."""
-    (folder / RESERVE).unlink(missing_ok=True)
+    """Give back what was reserved in `folder` and not filled."""
+    for leftover in folder.glob(".*.reserved"):
+        leftover.unlink(missing_ok=True)
+
+
+def _reserved(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserved")
+
+
+def to_json(value: BaseModel) -> bytes:
+    """Return a value as indented JSON text."""
+    return value.model_dump_json(indent=1, by_alias=True).encode() + b"\n"
 
 
 def attempts(config_folder: Path) -> list[Attempt]:
@@ -128,13 +152,25 @@ def claim(config_folder: Path, repeat: int) -> Attempt:
             return Attempt(folder, repeat, attempt, None)
 
 
+def open_attempt(config_folder: Path, spec: RunSpec, circumstance: Circumstance) -> Attempt:
+    """Claim the next attempt and write what it is to do; its record has room reserved from now on.
+
+    `circumstance` gives the repeat; its attempt number is the one that was claimed.
+    """
+    attempt = claim(config_folder, circumstance.repeat)
+    ranks = spec.world_size
+    reserve(attempt.folder / RECORD, 512 * 1024 + 2048 * ranks)
+    reserve(attempt.folder / STEPS, 64 * 1024 + 64 * ranks * (spec.measure.warmup_max_steps + spec.measure.max_steps))
+    write_json(attempt.folder / SPEC, spec)
+    write_json(attempt.folder / CIRCUMSTANCE, circumstance.model_copy(update={"attempt": attempt.attempt}))
+    return attempt
+
+
 def find_records(paths: Iterable[Path]) -> Iterator[Path]:
     """Yield every `record.json` at or below `paths`, sorted within each; UserError for a path that is not there."""
     for path in paths:
         if not path.exists():
-            raise UserError(
-                str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke"
-            )
+            raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
         yield from [path] if path.is_file() else sorted(path.rglob(RECORD))
 
 

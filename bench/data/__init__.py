@@ -30,7 +30,7 @@ class MicroBatch(NamedTuple):
 
 def load(source: str) -> ModuleType:
     """Return the data source file named `source`; raise UserError if there is none."""
-    known = [module.name for module in pkgutil.iter_modules(__path__)]
+    known = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
     if source not in known:
         raise UserError(f"data.source={source}", "no such file in bench/data", nearest(source, known))
     return importlib.import_module(f"{__name__}.{source}")

@@ -1,11 +1,16 @@
 """Training engines, one file each. The contract of such a file:
 
-`Options`                  a pydantic model without torch: what a user may set in conf/engine
-`check(options, spec)`     raises UserError for what this engine cannot do
-`construction(spec)`       a context in which the model is built (stage 3 partitions there)
-`whole(parameters)`        a context in which partitioned parameters are whole; rank 0's changes to them stay
-`parameter_count(module)`  elements in all, partitions of other ranks included
-`build(module, spec)`      an `Engine`
+`Options`                        a pydantic model without torch: what a user may set in conf/engine
+`check(options, spec, device)`   raises UserError for what this engine cannot do. `device` is "cpu" or "cuda", or None
+                                 where nobody knows yet: rules about the device are then left to a later check
+`construction(spec)`             a context in which the model is built: on this rank's device, in the run's precision
+                                 (stage 3 partitions there). Model classes must have been imported before
+`whole(parameters)`              a context in which partitioned parameters are whole; rank 0's changes to them stay
+`parameter_count(module)`        elements in all, partitions of other ranks included
+`build(module, spec)`            an `Engine`. The process group exists; the module is initialised, its forward takes
+                                 the tensors of a micro-batch by name and returns an object with a `loss`
+
+Packages in this folder hold what engines share and are no engines.
 """
 
 import importlib
@@ -24,7 +29,10 @@ class Engine(Protocol):
     """A model ready to train."""
 
     def train_step(self, micro_batches: "Sequence[dict[str, Tensor]]") -> "Tensor":
-        """Make one optimizer step; return its mean loss on this rank as a detached 0-d device tensor, unsynchronised."""
+        """Make one optimizer step; return its mean loss on this rank as a detached 0-d device tensor, unsynchronised.
+
+        `micro_batches` are `batch.accumulation` dicts of tensors on this rank's device.
+        """
         ...
 
     def gradient_norm(self) -> float | None:
@@ -32,7 +40,7 @@ class Engine(Protocol):
         ...
 
     def skipped_steps(self) -> int:
-        """Return how many updates were skipped so far because the loss scale overflowed."""
+        """Return how many updates were skipped so far because a gradient was not finite."""
         ...
 
     def config(self) -> dict[str, Any]:
@@ -42,7 +50,7 @@ class Engine(Protocol):
 
 def load(backend: str) -> ModuleType:
     """Return the engine file named `backend`; raise UserError if there is none."""
-    known = [module.name for module in pkgutil.iter_modules(__path__)]
+    known = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
     if backend not in known:
         raise UserError(f"engine.backend={backend}", "no such file in bench/engines", nearest(backend, known))
     return importlib.import_module(f"{__name__}.{backend}")

@@ -1,12 +1,15 @@
 """Model families, one file each. The contract of such a file (only `build` and `initialise` import torch):
 
-`Shape`                                    a frozen pydantic model of the architecture's sizes
-`from_hugging_face(config)`                a Shape from the dict of a Hugging Face config.json
-`parameter_count(shape)`                   trainable parameters
-`training_flops(shape, encoder, decoder)`  matmul FLOPs of forward and backward for one sample (model FLOPs)
-`recomputed_flops(shape, encoder, decoder)` what activation checkpointing adds (hardware FLOPs − model FLOPs)
-`build(spec)`                              the module, uninitialised; call inside the engine's `construction`
-`initialise(module, spec, whole)`          every weight from (seed, name); `whole` is the engine's
+`Shape`                                     a frozen pydantic model of the architecture's sizes
+`from_hugging_face(config)`                 a Shape from the dict of a Hugging Face config.json
+`parameter_count(shape)`                    trainable parameters
+`training_flops(shape, encoder, decoder)`   matmul FLOPs of forward and backward for one sample (model FLOPs)
+`recomputed_flops(shape, encoder, decoder, dropout=, precision=)`
+                                            what activation checkpointing adds (hardware FLOPs − model FLOPs)
+`build(spec, construction)`                 the uninitialised module. The family imports its libraries, then builds
+                                            inside `construction`, the engine's context: under deepspeed.zero.Init
+                                            an import of a model class raises, so the order is the family's to keep
+`initialise(module, spec, whole)`           every weight from (seed, name); `whole` is the engine's
 """
 
 import importlib

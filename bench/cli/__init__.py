@@ -1,0 +1,83 @@
+"""The `zeroscale` command: a table of verbs, each loaded when it is called.
+
+A verb's module has `arguments(parser)` and `run(args) -> int`; the docstring is its help. Exit code 0 only when what
+was asked for happened.
+"""
+
+import argparse
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.errors import UserError, nearest
+
+
+class Verb(NamedTuple):
+    module: str  # text: loading it is the verb's own cost
+    summary: str
+
+
+VERBS = {
+    "run": Verb("bench.cli.run", "measure one point here and now"),
+    "sweep": Verb("bench.cli.sweep", "measure a study, or every combination of comma lists"),
+    "doctor": Verb("bench.cli.doctor", "what this machine can do, and what it lacks"),
+    "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
+    "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
+}
+_USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verbose = "-v" in words
+    words = [word for word in words if word != "-v"]
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            print(_help())
+            return 0 if words else _USAGE_ERROR
+        return _run(words[0], words[1:])
+    except UserError as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"zeroscale: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    except KeyboardInterrupt:
+        print("zeroscale: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader has seen enough, as in `zeroscale table | head`
+        sys.stderr.close()
+        return 0
+
+
+def _run(name: str, words: list[str]) -> int:
+    if name not in VERBS:
+        raise UserError(name, "no such verb", nearest(name, VERBS))
+    verb = importlib.import_module(VERBS[name].module)
+    parser = argparse.ArgumentParser(
+        f"zeroscale {name}",
+        description=verb.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.arguments(parser)
+    code: int = verb.run(parser.parse_args(words))
+    return code
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    return "\n".join(
+        [
+            "usage: zeroscale VERB [KEY=VALUE …] [--help] [-v]",
+            "",
+            "Which ZeRO stage, micro-batch and node count for a T5-family model, and how sure can you be?",
+            "",
+            *(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items()),
+            "",
+            "KEY=VALUE is Hydra's grammar: a group by its file's name (model=mt5_base engine=zero3) or any key",
+            "(batch.micro=8). `zeroscale VERB --help` tells more; -v shows the traceback of an error.",
+        ]
+    )

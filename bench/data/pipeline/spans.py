@@ -1,0 +1,79 @@
+"""Span corruption, the objective that T5, mT5 and ByT5 were pre-trained with.
+
+Raffel et al., JMLR 21 (2020), section 3.1.4; the arithmetic is that of `random_spans_helper` and
+`random_spans_noise_mask` in google-research/text-to-text-transfer-transformer, t5/data/preprocessors.py.
+"""
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+Mask = NDArray[np.bool_]
+
+
+class SpanCorruption(NamedTuple):
+    """How much of a text is hidden, and in spans of which mean length."""
+
+    density: float  # of the raw tokens, above 0 and below 1
+    mean_length: float  # tokens, at least 1
+
+    def counts(self, length: int) -> tuple[int, int]:
+        """Return (hidden tokens, spans) for `length` ≥ 2 raw tokens: fixed numbers, only the places are random.
+
+        At least one token is hidden and one kept. T5's own function fails where there are fewer kept tokens than
+        spans; here the spans become fewer.
+        """
+        hidden = min(max(round(length * self.density), 1), length - 1)
+        spans = max(round(hidden / self.mean_length), 1)
+        return hidden, min(spans, hidden, length - hidden)
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        """Return (encoder, decoder) tokens made of `length` raw ones: a sentinel per span and one EOS in each."""
+        hidden, spans = self.counts(length)
+        return length - hidden + spans + 1, hidden + spans + 1
+
+    def raw_length(self, encoder: int, decoder: int) -> int:
+        """Return the most raw tokens that fit both lengths; 0 where not even the shortest text (2 tokens) does.
+
+        The encoder's side is then full unless the decoder's is the limit; what is left over is padding.
+        """
+
+        def too_long(length: int) -> bool:
+            inputs, targets = self.lengths(length)
+            return inputs > encoder or targets > decoder
+
+        candidates = range(2, encoder + decoder)  # every raw token lies on one of the two sides
+        fitting = bisect_right(candidates, False, key=too_long)
+        return candidates[fitting - 1] if fitting else 0
+
+    def mask(self, length: int, random: np.random.Generator) -> Mask:
+        """Return which of `length` ≥ 2 tokens are hidden: kept and hidden spans take turns, a kept one first."""
+        hidden, spans = self.counts(length)
+        kept_lengths = _partition(length - hidden, spans, random)
+        hidden_lengths = _partition(hidden, spans, random)
+        lengths = np.stack([kept_lengths, hidden_lengths], axis=1).ravel()
+        return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
+
+
+def corrupt(tokens: Tokens, mask: Mask, sentinels: Tokens, eos: int) -> tuple[Tokens, Tokens]:
+    """Return (encoder input, decoder target) of one text, EOS at the end of each.
+
+    Span n is `sentinels[n]` in the input; in the target the same sentinel stands before what it hides. As in t5, no
+    sentinel closes the target, since the last span ends the text.
+    """
+    return _with_sentinels(tokens, mask, sentinels, eos), _with_sentinels(tokens, ~mask, sentinels, eos)
+
+
+def _with_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int) -> Tokens:
+    starts = hidden & ~np.concatenate([[False], hidden[:-1]])
+    replaced = np.where(starts, sentinels[np.cumsum(starts) - 1], tokens)
+    return np.append(replaced[starts | ~hidden], np.int32(eos))
+
+
+def _partition(items: int, parts: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Return the sizes of `parts` non-empty runs of `items`, every such partition equally likely."""
+    cuts = np.sort(random.choice(items - 1, parts - 1, replace=False)) + 1
+    return np.diff(np.concatenate([[0], cuts, [items]]))

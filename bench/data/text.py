@@ -1,0 +1,172 @@
+"""Real text under T5's span corruption: local files, a Hugging Face data set, or Python's own sources."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from bench.data import MicroBatch
+from bench.data.pipeline import corpus, spans, tokenizer
+from bench.data.pipeline.corpus import Corpus
+from bench.data.pipeline.spans import SpanCorruption, Tokens
+from bench.data.pipeline.tokenizer import Tokenizer
+from bench.errors import UserError
+from bench.spec import RunSpec
+
+
+class Options(corpus.Selection):
+    """Which text, and what is made of it. Each field is explained in conf/data/text.yaml."""
+
+    packing: bool = True
+    noise_density: float = Field(0.15, gt=0, lt=1)
+    mean_span_length: float = Field(3.0, ge=1)
+
+
+def check(options: Options, spec: RunSpec) -> None:
+    """Raise UserError for a corpus that is not there, or that model and sequence lengths do not fit."""
+    if options.hub and options.files:
+        raise UserError(f"data.hub={options.hub}", "data.files is given too", "give one of them")
+    if options.hub_config and not options.hub:
+        raise UserError(f"data.hub_config={options.hub_config}", "belongs to data.hub", "give data.hub too")
+    if not options.hub:
+        corpus.files(options)
+    _raw_length(options, spec)
+    if options.tokenizer == tokenizer.BYT5:  # what another one holds is known once it is loaded
+        _check_tokenizer(options, spec, tokenizer.BYT5_VOCABULARY, tokenizer.BYT5_SENTINELS)
+
+
+def micro_batches(spec: RunSpec, rank: int) -> Iterator[MicroBatch]:
+    """Return the endless micro-batches of `rank`; raise UserError if corpus or tokenizer cannot be used.
+
+    Each pass over the corpus has its own order and its own corruption. `labels` pad with −100; `attention_mask` is
+    there if inputs may be shorter than sequence.encoder, which with packing happens only where the decoder's length
+    is the one that limits a sample.
+    """
+    from bench.data.pipeline import loader
+
+    return loader.micro_batches(samples(spec), spec, rank)
+
+
+def describe(spec: RunSpec) -> dict[str, Any]:
+    """Return the facts for the record: the corpus and its hash, the tokenizer, what a sample is made of."""
+    text, words, stream = _prepared(spec)
+    return {
+        "source": "text",
+        "corpus": {
+            "name": text.name,
+            "bytes": text.bytes,
+            "documents": text.documents,
+            "tokens": len(text.tokens),
+            "sha256": text.sha256,
+        },
+        "tokenizer": {"name": words.name, "vocabulary": words.vocabulary},
+        "raw_tokens_per_sample": int(np.diff(stream.pieces).max()),
+        "samples_per_epoch": len(stream.pieces),
+    }
+
+
+@dataclass(frozen=True)
+class CorruptedText:
+    """An endless stream of samples: pieces of the corpus, in a new order and newly corrupted in every epoch."""
+
+    tokens: Tokens
+    pieces: NDArray[np.int64]  # (samples per epoch, 2): begin and end in `tokens`
+    noise: SpanCorruption
+    sentinels: Tokens
+    eos: int
+    spec: RunSpec
+    pads_encoder: bool
+
+    def __call__(self, index: int) -> tuple[Tokens, Tokens]:
+        epoch, position = divmod(index, len(self.pieces))
+        begin, end = self.pieces[_order(self.spec.seed, epoch, len(self.pieces))[position]]
+        mask = self.noise.mask(end - begin, np.random.default_rng((self.spec.seed, 1, index)))
+        return spans.corrupt(self.tokens[begin:end], mask, self.sentinels, self.eos)
+
+    def __reduce__(self) -> Any:
+        """Let a loader process take the tokens from the cache: megabytes through its pipe would make each wait for the last."""
+        return samples, (self.spec,)
+
+
+@lru_cache(maxsize=2)  # a batch may lie across the end of an epoch
+def _order(seed: int, epoch: int, pieces: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, 0, epoch)).permutation(pieces)
+
+
+def samples(spec: RunSpec) -> CorruptedText:
+    """Return the samples of `spec`; raise UserError if corpus or tokenizer cannot be used."""
+    return _prepared(spec)[-1]
+
+
+def _prepared(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText]:
+    options = Options(**spec.data.options)
+    noise, length = _noise(options), _raw_length(options, spec)
+    words = tokenizer.load(options.tokenizer)
+    _check_tokenizer(options, spec, words.vocabulary, len(words.sentinels))
+    text = corpus.load(options)
+    pieces = _packed(text, length) if options.packing else _one_per_document(text, length)
+    if not len(pieces):
+        raise UserError(
+            f"data corpus {text.name}",
+            f"{len(text.tokens)} tokens make no sample of {length}",
+            "give more text or shorten sequence.encoder",
+        )
+    pads_encoder = not options.packing or noise.lengths(length)[0] < spec.sequence.encoder
+    return text, words, CorruptedText(text.tokens, pieces, noise, words.sentinels, words.eos, spec, pads_encoder)
+
+
+def _packed(text: Corpus, length: int) -> NDArray[np.int64]:
+    """Return the pieces of the whole stream; what is left at its end is dropped."""
+    begins = np.arange(len(text.tokens) // length) * length
+    return np.stack([begins, begins + length], axis=1)
+
+
+def _one_per_document(text: Corpus, length: int) -> NDArray[np.int64]:
+    """Return the first piece of each document, without its EOS; one token alone cannot be corrupted."""
+    begins = np.concatenate([[0], text.ends[:-1]])
+    ends = np.minimum(text.ends - 1, begins + length)
+    long_enough = ends - begins >= 2
+    return np.stack([begins[long_enough], ends[long_enough]], axis=1)
+
+
+def _noise(options: Options) -> SpanCorruption:
+    return SpanCorruption(options.noise_density, options.mean_span_length)
+
+
+def _raw_length(options: Options, spec: RunSpec) -> int:
+    sequence = spec.sequence
+    length = _noise(options).raw_length(sequence.encoder, sequence.decoder)
+    if not length:
+        raise UserError(
+            f"sequence.encoder={sequence.encoder} sequence.decoder={sequence.decoder}",
+            "no corrupted text is as short as that",
+            "give at least 3 tokens to each",
+        )
+    return length
+
+
+def _check_tokenizer(options: Options, spec: RunSpec, vocabulary: int, sentinels: int) -> None:
+    model = spec.model.shape["vocab"]
+    if model < vocabulary:
+        raise UserError(
+            f"model.shape.vocab={model}",
+            f"tokenizer {options.tokenizer} has {vocabulary} tokens",
+            "give the model a larger vocabulary",
+        )
+    needed = _spans(_noise(options), spec)
+    if needed > sentinels:
+        enough = next(n for n in count(2) if _spans(_noise(options)._replace(mean_length=n), spec) <= sentinels)
+        raise UserError(
+            f"data.mean_span_length={options.mean_span_length}",
+            f"a sample needs {needed} sentinels, tokenizer {options.tokenizer} has {sentinels}",
+            f"raise it to {enough} or shorten the sequence",
+        )
+
+
+def _spans(noise: SpanCorruption, spec: RunSpec) -> int:
+    return noise.counts(noise.raw_length(spec.sequence.encoder, spec.sequence.decoder))[1]

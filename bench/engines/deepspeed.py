@@ -1,0 +1,137 @@
+"""DeepSpeed's ZeRO, stages 0 to 3, on a process group that torch has already set up.
+
+Stages 1 to 3 hold 16 bytes per parameter in bf16 in all, of which 12, 14 or 16 are divided among the ranks; DeepSpeed
+divides each micro-step's loss by the accumulation and steps at its end, so `train_step` is its documented loop.
+"""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from bench.engines.precision import on_device
+from bench.engines.zero.config import deepspeed_config
+from bench.engines.zero.options import Options
+from bench.engines.zero.rules import check
+from bench.spec import RunSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module, Parameter
+
+__all__ = ["Options", "build", "check", "construction", "parameter_count", "whole"]
+
+
+def construction(spec: RunSpec) -> AbstractContextManager[Any]:
+    """Return the context in which the model is built: on this rank's device, in the run's precision, and at stage 3
+    partitioned as it grows. DeepSpeed reads LOCAL_RANK from the environment."""
+    options = _options(spec)
+    if options.stage < 3:
+        return on_device(spec.precision)
+    init = _library().zero.Init(config_dict_or_path=deepspeed_config(options, spec))
+    return init  # type: ignore[no-any-return]
+
+
+def whole(parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
+    """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
+    gathered = _library().zero.GatheredParameters(parameters, modifier_rank=0)  # nothing to do for plain ones
+    return gathered  # type: ignore[no-any-return]
+
+
+def parameter_count(module: "Module") -> int:
+    """Return the elements of all parameters, those shared counted once and those partitioned counted whole."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
+
+
+def build(module: "Module", spec: RunSpec) -> "ZeroEngine":
+    """Hand `module` to deepspeed.initialize; the process group exists."""
+    config = deepspeed_config(_options(spec), spec)
+    engine, *_ = _library().initialize(
+        model=module,
+        model_parameters=[parameter for parameter in module.parameters() if parameter.requires_grad],
+        config=copy.deepcopy(config),
+        dist_init_required=False,
+    )
+    return ZeroEngine(engine, config)
+
+
+def _options(spec: RunSpec) -> Options:
+    return Options.model_validate(spec.engine.options)
+
+
+def _library() -> Any:
+    """Return the deepspeed package, its communication bound to the process group that exists."""
+    import deepspeed
+
+    # torch 2.13 says so in every collective, thousands of times per step at stage 3
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    if not deepspeed.comm.is_initialized():
+        # On a CPU DeepSpeed compiles an all-reduce over shared memory for half a minute (comm/torch.py, build_shm_op).
+        # Inference alone calls it, and not where no operator is marked compatible; nothing else reads the marks.
+        deepspeed.ops.__compatible_ops__ = {}
+        deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False, verbose=False)
+    return deepspeed
+
+
+class ZeroEngine:
+    """The engine; see `bench.engines.Engine`."""
+
+    def __init__(self, engine: Any, config: dict[str, Any]) -> None:
+        self._engine, self._config = engine, config
+        self._fp32_norm: Tensor | None = None
+        if engine.zero_optimization_stage() == 0:
+            if hasattr(engine.optimizer, "refresh_fp32_params"):
+                _forget_first_step(engine.optimizer)
+            else:
+                engine.clip_fp32_gradients = self._clip
+
+    def train_step(self, micro_batches: "Sequence[dict[str, Tensor]]") -> "Tensor":
+        import torch
+
+        losses = []
+        for batch in micro_batches:
+            loss = self._engine(**batch).loss
+            self._engine.backward(loss)
+            self._engine.step()  # updates with the last of `gradient_accumulation_steps` only
+            losses.append(loss.detach().float())
+        return torch.stack(losses).mean()
+
+    def _clip(self) -> None:
+        """DeepSpeedEngine.clip_fp32_gradients, which at stage 0 computes the norm and forgets it."""
+        from deepspeed.runtime.utils import clip_grad_norm_
+
+        parameters = self._engine.module.parameters()
+        self._fp32_norm = clip_grad_norm_(parameters, max_norm=self._engine.gradient_clipping())
+
+    def gradient_norm(self) -> float | None:
+        norm = self._engine.get_global_grad_norm() if self._fp32_norm is None else self._fp32_norm
+        return None if norm is None else float(norm)
+
+    def skipped_steps(self) -> int:
+        return int(self._engine.skipped_steps)
+
+    def config(self) -> dict[str, Any]:
+        """Return DeepSpeed's config with its ZeRO section as resolved (`overlap_comm` …), and the optimizers it chose."""
+        zero = self._engine._config.zero_config.model_dump(mode="json", by_alias=True, exclude_none=True)
+        chosen = {"wrapper": _path(self._engine.optimizer), "optimizer": _path(self._engine.basic_optimizer)}
+        return {**self._config, "zero_optimization": zero, "chosen": chosen}
+
+
+def _path(instance: object) -> str:
+    return f"{type(instance).__module__}.{type(instance).__qualname__}"
+
+
+def _forget_first_step(optimizer: Any) -> None:
+    """Undo the AdamW step with zero gradients that DeepSpeed makes at stage 0 below fp32 to allocate its state
+    (runtime/fp16/unfused_optimizer.py and fused_optimizer.py, initialize_optimizer_states).
+
+    It decays the master weights and shifts the bias correction: the first real update would be 0.74 of every other
+    engine's. The allocated state stays.
+    """
+    import torch
+
+    for state in optimizer.state.values():
+        step = state["step"]
+        state["step"] = torch.zeros_like(step) if isinstance(step, torch.Tensor) else 0
+    optimizer.refresh_fp32_params()

@@ -1,0 +1,51 @@
+"""Start a run on this machine: a supervisor as a child process."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.errors import UserError
+from bench.launchers import LaunchPlan
+from bench.record import Limits
+from bench.spec import RunSpec
+from bench.supervisor.ranks import end_with_parent
+
+
+class Options(Limits):
+    """What a user may set in conf/launcher/local.yaml: when to give up."""
+
+
+def check(options: Options, spec: RunSpec) -> None:
+    """Raise UserError for what one machine cannot run."""
+    if spec.nodes > 1:
+        raise UserError(f"nodes={spec.nodes}", "launcher=local starts one node", "set nodes=1")
+
+
+def plan(folder: Path, options: Options) -> LaunchPlan:
+    """Return how the attempt in `folder` starts."""
+    return LaunchPlan((sys.executable, "-m", "bench.supervisor", str(folder)), {}, folder)
+
+
+def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
+    """Start the supervisor. It is asked to end if this process dies, and does not hear the terminal's Ctrl-C itself, so
+    that a record is written in any case."""
+    return subprocess.Popen(
+        launch.command,
+        env=dict(os.environ) | launch.environment,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+    )
+
+
+def poll(handle: subprocess.Popen[bytes]) -> bool:
+    """Whether the run has ended."""
+    return handle.poll() is not None
+
+
+def cancel(handle: subprocess.Popen[bytes]) -> None:
+    """Ask the run to end; it leaves a record `cancelled`."""
+    if handle.poll() is None:
+        handle.send_signal(signal.SIGINT)

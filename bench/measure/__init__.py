@@ -1,0 +1,1 @@
+"""How a number is made: clock, window, memory, collectives, environment."""

@@ -1,0 +1,94 @@
+"""The line from a rank to its node's supervisor: a pulse in shared memory, and on a pipe how the rank ended.
+
+The pulse is memory that the supervisor reads when it likes: it costs a rank well under a microsecond and wakes nobody
+up in the middle of a timed step.
+"""
+
+import faulthandler
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+import traceback
+from typing import NamedTuple
+
+from bench.measure.failures import outcome_of
+
+PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"  # file descriptors inherited from the supervisor
+STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
+_TRACEBACK_CHARACTERS = 8000
+_SLOT = struct.Struct("<dq48s")  # one rank's pulse
+
+
+class Beat(NamedTuple):
+    """Where a rank was when it last said so: monotonic seconds of this machine, phase, step (-1 outside the loop)."""
+
+    at: float
+    phase: str
+    step: int
+
+
+class Pulse:
+    """The beats of a node's ranks in one anonymous shared file."""
+
+    def __init__(self, descriptor: int, ranks: int) -> None:
+        self.descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, _SLOT.size * ranks)
+
+    @classmethod
+    def create(cls, ranks: int) -> "Pulse":
+        """Return a new pulse that child processes can inherit."""
+        descriptor = os.memfd_create("zeroscale-pulse", 0)
+        os.ftruncate(descriptor, _SLOT.size * ranks)
+        return cls(descriptor, ranks)
+
+    def write(self, slot: int, phase: str, step: int) -> None:
+        _SLOT.pack_into(self._memory, slot * _SLOT.size, time.monotonic(), step, phase.encode())
+
+    def read(self, slot: int) -> Beat:
+        at, step, phase = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
+        return Beat(at, phase.rstrip(b"\0").decode(), step)
+
+
+class Channel:
+    """Tells the supervisor where this rank is and how it ended; silent in a process that has no supervisor."""
+
+    def __init__(self, pipe: int | None, pulse: Pulse | None, slot: int) -> None:
+        self._pipe, self._pulse, self._slot = pipe, pulse, slot
+        self.phase = "start"
+
+    @classmethod
+    def open(cls) -> "Channel":
+        """Return the channel this process was started with, and show all stacks on the supervisor's signal."""
+        faulthandler.enable()
+        faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
+        if PIPE not in os.environ:
+            return cls(None, None, 0)
+        pulse = Pulse(int(os.environ[PULSE]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        return cls(int(os.environ[PIPE]), pulse, int(os.environ["LOCAL_RANK"]))
+
+    def beat(self, phase: str, step: int = -1) -> None:
+        """Say that this rank is alive in `phase`, at `step` of the loop."""
+        self.phase = phase
+        if self._pulse:
+            self._pulse.write(self._slot, phase, step)
+
+    def fail(self, error: BaseException) -> None:
+        """Say what ended this rank: the typed evidence of its outcome."""
+        if self._pipe is None:
+            return
+        kind, rule = outcome_of(error)
+        message = {
+            "outcome": kind,
+            "rule": rule,
+            "exception": type(error).__name__,
+            "message": str(error)[:2000],
+            "phase": self.phase,
+            "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:],
+        }
+        line = (json.dumps(message) + "\n").encode()
+        while line:
+            line = line[os.write(self._pipe, line) :]

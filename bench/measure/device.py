@@ -1,0 +1,27 @@
+"""The device of a rank, refused where it is not what the spec and the machine say."""
+
+import torch
+
+from bench.machine import Machine
+from bench.measure.environment import cpu_model
+from bench.measure.failures import Refused
+from bench.spec import RunSpec
+
+
+def find_device(machine: Machine, spec: RunSpec, local_rank: int) -> torch.device:
+    """Return this rank's device and make it the current one; raise Refused for another device than `machine` names."""
+    kind = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cpu":
+        _refuse_unless(machine, cpu_model())
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if count < spec.devices_per_node:
+        raise Refused(f"devices_per_node={spec.devices_per_node} but this node has {count}")
+    torch.cuda.set_device(local_rank)
+    _refuse_unless(machine, torch.cuda.get_device_name(local_rank))
+    return torch.device("cuda", local_rank)
+
+
+def _refuse_unless(machine: Machine, found: str) -> None:
+    if not machine.accepts(found):
+        raise Refused(f"machine={machine.name} expects {' or '.join(machine.device_names)} and found {found}")

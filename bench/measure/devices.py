@@ -1,0 +1,64 @@
+"""NVIDIA devices as the driver's own library (NVML) tells of them: names, clocks, power, energy. Empty without any."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+@functools.cache
+def _nvml() -> Any:
+    """Return the initialised NVML module, or None where there is no driver to ask."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, no driver, no permission: each means that nothing can be asked
+        return None
+    return pynvml
+
+
+def count() -> int:
+    """Return the number of NVIDIA devices."""
+    nvml = _nvml()
+    return int(nvml.nvmlDeviceGetCount()) if nvml else 0
+
+
+def name(index: int) -> str | None:
+    """Return what the device calls itself, e.g. "NVIDIA H200"."""
+    answer: str | None = _ask(index, lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)))
+    return answer
+
+
+def driver_version() -> str | None:
+    """Return the driver's version."""
+    nvml = _nvml()
+    return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
+
+
+def energy_j(index: int) -> float | None:
+    """Return the energy a device has used since its driver was loaded, in joules; None where it keeps no count."""
+    answer: float | None = _ask(index, lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+    return answer
+
+
+def snapshot() -> list[dict[str, Any]]:
+    """Return name, clocks in MHz, power cap in W and temperature in °C of every device, now."""
+    questions: dict[str, Callable[[Any, Any], Any]] = {
+        "name": lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)),
+        "sm_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        "power_cap_w": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+        "temperature_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    }
+    return [{key: _ask(index, question) for key, question in questions.items()} for index in range(count())]
+
+
+def _ask(index: int, question: Callable[[Any, Any], Any]) -> Any:
+    nvml = _nvml()
+    if not nvml or index >= count():
+        return None
+    try:
+        return question(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+    except nvml.NVMLError:
+        return None  # this device does not tell

@@ -1,0 +1,46 @@
+"""Which outcome an exception is evidence of: by its type, and by the caught exception's own message where the library
+has no type of its own. Never by a search in a log."""
+
+import builtins
+
+from bench.record import OutcomeKind
+
+
+class Refused(Exception):
+    """The run would not measure what it claims: another model, another machine, a transport that fell back."""
+
+
+_TYPES: dict[str, OutcomeKind] = {
+    "OutOfMemoryError": "oom",  # torch: the device's allocator
+    "MemoryError": "host_oom",
+    "DistBackendError": "comm_error",
+    "DistNetworkError": "comm_error",
+    "DistStoreError": "comm_error",
+    "ConnectionError": "comm_error",
+}
+_MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
+    ("CUDA out of memory", "oom"),
+    ("CUDA error: out of memory", "oom"),
+    ("DefaultCPUAllocator: can't allocate memory", "host_oom"),
+    ("DefaultCPUAllocator: not enough memory", "host_oom"),
+    ("Cannot allocate memory", "host_oom"),
+    ("std::bad_alloc", "host_oom"),
+    ("Connection closed by peer", "comm_error"),
+    ("Connection reset by peer", "comm_error"),
+    ("Broken pipe", "comm_error"),
+    ("gloo/transport", "comm_error"),
+    ("NCCL error", "comm_error"),
+)
+
+
+def outcome_of(error: BaseException) -> tuple[OutcomeKind, str]:
+    """Return the outcome that a caught exception is evidence of, and the rule that says so."""
+    for base in type(error).__mro__:
+        if base.__name__ in _TYPES:
+            return _TYPES[base.__name__], f"type {base.__name__}"
+    # Libraries raise these two for what has no type; a message in any other type is somebody else's business.
+    if type(error) in (builtins.RuntimeError, builtins.OSError):
+        for text, kind in _MESSAGES:
+            if text in str(error):
+                return kind, f"message '{text}'"
+    return "error", f"type {type(error).__name__}"

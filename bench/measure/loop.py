@@ -1,0 +1,167 @@
+"""The measured loop: warm-up, window, and what every rank saw of each step."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from bench.data import MicroBatch
+from bench.engines import Engine
+from bench.measure.clock import Clock
+from bench.measure.window import closes, is_steady, opens
+from bench.spec import RunSpec
+
+T = TypeVar("T")
+
+
+class Fetched(NamedTuple):
+    """The micro-batches of one optimizer step, and how long the rank waited for them."""
+
+    tensors: list[dict[str, torch.Tensor]]  # still on the host
+    encoder_padding: int
+    decoder_padding: int
+
+
+@dataclass
+class Series:
+    """The steps in order, warm-up included: per step the columns below, and every rank's own."""
+
+    # one (ranks, COLUMNS) tensor per step
+    ranks: list[torch.Tensor] = field(default_factory=list)
+    cut: int = 0
+    steady: bool = False
+    stopped: str = ""
+    window_s: float = 0.0
+    skipped: list[int] = field(default_factory=list)
+
+    COLUMNS = ("step_s", "data_wait_s", "loss", "gradient_norm", "encoder_padding", "decoder_padding")
+
+    def column(self, name: str) -> torch.Tensor:
+        """Return one column of every step and rank, shape (steps, ranks), float64; NaN where a rank had none."""
+        stacked = torch.stack(self.ranks) if self.ranks else torch.zeros(0, 1, len(self.COLUMNS))
+        return stacked[:, :, self.COLUMNS.index(name)]
+
+    @property
+    def step_s(self) -> list[float]:
+        """Seconds of each step: the slowest rank's."""
+        return [float(step[:, 0].max()) for step in self.ranks]
+
+
+class Trainer:
+    """One rank's side of the loop: fetch, step, time; what is gathered is gathered between blocks, off the clock."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        engine: Engine,
+        batches: Iterator[MicroBatch],
+        clock: Clock,
+        device: torch.device,
+        hook: Callable[[int], None],
+    ) -> None:
+        self._spec, self._engine, self._batches = spec, engine, batches
+        self._clock, self._device, self._hook = clock, device, hook
+        self._steps = 0
+
+    def before_step(self) -> None:
+        """Tell the supervisor, and let a drill strike."""
+        self._hook(self._steps)
+
+    def fetch(self) -> Fetched:
+        """Take the next optimizer step's micro-batches from the loader."""
+        parts = list(itertools.islice(self._batches, self._spec.accumulation))
+        return Fetched(
+            [part.tensors for part in parts],
+            sum(part.encoder_padding for part in parts),
+            sum(part.decoder_padding for part in parts),
+        )
+
+    def step(self, fetched: Fetched) -> torch.Tensor:
+        """Make one optimizer step, the copy to the device included; return the loss, unsynchronised."""
+        on_device = [
+            {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
+            for tensors in fetched.tensors
+        ]
+        return self._engine.train_step(on_device)
+
+    def block(self, steps: int, series: Series) -> None:
+        """Run and time `steps` steps, then gather what every rank saw and append it to `series`."""
+        waits, losses, norms, padding = [], [], [], []
+        clock, skipped = self._clock, self._engine.skipped_steps()
+        dist.barrier()
+        clock.begin()
+        for _ in range(steps):
+            self.before_step()
+            asked = time.perf_counter()
+            fetched = self.fetch()
+            waits.append(time.perf_counter() - asked)
+            losses.append(self.step(fetched))
+            clock.mark()
+            norms.append(self._engine.gradient_norm())
+            padding.append((fetched.encoder_padding, fetched.decoder_padding))
+            if self._engine.skipped_steps() > skipped:  # its gradients overflowed: their norm means nothing
+                skipped, norms[-1] = self._engine.skipped_steps(), None
+                series.skipped.append(self._steps)
+            self._steps += 1
+        seconds = clock.end()
+        rows = [
+            (second, waited, float(loss), _number(norm), *pads)
+            for second, waited, loss, norm, pads in zip(seconds, waits, losses, norms, padding, strict=True)
+        ]
+        series.ranks.extend(_gather(torch.tensor(rows, dtype=torch.float64)))
+
+
+def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None]) -> Series:
+    """Warm up until steady, then measure until the interval is narrow enough or a budget ends.
+
+    `open_window` is called once in between, off the clock.
+    """
+    protocol, series = spec.measure, Series()
+    while True:
+        trainer.block(min(protocol.block_steps, protocol.warmup_max_steps - len(series.ranks)), series)
+        if not _finite(series):
+            series.stopped = "invalid"
+            return series
+        if _rank_0_says(opens(series.step_s, protocol)):
+            break
+    series.cut = len(series.ranks)
+    series.steady = is_steady(series.step_s, protocol.block_steps)
+    open_window()
+    while not series.stopped:
+        done = len(series.ranks) - series.cut
+        trainer.block(min(protocol.block_steps, protocol.max_steps - done), series)
+        block = series.ranks[series.cut + done :]
+        series.window_s += float(torch.stack(block)[:, :, 0].sum(dim=0).max())
+        reason = closes(series.step_s[series.cut :], series.window_s, protocol) if _finite(series) else "invalid"
+        series.stopped = _rank_0_says(reason) or ""
+    return series
+
+
+def _gather(rows: torch.Tensor) -> list[torch.Tensor]:
+    """Exchange (steps, columns) between ranks; return one (ranks, columns) tensor per step."""
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, rows)
+    return list(torch.stack(parts, dim=1))
+
+
+def _rank_0_says(decision: T) -> T:
+    """Return rank 0's decision on every rank: a rank that decided for itself could leave the others waiting."""
+    box = [decision]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _number(norm: "torch.Tensor | float | None") -> float:
+    """Return a gradient norm as a float: NaN where the engine tells none, infinity where it was not finite."""
+    value = math.nan if norm is None else float(norm)
+    return math.inf if norm is not None and math.isnan(value) else value
+
+
+def _finite(series: Series) -> bool:
+    """Whether every loss so far, and every gradient norm that was told, is a finite number."""
+    return bool(series.column("loss").isfinite().all()) and not bool(series.column("gradient_norm").isinf().any())

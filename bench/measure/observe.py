@@ -1,0 +1,143 @@
+"""From what every rank saw to one attempt's Observations, and every rank's own steps as a Parquet table."""
+
+import io
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+
+from bench.measure.inspection import Inspection
+from bench.measure.loop import Series
+from bench.measure.memory import Trace, device_counters, peak_rss_bytes
+from bench.record import Collective, Link, Observations, RankMemory, Steps, Tokens
+from bench.spec import RunSpec
+
+
+@dataclass
+class RankView:
+    """What one rank tells rank 0 when it is done."""
+
+    memory: RankMemory
+    phases_s: dict[str, float]
+    before_collectives_s: float | None
+    collectives: dict[str, Collective]
+    energy_j: float | None
+
+
+def rank_memory(
+    rank: int, device: torch.device, initialisation: Trace, rss_bytes: int, window_peak: int | None, seen: Inspection
+) -> RankMemory:
+    """Put one rank's memory together. `rss_bytes` is the peak after initialisation; `window_peak` is the allocator's
+    own over the window, where it counts one (CUDA)."""
+    reserved, used = device_counters(device)
+    return RankMemory(
+        rank=rank,
+        init_peak_bytes=initialisation.peak_bytes,
+        resident_bytes=seen.memory.after_bytes,
+        peak_allocated_bytes=window_peak if window_peak is not None else seen.memory.peak_bytes,
+        peak_reserved_bytes=reserved,
+        device_used_bytes=used,
+        init_rss_bytes=rss_bytes,
+        peak_rss_bytes=peak_rss_bytes(),
+        drift=seen.memory.drift,
+    )
+
+
+def gather(value: Any) -> list[Any]:
+    """Return every rank's value on rank 0, and an empty list elsewhere."""
+    box: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, box)
+    return box or []
+
+
+def observations(
+    spec: RunSpec,
+    series: Series,
+    views: list[RankView],
+    *,
+    parameters: int,
+    engine_config: dict[str, Any],
+    link: Link,
+    data: dict[str, Any],
+    drill: str | None,
+) -> Observations:
+    """Return what the attempt observed; `views` are by rank."""
+    before = tuple(view.before_collectives_s for view in views if view.before_collectives_s is not None)
+    return Observations(
+        parameters=parameters,
+        engine_config=engine_config,
+        phases_s={name: max(view.phases_s.get(name, 0.0) for view in views) for name in views[0].phases_s},
+        steps=steps(series),
+        tokens=tokens(spec, series),
+        memory=tuple(view.memory for view in views),
+        collectives=_heaviest(views) if spec.measure.inspect and series.stopped != "invalid" else None,
+        before_collectives_s=before,
+        link=link,
+        energy_j=tuple(view.energy_j for view in views) if any(v.energy_j is not None for v in views) else (),
+        data=data,
+        drill=drill,
+    )
+
+
+def steps(series: Series) -> Steps:
+    """Reduce the ranks' series to the slowest rank's times and the mean loss."""
+    norms = series.column("gradient_norm")
+    return Steps.model_validate(
+        {
+            "cut": series.cut,
+            "steady": series.steady,
+            "stopped": series.stopped,
+            "step_s": tuple(series.step_s),
+            "data_wait_s": tuple(series.column("data_wait_s").amax(dim=1).tolist()),
+            "loss": _finite_or_none(series.column("loss").mean(dim=1)),
+            "gradient_norm": () if norms.isnan().all() else _finite_or_none(norms.mean(dim=1)),
+            "skipped": tuple(series.skipped),
+            "window_s": series.window_s,
+        }
+    )
+
+
+def tokens(spec: RunSpec, series: Series) -> Tokens:
+    """Return the tokens of an optimizer step over all ranks, averaged over the window."""
+    padding = [
+        float(series.column(name)[series.cut :].sum(dim=1).mean()) if len(series.ranks) > series.cut else 0.0
+        for name in ("encoder_padding", "decoder_padding")
+    ]
+    return Tokens(
+        encoder=spec.global_batch * spec.sequence.encoder,
+        decoder=spec.global_batch * spec.sequence.decoder,
+        encoder_padding=padding[0],
+        decoder_padding=padding[1],
+    )
+
+
+def steps_table(series: Series) -> bytes:
+    """Return every rank's steps as a Parquet file: step, rank, window (bool) and the columns of `Series`."""
+    count, ranks = len(series.ranks), series.ranks[0].shape[0] if series.ranks else 0
+    columns: dict[str, Any] = {
+        "step": pa.array([step for step in range(count) for _ in range(ranks)], pa.int32()),
+        "rank": pa.array([rank for _ in range(count) for rank in range(ranks)], pa.int32()),
+        "window": pa.array([step >= series.cut for step in range(count) for _ in range(ranks)]),
+    }
+    for name in series.COLUMNS:
+        columns[name] = pa.array(series.column(name).reshape(-1).tolist(), pa.float64())
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _finite_or_none(values: torch.Tensor) -> tuple[float | None, ...]:
+    return tuple(value if math.isfinite(value) else None for value in values.tolist())
+
+
+def _heaviest(views: list[RankView]) -> dict[str, Collective]:
+    """Return, by kind, the collectives of the rank that moves most; they differ where partitions are uneven."""
+    kinds = sorted({kind for view in views for kind in view.collectives})
+    return {
+        kind: max((view.collectives[kind] for view in views if kind in view.collectives), key=lambda c: c.payload_bytes)
+        for kind in kinds
+    }

@@ -1,0 +1,65 @@
+"""When to open the window and when to close it: pure decisions on the step times seen so far.
+
+Rank 0 asks between blocks of steps and tells the others; a decision per rank would leave some waiting for ever.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from bench.spec import MeasureSpec
+
+Stop = Literal["width", "steps", "time"]
+_NOISE_FLOOR = 0.05  # medians of two neighbouring blocks that differ by less are steady whatever their scatter
+
+
+def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Return the rank-based interval of the median: the narrowest symmetric pair of order statistics that covers it
+    with probability `level` for independent values; None where even the extremes do not (n < 6 at 95 %).
+
+    Source: Hoefler & Belli, Scientific Benchmarking of Parallel Computing Systems, SC'15, section 3.1.3.
+    """
+    n = len(values)
+    tail, below = 0.0, 0  # P(fewer than `below` + 1 values under the median)
+    while below < n // 2 and tail + math.comb(n, below) / 2**n <= (1 - level) / 2:
+        tail += math.comb(n, below) / 2**n
+        below += 1
+    if below == 0:
+        return None
+    ordered = sorted(values)
+    return ordered[below - 1], ordered[n - below]
+
+
+def is_steady(step_s: Sequence[float], block: int) -> bool:
+    """Whether the last two blocks tell the same time: medians apart by less than 5 %, or than twice the standard error
+    that their own scatter (median absolute deviation) gives."""
+    if len(step_s) < 2 * block:
+        return False
+    before, last = step_s[-2 * block : -block], step_s[-block:]
+    centre = statistics.median(last)
+    scatter = 1.4826 * statistics.median(abs(x - statistics.median(part)) for part in (before, last) for x in part)
+    apart = abs(centre - statistics.median(before))
+    return apart <= max(_NOISE_FLOOR * centre, 2 * scatter * math.sqrt(2 / block))
+
+
+def opens(step_s: Sequence[float], protocol: MeasureSpec) -> bool:
+    """Whether the warm-up is over after the steps seen so far: enough of them and steady, or its budget is spent."""
+    enough = len(step_s) >= protocol.warmup_steps and is_steady(step_s, protocol.block_steps)
+    return enough or len(step_s) >= protocol.warmup_max_steps
+
+
+def closes(step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec) -> Stop | None:
+    """Why the window ends now, or None: its interval is as narrow as asked, or a budget is spent.
+
+    `step_s` are the window's own steps, `elapsed_s` its seconds so far.
+    """
+    if len(step_s) >= protocol.max_steps:
+        return "steps"
+    if elapsed_s >= protocol.max_s:
+        return "time"
+    interval = median_interval(step_s)
+    long_enough = len(step_s) >= protocol.min_steps or (elapsed_s >= protocol.min_s > 0)
+    if long_enough and interval and interval[1] - interval[0] <= protocol.width * statistics.median(step_s):
+        return "width"
+    return None

@@ -1,0 +1,1 @@
+"""What formulas say of a run before, or beside, its measurement. Never imports torch."""

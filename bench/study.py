@@ -1,0 +1,42 @@
+"""A study: one question, as axes that span an ordered list of points."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from bench.spec import Frozen, Name, Positive
+
+Pair = tuple[str, Any]
+
+
+class Study(Frozen):
+    """A file of conf/study. `base` holds what every point shares, `axes` the values of what varies."""
+
+    name: Name
+    question: str = ""
+    base: dict[str, Any] = {}
+    axes: dict[str, list[Any]] = {}
+    repeats: Positive = 1
+    seed: int = Field(0, ge=0)  # of the order
+
+
+def expand(study: Study, overrides: Sequence[tuple[str, list[Any]]]) -> list[tuple[Pair, ...]]:
+    """Return every point of a study as overrides, in the order of its axes, the last varying fastest.
+
+    `overrides` win over the study: a list becomes an axis, and a single value pins one.
+    """
+    axes = {key: list(values) for key, values in study.axes.items()}
+    for key, values in overrides:
+        axes[key] = values
+    base = [(key, value) for key, value in study.base.items() if key not in axes]
+    return [(*base, *zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def order(points: int, study: Study) -> list[tuple[int, int]]:
+    """Return (repeat, point) in the order to run: repeats interleaved, each in a seeded-random order of its own, so
+    that a drift of the machine is not taken for an effect of an axis."""
+    generator = random.Random(study.seed)
+    return [(repeat, point) for repeat in range(study.repeats) for point in generator.sample(range(points), points)]

@@ -1,0 +1,247 @@
+"""What every rank runs: spec.json → build → measure → files.
+
+`python -m bench.worker FOLDER`, started by a supervisor.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import data, engines, models, store
+from bench.measure import environment
+from bench.measure.channel import Channel
+from bench.measure.drill import Drill
+from bench.measure.failures import Refused
+from bench.record import Circumstance, Observations, Outcome, RunRecord
+from bench.spec import RunSpec, config_id
+
+if TYPE_CHECKING:
+    from bench.measure.inspection import Inspection
+    from bench.measure.loop import Series
+
+STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervisor started this rank
+LISTENER = "ZEROSCALE_LISTENER"  # rank 0 alone: the descriptor of the socket its peers connect to
+
+
+def main() -> None:
+    """Measure the attempt in the folder named on the command line; a failure is told to the supervisor."""
+    channel = Channel.open()
+    status = 0
+    try:
+        Rank(Path(sys.argv[1]), channel).measure()
+    except BaseException as error:
+        channel.fail(error)
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # all is written; taking down loaders and process groups could only wait for lost peers
+
+
+class Rank:
+    """One rank of one attempt."""
+
+    def __init__(self, folder: Path, channel: Channel) -> None:
+        self.folder, self.channel = folder, channel
+        self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
+        self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
+        self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        self.drill = Drill.planted()
+        self.phases_s = {"start": time.time() - float(os.environ.get(STARTED_AT, time.time()))}
+
+    def measure(self) -> None:
+        """The whole attempt."""
+        self.join()
+        self.build()
+        series = self.train()
+        self.report(series, self.inspect(series))
+
+    def join(self) -> None:
+        """Find the device, meet the other ranks, and look at what lies between them."""
+        with self.phase("imports"):
+            from bench.measure import link
+            from bench.measure.device import find_device
+
+            self.device = find_device(self.circumstance.machine, self.spec, self.local_rank)
+            os.environ["DS_ACCELERATOR"] = self.device.type  # else DeepSpeed guesses from what is installed
+            self.engine_file = engines.load(self.spec.engine.backend)
+            self.family = models.load(self.spec.model.family)
+        with self.phase("rendezvous"):
+            self.rendezvous()
+            self.describe_environment()
+        with self.phase("link"):
+            self.link = link.probe(self.device)
+
+    def build(self) -> None:
+        """Open the data, build the model inside its engine, and make sure that it is the one it is called."""
+        from bench.measure import memory
+
+        spec = self.spec
+        with self.phase("data"):
+            self.source = data.load(spec.data.source)
+            self.batches = self.source.micro_batches(spec, self.rank)
+        with memory.traced(self.device) as self.initialisation:
+            with self.phase("model"), self.device:
+                module = self.family.build(spec, self.engine_file.construction(spec))
+                self.check_parameters(module)
+                self.family.initialise(module, spec, self.engine_file.whole)
+            with self.phase("engine"):
+                self.engine = self.engine_file.build(module, spec)
+        self.parameters = self.check_parameters(module)
+        self.initialisation_rss = memory.peak_rss_bytes()
+
+    def train(self) -> "Series":
+        """Warm up and measure."""
+        from bench.measure import devices, loop, memory
+        from bench.measure.clock import clock_for
+
+        self.energy_j: float | None = None
+        opened: list[float | None] = []
+
+        def open_window() -> None:
+            memory.forget_peaks(self.device)
+            opened.append(devices.energy_j(self.local_rank) if self.device.type == "cuda" else None)
+
+        clock = clock_for(self.device)
+        self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.before_step)
+        series = loop.run(self.trainer, self.spec, open_window)
+        self.window_peak = memory.window_peak_bytes(self.device)
+        if opened and opened[0] is not None:
+            self.energy_j = (devices.energy_j(self.local_rank) or opened[0]) - opened[0]
+        return series
+
+    def inspect(self, series: "Series") -> "Inspection":
+        """Look closer at a few untimed steps, unless the run is already worthless."""
+        from bench.measure import inspection
+
+        self.channel.beat("inspection")
+        if series.stopped == "invalid" or not self.spec.measure.inspect:
+            return inspection.Inspection()
+        return inspection.inspect(self.trainer, self.device)
+
+    def report(self, series: "Series", seen: "Inspection") -> None:
+        """Gather what every rank saw on rank 0, which writes it down."""
+        from bench.measure import observe
+
+        self.channel.beat("record")
+        view = observe.RankView(
+            memory=observe.rank_memory(
+                self.rank, self.device, self.initialisation, self.initialisation_rss, self.window_peak, seen
+            ),
+            phases_s=self.phases_s,
+            before_collectives_s=seen.before_collectives_s,
+            collectives=seen.collectives,
+            energy_j=self.energy_j,
+        )
+        views = observe.gather(view)
+        if self.rank == 0:
+            observed = observe.observations(
+                self.spec,
+                series,
+                views,
+                parameters=self.parameters,
+                engine_config=self.engine.config(),
+                link=self.link,
+                data=self.source.describe(self.spec),
+                drill=self.drill.text if self.drill else None,
+            )
+            self.write(observed, observe.steps_table(series))
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a part of the way from start to first step."""
+        self.channel.beat(name)
+        begin = time.perf_counter()
+        yield
+        self.phases_s[name] = time.perf_counter() - begin
+
+    def before_step(self, step: int) -> None:
+        """Show that this rank lives; let a drill strike."""
+        self.channel.beat("steps", step)
+        if self.drill:
+            self.drill.strike(self.rank, step)
+
+    def rendezvous(self) -> None:
+        """Form the process group. On a single node rank 0 listens on the socket that its supervisor opened for it, so
+        that no port can be taken in between."""
+        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        listener = os.environ.get(LISTENER)
+        meeting_point = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=self.rank == 0,
+            master_listen_fd=int(listener) if listener else None,
+            wait_for_workers=False,
+        )
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=meeting_point, rank=self.rank, world_size=self.spec.world_size)
+
+    def describe_environment(self) -> None:
+        """Write environment.json at once, so that a run that fails later is known by its environment class too."""
+        import torch
+
+        from bench.measure import observe
+
+        here = {
+            "rank": self.rank,
+            "host": socket.gethostname(),
+            "affinity": sorted(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+        }
+        ranks: list[dict[str, Any]] = observe.gather(here)
+        if self.rank == 0:
+            hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
+            found = environment.classify(self.device.type, self.spec.devices_per_node)
+            description = environment.probe(found, hosts, {"ranks": ranks})
+            store.write_json(self.folder / store.ENVIRONMENT, description)
+            self.environment = description
+
+    def check_parameters(self, module: Any) -> int:
+        """Count the model's parameters, partitions included; refuse one that is not what its name says."""
+        shape = self.family.Shape.model_validate(self.spec.model.shape)
+        expected = self.spec.model.parameters or self.family.parameter_count(shape)
+        found = int(self.engine_file.parameter_count(module))
+        if found != expected:
+            raise Refused(f"{self.spec.model.name} has {found} parameters where {expected} were expected")
+        return found
+
+    def write(self, observed: Observations, steps: bytes) -> None:
+        """Write the steps, then the record: where a record is, the attempt is complete."""
+        invalid = observed.steps is not None and observed.steps.stopped == "invalid"
+        outcome = invalid_outcome(observed) if invalid else Outcome(kind="ok")
+        with contextlib.suppress(OSError):  # a full disk: the record alone has room kept for it, and says the rest
+            store.fill(self.folder / store.STEPS, steps)
+        record = RunRecord(
+            config_id=config_id(self.spec),
+            spec=self.spec,
+            circumstance=self.circumstance,
+            environment=self.environment,
+            outcome=outcome,
+            observations=observed,
+        )
+        store.fill(self.folder / store.RECORD, store.to_json(record))
+
+
+def invalid_outcome(observed: Observations) -> Outcome:
+    """Say at which step the numbers stopped being numbers."""
+    assert observed.steps is not None
+    losses, norms = observed.steps.loss, observed.steps.gradient_norm
+    for step, loss in enumerate(losses):
+        if loss is None:
+            return Outcome(kind="invalid", reason=f"loss is not finite at step {step}", evidence={"step": step})
+        if norms and norms[step] is None and step not in observed.steps.skipped:
+            reason = f"gradient norm is not finite at step {step}"
+            return Outcome(kind="invalid", reason=reason, evidence={"step": step})
+    return Outcome(kind="invalid", reason="a rank's loss is not finite")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.spec import RunSpec
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for `datasets` that is gone after the tests."""
+    datasets = pytest.importorskip("datasets")
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
+    return Path(datasets.config.HF_DATASETS_CACHE)
+
+
+@pytest.fixture
+def make_spec() -> Callable[..., RunSpec]:
+    """RunSpecs of tiny runs: `source`, its `options`, then fields of RunSpec."""
+
+    def make(source: str = "synthetic", options: dict[str, Any] | None = None, **fields: Any) -> RunSpec:
+        loading = {key: fields.pop(key) for key in ("workers", "prefetch") if key in fields}
+        plain = {
+            "model": {"name": "tiny", "shape": {"vocab": fields.pop("vocab", 384)}},
+            "engine": {"name": "ddp", "backend": "ddp"},
+            "data": {"name": source, "source": source, "options": options or {}, **loading},
+            "batch": {"micro": 2},
+            "sequence": {"encoder": 64, "decoder": 32},
+        }
+        return RunSpec.model_validate(plain | fields)
+
+    return make

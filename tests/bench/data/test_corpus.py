@@ -1,0 +1,141 @@
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("datasets")
+
+from bench.data.pipeline import corpus, tokenizer
+from bench.data.pipeline.corpus import Selection
+from bench.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+DOCUMENTS = ["Attention is all you need.", "Über ZeRO: 1 ≤ 2.", "", "Third."]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The same documents in every format."""
+    import pyarrow
+    from pyarrow import parquet
+
+    lines = "".join(json.dumps({"id": n, "body": text}) + "\n" for n, text in enumerate(DOCUMENTS))
+    (tmp_path / "corpus.jsonl").write_text(lines)
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    parquet.write_table(pyarrow.table({"body": [*DOCUMENTS, None]}), tmp_path / "corpus.parquet")
+    (tmp_path / "corpus.txt").write_text("\n".join(DOCUMENTS), encoding="utf-8")
+    for n, text in enumerate(DOCUMENTS):
+        (tmp_path / f"document_{n}.txt").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def byt5(text: str) -> list[int]:
+    return [byte + 3 for byte in text.encode()] + [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("corpus.jsonl", {"field": "body"}),
+        ("corpus.jsonl.gz", {"field": "body"}),
+        ("corpus.parquet", {"field": "body"}),
+        ("corpus.txt", {"sample_by": "line"}),
+        ("document_*.txt", {}),
+    ],
+)
+def test_every_format_gives_the_same_corpus(folder: Path, name: str, options: dict[str, str]) -> None:
+    text = corpus.load(Selection(files=(str(folder / name),), **options))
+    assert text.tokens.tolist() == [token for document in DOCUMENTS if document for token in byt5(document)]
+    assert text.ends.tolist() == np.cumsum([len(byt5(text)) for text in DOCUMENTS if text]).tolist()
+    joined = "".join(DOCUMENTS).encode()
+    assert (text.documents, text.bytes) == (3, len(joined))
+    assert text.sha256 == hashlib.sha256(joined).hexdigest()
+
+
+def test_a_streamed_data_set_is_read_like_a_hubs(folder: Path) -> None:
+    # a folder goes the way of a name on the hub: load_dataset(name, streaming=True)
+    home = folder / "home"
+    home.mkdir()
+    (folder / "corpus.jsonl").rename(home / "train.jsonl")
+    text = corpus.load(Selection(hub=str(home), field="body"))
+    assert (text.name, text.documents) == (f"{home}/train", 3)
+
+
+def test_limits_cut_the_corpus(folder: Path) -> None:
+    selection = Selection(files=(str(folder / "corpus.jsonl"),), field="body")
+    assert corpus.load(selection.model_copy(update={"max_documents": 2})).documents == 2
+    cut = corpus.load(selection.model_copy(update={"max_bytes": 27}))  # in the middle of "Ü"
+    assert (cut.documents, cut.bytes) == (1, 26)
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    selection = Selection(files=(str(path),))
+    before = corpus.load(selection)
+    path.write_text("another")
+    assert corpus.load(selection).sha256 != before.sha256
+
+
+def test_the_default_is_the_standard_library() -> None:
+    paths = corpus.files(Selection())
+    assert paths[0].name == "__future__.py"
+    assert not {"site-packages", "test"} & {part for path in paths for part in path.parts[-4:]}
+    text = corpus.load(Selection(max_bytes=50_000))
+    assert text.bytes == 50_000
+    assert text.name.startswith("Python 3.")
+
+
+@pytest.mark.processes
+def test_ranks_do_not_race(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text " * 1000)
+    code = (
+        "import sys; from bench.data.pipeline import corpus\n"
+        "print(corpus.load(corpus.Selection(files=(sys.argv[1],))).sha256)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a.txt")]
+    environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "0"}
+    ranks = [
+        subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+    assert len({out for out, _ in said}) == 1
+    assert sum("Generating" in err for _, err in said) == 1  # the bar of the one that did the work
+    assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 1
+
+
+def test_what_cannot_be_read_is_said_in_one_line(folder: Path) -> None:
+    def message(**selection: object) -> str:
+        with pytest.raises(UserError) as error:
+            corpus.load(Selection(**selection))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    jsonl = (str(folder / "corpus.jsonl"),)
+    assert message(files=jsonl, field="bdy") == "data.field=bdy: no such column; did you mean body?"
+    assert message(files=jsonl, field="id").startswith("data.field=id: holds int, not text")
+    assert "holds no text" in message(files=(str(folder / "document_2.txt"),))
+    assert message(files=("nowhere/*.txt",)).startswith("data.files=nowhere/*.txt: no such file")
+    assert "unknown format" in message(files=(sys.executable,))
+    assert "mixes json and text" in message(files=(*jsonl, str(folder / "corpus.txt")))
+    assert message(hub=str(folder / "nowhere")).startswith(f"data.hub={folder}/nowhere: ")
+    assert message(files=jsonl, field="body", tokenizer=str(folder)).startswith(f"data.tokenizer={folder}: ")
+
+
+def test_byt5_is_transformers_byt5() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs, ours = transformers.ByT5Tokenizer(), tokenizer.load("byt5")
+    text = "def f(x):\n\treturn 'é€😀'  # ZeRO ≤ 3\r\n"
+    assert ours.encode([text])[0].tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+    assert (ours.vocabulary, ours.eos) == (len(theirs), theirs.eos_token_id)
+    names = [f"<extra_id_{n}>" for n in range(len(ours.sentinels))]
+    assert ours.sentinels.tolist() == theirs.convert_tokens_to_ids(names)

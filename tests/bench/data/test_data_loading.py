@@ -1,0 +1,110 @@
+"""Order and padding, on samples that say their own index, and the same sequence with any number of workers."""
+
+from collections.abc import Callable
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from bench import data
+from bench.data.pipeline import loader
+from bench.errors import UserError
+from bench.spec import RunSpec
+
+MakeSpec = Callable[..., RunSpec]
+
+
+class Indices:
+    """Sample i is filled with i, its length differs from sample to sample."""
+
+    pads_encoder = True
+
+    def __call__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(1 + index % 7, index), np.full(1 + index % 3, index)
+
+
+def steps(spec: RunSpec, count: int) -> list[list[int]]:
+    """Return which samples each optimizer step uses, over all ranks."""
+    ranks = [loader.micro_batches(Indices(), spec, rank) for rank in range(spec.world_size)]
+    return [
+        sorted(
+            sample
+            for batches in ranks
+            for batch in islice(batches, spec.accumulation)
+            for sample in batch.tensors["labels"][:, 0].tolist()
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "micro", "accumulation"), [(1, 1, 24, 1), (1, 1, 4, 6), (2, 2, 3, 2), (3, 4, 1, 2)]
+)
+def test_a_global_batch_holds_the_same_samples_however_it_is_spread(
+    make_spec: MakeSpec, nodes: int, devices: int, micro: int, accumulation: int
+) -> None:
+    batch = {"micro": micro, "accumulation": accumulation}
+    spec = make_spec(nodes=nodes, devices_per_node=devices, batch=batch)
+    assert spec.global_batch == 24
+    assert steps(spec, 3) == [list(range(24)), list(range(24, 48)), list(range(48, 72))]
+
+
+def test_padding_is_masked_and_counted(make_spec: MakeSpec) -> None:
+    spec = make_spec(batch={"micro": 4}, sequence={"encoder": 8, "decoder": 4})
+    tensors, encoder_padding, decoder_padding = next(loader.micro_batches(Indices(), spec, 0))
+    assert tensors["attention_mask"].sum(1).tolist() == [1, 2, 3, 4]
+    assert tensors["input_ids"][2].tolist() == [2, 2, 2, 0, 0, 0, 0, 0]
+    assert tensors["labels"][2].tolist() == [2, 2, 2, -100]
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.int64}
+    assert encoder_padding == 4 * 8 - (1 + 2 + 3 + 4) == int((tensors["attention_mask"] == 0).sum())
+    assert decoder_padding == 4 * 4 - (1 + 2 + 3 + 1) == int((tensors["labels"] == -100).sum())
+
+
+def test_loading_leaves_torchs_random_numbers_alone(make_spec: MakeSpec) -> None:
+    before = torch.get_rng_state()
+    next(loader.micro_batches(Indices(), make_spec(), 0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.processes
+def test_workers_change_nothing(make_spec: MakeSpec) -> None:
+    alone, shared = (
+        data.load("synthetic").micro_batches(make_spec(workers=workers, devices_per_node=2), rank=1)
+        for workers in (0, 2)
+    )
+    for one, other in zip(islice(alone, 7), shared, strict=False):
+        assert one[1:] == other[1:]
+        assert one.tensors.keys() == other.tensors.keys()
+        assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+
+
+def test_synthetic_samples_depend_on_seed_and_index_alone(make_spec: MakeSpec) -> None:
+    source = data.load("synthetic")
+    first, again, other = (next(source.micro_batches(make_spec(seed=seed), 0)) for seed in (3, 3, 4))
+    assert torch.equal(first.tensors["input_ids"], again.tensors["input_ids"])
+    assert not torch.equal(first.tensors["input_ids"], other.tensors["input_ids"])
+    assert not torch.equal(first.tensors["input_ids"][0], first.tensors["input_ids"][1])
+
+
+def test_synthetic_tokens_fill_lengths_and_vocabulary(make_spec: MakeSpec) -> None:
+    spec = make_spec(vocab=10, batch={"micro": 8})
+    tensors, *padding = next(data.load("synthetic").micro_batches(spec, 0))
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "input_ids": (8, 64),
+        "labels": (8, 32),
+    }
+    assert padding == [0, 0]
+    assert set(tensors["input_ids"].unique().tolist()) == set(range(2, 10))
+
+
+def test_synthetic_refuses_a_vocabulary_of_special_tokens(make_spec: MakeSpec) -> None:
+    source = data.load("synthetic")
+    source.check(source.Options(), make_spec(vocab=3))
+    with pytest.raises(UserError, match=r"^model\.shape\.vocab=2: .*; give at least 3$"):
+        source.check(source.Options(), make_spec(vocab=2))
+
+
+def test_only_sources_are_sources() -> None:
+    with pytest.raises(UserError, match="choose from synthetic, text"):
+        data.load("pipeline")

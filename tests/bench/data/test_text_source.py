@@ -1,0 +1,188 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("datasets")
+
+from bench import data
+from bench.errors import UserError
+from bench.spec import RunSpec
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+MakeSpec = Callable[..., RunSpec]
+WORDS = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {word: 3 + n for n, word in enumerate("abcdefgh")}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Documents of 10, 20 … 200 bytes."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "lines.txt").write_text("\n".join(chr(96 + n) * 10 * n for n in range(1, 21)))
+    return [str(folder / "lines.txt")]
+
+
+def batches(spec: RunSpec, count: int, rank: int = 0) -> list[data.MicroBatch]:
+    return list(islice(data.load("text").micro_batches(spec, rank), count))
+
+
+def equal(one: data.MicroBatch, other: data.MicroBatch) -> bool:
+    same = all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+    return same and one.tensors.keys() == other.tensors.keys() and one[1:] == other[1:]
+
+
+def raw(batch: data.MicroBatch) -> list[bytes]:
+    """Undo ByT5's corruption of a micro-batch."""
+    texts = []
+    for inputs, labels in zip(batch.tensors["input_ids"].tolist(), batch.tensors["labels"].tolist(), strict=True):
+        hidden: dict[int, list[int]] = {}
+        for token in labels[: labels.index(1, labels.index(259))]:
+            if token >= 259:
+                spot = hidden.setdefault(token, [])
+            else:
+                spot.append(token)
+        pieces = [hidden.pop(token, [token]) for token in inputs[: len(inputs) - inputs[::-1].index(1) - 1]]
+        texts.append(bytes(token - 3 for piece in pieces for token in piece if token != 1))
+    return texts
+
+
+def test_packed_text_has_no_encoder_padding_and_no_mask(make_spec: MakeSpec, files: list[str]) -> None:
+    spec = make_spec("text", {"files": files, "sample_by": "line"})
+    for batch in batches(spec, 5):
+        assert batch.tensors.keys() == {"input_ids", "labels"}
+        assert batch.encoder_padding == 0
+        assert batch.decoder_padding == int((batch.tensors["labels"] == -100).sum()) == 2 * (32 - 14)
+
+
+def test_packed_text_is_masked_where_the_decoder_limits_it(make_spec: MakeSpec, files: list[str]) -> None:
+    spec = make_spec("text", {"files": files}, sequence={"encoder": 64, "decoder": 8})
+    batch = batches(spec, 1)[0]
+    assert batch.decoder_padding == 0
+    assert batch.encoder_padding == int((batch.tensors["attention_mask"] == 0).sum()) > 0
+
+
+def test_unpacked_text_is_one_document_per_sample(make_spec: MakeSpec, files: list[str]) -> None:
+    spec = make_spec("text", {"files": files, "sample_by": "line", "packing": False}, batch={"micro": 20})
+    batch = batches(spec, 1)[0]
+    texts = sorted(raw(batch))
+    assert [len(text) for text in texts] == [min(10 * n, 70) for n in range(1, 21)]
+    assert all(len(set(text)) == 1 for text in texts)
+    assert batch.encoder_padding == int((batch.tensors["attention_mask"] == 0).sum())
+    assert batch.encoder_padding == int((batch.tensors["input_ids"] == 0).sum())
+    assert batch.decoder_padding == int((batch.tensors["labels"] == -100).sum())
+
+
+def test_every_epoch_has_its_own_order_and_noise(make_spec: MakeSpec, files: list[str]) -> None:
+    spec = make_spec("text", {"files": files, "sample_by": "line", "packing": False}, batch={"micro": 20})
+    first, second = batches(spec, 2)
+    assert raw(first) != raw(second) and sorted(raw(first)) == sorted(raw(second))
+    longest = [max(batch.tensors["labels"].tolist()) for batch in (first, second)]
+    assert longest[0] != longest[1]
+
+
+def test_seed_and_index_decide_a_sample(make_spec: MakeSpec, files: list[str]) -> None:
+    options = {"files": files}
+    alone = batches(make_spec("text", options, batch={"micro": 4}), 1)[0]
+    assert equal(alone, batches(make_spec("text", options, batch={"micro": 4}), 1)[0])
+    assert not equal(alone, batches(make_spec("text", options, batch={"micro": 4}, seed=1), 1)[0])
+    pair = [batches(make_spec("text", options, devices_per_node=2), 1, rank)[0] for rank in (0, 1)]
+    assert torch.equal(torch.cat([half.tensors["labels"] for half in pair]), alone.tensors["labels"])
+
+
+@pytest.mark.processes
+def test_workers_change_no_text(make_spec: MakeSpec, files: list[str]) -> None:
+    options = {"files": files, "sample_by": "line", "packing": False}
+    alone, shared = (batches(make_spec("text", options, workers=workers), 12) for workers in (0, 2))
+    assert all(equal(one, other) for one, other in zip(alone, shared, strict=True))
+
+
+def test_a_tokenizer_of_ones_own(make_spec: MakeSpec, tmp_path: Path) -> None:
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    sentinels = [f"<extra_id_{n}>" for n in range(9, -1, -1)]  # T5's order: <extra_id_0> is the last word
+    words = WORDS | {name: len(WORDS) + n for n, name in enumerate(sentinels)}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special)
+    whole.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("a b c d e f g h " * 40)
+    options = {"files": [str(tmp_path / "text.txt")], "tokenizer": str(tmp_path / "tokenizer")}
+    spec = make_spec("text", options)
+    labels = batches(spec, 1)[0].tensors["labels"]
+    assert labels[:, 0].tolist() == [words["<extra_id_0>"]] * 2
+    facts = data.load("text").describe(spec)
+    assert facts["tokenizer"] == {"name": str(tmp_path / "tokenizer"), "vocabulary": len(words)}
+    with pytest.raises(UserError, match=r"^model\.shape\.vocab=20: tokenizer .* has 21 tokens; "):
+        batches(make_spec("text", options, vocab=20), 1)
+
+
+def test_description_names_the_corpus(make_spec: MakeSpec, files: list[str]) -> None:
+    facts = data.load("text").describe(make_spec("text", {"files": files, "sample_by": "line"}))
+    text = facts["corpus"]
+    assert (text["name"], text["documents"], text["bytes"], text["tokens"]) == (files[0], 20, 2100, 2120)
+    assert len(text["sha256"]) == 64
+    assert facts["tokenizer"] == {"name": "byt5", "vocabulary": 384}
+    assert (facts["raw_tokens_per_sample"], facts["samples_per_epoch"]) == (70, 2120 // 70)
+
+
+def refusal(options: dict[str, Any], spec: RunSpec) -> str:
+    source = data.load("text")
+    with pytest.raises(UserError) as error:
+        source.check(source.Options(**options), spec)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_refusals_say_value_rule_and_remedy(make_spec: MakeSpec, files: list[str]) -> None:
+    spec = make_spec("text")
+    data.load("text").check(data.load("text").Options(files=files), spec)
+    both = refusal({"files": files, "hub": "c4"}, spec)
+    assert both == "data.hub=c4: data.files is given too; give one of them"
+    assert refusal({"hub_config": "en"}, spec).startswith("data.hub_config=en: belongs to data.hub")
+    assert refusal({"files": ["gone.txt"]}, spec).startswith("data.files=gone.txt: no such file")
+    assert refusal({}, make_spec("text", vocab=383)).startswith("model.shape.vocab=383: tokenizer byt5 has 384")
+    short = refusal({}, make_spec("text", sequence={"encoder": 2, "decoder": 9}))
+    assert short.startswith("sequence.encoder=2 sequence.decoder=9: ")
+
+
+def test_the_remedy_for_too_many_spans_is_one(make_spec: MakeSpec) -> None:
+    spec = make_spec("text", sequence={"encoder": 4096, "decoder": 1024})
+    message = refusal({}, spec)
+    assert message.startswith("data.mean_span_length=3.0: a sample needs 227 sentinels, tokenizer byt5 has 125; ")
+    data.load("text").check(data.load("text").Options(mean_span_length=6), spec)
+    assert "raise it to 6 " in message
+
+
+def test_text_too_short_for_one_sample_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(UserError, match="6 tokens make no sample of 70"):
+        batches(make_spec("text", {"files": [str(tmp_path / "a.txt")]}), 1)
+
+
+def test_checking_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from bench import data\n"
+        "for name in ('synthetic', 'text'): data.load(name).Options()\n"
+        "print({'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_the_yaml_states_every_option_with_its_default() -> None:
+    yaml = pytest.importorskip("yaml")
+    from bench.spec import DataSpec
+
+    for name in ("synthetic", "text"):
+        written = yaml.safe_load((Path(__file__).parents[3] / f"conf/data/{name}.yaml").read_text())
+        options = {key: value for key, value in written.items() if key not in DataSpec.model_fields}
+        loading = {key: value for key, value in written.items() if key in DataSpec.model_fields}
+        Options = data.load(name).Options
+        assert set(options) == set(Options.model_fields)
+        assert Options(**options).model_dump(exclude_defaults=True) == {}
+        assert DataSpec(**loading) == DataSpec(name=name, source=name)

@@ -1,0 +1,271 @@
+"""T5: closed forms equal what torch counts; weights follow from seed and name, as transformers would draw them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import MT5Config, T5Config, T5ForConditionalGeneration
+
+from bench.errors import UserError
+from bench.models import t5
+from bench.spec import RunSpec
+
+CONF = Path(__file__).parents[3] / "conf" / "model"
+PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "hugging_face")
+SMALL = {
+    "d_model": 48, "d_kv": 8, "d_ff": 80, "encoder_layers": 2, "decoder_layers": 3, "heads": 4, "vocab": 96,
+    "gated": True, "activation": "gelu_new", "separate_head": True,
+}  # fmt: skip
+
+
+def preset(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+
+
+def spec_of(shape: dict[str, Any], model: dict[str, Any] | None = None, **rest: Any) -> RunSpec:
+    named = {"name": "small", "shape": shape, **(model or {})}
+    engine, data = {"name": "ddp", "backend": "ddp"}, {"name": "synthetic", "source": "synthetic"}
+    return RunSpec.model_validate({"model": named, "engine": engine, "data": data, "batch": {"micro": 1}, **rest})
+
+
+def initialised(spec: RunSpec) -> torch.nn.Module:
+    module = t5.build(spec)
+    t5.initialise(module, spec)
+    return module
+
+
+def loss_of(module: torch.nn.Module, encoder: int = 12, decoder: int = 7) -> torch.Tensor:
+    tokens = torch.arange(2 * encoder).reshape(2, encoder) % 96
+    return module(input_ids=tokens, labels=tokens[:, :decoder].contiguous()).loss
+
+
+def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
+    """Matmul FLOPs of one training pass with one sample on the meta device, as torch sees them."""
+    # without a mask: to read one, transformers would need its values
+    inputs = torch.zeros(1, encoder, dtype=torch.long, device="meta")
+    labels = torch.zeros(1, decoder, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        module(input_ids=inputs, labels=labels).loss.backward()
+    return counter.get_total_flops()
+
+
+# ------------------------------------------------------------------------------------------------- presets
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts(name: str) -> None:
+    model = preset(name)
+    shape = t5.Shape.model_validate(model["shape"])
+    module = t5.build(spec_of(model["shape"]), torch.device("meta"))
+    published = model["parameters"]
+    assert t5.parameter_count(shape) == sum(p.numel() for p in module.parameters()) == published
+    assert t5.training_flops(shape, 512, 128) == counted_flops(module, 512, 128)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "hugging_face"])
+def test_a_preset_carries_its_file_name_a_source_and_no_dropout(name: str) -> None:
+    model = preset(name)
+    assert (model["name"], model["family"], model["attention"], model["dropout"]) == (name, "t5", "sdpa", 0.0)
+    assert model["source"]
+
+
+# -------------------------------------------------------------------------------------------- closed forms
+
+sizes = st.integers(1, 5).map(lambda n: 8 * n)
+layers, lengths = st.integers(1, 3), st.integers(1, 40)
+shapes = st.fixed_dictionaries(
+    {"d_model": sizes, "d_kv": sizes, "d_ff": sizes, "encoder_layers": layers, "decoder_layers": layers}
+    | {"heads": st.integers(1, 5), "vocab": sizes, "gated": st.booleans(), "separate_head": st.booleans()}
+    | {"activation": st.sampled_from(["relu", "gelu_new", "silu"])}
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(shapes, lengths, lengths)
+def test_the_closed_forms_hold_for_any_shape_and_any_lengths(shape: dict[str, Any], encoder: int, decoder: int) -> None:
+    value, spec = t5.Shape.model_validate(shape), spec_of(shape, activation_checkpointing=True)
+    module = t5.build(spec, torch.device("meta"))
+    assert t5.parameter_count(value) == sum(p.numel() for p in module.parameters())
+    hardware = t5.training_flops(value, encoder, decoder) + t5.recomputed_flops(value, encoder, decoder)
+    assert hardware == counted_flops(module, encoder, decoder)
+
+
+@pytest.mark.parametrize(("dropout", "precision"), [(0.0, "bf16"), (0.0, "fp16"), (0.1, "bf16")])
+def test_recomputation_spares_the_last_matmul_only_where_nothing_behind_it_is_saved(
+    dropout: float, precision: str
+) -> None:
+    shape = t5.Shape.model_validate(SMALL)
+    module = t5.build(spec_of(SMALL, {"dropout": dropout}, activation_checkpointing=True), torch.device("meta"))
+    module.to({"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
+    recomputed = t5.recomputed_flops(shape, 12, 7, dropout=dropout, precision=precision)
+    assert t5.training_flops(shape, 12, 7) + recomputed == counted_flops(module, 12, 7)
+
+
+# ---------------------------------------------------------------------------------------------------- build
+
+
+def test_a_separate_head_has_its_own_storage_and_stays_separate() -> None:
+    module = t5.build(spec_of(SMALL))
+    module.tie_weights()
+    shared = module.shared.weight.data_ptr()
+    assert module.lm_head.weight.data_ptr() != shared
+    assert [s.embed_tokens.weight.data_ptr() for s in (module.encoder, module.decoder)] == [shared, shared]
+    assert module.config.scale_decoder_outputs is False
+
+
+def test_a_tied_head_is_the_embedding_and_its_input_is_scaled() -> None:
+    module = t5.build(spec_of(SMALL | {"separate_head": False}))
+    assert module.lm_head.weight is module.shared.weight is module.encoder.embed_tokens.weight
+    assert module.config.scale_decoder_outputs is True
+    assert "lm_head.weight" not in dict(module.named_parameters())
+
+
+def test_sdpa_and_eager_attention_and_checkpointing_give_the_same_loss_and_gradients() -> None:
+    variants = [{"attention": "sdpa"}, {"attention": "eager"}]
+    specs = [spec_of(SMALL, v, activation_checkpointing=c) for v in variants for c in (False, True)]
+    modules = [initialised(spec) for spec in specs]
+    losses = torch.stack([loss_of(module) for module in modules])
+    losses.sum().backward()
+    assert torch.isfinite(losses).all()
+    torch.testing.assert_close(losses, losses[:1].expand_as(losses), rtol=1e-5, atol=0)
+    first = dict(modules[0].named_parameters())
+    for module in modules[1:]:
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(parameter.grad, first[name].grad, rtol=1e-3, atol=1e-5)
+
+
+def test_checkpointing_keeps_less_for_backward() -> None:
+    def kept(checkpointing: bool) -> int:
+        elements: list[int] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            elements.append(tensor.numel())
+            return tensor
+
+        module = initialised(spec_of(SMALL, activation_checkpointing=checkpointing))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss_of(module)
+        return sum(elements)
+
+    assert kept(True) < kept(False) / 2
+
+
+# ----------------------------------------------------------------------------------------------- initialise
+
+
+def test_two_builds_of_one_spec_have_the_same_weights_and_another_seed_has_others() -> None:
+    first, again, other = (initialised(spec_of(SMALL, seed=seed)).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    drawn = [name for name in first if "norm" not in name]
+    assert not any(torch.equal(first[name], other[name]) for name in drawn)
+
+
+def test_no_two_parameters_are_drawn_alike() -> None:
+    block = initialised(spec_of(SMALL)).encoder.block
+    assert not torch.equal(block[0].layer[0].SelfAttention.k.weight, block[1].layer[0].SelfAttention.k.weight)
+    assert not torch.equal(block[0].layer[0].SelfAttention.k.weight, block[0].layer[0].SelfAttention.v.weight)
+
+
+def test_bf16_weights_are_the_rounded_fp32_ones() -> None:
+    spec = spec_of(SMALL)
+    whole, rounded = initialised(spec), t5.build(spec).to(torch.bfloat16)
+    t5.initialise(rounded, spec)
+    exact = whole.state_dict()
+    assert all(torch.equal(value, exact[name].bfloat16()) for name, value in rounded.state_dict().items())
+
+
+@pytest.mark.parametrize("separate_head", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_every_parameter_has_the_spread_that_transformers_gives_it(gated: bool, separate_head: bool) -> None:
+    shape = SMALL | {"d_model": 128, "d_ff": 160, "gated": gated, "separate_head": separate_head}
+    ours = initialised(spec_of(shape))
+    torch.manual_seed(0)
+    theirs = dict(T5ForConditionalGeneration(ours.config).named_parameters())
+    for name, parameter in ours.named_parameters():
+        tolerance = 6 / (2 * parameter.numel()) ** 0.5  # six standard errors of a ratio of deviations
+        spread, expected = parameter.std(correction=0).item(), theirs[name].std(correction=0).item()
+        assert spread == pytest.approx(expected, rel=max(tolerance, 1e-6)), name
+        assert parameter.mean().item() == pytest.approx(theirs[name].mean().item(), abs=6 * expected), name
+
+
+def test_a_parameter_without_a_rule_is_refused() -> None:
+    spec = spec_of(SMALL)
+    module = t5.build(spec)
+    module.adapter = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"adapter\.weight"):
+        t5.initialise(module, spec)
+
+
+def test_each_parameter_is_made_whole_before_it_is_set() -> None:
+    spec, seen = spec_of(SMALL), []
+
+    class Whole:
+        def __init__(self, parameters: Any) -> None:
+            seen.extend(parameters)
+
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    module = t5.build(spec)
+    t5.initialise(module, spec, Whole)
+    assert [id(p) for p in seen] == [id(p) for p in module.parameters()]
+
+
+# -------------------------------------------------------------------------------------------- shape, config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d_model": 0}, "d_model"),
+        ({"width": 3}, "width"),
+        ({"relative_attention_buckets": 2}, "at least 4"),
+        ({"relative_attention_max_distance": 16}, "raise the first or lower the second"),
+    ],
+)
+def test_a_shape_that_cannot_be_built_is_refused(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        t5.Shape.model_validate(SMALL | change)
+
+
+def test_the_config_that_transformers_saves_for_mt5_base_is_our_preset(tmp_path: Path) -> None:
+    base = {"d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12, "tie_word_embeddings": False}
+    MT5Config(**base).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert t5.from_hugging_face(saved) == t5.Shape.model_validate(preset("mt5_base")["shape"])
+
+
+@pytest.mark.parametrize("name", ["t5_3b", "t5_v1_1_xl"])
+def test_the_config_of_a_built_model_gives_its_shape_back(name: str) -> None:
+    shape = preset(name)["shape"]
+    config = t5.build(spec_of(shape), torch.device("meta")).config
+    assert t5.from_hugging_face(config.to_dict()) == t5.Shape.model_validate(shape)
+
+
+def test_an_old_t5_config_has_plain_feed_forward_a_tied_head_and_as_many_layers_in_the_decoder() -> None:
+    old = {"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 96, "num_layers": 3, "num_heads": 2,
+           "vocab_size": 100}  # fmt: skip
+    shape = t5.from_hugging_face(old)
+    assert (shape.gated, shape.activation, shape.separate_head) == (False, "relu", False)
+    assert shape.decoder_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "umt5"}, "model_type=umt5"),
+        ({"model_type": "longt5"}, "model_type=longt5"),
+        ({"model_type": "t5", "d_model": 8}, "lacks d_kv, d_ff, num_layers, num_heads, vocab_size"),
+        (T5Config(feed_forward_proj="gated-swish").to_dict(), "feed_forward_proj=gated-swish"),
+    ],
+)
+def test_other_configs_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        t5.from_hugging_face(config)

@@ -1,0 +1,42 @@
+"""FLOPs of a step: samples times the family's closed form, recomputation apart."""
+
+import subprocess
+import sys
+from typing import Any
+
+from bench.models import t5
+from bench.predict.flops import flops_per_step
+from bench.spec import RunSpec
+
+SHAPE = {
+    "d_model": 48, "d_kv": 8, "d_ff": 80, "encoder_layers": 2, "decoder_layers": 3, "heads": 4, "vocab": 96,
+    "gated": True, "activation": "gelu_new", "separate_head": True,
+}  # fmt: skip
+
+
+def spec_of(**rest: Any) -> RunSpec:
+    model = {"name": "small", "shape": SHAPE, "dropout": rest.pop("dropout", 0.0)}
+    engine, data = {"name": "ddp", "backend": "ddp"}, {"name": "synthetic", "source": "synthetic"}
+    sequence = {"encoder": 12, "decoder": 7}
+    return RunSpec.model_validate(
+        {"model": model, "engine": engine, "data": data, "batch": {"micro": 1}, "sequence": sequence, **rest}
+    )
+
+
+def test_a_step_is_every_sample_of_every_rank_and_micro_step() -> None:
+    step = flops_per_step(spec_of(batch={"micro": 4, "accumulation": 3}, nodes=2, devices_per_node=5))
+    assert step.model == step.hardware == 4 * 3 * 10 * t5.training_flops(t5.Shape.model_validate(SHAPE), 12, 7)
+
+
+def test_recomputation_is_hardware_work_only_and_more_of_it_with_dropout_or_fp16() -> None:
+    plain, full, fp16 = (
+        flops_per_step(spec_of(activation_checkpointing=True, **rest))
+        for rest in ({}, {"dropout": 0.1}, {"precision": "fp16"})
+    )
+    assert plain.model == full.model == fp16.model == flops_per_step(spec_of()).model
+    assert plain.model < plain.hardware < full.hardware == fp16.hardware < 4 / 3 * plain.model
+
+
+def test_predicting_flops_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, bench.predict.flops, bench.models.t5; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
