@@ -55,6 +55,8 @@ def parse(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
         except HydraException as error:
             why = str(error).splitlines()[0]
             raise UserError(text, f"not an override ({why})", "write KEY=VALUE, quoted for the shell") from error
+        if not override.key_or_group:
+            raise UserError(text, "not an override", "write KEY=VALUE")
         parsed.append((override.key_or_group, _values(override)))
     return parsed
 
@@ -233,7 +235,9 @@ def _model(kind: type[Any], plain: Any, path: str, also: set[str] | None = None)
         where = [str(part) for part in (path, *first["loc"]) if part != ""]
         if first["type"] == "extra_forbidden":
             known = _fields(kind, first["loc"][:-1]) | (also or set())
-            raise UserError(".".join(where), "no such key", nearest(where[-1], known)) from error
+            raise UserError(
+                ".".join(where) or str(first["input"]), "no such key", nearest(str(first["loc"][-1]), known)
+            ) from error
         given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={first['input']}"
         message = first["msg"].removeprefix("Value error, ")
         name = ".".join(where)

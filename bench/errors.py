@@ -14,6 +14,6 @@ class UserError(Exception):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the remedy for a name nobody knows: its nearest neighbour, or else the names that exist."""
-    known = sorted(known)
+    known = sorted(set(known))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"

@@ -81,8 +81,8 @@ class Environment(Frozen):
 
 
 class RankMemory(Frozen):
-    """Memory of one rank in bytes. On a CPU `allocated` is live tensor bytes, by allocator events in an untimed
-    step that are anchored to the live storages at its edges; `drift` is their relative disagreement."""
+    """Memory of one rank in bytes. `allocated` is live tensor bytes by the device's allocator (on a CPU by one that
+    wraps torch's own); `drift` is how far it is from the storages that Python can reach between steps, relative."""
 
     rank: int
     init_peak_bytes: int | None = None  # while the model and the engine were built

@@ -22,6 +22,8 @@ from bench.spec import SCHEMA_VERSION, RunSpec
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
 STEPS, LOG, HEARTBEAT = "steps.parquet", "run.log", "heartbeat.json"
 
+_RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
+
 _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From schema version n to n + 1, on plain JSON."""
 
@@ -158,9 +160,9 @@ def open_attempt(config_folder: Path, spec: RunSpec, circumstance: Circumstance)
     `circumstance` gives the repeat; its attempt number is the one that was claimed.
     """
     attempt = claim(config_folder, circumstance.repeat)
-    ranks = spec.world_size
-    reserve(attempt.folder / RECORD, 512 * 1024 + 2048 * ranks)
-    reserve(attempt.folder / STEPS, 64 * 1024 + 64 * ranks * (spec.measure.warmup_max_steps + spec.measure.max_steps))
+    ranks, steps = spec.world_size, spec.measure.warmup_max_steps + spec.measure.max_steps
+    reserve(attempt.folder / RECORD, min(512 * 1024 + 2048 * ranks + 128 * steps, _RESERVE_LIMIT_BYTES))
+    reserve(attempt.folder / STEPS, min(64 * 1024 + 64 * ranks * steps, _RESERVE_LIMIT_BYTES))
     write_json(attempt.folder / SPEC, spec)
     write_json(attempt.folder / CIRCUMSTANCE, circumstance.model_copy(update={"attempt": attempt.attempt}))
     return attempt

@@ -65,11 +65,12 @@ class Rank:
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
         with self.phase("imports"):
-            from bench.measure import link
+            from bench.measure import link, memory
             from bench.measure.device import find_device
 
             self.device = find_device(self.circumstance.machine, self.spec, self.local_rank)
             os.environ["DS_ACCELERATOR"] = self.device.type  # else DeepSpeed guesses from what is installed
+            memory.count_on(self.device)
             self.engine_file = engines.load(self.spec.engine.backend)
             self.family = models.load(self.spec.model.family)
         with self.phase("rendezvous"):
@@ -87,7 +88,7 @@ class Rank:
             self.source = data.load(spec.data.source)
             self.batches = self.source.micro_batches(spec, self.rank)
         with memory.traced(self.device) as self.initialisation:
-            with self.phase("model"), self.device:
+            with self.phase("model"):
                 module = self.family.build(spec, self.engine_file.construction(spec))
                 self.check_parameters(module)
                 self.family.initialise(module, spec, self.engine_file.whole)
@@ -98,20 +99,20 @@ class Rank:
 
     def train(self) -> "Series":
         """Warm up and measure."""
-        from bench.measure import devices, loop, memory
+        from bench.measure import devices, loop, memory, observe
         from bench.measure.clock import clock_for
 
         self.energy_j: float | None = None
         opened: list[float | None] = []
 
         def open_window() -> None:
-            memory.forget_peaks(self.device)
+            memory.forget_peak(self.device)
             opened.append(devices.energy_j(self.local_rank) if self.device.type == "cuda" else None)
 
         clock = clock_for(self.device)
         self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.before_step)
         series = loop.run(self.trainer, self.spec, open_window)
-        self.window_peak = memory.window_peak_bytes(self.device)
+        self.memory = observe.rank_memory(self.rank, self.device, self.initialisation, self.initialisation_rss)
         if opened and opened[0] is not None:
             self.energy_j = (devices.energy_j(self.local_rank) or opened[0]) - opened[0]
         return series
@@ -123,7 +124,7 @@ class Rank:
         self.channel.beat("inspection")
         if series.stopped == "invalid" or not self.spec.measure.inspect:
             return inspection.Inspection()
-        return inspection.inspect(self.trainer, self.device)
+        return inspection.inspect(self.trainer)
 
     def report(self, series: "Series", seen: "Inspection") -> None:
         """Gather what every rank saw on rank 0, which writes it down."""
@@ -131,9 +132,7 @@ class Rank:
 
         self.channel.beat("record")
         view = observe.RankView(
-            memory=observe.rank_memory(
-                self.rank, self.device, self.initialisation, self.initialisation_rss, self.window_peak, seen
-            ),
+            memory=self.memory,
             phases_s=self.phases_s,
             before_collectives_s=seen.before_collectives_s,
             collectives=seen.collectives,
@@ -233,11 +232,11 @@ class Rank:
 def invalid_outcome(observed: Observations) -> Outcome:
     """Say at which step the numbers stopped being numbers."""
     assert observed.steps is not None
-    losses, norms = observed.steps.loss, observed.steps.gradient_norm
-    for step, loss in enumerate(losses):
+    norms = observed.steps.gradient_norm
+    for step, loss in enumerate(observed.steps.loss):
         if loss is None:
             return Outcome(kind="invalid", reason=f"loss is not finite at step {step}", evidence={"step": step})
-        if norms and norms[step] is None and step not in observed.steps.skipped:
+        if norms and norms[step] is None:
             reason = f"gradient norm is not finite at step {step}"
             return Outcome(kind="invalid", reason=reason, evidence={"step": step})
     return Outcome(kind="invalid", reason="a rank's loss is not finite")

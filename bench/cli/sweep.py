@@ -11,6 +11,9 @@ import argparse
 import json
 import statistics
 import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from bench import config, store
@@ -41,40 +44,59 @@ def run(args: argparse.Namespace) -> int:
             _json(points) if args.json else "\n".join([*map(_line, points), f"{len(points)} points, nothing started"])
         )
         return 0
-    folder = args.results / study.name
-    kinds, seconds = [], []
-    with asking.live(quiet=args.json) as follow:
-        for number, todo in enumerate(points, start=1):
-            environment = asking.environment_here(todo.asked)
-            machine, where = todo.asked.machine.name, folder / config_id(todo.asked.spec)
-            if done := store.answered(where, todo.repeat, machine, environment):
-                kinds.append(done.outcome)
-                continue
-            left = (
-                f", about {_duration(statistics.median(seconds) * (len(points) - number + 1))} left" if seconds else ""
-            )
-            heading = f"[{number}/{len(points)}{left}] {asking.line(todo.asked)}"
-            begin = time.monotonic()
-            _, record = point.measure(
-                todo.asked,
-                args.results,
-                study.name,
-                todo.repeat,
-                todo.overrides,
-                lambda t, h=heading: follow(f"{h}: {t}"),
-            )
-            seconds.append(time.monotonic() - begin)
-            kinds.append(record.outcome.kind)
-            if not args.json:
-                print(f"[{number}/{len(points)}] {asking.line(todo.asked)}\n    {asking.result(record)}", flush=True)
-    summary = {str(kind): kinds.count(kind) for kind in sorted(set(map(str, kinds)))}
-    skipped = len(points) - len(seconds)
-    if args.json:
-        print(json.dumps({"study": study.name, "outcomes": summary, "skipped": skipped, "folder": str(folder)}))
-    else:
-        told = ", ".join(f"{count} {kind}" for kind, count in summary.items())
-        print(f"{told}; {skipped} already had an answer; {folder}")
-    return 0 if set(kinds) == {"ok"} else 1
+    sweep = Sweep(args, study, len(points))
+    with asking.live(quiet=args.json) as sweep.follow:
+        for todo in points:
+            sweep.answer(todo)
+    print(sweep.summary())
+    return 0 if set(sweep.kinds) == {"ok"} else 1
+
+
+class Sweep:
+    """A sweep under way: which points have answers, and how long the next may take."""
+
+    def __init__(self, args: argparse.Namespace, study: Study, points: int) -> None:
+        self.args, self.study, self.points = args, study, points
+        self.folder: Path = args.results / study.name
+        self.kinds: list[str] = []
+        self.seconds: list[float] = []
+        self.follow: Callable[[str], None] = lambda text: None
+
+    def answer(self, todo: Point) -> None:
+        """Measure a point, unless it has its final answer on this machine in this environment."""
+        spec, machine = todo.asked.spec, todo.asked.machine.name
+        environment = asking.environment_here(todo.asked)
+        if done := store.answered(self.folder / config_id(spec), todo.repeat, machine, environment):
+            self.kinds.append(str(done.outcome))
+            return
+        heading, begin = self._heading(todo), time.monotonic()
+        _, record = point.measure(
+            todo.asked,
+            self.args.results,
+            self.study.name,
+            todo.repeat,
+            todo.overrides,
+            lambda doing: self.follow(f"{heading}: {doing}"),
+        )
+        self.seconds.append(time.monotonic() - begin)
+        self.kinds.append(record.outcome.kind)
+        if not self.args.json:
+            print(f"[{len(self.kinds)}/{self.points}] {_line(todo)}\n    {asking.result(record)}", flush=True)
+
+    def summary(self) -> str:
+        """Return how the points ended."""
+        outcomes, skipped = Counter(self.kinds), len(self.kinds) - len(self.seconds)
+        if self.args.json:
+            plain = {"study": self.study.name, "outcomes": outcomes, "skipped": skipped, "folder": str(self.folder)}
+            return json.dumps(plain)
+        told = ", ".join(f"{count} {kind}" for kind, count in outcomes.most_common())
+        return f"{told}; {skipped} already had an answer; {self.folder}"
+
+    def _heading(self, todo: Point) -> str:
+        number, left = len(self.kinds) + 1, ""
+        if self.seconds:
+            left = f", about {_duration(statistics.median(self.seconds) * (self.points - number + 1))} left"
+        return f"[{number}/{self.points}{left}] {asking.line(todo.asked)}"
 
 
 def _points(args: argparse.Namespace) -> tuple[Study, list[Point]]:

@@ -33,7 +33,7 @@ def check(options: Options, spec: RunSpec) -> None:
         raise UserError(f"data.hub={options.hub}", "data.files is given too", "give one of them")
     if options.hub_config and not options.hub:
         raise UserError(f"data.hub_config={options.hub_config}", "belongs to data.hub", "give data.hub too")
-    if not options.hub:
+    if options.files:
         corpus.files(options)
     _raw_length(options, spec)
     if options.tokenizer == tokenizer.BYT5:  # what another one holds is known once it is loaded
@@ -49,12 +49,12 @@ def micro_batches(spec: RunSpec, rank: int) -> Iterator[MicroBatch]:
     """
     from bench.data.pipeline import loader
 
-    return loader.micro_batches(samples(spec), spec, rank)
+    return loader.micro_batches(_prepared(spec)[-1], spec, rank)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the facts for the record: the corpus and its hash, the tokenizer, what a sample is made of."""
-    text, words, stream = _prepared(spec)
+    text, words, samples = _prepared(spec)
     return {
         "source": "text",
         "corpus": {
@@ -65,8 +65,8 @@ def describe(spec: RunSpec) -> dict[str, Any]:
             "sha256": text.sha256,
         },
         "tokenizer": {"name": words.name, "vocabulary": words.vocabulary},
-        "raw_tokens_per_sample": int(np.diff(stream.pieces).max()),
-        "samples_per_epoch": len(stream.pieces),
+        "raw_tokens_per_sample": int(np.diff(samples.pieces).max()),
+        "samples_per_epoch": len(samples.pieces),
     }
 
 
@@ -79,28 +79,19 @@ class CorruptedText:
     noise: SpanCorruption
     sentinels: Tokens
     eos: int
-    spec: RunSpec
+    seed: int
     pads_encoder: bool
 
     def __call__(self, index: int) -> tuple[Tokens, Tokens]:
         epoch, position = divmod(index, len(self.pieces))
-        begin, end = self.pieces[_order(self.spec.seed, epoch, len(self.pieces))[position]]
-        mask = self.noise.mask(end - begin, np.random.default_rng((self.spec.seed, 1, index)))
+        begin, end = self.pieces[_order(self.seed, epoch, len(self.pieces))[position]]
+        mask = self.noise.mask(end - begin, np.random.default_rng((self.seed, 1, index)))
         return spans.corrupt(self.tokens[begin:end], mask, self.sentinels, self.eos)
-
-    def __reduce__(self) -> Any:
-        """Let a loader process take the tokens from the cache: megabytes through its pipe would make each wait for the last."""
-        return samples, (self.spec,)
 
 
 @lru_cache(maxsize=2)  # a batch may lie across the end of an epoch
 def _order(seed: int, epoch: int, pieces: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, 0, epoch)).permutation(pieces)
-
-
-def samples(spec: RunSpec) -> CorruptedText:
-    """Return the samples of `spec`; raise UserError if corpus or tokenizer cannot be used."""
-    return _prepared(spec)[-1]
 
 
 def _prepared(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText]:
@@ -117,7 +108,7 @@ def _prepared(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText]:
             "give more text or shorten sequence.encoder",
         )
     pads_encoder = not options.packing or noise.lengths(length)[0] < spec.sequence.encoder
-    return text, words, CorruptedText(text.tokens, pieces, noise, words.sentinels, words.eos, spec, pads_encoder)
+    return text, words, CorruptedText(text.tokens, pieces, noise, words.sentinels, words.eos, spec.seed, pads_encoder)
 
 
 def _packed(text: Corpus, length: int) -> NDArray[np.int64]:

@@ -66,7 +66,7 @@ class DataParallel:
     def __init__(self, module: "Module", spec: RunSpec, options: Options) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        self._given = {
+        self._given: dict[str, Any] = {
             "bucket_cap_mb": options.bucket_cap_mb,
             "gradient_as_bucket_view": options.gradient_as_bucket_view,
             "static_graph": options.static_graph,

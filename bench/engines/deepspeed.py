@@ -29,14 +29,14 @@ def construction(spec: RunSpec) -> AbstractContextManager[Any]:
     options = _options(spec)
     if options.stage < 3:
         return on_device(spec.precision)
-    init = _library().zero.Init(config_dict_or_path=deepspeed_config(options, spec))
-    return init  # type: ignore[no-any-return]
+    partitioned: AbstractContextManager[Any] = _library().zero.Init(config_dict_or_path=deepspeed_config(options, spec))
+    return partitioned
 
 
 def whole(parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
     """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
-    gathered = _library().zero.GatheredParameters(parameters, modifier_rank=0)  # nothing to do for plain ones
-    return gathered  # type: ignore[no-any-return]
+    gathered: AbstractContextManager[Any] = _library().zero.GatheredParameters(parameters, modifier_rank=0)
+    return gathered  # does nothing for parameters that are not partitioned
 
 
 def parameter_count(module: "Module") -> int:
@@ -64,9 +64,9 @@ def _library() -> Any:
     """Return the deepspeed package, its communication bound to the process group that exists."""
     import deepspeed
 
-    # torch 2.13 says so in every collective, thousands of times per step at stage 3
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not deepspeed.comm.is_initialized():
+        # torch 2.13 says so in every collective that DeepSpeed calls, thousands of times per step at stage 3
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         # On a CPU DeepSpeed compiles an all-reduce over shared memory for half a minute (comm/torch.py, build_shm_op).
         # Inference alone calls it, and not where no operator is marked compatible; nothing else reads the marks.
         deepspeed.ops.__compatible_ops__ = {}
@@ -112,7 +112,7 @@ class ZeroEngine:
         return int(self._engine.skipped_steps)
 
     def config(self) -> dict[str, Any]:
-        """Return DeepSpeed's config with its ZeRO section as resolved (`overlap_comm` …), and the optimizers it chose."""
+        """Return DeepSpeed's config, its ZeRO section as DeepSpeed resolved it, and the optimizers it chose."""
         zero = self._engine._config.zero_config.model_dump(mode="json", by_alias=True, exclude_none=True)
         chosen = {"wrapper": _path(self._engine.optimizer), "optimizer": _path(self._engine.basic_optimizer)}
         return {**self._config, "zero_optimization": zero, "chosen": chosen}

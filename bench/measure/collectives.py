@@ -11,38 +11,26 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# The argument of each c10d operation that holds what nccl-tests calls its size, by its position in the schema:
+# Each c10d operation's name in the field, and the position of the argument that holds what nccl-tests calls its size:
 # the tensor reduced or broadcast, the gathered output, the input to be scattered.
-_PAYLOAD = {
-    "allreduce_": 0,
-    "allreduce_coalesced_": 0,
-    "broadcast_": 0,
-    "reduce_": 0,
-    "allgather_": 0,
-    "allgather_coalesced_": 0,
-    "_allgather_base_": 0,
-    "allgather_into_tensor_coalesced_": 0,
-    "gather_": 0,
-    "reduce_scatter_": 1,
-    "_reduce_scatter_base_": 1,
-    "reduce_scatter_tensor_coalesced_": 1,
-    "scatter_": 1,
-    "alltoall_": 1,
-    "alltoall_base_": 1,
-    "send": 0,
-    "recv_": 0,
-}
-_NAMES = {
-    "allreduce": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "gather": "gather",
-    "reduce_scatter": "reduce_scatter",
-    "scatter": "scatter",
-    "alltoall": "all_to_all",
-    "send": "send",
-    "recv": "recv",
+_OPERATIONS = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "broadcast_": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "allgather_": ("all_gather", 0),
+    "allgather_coalesced_": ("all_gather", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "gather_": ("gather", 0),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "scatter_": ("scatter", 1),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "send": ("send", 0),
+    "recv_": ("recv", 0),
 }
 
 
@@ -57,21 +45,12 @@ class CollectiveCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            operation = func._schema.name.removeprefix("c10d::")
-            if operation in _PAYLOAD:
-                kind = collective_name(operation)
+            name, position = _OPERATIONS.get(func._schema.name.removeprefix("c10d::"), (None, 0))
+            if name:
                 self.first_at = self.first_at or time.perf_counter()
-                self.calls[kind] += 1
-                self.payload_bytes[kind] += sum(t.nbytes for t in _tensors(args[_PAYLOAD[operation]]))
+                self.calls[name] += 1
+                self.payload_bytes[name] += sum(tensor.nbytes for tensor in _tensors(args[position]))
         return func(*args, **(kwargs or {}))
-
-
-def collective_name(operation: str) -> str:
-    """Return the field's name of a c10d operation: `_allgather_base_` is an all_gather."""
-    stem = operation.strip("_")
-    for suffix in ("_coalesced", "_base", "_tensor", "_into_tensor"):
-        stem = stem.removesuffix(suffix)
-    return _NAMES[stem.removesuffix("_into_tensor").removesuffix("_tensor")]
 
 
 def _tensors(argument: Any) -> Iterable[torch.Tensor]:

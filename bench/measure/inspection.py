@@ -1,16 +1,14 @@
-"""What a rank does in a step, seen in untimed steps after the window: memory by event, bytes per collective, and the
-time before its first collective (collectives make everybody wait, so stragglers do not show in step times)."""
+"""What a rank does in a step, seen in untimed steps after the window: bytes per collective, and the time before the
+first one (collectives make everybody wait, so stragglers do not show in step times)."""
 
 import statistics
 import time
 from dataclasses import dataclass, field
 
-import torch
 import torch.distributed as dist
 
 from bench.measure.collectives import CollectiveCounter
 from bench.measure.loop import Trainer
-from bench.measure.memory import Trace, traced
 from bench.record import Collective
 
 _STEPS = 3
@@ -20,17 +18,13 @@ _STEPS = 3
 class Inspection:
     """What this rank saw of itself."""
 
-    memory: Trace = field(default_factory=Trace)
     collectives: dict[str, Collective] = field(default_factory=dict)  # of one step
     before_collectives_s: float | None = None  # None where a step has no collective
 
 
-def inspect(trainer: Trainer, device: torch.device) -> Inspection:
+def inspect(trainer: Trainer) -> Inspection:
     """Make a few more optimizer steps under observation; none of them is timed as a step."""
     seen, before = Inspection(), []
-    fetched = trainer.fetch()
-    with traced(device) as seen.memory:
-        trainer.step(fetched)
     for _ in range(_STEPS):
         fetched = trainer.fetch()
         dist.barrier()

@@ -104,9 +104,12 @@ class Trainer:
             clock.mark()
             norms.append(self._engine.gradient_norm())
             padding.append((fetched.encoder_padding, fetched.decoder_padding))
-            if self._engine.skipped_steps() > skipped:  # its gradients overflowed: their norm means nothing
-                skipped, norms[-1] = self._engine.skipped_steps(), None
+            if self._engine.skipped_steps() > skipped:
+                skipped = self._engine.skipped_steps()
                 series.skipped.append(self._steps)
+                # Looking for a loss scale, fp16 overflows now and then; elsewhere gradients that are not finite
+                # are the end of the training.
+                norms[-1] = None if self._spec.precision == "fp16" else math.inf
             self._steps += 1
         seconds = clock.end()
         rows = [

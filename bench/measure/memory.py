@@ -1,67 +1,86 @@
-"""Memory of one rank: by the CUDA allocator's counters, or on a CPU by allocator events anchored to live storages."""
+"""Memory of one rank: live tensor bytes and their peak as the device's allocator counts them, and resident sets.
 
+CUDA's caching allocator counts for itself; on a CPU torch's allocator is wrapped by one that does (cpu_allocator.cpp).
+Either costs nothing that could be seen in a step, so the peak is that of the timed window itself.
+"""
+
+import ctypes
+import functools
 import gc
+import hashlib
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+
+_SOURCE = Path(__file__).with_name("cpu_allocator.cpp")
 
 
 @dataclass
 class Trace:
-    """Live tensor bytes while a block of code ran; filled in when the block ends."""
+    """Live tensor bytes around and inside a block of code; filled in when the block ends, None where unknown."""
 
     before_bytes: int | None = None
     peak_bytes: int | None = None
     after_bytes: int | None = None
-    drift: float | None = field(default=None)  # events against storages, relative to what lives afterwards
+
+
+def count_on(device: torch.device) -> None:
+    """Start counting on `device`, before the first tensor that shall be counted. On a CPU this needs a C++ compiler,
+    once for each version of torch; without one the memory of a run stays unknown, and its log says why."""
+    if device.type == "cpu" and (library := _cpu_allocator()):
+        library.zeroscale_install()
 
 
 @contextmanager
 def traced(device: torch.device) -> Iterator[Trace]:
-    """Trace the peak of live tensor bytes on `device` inside the block. Slows a CPU block down: never time one."""
-    trace = Trace()
+    """Trace live tensor bytes on `device` inside the block."""
+    trace = Trace(before_bytes=live_bytes(device))
+    forget_peak(device)
+    yield trace
+    trace.peak_bytes, trace.after_bytes = peak_bytes(device), live_bytes(device)
+
+
+def live_bytes(device: torch.device) -> int | None:
+    """Return the bytes of all tensors that live on `device` in this process."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        return torch.cuda.memory_allocated(device)
+    library = _cpu_allocator()
+    return int(library.zeroscale_live()) if library else None
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the largest `live_bytes` since `forget_peak`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    library = _cpu_allocator()
+    return int(library.zeroscale_peak()) if library else None
+
+
+def forget_peak(device: torch.device) -> None:
+    """Start the peak anew from what lives now."""
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        trace.before_bytes = torch.cuda.memory_allocated(device)
-        yield trace
-        torch.cuda.synchronize(device)
-        trace.peak_bytes = torch.cuda.max_memory_allocated(device)
-        trace.after_bytes = torch.cuda.memory_allocated(device)
-        return
-    trace.before_bytes = live_storage_bytes()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield trace
-    changes = _allocation_changes(profiler)
-    del profiler
-    trace.after_bytes = live_storage_bytes()
-    running = highest = 0
-    for change in changes:
-        running += change
-        highest = max(highest, running)
-    # Frees made on threads that the profiler does not see (gloo's own) are missing from the events. What lives at both
-    # edges is counted for itself; a difference means lost events, and the peak is uncertain by as much.
-    trace.peak_bytes = max(trace.before_bytes + highest, trace.after_bytes)
-    lost = trace.before_bytes + running - trace.after_bytes
-    trace.drift = lost / max(trace.after_bytes, 1)
+    elif library := _cpu_allocator():
+        library.zeroscale_forget_peak()
 
 
-def live_storage_bytes() -> int:
-    """Return the bytes of all distinct CPU tensor storages that Python can reach, gradients included."""
+def reachable_bytes(device: torch.device) -> int:
+    """Return the bytes of all distinct storages on `device` that Python can reach, gradients included: an independent
+    count to hold `live_bytes` against. It misses what only C++ holds, and counts what other allocators gave."""
     gc.collect()
     storages: dict[int, int] = {}
     for candidate in gc.get_objects():
         if not issubclass(type(candidate), torch.Tensor):
             continue
         for tensor in (candidate, candidate.grad if candidate.is_leaf and candidate.requires_grad else None):
-            if tensor is not None and tensor.device.type == "cpu" and tensor.layout is torch.strided:
+            if tensor is not None and tensor.device.type == device.type and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
     storages.pop(0, None)  # empty storages
@@ -73,22 +92,6 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def rss_bytes() -> int:
-    """Return the resident set of this process now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def forget_peaks(device: torch.device) -> None:
-    """Start the allocator's peaks anew, where the allocator counts (CUDA)."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def window_peak_bytes(device: torch.device) -> int | None:
-    """Return the allocator's peak since `forget_peaks`; None on a CPU, whose allocator counts nothing."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
 def device_counters(device: torch.device) -> tuple[int | None, int | None]:
     """Return (peak reserved by the caching allocator, in use on the device by all), in bytes; None on a CPU."""
     if device.type != "cuda":
@@ -97,8 +100,32 @@ def device_counters(device: torch.device) -> tuple[int | None, int | None]:
     return torch.cuda.max_memory_reserved(device), total - free
 
 
-def _allocation_changes(profiler: profile) -> list[int]:
-    """Return allocated (positive) and freed (negative) bytes of CPU tensors in the order of time."""
-    kineto: Any = profiler.profiler.kineto_results if profiler.profiler else None
-    events = [(event.start_ns(), event.nbytes()) for event in kineto.events() if event.name() == "[memory]"]
-    return [change for _, change in sorted(events, key=lambda event: event[0])]
+@functools.cache
+def _cpu_allocator() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.CalledProcessError) as error:
+        told = getattr(error, "stderr", None)
+        print(f"memory will be unknown: {error} {told or ''}", file=sys.stderr)
+        return None
+    for function in (library.zeroscale_live, library.zeroscale_peak):
+        function.restype = ctypes.c_longlong
+    return library
+
+
+def _compiled() -> Path:
+    """Return the compiled allocator from the user's cache, compiling it first if need be (about a second)."""
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    key = hashlib.sha256(f"{torch.__version__} {abi} {_SOURCE.read_text()}".encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "zeroscale"
+    library = cache / f"cpu_allocator-{key}.so"
+    if not library.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        root, own = Path(torch.__file__).parent, library.with_suffix(f".{os.getpid()}")
+        command = [
+            os.environ.get("CXX", "c++"), "-O2", "-std=c++20", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+            "-I", str(root / "include"), "-o", str(own), str(_SOURCE), "-L", str(root / "lib"), "-lc10",
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        own.replace(library)  # several ranks may compile at once; each finds a whole file
+    return library

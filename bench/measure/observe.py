@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 
-from bench.measure.inspection import Inspection
+from bench.measure import memory
 from bench.measure.loop import Series
-from bench.measure.memory import Trace, device_counters, peak_rss_bytes
+from bench.measure.memory import Trace
 from bench.record import Collective, Link, Observations, RankMemory, Steps, Tokens
 from bench.spec import RunSpec
 
@@ -28,22 +28,20 @@ class RankView:
     energy_j: float | None
 
 
-def rank_memory(
-    rank: int, device: torch.device, initialisation: Trace, rss_bytes: int, window_peak: int | None, seen: Inspection
-) -> RankMemory:
-    """Put one rank's memory together. `rss_bytes` is the peak after initialisation; `window_peak` is the allocator's
-    own over the window, where it counts one (CUDA)."""
-    reserved, used = device_counters(device)
+def rank_memory(rank: int, device: torch.device, initialisation: Trace, rss_bytes: int) -> RankMemory:
+    """Put one rank's memory together at the end of its window. `rss_bytes` is the peak after initialisation."""
+    reserved, used = memory.device_counters(device)
+    live = memory.live_bytes(device)
     return RankMemory(
         rank=rank,
         init_peak_bytes=initialisation.peak_bytes,
-        resident_bytes=seen.memory.after_bytes,
-        peak_allocated_bytes=window_peak if window_peak is not None else seen.memory.peak_bytes,
+        resident_bytes=live,
+        peak_allocated_bytes=memory.peak_bytes(device),
         peak_reserved_bytes=reserved,
         device_used_bytes=used,
         init_rss_bytes=rss_bytes,
-        peak_rss_bytes=peak_rss_bytes(),
-        drift=seen.memory.drift,
+        peak_rss_bytes=memory.peak_rss_bytes(),
+        drift=(live - memory.reachable_bytes(device)) / live if live else None,
     )
 
 

@@ -89,6 +89,8 @@ class Node:
             "ZEROSCALE_STARTED_AT": str(time.time()),
             "PYTHONUNBUFFERED": "1",
         }
+        if self.circumstance.machine.device == "cpu":
+            given["CUDA_VISIBLE_DEVICES"] = ""  # no library may take a GPU that the run is not about
         return chosen | dict(os.environ) | given
 
     def _watch(self) -> None:

@@ -1,6 +1,9 @@
 """From samples to micro-batches through torch's DataLoader, in an order that no number of workers changes."""
 
 import itertools
+import multiprocessing
+import os
+import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -66,12 +69,35 @@ def micro_batches(samples: Samples, spec: RunSpec, rank: int) -> Iterator[MicroB
             num_workers=data.workers,
             prefetch_factor=data.prefetch if data.workers else None,
             pin_memory=data.pin_memory,
-            # fork would copy the locks that this rank's gloo, NCCL, CUDA or OpenMP threads hold just then; workers of
-            # a fork server keep it, and it keeps them, alive when the rank is killed. A spawned one sees that and ends
-            multiprocessing_context="spawn" if data.workers else None,
+            multiprocessing_context=_worker_context() if data.workers else None,
+            worker_init_fn=_end_with_rank,
             generator=torch.Generator(),  # its own: the loader's draw must not move the model's dropout
         )
     )
+
+
+def _worker_context() -> Any:
+    """Return how workers start. Not by fork: a rank has threads of gloo, NCCL, CUDA and OpenMP, and a lock that one of
+    them holds at the fork stays locked in the child for ever. The fork server is a clean process that imports torch
+    once for all workers of the rank; spawn would import it in each.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _end_with_rank(_worker: int) -> None:
+    """End this worker when its rank dies, however it dies. torch's own watch looks at the parent process, which is the
+    fork server here, and that lives as long as its workers: without this a killed rank leaves them all behind.
+    """
+
+    def watch() -> None:
+        rank = multiprocessing.parent_process()
+        assert rank is not None
+        rank.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _padded(rows: Any, length: int, filler: int) -> torch.Tensor:

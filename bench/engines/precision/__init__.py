@@ -1,5 +1,6 @@
 """What precision asks of every engine: where and in which type a model is built, and loss scaling for fp16."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,7 +30,16 @@ def on_device(precision: Precision) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(precision))
     try:
-        with torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu"):
+        with _device():
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _device() -> "torch.device":
+    """This rank's GPU; where there is none, or the CPU was asked for in the way that DeepSpeed listens to, the CPU."""
+    import torch
+
+    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

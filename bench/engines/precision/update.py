@@ -19,8 +19,8 @@ class Update:
     ) -> None:
         import torch
 
-        self._parameters = list(parameters)
-        self._masters: list[Tensor] = list(parameters)
+        self._parameters: list[Tensor] = list(parameters)
+        self._masters: list[Tensor] = self._parameters
         if precision != "fp32":
             self._masters = [parameter.detach().clone().float() for parameter in parameters]
         self._optimizer = torch.optim.AdamW(

@@ -84,14 +84,14 @@ class Zero(Frozen):
     compute_grad_norm: bool = True
 
     # weights, stages 1 and 2
-    allgather_partitions: bool = True
-    allgather_bucket_size: NonNegativeInt = 500_000_000  # unused where torch has all_gather_into_tensor (since 1.13)
+    allgather_partitions: bool = True  # read by nothing in 0.19.8
+    allgather_bucket_size: NonNegativeInt = 500_000_000  # unused as well, where torch has all_gather_into_tensor
     parameter_alignment: bool = False
 
     # weights, stage 3
     stage3_prefetch_bucket_size: NonNegativeInt | None = None
     stage3_param_persistence_threshold: NonNegativeInt | None = None
-    stage3_max_live_parameters: NonNegativeInt | None = None
+    stage3_max_live_parameters: NonNegativeInt | None = None  # ends prefetching; a fetch that is needed goes on
     stage3_max_reuse_distance: NonNegativeInt | None = None
     stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
     stage3_module_granularity_threshold: int = 0
@@ -128,7 +128,9 @@ class Zero(Frozen):
         for name, stages in STAGES.items():
             value, acts = getattr(self, name), self.stage in stages
             if acts and value is None and name in WRITTEN_OUT:
-                raise ValueError(f"{name} is not given, but decides what stage {self.stage} moves and holds; write it out")
+                raise ValueError(
+                    f"{name} is not given, but decides what stage {self.stage} moves and holds; write it out"
+                )
             if not acts and value != type(self).model_fields[name].get_default():
                 where = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
                 raise ValueError(f"{name}={value} does nothing at stage {self.stage}, only at {where}; leave it out")
@@ -176,7 +178,9 @@ class Fp16(LossScale):
 class DataTypes(Frozen):
     """The section `data_types`."""
 
-    grad_accum_dtype: Precision | None = None  # of the sum over micro-steps; None: the run's precision
+    # of the sum over micro-steps; None: the run's precision. fp32 in a bf16 run at stage 1 makes DeepSpeed take its
+    # BF16_Optimizer, which knows neither reduce_bucket_size nor overlap_comm
+    grad_accum_dtype: Precision | None = None
 
 
 class Options(Zero):

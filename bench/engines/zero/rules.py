@@ -78,7 +78,9 @@ def _reduction(options: Options, spec: RunSpec) -> None:
     value = "engine.compute_grad_norm=false"
     needed = "set it true"
     if not options.compute_grad_norm:
-        _rule(spec.optimizer.gradient_clipping > 0, value, "clipping needs the norm", "set optimizer.gradient_clipping=0")
+        _rule(
+            spec.optimizer.gradient_clipping > 0, value, "clipping needs the norm", "set optimizer.gradient_clipping=0"
+        )
         _rule(_offloaded(options), value, "offload needs the norm", needed)
         _rule(
             options.stage == 1 and spec.precision == "bf16" and options.data_types.grad_accum_dtype == "fp32",

@@ -104,10 +104,10 @@ def test_ranks_do_not_race(tmp_path: Path) -> None:
     environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "0"}
     ranks = [
         subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(3)
+        for _ in range(2)
     ]
     said = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+    assert [rank.returncode for rank in ranks] == [0, 0], said
     assert len({out for out, _ in said}) == 1
     assert sum("Generating" in err for _, err in said) == 1  # the bar of the one that did the work
     assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 1

@@ -1,9 +1,14 @@
 """Order and padding, on samples that say their own index, and the same sequence with any number of workers."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -77,6 +82,32 @@ def test_workers_change_nothing(make_spec: MakeSpec) -> None:
         assert one[1:] == other[1:]
         assert one.tensors.keys() == other.tensors.keys()
         assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+
+
+@pytest.mark.processes
+def test_workers_end_with_a_killed_rank(make_spec: MakeSpec, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(make_spec(workers=2).model_dump_json())
+    rank = tmp_path / "rank.py"
+    rank.write_text(
+        "import multiprocessing, pathlib, signal, sys\n"
+        "from bench import data, spec\n"
+        "if __name__ == '__main__':\n"
+        "    text = pathlib.Path(sys.argv[1]).read_text()\n"
+        "    batches = data.load('synthetic').micro_batches(spec.RunSpec.model_validate_json(text), 0)\n"
+        "    next(batches)\n"
+        "    print(*(child.pid for child in multiprocessing.active_children()), flush=True)\n"
+        "    signal.pause()\n"
+    )
+    command = [sys.executable, str(rank), str(tmp_path / "spec.json")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        servers = {worker.parent() for worker in workers}
+        process.kill()
+    assert len(workers) == 2
+    _, left = psutil.wait_procs([*workers, *servers], timeout=10)
+    assert left == []
 
 
 def test_synthetic_samples_depend_on_seed_and_index_alone(make_spec: MakeSpec) -> None:

@@ -1,0 +1,40 @@
+# `make study` and `make test` need nothing but Python (3.11 or later) and a C++ compiler; each installs what it uses.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: study test lint bench schema install clean
+
+study: $(INSTALLED)
+	$(BIN)/zeroscale sweep study=smoke
+	$(BIN)/zeroscale report results/runs/smoke --out results/reports/smoke
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.overhead
+	$(BIN)/python -m tests.benchmarks.command
+
+# The published form of a record, after bench/record.py has changed.
+schema: $(INSTALLED)
+	$(BIN)/python -c "import json; from bench.record import RunRecord; print(json.dumps(RunRecord.model_json_schema(), indent=1))" > bench/record.schema.json
+
+install: $(INSTALLED)
+
+# torch first: DeepSpeed's own build looks for it.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch setuptools wheel
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -1,0 +1,184 @@
+"""Show what this machine can do, what it lacks, and how to get it.
+
+Imports torch and DeepSpeed, so it takes some seconds. Exit code 0 if a run can start here.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from bench.config import conf_dir
+from bench.errors import UserError
+from bench.machine import Machine
+from bench.measure import devices, environment
+
+State = Literal["ok", "missing", "note"]
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at. `missing` keeps runs from starting; a `note` does not."""
+
+    subject: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 if nothing is missing that a run needs."""
+    findings = examine()
+    if args.json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=1))
+    else:
+        _print(findings)
+    return 1 if any(finding.state == "missing" for finding in findings) else 0
+
+
+def examine() -> list[Finding]:
+    """Look at everything a run stands on, in the order in which it is needed."""
+    looks: list[Callable[[], list[Finding]]] = [
+        _host,
+        _packages,
+        _compiler,
+        _memory_counter,
+        _accelerator,
+        _operations,
+        _folders,
+    ]
+    return [finding for look in looks for finding in look()]
+
+
+def _host() -> list[Finding]:
+    cores, memory = len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    return [
+        Finding("processor", "ok", f"{environment.cpu_model()}, {cores} cores, {memory / 2**30:.0f} GiB memory"),
+        Finding("python", "ok", python),
+    ]
+
+
+def _packages() -> list[Finding]:
+    names = ("torch", "deepspeed", "transformers", "datasets")
+    return [
+        Finding(name, "ok", found)
+        if (found := environment.version(name))
+        else Finding(name, "missing", "not installed", "pip install 'zeroscale[run]'")
+        for name in names
+    ]
+
+
+def _compiler() -> list[Finding]:
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    ninja = shutil.which("ninja") or environment.version("ninja")
+    without = "install g++ (Debian: apt-get install g++)"
+    return [
+        Finding("C++ compiler", "ok", _first_line(compiler, "--version")) if compiler
+        else Finding("C++ compiler", "note", "none: CPU memory stays unknown, DeepSpeed builds no op", without),
+        Finding("ninja", "ok", str(ninja)) if ninja
+        else Finding("ninja", "note", "none: DeepSpeed builds no op", "pip install ninja"),
+    ]  # fmt: skip
+
+
+def _memory_counter() -> list[Finding]:
+    try:
+        memory = importlib.import_module("bench.measure.memory")
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return []  # said above
+    cpu = torch.device("cpu")
+    memory.count_on(cpu)
+    before = memory.live_bytes(cpu)
+    tensor = torch.empty(1000, dtype=torch.float32)
+    counted = None if before is None else memory.live_bytes(cpu) - before
+    if counted == tensor.nbytes:
+        return [Finding("CPU memory counter", "ok", "counts a tensor's bytes exactly")]
+    return [
+        Finding("CPU memory counter", "note", f"counted {counted} bytes for {tensor.nbytes}", "see the lines above")
+    ]
+
+
+def _accelerator() -> list[Finding]:
+    torch = _import("torch")
+    if torch is None or not torch.cuda.is_available():
+        shown = ", ".join(str(d["name"]) for d in devices.snapshot())
+        if shown:
+            return [
+                Finding(
+                    "accelerator", "note", f"the driver shows {shown}, this torch cannot use it", "install a CUDA build"
+                )
+            ]
+        return [Finding("accelerator", "note", "none: runs use the processor, one process per device asked for")]
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    fitting = [machine for machine in _machines() if machine.device_names and machine.accepts(names[0])]
+    hint = (
+        f"machine={fitting[0].name} knows its peaks" if fitting else "no file in conf/machine knows it: MFU stays empty"
+    )
+    return [Finding("accelerator", "ok", f"{len(names)} × {names[0]}, CUDA {torch.version.cuda}", hint)]
+
+
+def _operations() -> list[Finding]:
+    """Which of DeepSpeed's ops for Adam can be built here; torch's own optimizer needs none of them."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if devices.count() else "cpu")
+    builders = _import("deepspeed.ops.op_builder")
+    if builders is None:
+        return []
+    findings = []
+    for name in ("CPUAdamBuilder", "FusedAdamBuilder"):
+        compatible = bool(getattr(builders, name)().is_compatible(verbose=False))
+        told = (
+            "can be built" if compatible else "cannot be built: optimizer.implementation=native will not work with it"
+        )
+        findings.append(Finding(f"DeepSpeed {name.removesuffix('Builder')}", "ok" if compatible else "note", told))
+    return findings
+
+
+def _folders() -> list[Finding]:
+    free = shutil.disk_usage(Path.cwd()).free
+    state: State = "ok" if free > 2**30 else "note"
+    return [Finding("disk here", state, f"{free / 2**30:.1f} GiB free", "" if state == "ok" else "free some space")]
+
+
+def _machines() -> list[Machine]:
+    import yaml
+
+    return [
+        Machine.model_validate(yaml.safe_load(path.read_text()))
+        for path in sorted((conf_dir() / "machine").glob("*.yaml"))
+    ]
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a broken installation raises whatever it likes
+        if not isinstance(error, ModuleNotFoundError):
+            raise UserError(name, f"cannot be imported ({error})", "reinstall it") from error
+        return None
+
+
+def _first_line(*command: str) -> str:
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (told.stdout or told.stderr).splitlines()[0]
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    style = {"ok": "green", "missing": "bold red", "note": "yellow"}
+    for finding in findings:
+        remedy = f"\n→ {finding.remedy}" if finding.remedy else ""
+        table.add_row(finding.subject, f"[{style[finding.state]}]{finding.state}[/]", finding.found + remedy)
+    Console().print(table)

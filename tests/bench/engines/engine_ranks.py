@@ -1,0 +1,77 @@
+"""One rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables set.
+
+JOBS is a JSON object from label to RunSpec; OUT-<rank>.json gets what each one did.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn import functional
+
+from bench import engines, models
+from bench.spec import RunSpec
+
+STEPS = 6
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    linear = functional.linear
+    seen = {}
+    for label, plain in jobs.items():
+        seen[label] = train(RunSpec.model_validate(plain))
+        functional.linear = linear  # memory_efficient_linear of stage 3 replaces it for good
+    Path(f"{sys.argv[2]}-{os.environ['RANK']}.json").write_text(json.dumps(seen))
+    distributed.destroy_process_group()
+
+
+def train(spec: RunSpec) -> dict[str, Any]:
+    backend, family = engines.load(spec.engine.backend), models.load(spec.model.family)
+    module = family.build(spec, backend.construction(spec))
+    family.initialise(module, spec, backend.whole)
+    weights = hashlib.sha256()
+    for name, parameter in sorted(module.named_parameters()):
+        with backend.whole([parameter]):
+            weights.update(name.encode() + parameter.detach().float().numpy().tobytes())
+    engine = backend.build(module, spec)
+    losses, norms = [], []
+    for step in range(STEPS):
+        losses.append(engine.train_step(micro_batches(spec, step)))
+        norms.append(engine.gradient_norm())
+    seen = {
+        "weights": weights.hexdigest(),
+        "parameters": backend.parameter_count(module),
+        "losses": [float(loss) for loss in losses],
+        "loss_is_plain": all(loss.shape == () and not loss.requires_grad for loss in losses),
+        "norms": norms,
+        "skipped": engine.skipped_steps(),
+        "config": engine.config(),
+    }
+    if spec.engine.backend == "deepspeed":
+        engine._engine.destroy()
+    return seen
+
+
+def micro_batches(spec: RunSpec, step: int) -> list[dict[str, Tensor]]:
+    """Random tokens that differ by rank, step and micro-step, and are the same for every engine."""
+    batches = []
+    for micro_step in range(spec.accumulation):
+        generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + int(os.environ["RANK"]))
+
+        def tokens(length: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randint(2, spec.model.shape["vocab"], (spec.batch.micro, length), generator=generator)
+
+        batches.append({"input_ids": tokens(spec.sequence.encoder), "labels": tokens(spec.sequence.decoder)})
+    return batches
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What an engine cannot do is said before it starts."""
+
+import subprocess
+import sys
+from typing import Any, Literal
+
+import pytest
+
+from bench import engines
+from bench.errors import UserError
+from bench.spec import RunSpec
+
+Case = tuple[str, dict[str, Any], dict[str, Any], str]
+NATIVE = {"optimizer": {"implementation": "native"}}
+CPU = {"offload_optimizer": {"device": "cpu"}}
+REQUIRED: dict[int, dict[str, Any]] = {
+    0: {},
+    1: {"reduce_bucket_size": 1000, "overlap_comm": True},
+    2: {"reduce_bucket_size": 1000, "overlap_comm": True},
+    3: {
+        "reduce_bucket_size": 1000,
+        "overlap_comm": True,
+        "stage3_prefetch_bucket_size": 1000,
+        "stage3_param_persistence_threshold": 1000,
+        "stage3_max_live_parameters": 1000,
+        "stage3_max_reuse_distance": 1000,
+    },
+}
+
+
+def check(
+    engine: str, options: dict[str, Any], fields: dict[str, Any], device: Literal["cpu", "cuda"] | None = None
+) -> None:
+    backend = "ddp" if engine == "ddp" else "deepspeed"
+    given = {"bucket_cap_mb": 25} if engine == "ddp" else REQUIRED[options.get("stage", int(engine[4]))]
+    options = given | ({} if engine == "ddp" else {"stage": int(engine[4])}) | options
+    spec = RunSpec.model_validate({
+        "model": {"name": "test", "shape": {}},
+        "engine": {"name": engine, "backend": backend, "options": options},
+        "data": {"name": "test", "source": "test"},
+        "batch": {"micro": 1, "accumulation": 2},
+        "devices_per_node": 4,
+        **fields,
+    })  # fmt: skip
+    file = engines.load(backend)
+    file.check(file.Options.model_validate(options), spec, device)
+
+
+ALLOWED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("ddp", {}, {"precision": "fp16"}),
+    ("zero1", {}, {"precision": "fp16"}),
+    ("zero0", {"data_types": {"grad_accum_dtype": "bf16"}}, {}),
+    ("zero2", CPU, NATIVE),
+    ("zero2", CPU | {"zero_force_ds_cpu_optimizer": False}, {}),
+    ("zero2", {"offload_optimizer": {"device": "none"}}, {}),
+    ("zero3", {"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch", "ratio": 0.5}}, NATIVE),
+    ("zero3", {"zero_hpz_partition_size": 2}, {}),
+    ("zero2", {"reduce_scatter": False, "gradient_predivide_factor": 2.0}, {}),
+    ("zero1", {"compute_grad_norm": False}, {"optimizer": {"gradient_clipping": 0}}),
+    ("zero2", CPU | {"zenflow": {"update_interval": 2}}, NATIVE),
+]
+REFUSED: list[Case] = [
+    ("ddp", {}, NATIVE, "no optimizer of its own"),
+    ("zero1", {"stage": 2}, {}, "called zero1; choose engine=zero2"),
+    ("zero0", {}, {"precision": "fp16"}, "divides the gradients by a loss scale"),
+    ("zero0", {"data_types": {"grad_accum_dtype": "fp32"}}, {}, "accumulates in the run's precision"),
+    ("zero1", {"bf16": {"bf16_master_weights_and_grads": True}}, {"precision": "fp32"}, "precision is fp32"),
+    ("zero0", {"bf16": {"bf16_master_weights_and_grads": True}}, {}, "fp32 master weights only"),
+    ("zero1", {"fp16": {"fp16_master_weights_and_grads": True}}, {}, "choose precision=fp16"),
+    ("zero1", {"bf16": {"bf16_optimizer_states": True}}, {}, "master weights are fp32"),
+    ("zero2", {"gradient_predivide_factor": 2.0}, {}, "only averages after the sum"),
+    ("zero3", {"prescale_gradients": True}, {}, "set engine.reduce_scatter=false"),
+    ("zero1", {"compute_grad_norm": False}, {}, "clipping needs the norm"),
+    ("zero1", {"legacy_stage1": True}, {}, "removed it"),
+    ("zero3", {"offload_param": {"device": "nvme"}}, {}, "give engine.offload_param.nvme_path"),
+    ("zero3", {"offload_optimizer": {"device": "nvme"}}, NATIVE, "give engine.offload_optimizer.nvme_path"),
+    ("zero2", {"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}}, NATIVE, "need stage 3"),
+    ("zero1", {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, NATIVE, "need stage 3"),
+    ("zero2", CPU, {}, "slow on a CPU"),
+    ("zero3", {"offload_optimizer": {"device": "cpu", "ratio": 0.5}, "zero_force_ds_cpu_optimizer": False}, {},
+     "run DeepSpeed's CPUAdam"),
+    ("zero2", {"zenflow": {"update_interval": 2}}, NATIVE, "splits AdamW"),
+    ("zero2", CPU | {"zenflow": {"update_interval": 4}}, NATIVE, "set it to batch.accumulation=2"),
+    ("zero3", {"zero_hpz_partition_size": 3}, {}, "does not divide 4 ranks"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "options", "fields"), ALLOWED)
+def test_allowed(engine: str, options: dict[str, Any], fields: dict[str, Any]) -> None:
+    check(engine, options, fields, device="cuda")
+
+
+@pytest.mark.parametrize(("engine", "options", "fields", "message"), REFUSED)
+def test_refused(engine: str, options: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(engine, options, fields)
+
+
+@pytest.mark.parametrize(("options", "fields", "message"), [
+    ({}, {"precision": "fp16"}, "fp16 on a CPU"),
+    ({"zero_quantized_weights": True}, {}, "engine.zero_quantized_weights on a CPU"),
+    ({"zero_quantized_gradients": True}, {}, "kernels are CUDA"),
+])  # fmt: skip
+def test_what_a_cpu_cannot_do_is_refused_where_it_is_known(
+    options: dict[str, Any], fields: dict[str, Any], message: str
+) -> None:
+    check("zero3", options, fields, device=None)
+    check("zero3", options, fields, device="cuda")
+    with pytest.raises(UserError, match=message):
+        check("zero3", options, fields, device="cpu")
+
+
+def test_packages_are_no_engines() -> None:
+    with pytest.raises(UserError, match="no such file in bench/engines"):
+        engines.load("zero")
+    with pytest.raises(UserError, match="did you mean deepspeed"):
+        engines.load("deepsped")
+
+
+def test_planning_with_an_engine_loads_no_torch() -> None:
+    program = (
+        "import sys; from bench import engines\n"
+        "for name in ('ddp', 'deepspeed'): engines.load(name)\n"
+        "assert not {'torch', 'deepspeed', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

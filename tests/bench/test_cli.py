@@ -1,0 +1,79 @@
+"""The command as a user meets it: what it imports, what it prints, how it exits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "deepspeed", "transformers", "datasets", "pandas", "matplotlib", "hydra", "pydantic", "numpy")
+TRAINING = ("torch", "deepspeed", "transformers", "datasets", "pandas", "matplotlib")
+
+
+def zeroscale(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+def imported_by(*words: str) -> set[str]:
+    """Return the top-level packages that a command imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "bench.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-500:]
+    lines = (line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:"))
+    return {name.partition(".")[0] for name in lines}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert not imported_by("--help") & set(HEAVY)
+
+
+@pytest.mark.parametrize("words", [("run", "--dry-run"), ("sweep", "study=smoke", "--dry-run")])
+def test_planning_imports_no_training_library(words: tuple[str, ...]) -> None:
+    assert not imported_by(*words) & set(TRAINING)
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep", "doctor", "table", "report"])
+def test_every_verb_explains_itself(verb: str) -> None:
+    told = zeroscale(verb, "--help")
+    assert told.returncode == 0
+    assert told.stdout.startswith(f"usage: zeroscale {verb}")
+
+
+def test_an_error_is_one_line_and_exit_code_2_and_v_shows_the_traceback() -> None:
+    told = zeroscale("run", "batch.mico=3")
+    assert told.returncode == 2
+    assert told.stderr == "zeroscale: batch.mico: no such key; did you mean micro?\n"
+    assert "Traceback" in zeroscale("run", "batch.mico=3", "-v").stderr
+
+
+def test_an_unknown_verb_names_its_neighbour() -> None:
+    told = zeroscale("swep")
+    assert (told.returncode, told.stderr) == (2, "zeroscale: swep: no such verb; did you mean sweep?\n")
+
+
+def test_a_dry_run_shows_every_point_and_starts_nothing(tmp_path: Path) -> None:
+    told = zeroscale("sweep", "engine=ddp,zero1,zero2", "batch.micro=1,2", "--dry-run", cwd=tmp_path)
+    assert told.returncode == 0
+    assert told.stdout.splitlines()[-1] == "6 points, nothing started"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_speaks_json_to_programs() -> None:
+    plain = json.loads(zeroscale("run", "model=t5_11b", "engine=zero3", "--dry-run", "--json").stdout)
+    assert plain["spec"]["model"]["parameters"] == 11_307_321_344
+    points = json.loads(zeroscale("sweep", "study=smoke", "--dry-run", "--json").stdout)
+    assert len({point["config_id"] for point in points}) == 20
+
+
+def test_a_study_that_is_not_there_names_its_neighbour() -> None:
+    told = zeroscale("sweep", "study=smok", "--dry-run")
+    assert told.stderr == "zeroscale: study=smok: no such file in conf/study; did you mean smoke?\n"
+
+
+def test_doctor_says_what_this_machine_can_do() -> None:
+    findings = json.loads(zeroscale("doctor", "--json").stdout)
+    by_subject = {finding["subject"]: finding for finding in findings}
+    assert by_subject["torch"]["state"] == "ok"
+    assert by_subject["CPU memory counter"]["found"] == "counts a tensor's bytes exactly"

@@ -1,0 +1,140 @@
+"""Every way a run can die, for real: each ends within seconds and leaves a record that says why."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ENDLESS, QUICK, Command, alive
+
+pytestmark = pytest.mark.processes
+Start = Callable[..., Command]
+
+
+def test_a_rank_killed_from_outside_ends_the_run_within_ten_seconds(zeroscale_run: Start) -> None:
+    run = zeroscale_run(*ENDLESS)
+    pids = [rank["pid"] for rank in run.stepping()["ranks"]]
+    killed_at = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    record = run.record()
+    assert time.monotonic() - killed_at < 10
+    assert record.outcome.kind == "error"
+    assert record.outcome.reason.startswith("rank 1 was killed by SIGKILL in steps at step ")
+    assert run.process.returncode == 1
+    assert not alive(pids)
+
+
+def test_a_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) -> None:
+    run = zeroscale_run(*ENDLESS, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=2 action=raise"})
+    record = run.record()
+    assert record.outcome.kind == "error"
+    assert record.outcome.reason == "rank 1 in steps at step 2: RuntimeError: drill: rank 1 raises at step 2"
+    assert "drill.py" in record.outcome.evidence["traceback"]
+
+
+def test_a_rank_that_sleeps_is_a_hang_with_every_ranks_stacks(zeroscale_run: Start) -> None:
+    drill = os.environ | {"ZEROSCALE_DRILL": "rank=1 step=2 action=sleep"}
+    record = zeroscale_run(*ENDLESS, "launcher.hang_s=4", env=drill).record()
+    assert record.outcome.kind == "hang"
+    assert "rank 1 in steps at step 2" in record.outcome.reason
+    stacks = record.outcome.evidence["stacks"]
+    assert set(stacks) == {"0", "1"}
+    assert "in strike" in stacks["1"], "the sleeping rank's stack shows where it sleeps"
+    assert "train_step" in stacks["0"], "the waiting rank's stack shows what it waits in"
+
+
+def test_a_host_that_has_no_more_memory_is_host_oom(zeroscale_run: Start) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (10 * 2**30, 10 * 2**30))
+
+    # One attention score matrix alone is 2048 × 6 × 512 × 512 × 4 bytes = 12 GiB.
+    asked = ("model.attention=eager", "batch.micro=2048", "sequence.encoder=512", "devices_per_node=1")
+    record = zeroscale_run(*QUICK, *asked, preexec_fn=limit).record()
+    assert record.outcome.kind == "host_oom", record.outcome
+    assert record.outcome.final
+    assert record.outcome.evidence["ranks"][0]["rule"].startswith("message 'DefaultCPUAllocator")
+
+
+def test_a_loss_that_is_not_a_number_is_invalid(zeroscale_run: Start) -> None:
+    record = zeroscale_run(*QUICK, "engine=ddp", "optimizer.lr=1e30", "devices_per_node=1").record()
+    assert record.outcome.kind == "invalid"
+    assert "is not finite at step" in record.outcome.reason
+    assert record.observations is not None
+    assert record.observations.steps is not None
+    assert None in record.observations.steps.loss
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"this machine mounts no tmpfs: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_disk_that_fills_up_during_the_run_loses_no_record(zeroscale_run: Start, small_disk: Path) -> None:
+    run = zeroscale_run(*ENDLESS[:-1], "measure.max_s=8", results=small_disk / "runs")
+    run.stepping()
+    fill(small_disk)
+    record = run.record()
+    assert record.outcome.kind == "ok"
+    assert os.statvfs(small_disk).f_bavail == 0, "the disk was full to the end"
+
+
+def test_a_disk_that_is_full_already_is_said_before_anything_starts(zeroscale_run: Start, small_disk: Path) -> None:
+    fill(small_disk)
+    (small_disk / "filler").open("r+b").truncate((small_disk / "filler").stat().st_size - 64 * 1024)
+    run = zeroscale_run(*QUICK, results=small_disk / "runs")
+    _, errors = run.process.communicate(timeout=60)
+    assert run.process.returncode == 2
+    assert "cannot reserve" in errors
+    assert len(errors.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_the_command_leaves_a_record_and_no_orphan(zeroscale_run: Start, number: int) -> None:
+    run = zeroscale_run(*ENDLESS)
+    beat = run.stepping()
+    os.kill(run.process.pid, number)
+    run.process.wait(timeout=20)
+    everybody = [beat["supervisor"], *(rank["pid"] for rank in beat["ranks"])]
+    until = time.monotonic() + 10
+    while alive(everybody) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not alive(everybody)
+    record = run.record()
+    assert record.outcome.kind == "cancelled"
+    assert not record.outcome.final
+
+
+def test_the_time_limit_ends_a_run_as_timeout(zeroscale_run: Start) -> None:
+    record = zeroscale_run(*ENDLESS, "devices_per_node=1", "launcher.time_limit_min=0.2").record()
+    assert record.outcome.kind == "timeout"
+    assert record.outcome.reason == "the time limit of 0.2 min was reached"
+
+
+def test_an_attempt_that_failed_has_at_most_ten_files(zeroscale_run: Start) -> None:
+    run = zeroscale_run(*ENDLESS, env=os.environ | {"ZEROSCALE_DRILL": "rank=0 step=1 action=exit"})
+    record = run.record()
+    assert record.outcome.reason == "rank 0 exited with 3 in steps at step 1"
+    files = sorted(path.name for path in run.folder().iterdir())
+    assert len(files) <= 10
+    assert json.loads((run.folder() / "heartbeat.json").read_text())["state"] == "ended"

@@ -1,0 +1,129 @@
+"""The parts of a measurement, each against an independent truth."""
+
+import gc
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.errors import UserError
+from bench.machine import Machine
+from bench.measure import memory
+from bench.measure.channel import Pulse
+from bench.measure.collectives import CollectiveCounter
+from bench.measure.drill import Drill
+from bench.measure.environment import allowed_variables
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def counted() -> None:
+    memory.count_on(CPU)
+    if memory.live_bytes(CPU) is None:
+        pytest.skip("no C++ compiler")
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_block_of_code_has_the_peak_that_a_hand_calculation_gives() -> None:
+    with memory.traced(CPU) as trace:
+        kept = torch.empty(1000, dtype=torch.float64)
+        passing = torch.empty(2000, dtype=torch.float64)
+        del passing
+    assert trace.before_bytes is not None and trace.after_bytes is not None and trace.peak_bytes is not None
+    assert trace.after_bytes - trace.before_bytes == kept.nbytes == 8000
+    assert trace.peak_bytes - trace.before_bytes == 24000
+
+
+@pytest.mark.usefixtures("counted")
+def test_what_another_thread_frees_is_not_lost() -> None:
+    """The profiler's memory events lose it; gloo frees on threads of its own."""
+    before = memory.live_bytes(CPU)
+    box = [torch.empty(1 << 20)]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join()
+    assert memory.live_bytes(CPU) == before
+
+
+@pytest.mark.usefixtures("counted")
+def test_the_count_agrees_with_the_storages_that_python_can_reach() -> None:
+    gc.collect()
+    live, reachable = memory.live_bytes(CPU), memory.reachable_bytes(CPU)
+    layer = torch.nn.Linear(300, 200)
+    layer(torch.ones(7, 300)).sum().backward()
+    expected = 2 * 4 * (300 * 200 + 200)  # weights and their gradients
+    now, reached = memory.live_bytes(CPU), memory.reachable_bytes(CPU)
+    assert now is not None and live is not None
+    assert now - live == expected == reached - reachable
+
+
+@pytest.fixture
+def group() -> object:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_payloads_are_counted_as_nccl_tests_does() -> None:
+    whole, part = torch.ones(4000), torch.ones(1000)
+    with CollectiveCounter() as counter:
+        dist.all_reduce(part)
+        dist.all_reduce(part)
+        dist.all_gather_into_tensor(whole, part)
+        dist.reduce_scatter_tensor(part, whole)
+        dist.broadcast(part, src=0)
+        dist.all_gather([torch.empty(1000) for _ in range(4)], part)
+    assert dict(counter.calls) == {"all_reduce": 2, "all_gather": 2, "reduce_scatter": 1, "broadcast": 1}
+    assert dict(counter.payload_bytes) == {
+        "all_reduce": 2 * 4000,
+        "all_gather": 2 * 16000,
+        "reduce_scatter": 16000,
+        "broadcast": 4000,
+    }
+
+
+def test_a_pulse_is_read_where_it_was_written() -> None:
+    pulse = Pulse.create(2)
+    pulse.write(0, "warm-up", -1)
+    pulse.write(1, "steps", 12)
+    assert (pulse.read(0).phase, pulse.read(0).step) == ("warm-up", -1)
+    assert (pulse.read(1).phase, pulse.read(1).step) == ("steps", 12)
+
+
+def test_variables_that_matter_are_recorded_and_secrets_never_are() -> None:
+    given = {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "4",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HF_TOKEN": "secret",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "DS_API_KEY": "secret",
+        "NCCL_PASSWORD": "secret",
+        "HOME": "/home/somebody",
+    }
+    assert set(allowed_variables(given)) == {
+        "NCCL_DEBUG",
+        "OMP_NUM_THREADS",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "CUDA_VISIBLE_DEVICES",
+    }
+
+
+def test_a_machine_accepts_its_own_devices_only() -> None:
+    h200 = Machine(name="h200", device_names=("NVIDIA H200",))
+    assert h200.accepts("NVIDIA H200")
+    assert not h200.accepts("NVIDIA H100 80GB HBM3")
+    assert Machine(name="auto").accepts("whatever is here")
+
+
+@pytest.mark.parametrize("text", ["rank=1", "rank=1 step=x action=sleep", "rank=1 step=2 action=dance"])
+def test_a_drill_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROSCALE_DRILL", text)
+    with pytest.raises(UserError, match="ZEROSCALE_DRILL="):
+        Drill.planted()

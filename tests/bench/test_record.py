@@ -1,0 +1,30 @@
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import bench
+from bench import store
+from bench.record import RunRecord
+
+SCHEMA = Path(bench.__file__).parent / "record.schema.json"
+RECORDED = sorted((Path(__file__).parents[1] / "data" / "runs").rglob(store.RECORD))
+
+
+def test_the_published_schema_is_that_of_the_records() -> None:
+    assert json.loads(SCHEMA.read_text()) == RunRecord.model_json_schema(), "renew it with `make schema`"
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: "/".join(path.parts[-3:-1]))
+def test_recorded_runs_obey_the_published_schema_and_read_back(path: Path) -> None:
+    plain = json.loads(path.read_text())
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(plain)
+    record = store.read_record(path)
+    assert json.loads(store.to_json(record)) == plain, "nothing is lost on the way in and out"
+
+
+def test_there_are_recorded_runs_of_every_engine_and_of_failures() -> None:
+    records = [store.read_record(path) for path in RECORDED]
+    assert {record.spec.engine.name for record in records} == {"ddp", "zero0", "zero1", "zero2", "zero3"}
+    assert {"ok", "invalid", "error"} <= {record.outcome.kind for record in records}

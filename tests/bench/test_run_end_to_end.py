@@ -1,0 +1,100 @@
+"""`zeroscale run` and `zeroscale sweep` on real processes, as a user calls them."""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import QUICK, Command
+
+from bench import store
+
+pytestmark = pytest.mark.processes
+Start = Callable[..., Command]
+
+
+def test_one_point_is_measured_and_its_record_holds_what_the_table_needs(zeroscale_run: Start) -> None:
+    run = zeroscale_run(
+        *QUICK, "engine=zero2", "data=text", "batch.accumulation=2", env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    record = run.record()
+    assert run.process.returncode == 0, run.errors
+    assert record.outcome.kind == "ok"
+    observed, steps = record.observations, record.observations and record.observations.steps
+    assert observed and steps and observed.collectives and observed.tokens and record.environment
+    assert observed.parameters == 2_116_352
+    assert all(map(math.isfinite, (loss or math.nan for loss in steps.loss)))
+    assert steps.window_s == pytest.approx(sum(steps.step_s[steps.cut :]), rel=0.05)
+    assert observed.tokens.encoder == record.spec.global_batch * 32
+    # ZeRO-2 averages every gradient and gathers every updated weight: 4 bytes per parameter each in fp32
+    assert observed.collectives["all_gather"].payload_bytes == pytest.approx(4 * observed.parameters, rel=0.01)
+    for rank in observed.memory:
+        assert rank.resident_bytes and rank.peak_allocated_bytes and rank.init_peak_bytes and rank.drift is not None
+        assert rank.peak_allocated_bytes > rank.resident_bytes > 4 * observed.parameters
+        assert abs(rank.drift) < 0.01, "the allocator's count and the reachable storages agree"
+    assert record.environment.variables["OMP_NUM_THREADS"] == "1"
+    assert len(list(run.folder().iterdir())) <= 10
+
+
+def test_every_ranks_own_steps_are_kept_and_the_record_holds_their_maximum(zeroscale_run: Start) -> None:
+    run = zeroscale_run(*QUICK, "engine=ddp")
+    record = run.record()
+    assert record.observations and record.observations.steps
+    table = pq.read_table(run.folder() / store.STEPS).to_pandas()
+    by_step = table.groupby("step").step_s.max()
+    assert tuple(by_step) == pytest.approx(record.observations.steps.step_s)
+    assert set(table["rank"]) == {0, 1}
+    assert (~table.window).sum() == 2 * record.observations.steps.cut
+
+
+def test_the_same_again_is_the_next_repeat_and_overwrites_nothing(tmp_path: Path, zeroscale_run: Start) -> None:
+    first = zeroscale_run(*QUICK, "devices_per_node=1")
+    first.record()
+    before = (first.folder() / store.RECORD).read_bytes()
+    second = zeroscale_run(*QUICK, "devices_per_node=1")
+    second.process.communicate(timeout=60)
+    folders = sorted(path.parent.name for path in store.find_records([tmp_path / "runs"]))
+    assert folders == ["0.0", "1.0"]
+    assert (first.folder() / store.RECORD).read_bytes() == before
+
+
+def test_a_drill_is_written_into_the_record(zeroscale_run: Start) -> None:
+    drill = "rank=1 step=0 action=slow"
+    record = zeroscale_run(*QUICK, "engine=zero1", env=os.environ | {"ZEROSCALE_DRILL": drill}).record()
+    assert record.observations and record.observations.drill == drill
+    fast, slow = record.observations.before_collectives_s
+    assert slow > fast + 0.1, "a rank that is 150 ms late shows before its collectives"
+    assert record.observations.steps
+    assert statistics.median(record.observations.steps.step_s) > 0.15
+
+
+def test_a_machine_that_is_not_what_it_is_called_is_refused_before_timing(tmp_path: Path, zeroscale_run: Start) -> None:
+    own = tmp_path / "conf" / "machine"
+    own.mkdir(parents=True)
+    (own / "other.yaml").write_text("name: other\ndevice: cpu\ndevice_names: [no such processor]\n")
+    record = zeroscale_run(*QUICK, "machine=other", "--config-dir", str(tmp_path / "conf")).record()
+    assert record.outcome.kind == "error"
+    assert "machine=other expects no such processor and found" in record.outcome.reason
+    assert record.observations is None
+
+
+def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "bench.cli", "sweep", *QUICK, "engine=ddp,zero1", "devices_per_node=1", "--json"]
+    words += ["--results", str(tmp_path)]
+    first = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout) == {
+        "study": "adhoc",
+        "outcomes": {"ok": 2},
+        "skipped": 0,
+        "folder": str(tmp_path / "adhoc"),
+    }
+    again = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert json.loads(again.stdout)["skipped"] == 2
+    assert len(list(store.find_records([tmp_path]))) == 2

@@ -1,0 +1,79 @@
+"""From evidence to outcome, one case a line."""
+
+import signal
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bench.measure.failures import Refused, outcome_of
+from bench.record import OutcomeKind
+from bench.supervisor.verdict import Ending, verdict
+
+
+def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False) -> Ending:
+    told: dict[str, Any] | None = None
+    if outcome:
+        told = {"outcome": outcome, "exception": "SomeError", "message": "what\nand why", "traceback": "…"}
+    return Ending(rank, code, stopped, told, "steps", 7)
+
+
+KILLED = -signal.SIGKILL
+KILLED_WHERE = "rank 1 was killed by SIGKILL in steps at step 7"
+
+
+@pytest.mark.parametrize(
+    ("endings", "oom_kills", "kind", "reason"),
+    [
+        ([ending(0, 1, "comm_error"), ending(1, KILLED)], 0, "error", KILLED_WHERE),
+        ([ending(0, 1, "error"), ending(1, KILLED)], 0, "error", KILLED_WHERE),
+        ([ending(0, 1, "comm_error"), ending(1, KILLED)], 1, "host_oom",
+         "rank 1 was killed by SIGKILL by the kernel's out-of-memory killer in steps at step 7"),
+        ([ending(0, 1, "comm_error"), ending(1, 1, "oom")], 0, "oom", "rank 1 in steps at step 7: SomeError: what"),
+        ([ending(0, 1, "error"), ending(1, 1, "oom")], 0, "oom", "rank 1 in steps at step 7: SomeError: what"),
+        ([ending(0, 1, "comm_error"), ending(1, None, stopped=True)], 0, "comm_error",
+         "rank 0 in steps at step 7: SomeError: what"),
+        ([ending(0, 3), ending(1, KILLED, stopped=True)], 0, "error", "rank 0 exited with 3 in steps at step 7"),
+        ([ending(0, 0), ending(1, 0)], 0, "error", "every rank ended, and none wrote a record"),
+    ],
+)  # fmt: skip
+def test_the_cause_is_what_cannot_be_a_consequence(
+    endings: list[Ending], oom_kills: int, kind: OutcomeKind, reason: str
+) -> None:
+    outcome = verdict(endings, None, "", oom_kills)
+    assert (outcome.kind, outcome.reason) == (kind, reason)
+
+
+def test_ranks_that_the_supervisor_ended_are_no_evidence() -> None:
+    outcome = verdict([ending(0, KILLED, stopped=True), ending(1, 1, "host_oom")], None, "", 0)
+    assert [rank["rank"] for rank in outcome.evidence["ranks"]] == [1]
+
+
+def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
+    outcome = verdict([ending(0, KILLED, stopped=True)], "hang", "no step for 5 s", 0)
+    assert (outcome.kind, outcome.reason) == ("hang", "no step for 5 s")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "oom"),
+        (MemoryError(), "host_oom"),
+        (dist.DistBackendError("NCCL"), "comm_error"),
+        (ConnectionResetError("peer"), "comm_error"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory"), "host_oom"),
+        (RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "comm_error"),
+        (RuntimeError("shape '[2]' is invalid"), "error"),
+        (ValueError("CUDA out of memory"), "error"),  # the words alone, in another type, are no evidence
+        (Refused("another machine"), "error"),
+    ],
+)  # fmt: skip
+def test_an_exception_is_evidence_by_its_type_and_its_own_message(error: BaseException, kind: OutcomeKind) -> None:
+    assert outcome_of(error)[0] == kind
+
+
+def test_a_real_allocation_that_fails_is_host_oom() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert outcome_of(caught.value)[0] == "host_oom"

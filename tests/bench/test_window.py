@@ -1,0 +1,74 @@
+"""When the window opens and closes, against hand calculations and a simulation with a known truth."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bench.measure.window import closes, is_steady, median_interval, opens
+from bench.spec import MeasureSpec
+
+
+@pytest.mark.parametrize(
+    ("n", "ranks"), [(6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (30, (10, 21)), (50, (18, 33))]
+)
+def test_the_medians_interval_has_the_ranks_of_the_published_table(n: int, ranks: tuple[int, int]) -> None:
+    """Ranks for 95 %: Conover, Practical Nonparametric Statistics, table A3 by the binomial distribution."""
+    assert median_interval(range(1, n + 1)) == ranks
+
+
+def test_no_interval_is_claimed_where_even_the_extremes_do_not_cover() -> None:
+    assert median_interval([1, 2, 3, 4, 5]) is None
+
+
+@pytest.mark.parametrize("n", [6, 7, 20, 61, 200, 1001])
+def test_the_interval_agrees_with_scipys_binomial(n: int) -> None:
+    interval = median_interval(range(1, n + 1))
+    assert interval is not None
+    low, high = (int(value) for value in interval)
+    assert stats.binom.cdf(low - 1, n, 0.5) <= 0.025 < stats.binom.cdf(low, n, 0.5)
+    assert high == n + 1 - low
+
+
+def test_the_interval_covers_the_true_median_of_independent_values_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(2000):
+        interval = median_interval(generator.lognormal(size=40).tolist())
+        assert interval
+        covered += interval[0] <= 1.0 <= interval[1]
+    assert 0.945 <= covered / 2000 <= 0.985  # the exact coverage at n = 40 is 0.9615
+
+
+def test_a_falling_series_is_not_steady_and_a_flat_noisy_one_is() -> None:
+    falling = [1 / (1 + step) for step in range(10)]
+    assert not is_steady(falling, 5)
+    assert is_steady([1.0, 1.02, 0.99, 1.01, 1.0, 1.01, 0.98, 1.0, 1.02, 1.0], 5)
+    assert not is_steady([1.0] * 9, 5), "two whole blocks are needed"
+
+
+PROTOCOL = MeasureSpec(
+    warmup_steps=10, warmup_max_steps=20, block_steps=5, min_steps=30, min_s=20, max_steps=100, max_s=60
+)
+
+
+def test_the_window_opens_when_steady_but_never_before_the_fixed_minimum() -> None:
+    assert not opens([1.0] * 9, PROTOCOL)
+    assert opens([1.0] * 10, PROTOCOL)
+
+
+def test_the_window_opens_at_the_end_of_the_warm_up_budget_even_if_unsteady() -> None:
+    falling = [1 / (1 + step) for step in range(20)]
+    assert not opens(falling[:15], PROTOCOL)
+    assert opens(falling, PROTOCOL)
+
+
+def test_the_window_closes_when_long_enough_and_narrow_enough() -> None:
+    assert closes([1.0] * 29, 19.0, PROTOCOL) is None, "neither 30 steps nor 20 s"
+    assert closes([1.0] * 30, 19.0, PROTOCOL) == "width"
+    assert closes([1.0] * 10, 20.0, PROTOCOL) == "width", "20 s are enough too"
+    assert closes([1.0, 2.0] * 20, 59.0, PROTOCOL) is None, "too wide"
+
+
+def test_the_window_closes_when_a_budget_is_spent() -> None:
+    assert closes([1.0, 2.0] * 50, 59.0, PROTOCOL) == "steps"
+    assert closes([1.0, 2.0] * 20, 60.0, PROTOCOL) == "time"

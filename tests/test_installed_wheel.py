@@ -1,0 +1,38 @@
+"""An installed wheel works without the checkout: configuration, templates and sources travel as package data."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run([*pip, *build], check=True, timeout=120)
+    wheel = next(folder.glob("zeroscale-*.whl"))
+    target = ["install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)]
+    subprocess.run([*pip, *target], check=True, timeout=120)
+    return folder / "site"
+
+
+def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import bench.cli, bench.config;"
+        "print(bench.config.conf_dir()); sys.exit(bench.cli.main())"
+    )
+    command = [sys.executable, "-c", code, str(installed), "sweep", "study=smoke", "--dry-run"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[0] == str(installed / "bench" / "conf")
+    assert told.stdout.splitlines()[-1] == "20 points, nothing started"
+
+
+def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> None:
+    for source in ("bench/measure/cpu_allocator.cpp", "bench/record.schema.json", "bench/conf/config.yaml"):
+        assert (installed / source).is_file(), source
