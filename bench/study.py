@@ -13,7 +13,8 @@ Pair = tuple[str, Any]
 
 
 class Study(Frozen):
-    """A file of conf/study. `base` holds what every point shares, `axes` the values of what varies."""
+    """A file of conf/study. `base` holds what every point shares, `axes` the values of what varies; a value that is a
+    mapping stands for several overrides that go together."""
 
     name: Name
     question: str = ""
@@ -32,7 +33,12 @@ def expand(study: Study, overrides: Sequence[tuple[str, list[Any]]]) -> list[tup
     for key, values in overrides:
         axes[key] = values
     base = [(key, value) for key, value in study.base.items() if key not in axes]
-    return [(*base, *zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    choices = [[_pairs(key, value) for value in values] for key, values in axes.items()]
+    return [(*base, *itertools.chain(*combination)) for combination in itertools.product(*choices)]
+
+
+def _pairs(key: str, value: Any) -> tuple[Pair, ...]:
+    return tuple(value.items()) if isinstance(value, dict) else ((key, value),)
 
 
 def order(points: int, study: Study) -> list[tuple[int, int]]:

@@ -35,8 +35,8 @@ class Engine(Protocol):
         """
         ...
 
-    def gradient_norm(self) -> float | None:
-        """Return the last step's global L2 norm before clipping; None where the engine keeps none. May synchronise."""
+    def gradient_norm(self) -> "Tensor | float | None":
+        """Return the last step's global L2 norm before clipping, unsynchronised; None where the engine keeps none."""
         ...
 
     def skipped_steps(self) -> int:

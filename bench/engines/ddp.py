@@ -92,8 +92,8 @@ class DataParallel:
         self._model.zero_grad(set_to_none=len(micro_batches) == 1)
         return torch.stack(losses).mean()
 
-    def gradient_norm(self) -> float | None:
-        return None if self._update.norm is None else float(self._update.norm)
+    def gradient_norm(self) -> "Tensor | None":
+        return self._update.norm
 
     def skipped_steps(self) -> int:
         return self._update.skipped

@@ -104,9 +104,8 @@ class ZeroEngine:
         parameters = self._engine.module.parameters()
         self._fp32_norm = clip_grad_norm_(parameters, max_norm=self._engine.gradient_clipping())
 
-    def gradient_norm(self) -> float | None:
-        norm = self._engine.get_global_grad_norm() if self._fp32_norm is None else self._fp32_norm
-        return None if norm is None else float(norm)
+    def gradient_norm(self) -> "Tensor | float | None":
+        return self._engine.get_global_grad_norm() if self._fp32_norm is None else self._fp32_norm
 
     def skipped_steps(self) -> int:
         return int(self._engine.skipped_steps)

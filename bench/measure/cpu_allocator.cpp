@@ -21,21 +21,22 @@ void count(long long change) {
   }
 }
 
-void release(void* block) {
-  count(-static_cast<long long>(*static_cast<size_t*>(block)));
+void release(void* data) {
+  char* block = static_cast<char*>(data) - kHeader;
+  count(-static_cast<long long>(*reinterpret_cast<size_t*>(block)));
   inner->raw_deleter()(block);
 }
 
 struct CountingAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     if (size == 0) return inner->allocate(0);
-    c10::DataPtr whole = inner->allocate(size + kHeader);
-    char* block = static_cast<char*>(whole.release_context());
+    char* block = static_cast<char*>(inner->allocate(size + kHeader).release_context());
     *reinterpret_cast<size_t*>(block) = size;
     count(static_cast<long long>(size));
-    return {block + kHeader, block, &release, c10::Device(c10::DeviceType::CPU)};
+    // Data and context are one pointer, as raw_allocate demands (bf16 matmul packs its weights with it).
+    return {block + kHeader, block + kHeader, &release, c10::Device(c10::DeviceType::CPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // context and data differ
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t size) const override { inner->copy_data(to, from, size); }
 };
 

@@ -18,6 +18,11 @@ def test_an_override_pins_an_axis_and_a_list_makes_one() -> None:
     assert points == [(("engine", "zero3"), ("seed", 5)), (("engine", "zero3"), ("seed", 6))]
 
 
+def test_a_value_may_be_several_overrides_that_go_together() -> None:
+    study = Study(name="s", axes={"engine": ["ddp", {"engine": "zero1", "engine.reduce_bucket_size": 10}]})
+    assert expand(study, []) == [(("engine", "ddp"),), (("engine", "zero1"), ("engine.reduce_bucket_size", 10))]
+
+
 def test_repeats_are_interleaved_and_each_in_an_order_of_its_own() -> None:
     study = Study(name="s", repeats=3)
     todo = order(10, study)

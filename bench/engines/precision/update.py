@@ -22,7 +22,7 @@ class Update:
         self._parameters: list[Tensor] = list(parameters)
         self._masters: list[Tensor] = self._parameters
         if precision != "fp32":
-            self._masters = [parameter.detach().clone().float() for parameter in parameters]
+            self._masters = [parameter.detach().float() for parameter in parameters]
         self._optimizer = torch.optim.AdamW(
             self._masters,
             lr=optimizer.lr,

@@ -45,7 +45,8 @@ def train(spec: RunSpec) -> dict[str, Any]:
     losses, norms = [], []
     for step in range(STEPS):
         losses.append(engine.train_step(micro_batches(spec, step)))
-        norms.append(engine.gradient_norm())
+        norm = engine.gradient_norm()
+        norms.append(None if norm is None else float(norm))
     seen = {
         "weights": weights.hexdigest(),
         "parameters": backend.parameter_count(module),
