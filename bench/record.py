@@ -75,7 +75,8 @@ class Environment(Frozen):
     git: dict[str, Any] | None = None  # commit, dirty
     hosts: tuple[str, ...] = ()  # by node
     cpus: dict[str, Any] = {}  # model, cores, affinity per rank, threads per rank
-    devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, before and after
+    devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, temperature, before the window …
+    devices_after: tuple[dict[str, Any], ...] = ()  # … and after it
     slurm: dict[str, str] = {}
     variables: dict[str, str] = {}  # from an allow-list; never a secret
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, models, store
-from bench.measure import environment
+from bench.measure import devices, environment
 from bench.measure.channel import Channel
 from bench.measure.drill import Drill
 from bench.measure.failures import Refused
-from bench.record import Circumstance, Observations, Outcome, RunRecord
+from bench.record import Circumstance, Observations, RunRecord
 from bench.spec import RunSpec, config_id
 
 if TYPE_CHECKING:
@@ -99,23 +99,31 @@ class Rank:
 
     def train(self) -> "Series":
         """Warm up and measure."""
-        from bench.measure import devices, loop, memory, observe
+        from bench.measure import loop, memory, observe
         from bench.measure.clock import clock_for
 
-        self.energy_j: float | None = None
         opened: list[float | None] = []
 
         def open_window() -> None:
             memory.forget_peak(self.device)
-            opened.append(devices.energy_j(self.local_rank) if self.device.type == "cuda" else None)
+            opened.append(self.energy_so_far())
 
         clock = clock_for(self.device)
         self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.before_step)
         series = loop.run(self.trainer, self.spec, open_window)
         self.memory = observe.rank_memory(self.rank, self.device, self.initialisation, self.initialisation_rss)
-        if opened and opened[0] is not None:
-            self.energy_j = (devices.energy_j(self.local_rank) or opened[0]) - opened[0]
+        closed = self.energy_so_far()
+        self.energy_j = closed - opened[0] if opened and opened[0] is not None and closed is not None else None
         return series
+
+    def energy_so_far(self) -> float | None:
+        """Return what this rank's device has used, in joules, up to now; None on a CPU."""
+        import torch
+
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.synchronize(self.device)
+        return devices.energy_j(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
 
     def inspect(self, series: "Series") -> "Inspection":
         """Look closer at a few untimed steps, unless the run is already worthless."""
@@ -150,7 +158,7 @@ class Rank:
                 data=self.source.describe(self.spec),
                 drill=self.drill.text if self.drill else None,
             )
-            self.write(observed, observe.steps_table(series))
+            self.write(observed, series)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -212,34 +220,21 @@ class Rank:
             raise Refused(f"{self.spec.model.name} has {found} parameters where {expected} were expected")
         return found
 
-    def write(self, observed: Observations, steps: bytes) -> None:
+    def write(self, observed: Observations, series: "Series") -> None:
         """Write the steps, then the record: where a record is, the attempt is complete."""
-        invalid = observed.steps is not None and observed.steps.stopped == "invalid"
-        outcome = invalid_outcome(observed) if invalid else Outcome(kind="ok")
+        from bench.measure import observe
+
         with contextlib.suppress(OSError):  # a full disk: the record alone has room kept for it, and says the rest
-            store.fill(self.folder / store.STEPS, steps)
+            store.fill(self.folder / store.STEPS, observe.steps_table(series))
         record = RunRecord(
             config_id=config_id(self.spec),
             spec=self.spec,
             circumstance=self.circumstance,
-            environment=self.environment,
-            outcome=outcome,
+            environment=self.environment.model_copy(update={"devices_after": tuple(devices.snapshot())}),
+            outcome=observe.outcome(series),
             observations=observed,
         )
         store.fill(self.folder / store.RECORD, store.to_json(record))
-
-
-def invalid_outcome(observed: Observations) -> Outcome:
-    """Say at which step the numbers stopped being numbers."""
-    assert observed.steps is not None
-    norms = observed.steps.gradient_norm
-    for step, loss in enumerate(observed.steps.loss):
-        if loss is None:
-            return Outcome(kind="invalid", reason=f"loss is not finite at step {step}", evidence={"step": step})
-        if norms and norms[step] is None:
-            reason = f"gradient norm is not finite at step {step}"
-            return Outcome(kind="invalid", reason=reason, evidence={"step": step})
-    return Outcome(kind="invalid", reason="a rank's loss is not finite")
 
 
 if __name__ == "__main__":

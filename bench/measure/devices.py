@@ -23,9 +23,9 @@ def count() -> int:
     return int(nvml.nvmlDeviceGetCount()) if nvml else 0
 
 
-def name(index: int) -> str | None:
-    """Return what the device calls itself, e.g. "NVIDIA H200"."""
-    answer: str | None = _ask(index, lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)))
+def name(device: int | str) -> str | None:
+    """Return what the device calls itself, e.g. "NVIDIA H200". Devices are known by the driver's index or by UUID."""
+    answer: str | None = _ask(device, lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)))
     return answer
 
 
@@ -35,9 +35,9 @@ def driver_version() -> str | None:
     return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
 
 
-def energy_j(index: int) -> float | None:
+def energy_j(device: int | str) -> float | None:
     """Return the energy a device has used since its driver was loaded, in joules; None where it keeps no count."""
-    answer: float | None = _ask(index, lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+    answer: float | None = _ask(device, lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
     return answer
 
 
@@ -54,11 +54,13 @@ def snapshot() -> list[dict[str, Any]]:
     return [{key: _ask(index, question) for key, question in questions.items()} for index in range(count())]
 
 
-def _ask(index: int, question: Callable[[Any, Any], Any]) -> Any:
+def _ask(device: int | str, question: Callable[[Any, Any], Any]) -> Any:
     nvml = _nvml()
-    if not nvml or index >= count():
+    if not nvml:
         return None
     try:
-        return question(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+        by_index = isinstance(device, int)
+        handle = nvml.nvmlDeviceGetHandleByIndex(device) if by_index else nvml.nvmlDeviceGetHandleByUUID(device)
+        return question(nvml, handle)
     except nvml.NVMLError:
-        return None  # this device does not tell
+        return None  # there is no such device, or it does not tell

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bench.measure import memory
 from bench.measure.loop import Series
 from bench.measure.memory import Trace
-from bench.record import Collective, Link, Observations, RankMemory, Steps, Tokens
+from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, Tokens
 from bench.spec import RunSpec
 
 
@@ -97,6 +97,18 @@ def steps(series: Series) -> Steps:
             "window_s": series.window_s,
         }
     )
+
+
+def outcome(series: Series) -> Outcome:
+    """Return `ok`, or `invalid` with the step at which the numbers stopped being numbers."""
+    if series.stopped != "invalid":
+        return Outcome(kind="ok")
+    finite = {
+        "loss": series.column("loss").isfinite().all(dim=1),
+        "gradient norm": ~series.column("gradient_norm").isinf().any(dim=1),
+    }
+    step, what = min((int((~good).nonzero()[0]), name) for name, good in finite.items() if not good.all())
+    return Outcome(kind="invalid", reason=f"{what} is not finite at step {step}", evidence={"step": step, "what": what})
 
 
 def tokens(spec: RunSpec, series: Series) -> Tokens:

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import QUICK, Command
 
-from bench import store
+from bench import config, store
+from bench.record import Circumstance
 
 pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
@@ -98,3 +99,16 @@ def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) 
     again = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert json.loads(again.stdout)["skipped"] == 2
     assert len(list(store.find_records([tmp_path]))) == 2
+
+
+def test_a_model_that_is_not_what_its_name_says_is_refused_by_the_ranks_too(tmp_path: Path) -> None:
+    asked = config.request(config.single([*QUICK, "engine=zero3"]))
+    wrong = asked.spec.model.model_copy(update={"parameters": 2_000_000})
+    spec = asked.spec.model_copy(update={"model": wrong})  # past the rule that a request would have met
+    circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=asked.machine)
+    folder = store.open_attempt(tmp_path, spec, circumstance).folder
+    ended = subprocess.run([sys.executable, "-m", "bench.supervisor", str(folder)], timeout=60, check=False)
+    assert ended.returncode == 1
+    outcome = store.read_record(folder / store.RECORD).outcome
+    assert outcome.kind == "error"
+    assert outcome.reason.endswith("Refused: tiny has 2116352 parameters where 2000000 were expected")
