@@ -1,1 +1,21 @@
 """zeroscale's analysis: from records to tables, pictures and answers. Imports neither torch nor Hydra."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
+    """Return the run table of every record at or below `paths`, one row per run; `analysis.columns` has the units.
+
+    Files that are no records are named on standard error and left out. Raises UserError for a path that is not there.
+    """
+    from analysis import reading, table  # here, so that `import analysis` stays light
+
+    given = [paths] if isinstance(paths, str | Path) else paths
+    found = reading.read(Path(path) for path in given)
+    reading.warn(found)
+    return table.run_table(list(found.records.values()))

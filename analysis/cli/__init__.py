@@ -1,0 +1,1 @@
+"""The verbs that read: one small file each, loaded when it is called."""

@@ -1,0 +1,82 @@
+"""Show one row per run, those that failed too.
+
+  zeroscale table results/runs/smoke
+  zeroscale table results/runs --format csv > runs.csv
+  zeroscale table results/runs/smoke --columns engine,world_size,micro,tokens_per_s,flags
+
+Text shows the columns that fit a terminal; Markdown, CSV and JSON show all of them. CSV and JSON are exact. The report
+says what each column means.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="*", type=Path, default=[Path("results/runs")], metavar="DIR", help="default: results/runs"
+    )
+    parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
+    parser.add_argument("--columns", metavar="A,B,…", help="only these, in this order")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0; what is no record is named on standard error."""
+    from analysis import formats, reading, table
+
+    found = reading.read(args.paths)
+    reading.warn(found)
+    if not found.records:
+        raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
+    frame = _chosen(table.run_table(list(found.records.values())), args.columns)
+    if args.format == "text":
+        _print(frame if args.columns else _readable(frame))
+    else:
+        written = {"md": formats.to_markdown, "csv": formats.to_csv, "json": formats.to_json}[args.format](frame)
+        sys.stdout.write(written)
+    return 0
+
+
+def _chosen(frame: "DataFrame", asked: str | None) -> "DataFrame":
+    if asked is None:
+        return frame
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    for name in names:
+        if name not in frame.columns:
+            raise UserError(f"--columns {name}", "no such column", nearest(name, map(str, frame.columns)))
+    return frame[names]
+
+
+def _readable(frame: "DataFrame") -> "DataFrame":
+    from analysis.columns import SHOWN
+
+    told = frame.notna() & (frame.astype("string") != "")
+    return frame[[name for name in (*SHOWN, "reason") if told[name].any()]]
+
+
+def _print(frame: "DataFrame") -> None:
+    """Print a table as wide as the terminal, or as wide as it is where the output goes elsewhere."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from analysis.columns import columns
+    from analysis.numbers import cell
+    from analysis.table import plain
+
+    known = columns()
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in map(str, frame.columns):
+        right = known[name].kind in ("integer", "number")
+        shown.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    for row in plain(frame):
+        shown.add_row(*(Text(cell(known[name], value)) for name, value in row.items()))
+    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
+    console.print(shown)

@@ -1,0 +1,115 @@
+"""The columns of the run table: what each means and its unit, in one place.
+
+Facts are read off a record and documented here; quantities are derived, one file each in `analysis/metrics`, and
+documented there. Unknown is missing, never 0 or -1.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from analysis.metrics import Better, Metric, metrics
+from analysis.observed import tokens
+from bench.record import RunRecord
+
+Kind = Literal["text", "integer", "number", "truth"]
+
+
+class Column(NamedTuple):
+    """One column of the run table; `unit` is empty for what has none."""
+
+    name: str
+    meaning: str
+    unit: str
+    kind: Kind
+    value: Callable[[RunRecord], Any]
+    better: Better = "neither"
+
+
+ORDER = (
+    "config_id", "environment_id", "device", "machine", "repeat", "attempt", "study", "model", "parameters", "engine",
+    "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node", "world_size", "micro",
+    "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens", "evidence", "outcome",
+    "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s", "effective_tokens_per_s",
+    "model_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes",
+    "peak_rss_bytes", "data_wait_s", "slowest_over_median", "reason", "flags",
+)  # fmt: skip
+"""The columns in order; a metric that is not named here comes before `reason`, by its name."""
+
+SHOWN = (
+    "config_id", "model", "engine", "precision", "world_size", "micro", "outcome", "step_s", "tokens_per_s", "mfu",
+    "peak_allocated_bytes", "flags",
+)  # fmt: skip
+"""What people look at first, where any run has a value for it."""
+
+
+def columns() -> dict[str, Column]:
+    """Return every column of the run table by name, in order."""
+    known = {column.name: column for column in _FACTS} | {m.name: _derived(m) for m in metrics().values()}
+    new = sorted(known.keys() - set(ORDER))
+    return {name: known[name] for name in (*ORDER[:-2], *new, *ORDER[-2:])}
+
+
+def _derived(metric: Metric) -> Column:
+    kind: Kind = "integer" if metric.whole else "number"
+    return Column(metric.name, metric.label, metric.unit, kind, metric.value, metric.better)
+
+
+def _environment_id(record: RunRecord) -> str | None:
+    return record.environment.environment_id if record.environment else None
+
+
+def _device(record: RunRecord) -> str | None:
+    return record.environment.classification.device if record.environment else None
+
+
+def _parameters(record: RunRecord) -> int | None:
+    return record.observations.parameters if record.observations else record.spec.model.parameters
+
+
+def _encoder_tokens(record: RunRecord) -> float:
+    counted = tokens(record)  # a run that made no step would have had these: lengths include padding
+    return counted.encoder if counted else float(record.spec.global_batch * record.spec.sequence.encoder)
+
+
+def _decoder_tokens(record: RunRecord) -> float:
+    counted = tokens(record)
+    return counted.decoder if counted else float(record.spec.global_batch * record.spec.sequence.decoder)
+
+
+def _padding_tokens(record: RunRecord) -> float | None:
+    counted = tokens(record)
+    return counted.encoder_padding + counted.decoder_padding if counted else None
+
+
+_FACTS = (
+    Column("config_id", "what was measured: hash of the spec", "", "text", lambda r: r.config_id),
+    Column("environment_id", "what it ran on: hash of device and versions", "", "text", _environment_id),
+    Column("device", "the device's own name", "", "text", _device),
+    Column("machine", "node type asked for, a file of conf/machine", "", "text", lambda r: r.circumstance.machine.name),
+    Column("repeat", "repeat of this configuration, from 0", "", "integer", lambda r: r.circumstance.repeat),
+    Column("attempt", "attempt at this repeat, from 0", "", "integer", lambda r: r.circumstance.attempt),
+    Column("study", "study that the run belongs to", "", "text", lambda r: r.circumstance.study),
+    Column("model", "model, a file of conf/model", "", "text", lambda r: r.spec.model.name),
+    Column("parameters", "counted on the built model; published, where none was built", "", "integer", _parameters),
+    Column("engine", "engine, a file of conf/engine", "", "text", lambda r: r.spec.engine.name),
+    Column("precision", "of weights and activations in forward and backward", "", "text", lambda r: r.spec.precision),
+    Column(
+        "activation_checkpointing", "activations are recomputed in backward", "", "truth",
+        lambda r: r.spec.activation_checkpointing,
+    ),
+    Column("data", "data source, a file of conf/data", "", "text", lambda r: r.spec.data.name),
+    Column("seed", "of weights and data", "", "integer", lambda r: r.spec.seed),
+    Column("nodes", "nodes", "", "integer", lambda r: r.spec.nodes),
+    Column("devices_per_node", "devices of each node, one rank each", "", "integer", lambda r: r.spec.devices_per_node),
+    Column("world_size", "ranks in all", "", "integer", lambda r: r.spec.world_size),
+    Column("micro", "samples per device and forward pass", "samples", "integer", lambda r: r.spec.batch.micro),
+    Column("accumulation", "forward passes per optimizer step", "", "integer", lambda r: r.spec.accumulation),
+    Column("global_batch", "samples per optimizer step", "samples", "integer", lambda r: r.spec.global_batch),
+    Column("encoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _encoder_tokens),
+    Column("decoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _decoder_tokens),
+    Column("padding_tokens", "contained in the two before; mean over the window", "tokens", "number", _padding_tokens),
+    Column("evidence", "measured, rehearsed (one real rank) or predicted", "", "text", lambda r: r.evidence),
+    Column("outcome", "how the run ended", "", "text", lambda r: r.outcome.kind),
+    Column("reason", "why it ended so; empty when ok", "", "text", lambda r: r.outcome.reason),
+    Column("flags", "doubts about the row, separated by spaces", "", "text", lambda r: ""),  # analysis.table fills it
+)  # fmt: skip

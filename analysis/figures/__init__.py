@@ -1,0 +1,58 @@
+"""One file per picture: `figure(summary) -> matplotlib Figure`, TITLE and ALT, its content for who cannot see it."""
+
+import html
+import importlib
+import io
+import pkgutil
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.drawing import INK, STYLE
+
+FORMATS = ("svg", "pdf", "png")
+_PNG_DPI = 200
+
+
+class Picture(NamedTuple):
+    """One file of this package."""
+
+    name: str
+    title: str
+    alt: str
+    figure: Callable[[pd.DataFrame], Figure]
+
+
+def pictures() -> list[Picture]:
+    """Return every picture, in the order of PLACE and then of their names."""
+    modules = [(name, importlib.import_module(f"{__name__}.{name}")) for _, name, _ in pkgutil.iter_modules(__path__)]
+    modules.sort(key=lambda named: (named[1].PLACE, named[0]))
+    return [Picture(name, module.TITLE, module.ALT, module.figure) for name, module in modules]
+
+
+def render(picture: Picture, summary: pd.DataFrame) -> dict[str, bytes]:
+    """Draw a picture once and return its file in every format; equal summaries give equal bytes."""
+    figure = picture.figure(summary)
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": picture.name}):
+        return {form: _saved(figure, form) for form in FORMATS}
+
+
+def inline(name: str, svg: bytes, alt: str) -> str:
+    """Return an SVG file as an element of a page: no prologue, no metadata, ids of its own, `alt` for its label."""
+    text = re.sub(r"<metadata>.*?</metadata>", "", svg.decode(), flags=re.DOTALL)
+    text = text[text.index("<svg") :]
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = text.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
+    text = text.replace(INK, "currentColor").replace("fill: #ffffff", "fill: none")  # the page may be dark
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt)}" ', 1)
+
+
+def _saved(figure: Figure, form: str) -> bytes:
+    buffer = io.BytesIO()
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[form]
+    figure.savefig(buffer, format=form, dpi=_PNG_DPI, metadata=undated)
+    return buffer.getvalue()

@@ -1,0 +1,74 @@
+"""Flags: the doubts that a row of the run table carries, each with its rule in one table."""
+
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+from analysis.observed import window
+from analysis.stats import series_interval
+from bench.record import RunRecord
+
+_SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
+_DRIFT = 0.01
+
+
+class Flag(NamedTuple):
+    """`meaning` completes the sentence "this run …"."""
+
+    meaning: str
+    raised: Callable[[RunRecord], bool]
+
+
+def flags(record: RunRecord) -> tuple[str, ...]:
+    """Return the flags that a record raises by itself, in the table's order."""
+    return tuple(name for name, flag in FLAGS.items() if flag.raised(record))
+
+
+def _drill(record: RunRecord) -> bool:
+    return record.observations is not None and record.observations.drill is not None
+
+
+def _short(record: RunRecord) -> bool:
+    timed = window(record)
+    return timed is not None and len(timed.step_s) < _SHORT_STEPS and timed.seconds < _SHORT_S
+
+
+def _unsteady(record: RunRecord) -> bool:
+    steps = record.observations.steps if record.observations else None
+    return window(record) is not None and steps is not None and not steps.steady
+
+
+def _wide(record: RunRecord) -> bool:
+    timed = window(record)
+    if timed is None:
+        return False
+    interval, asked = series_interval(timed.step_s), record.spec.measure.width
+    return interval is None or interval[1] - interval[0] > asked * statistics.median(timed.step_s)
+
+
+def _skipped_steps(record: RunRecord) -> bool:
+    steps = record.observations.steps if record.observations else None
+    return steps is not None and any(step >= steps.cut for step in steps.skipped)
+
+
+def _memory_drift(record: RunRecord) -> bool:
+    ranks = record.observations.memory if record.observations else ()
+    return any(rank.drift is not None and abs(rank.drift) > _DRIFT for rank in ranks)
+
+
+def _dirty(record: RunRecord) -> bool:
+    git = record.environment.git if record.environment else None
+    return bool(git and git.get("dirty"))
+
+
+FLAGS = {
+    "drill": Flag("had a fault planted on purpose; it is never a measurement", _drill),
+    "short": Flag(f"has a window of less than {_SHORT_STEPS} steps and less than {_SHORT_S:g} s", _short),
+    "unsteady": Flag("was timed before its steps were steady: the warm-up's budget ended first", _unsteady),
+    "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _wide),
+    "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _skipped_steps),
+    "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _memory_drift),
+    "unverified": Flag("has no run of the reference engine beside it to compare its loss with", lambda record: False),
+    "dirty": Flag("was made by code with uncommitted changes", _dirty),
+}
+"""In the order of the column. `unverified` depends on the other runs: `analysis.verify` decides it."""

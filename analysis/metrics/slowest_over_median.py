@@ -1,0 +1,15 @@
+"""Straggling: the slowest rank's own time before its first collective, over the median rank's."""
+
+import statistics
+
+from bench.record import RunRecord
+
+LABEL, UNIT, BETTER = "slowest rank over median rank, before collectives", "ratio", "less"
+
+
+def value(record: RunRecord) -> float | None:
+    ranks = record.observations.before_collectives_s if record.observations else ()
+    known = record.outcome.kind == "ok" and len(ranks) == record.spec.world_size > 1
+    if not known or statistics.median(ranks) <= 0:
+        return None
+    return max(ranks) / statistics.median(ranks)

@@ -1,0 +1,68 @@
+"""What the metrics read in a record: its timed window, worst rank and rate of FLOPs; None where it does not tell."""
+
+from typing import Literal, NamedTuple
+
+from bench.errors import UserError
+from bench.predict.flops import flops_per_step
+from bench.record import RankMemory, RunRecord, Tokens
+
+_TERA = 1e12
+
+
+class Window(NamedTuple):
+    """The timed steps of a run."""
+
+    step_s: tuple[float, ...]  # maximum over ranks
+    data_wait_s: tuple[float, ...]
+    seconds: float  # all of them together
+
+
+def window(record: RunRecord) -> Window | None:
+    """Return the steps whose time may be shown: those after the cut, of a run that ended well.
+
+    A run that diverged or was stopped half-way computed something else than what was asked, so its speed is no answer.
+    """
+    steps = record.observations.steps if record.observations else None
+    if record.outcome.kind != "ok" or steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0:
+        return None
+    return Window(steps.step_s[steps.cut :], steps.data_wait_s[steps.cut :], steps.window_s)
+
+
+def steps_per_s(record: RunRecord) -> float | None:
+    """Return the steps of the window divided by its seconds: the whole window, never a mean of rates."""
+    timed = window(record)
+    return len(timed.step_s) / timed.seconds if timed else None
+
+
+def tokens(record: RunRecord) -> Tokens | None:
+    """Return the tokens that were counted in the window, per optimizer step; None where no step was in it."""
+    observed = record.observations
+    if observed is None or observed.steps is None or observed.steps.cut >= len(observed.steps.step_s):
+        return None
+    return observed.tokens
+
+
+def worst_rank(record: RunRecord, quantity: str) -> int | None:
+    """Return the largest of all ranks' `quantity`, a field of RankMemory; None where one of them is unknown."""
+    assert quantity in RankMemory.model_fields
+    ranks = record.observations.memory if record.observations else ()
+    values = [getattr(rank, quantity) for rank in ranks]
+    return None if not values or None in values else max(values)
+
+
+def tflops_per_device(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:
+    """Return 10^12 matmul FLOP/s per device over the window; `hardware` counts recomputed activations as well."""
+    rate = steps_per_s(record)
+    if rate is None:
+        return None
+    try:
+        flops: int = getattr(flops_per_step(record.spec), kind)
+    except (UserError, ValueError):  # a family or a shape that this version does not know
+        return None
+    return flops * rate / record.spec.world_size / _TERA
+
+
+def utilisation(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:
+    """Return `tflops_per_device` divided by the machine's dense peak in the run's precision; None for no known peak."""
+    rate, peak = tflops_per_device(record, kind), record.circumstance.machine.peak_tflops.get(record.spec.precision)
+    return None if rate is None or not peak else rate / peak

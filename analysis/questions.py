@@ -1,0 +1,77 @@
+"""Questions: which rows of a summary compete with each other, and what to call them and their choices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.summary import Row
+from analysis.table import plain
+
+Question = dict[str, Any]
+
+_PLACE = ("model", "nodes", "devices_per_node")
+_MORE = ("machine", "environment_id", "evidence", "precision", "data", "encoder_length", "decoder_length")
+QUESTION = (*_PLACE, *_MORE)
+"""Rows that share these answer one question; engine, batch and activation checkpointing are the choice."""
+
+
+def by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
+    """Return the rows of a summary by question, in the order in which they appear.
+
+    A run that failed before it knew its environment has no number to pool: it stands with those that asked the same.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    rows = [_with_lengths(row) for row in plain(summary)]
+    for row in sorted(rows, key=lambda row: row["environment_id"] is None):
+        key = tuple(row[name] for name in QUESTION)
+        if row["environment_id"] is None and not row["n"]:
+            key = next((other for other in groups if _same_but_environment(key, other)), key)
+        groups.setdefault(key, []).append(row)
+    return [(dict(zip(QUESTION, key, strict=True)), rows) for key, rows in groups.items()]
+
+
+def name(question: Question, among: Sequence[Question]) -> str:
+    """Name a question: model and ranks, and whatever else sets it apart from others of the model."""
+    nodes, devices = question["nodes"], question["devices_per_node"]
+    ranks = f"{nodes} × {devices} ranks" if nodes > 1 else f"{devices} rank{'s' if devices > 1 else ''}"
+    varying = [part for part in _MORE if _sets_apart(part, question, among)]
+    return " · ".join([question["model"], ranks, *(_part(part, question[part]) for part in varying)])
+
+
+def choice(row: Row) -> str:
+    """Name what is chosen in a row: the series and its micro-batch."""
+    return f"{series(row)}, micro {row['micro']}"
+
+
+def series(row: Row) -> str:
+    """Name what is chosen in a row besides the micro-batch."""
+    words = [row["engine"]]
+    if row["accumulation"] > 1:
+        words.append(f"× {row['accumulation']} accumulated")
+    if row["activation_checkpointing"]:
+        words.append("checkpointed")
+    return " ".join(words)
+
+
+def _sets_apart(part: str, question: Question, among: Sequence[Question]) -> bool:
+    """Whether others of the model answer `part` otherwise; an environment class holds the devices per node, so it is
+    compared among equal ranks."""
+    alike = _PLACE if part == "environment_id" else ("model",)
+    rivals = [other for other in among if all(other[same] == question[same] for same in alike)]
+    return len({other[part] for other in rivals}) > 1
+
+
+def _part(part: str, value: Any) -> str:
+    if part.endswith("_length"):
+        return f"{part.removesuffix('_length')} {value:g}"
+    return str(value)
+
+
+def _same_but_environment(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return all(a == b for part, a, b in zip(QUESTION, one, other, strict=True) if part != "environment_id")
+
+
+def _with_lengths(row: Row) -> Row:
+    """Add the tokens per sample, which the summary holds per step."""
+    return row | {f"{side}_length": row[f"{side}_tokens"] / row["global_batch"] for side in ("encoder", "decoder")}

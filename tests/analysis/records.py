@@ -1,0 +1,135 @@
+"""Records made by hand for the tests: small, with numbers whose results can be worked out on paper."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import store
+from bench.machine import Machine
+from bench.record import (
+    Circumstance,
+    Environment,
+    EnvironmentClass,
+    Evidence,
+    Observations,
+    Outcome,
+    OutcomeKind,
+    RankMemory,
+    RunRecord,
+    Steps,
+    Tokens,
+)
+from bench.spec import RunSpec, config_id
+
+SHAPE = {
+    "d_model": 4, "d_kv": 2, "d_ff": 6, "encoder_layers": 1, "decoder_layers": 1, "heads": 2, "vocab": 10,
+    "gated": True, "activation": "gelu_new", "separate_head": True,
+}  # fmt: skip
+LOSSES = (9.0, 8.0, 7.0, 6.0, 5.0)
+MIB = 2**20
+
+
+def spec(engine: str = "zero1", micro: int = 2, ranks: int = 2, **more: Any) -> RunSpec:
+    """A tiny model, 8 encoder and 2 decoder tokens per sample."""
+    model = {"name": "tiny", "shape": SHAPE, "parameters": 400, **more.pop("model", {})}
+    plain = {
+        "model": model,
+        "engine": {"name": engine, "backend": "ddp" if engine == "ddp" else "deepspeed"},
+        "data": {"name": "synthetic", "source": "synthetic"},
+        "batch": {"micro": micro},
+        "devices_per_node": ranks,
+        "sequence": {"encoder": 8, "decoder": 2},
+        "precision": "fp32",
+        **more,
+    }
+    return RunSpec.model_validate(plain)
+
+
+def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -> Steps:
+    """`window` after `cut` slow steps; it took the sum of its steps."""
+    series = (9.9,) * cut + tuple(window)
+    plain: dict[str, Any] = {
+        "cut": cut,
+        "steady": True,
+        "stopped": "width",
+        "step_s": series,
+        "data_wait_s": (0.5,) * cut + (0.001,) * len(window),
+        "loss": (*LOSSES, *(4.0,) * len(series))[: len(series)],
+        "window_s": sum(window),
+        **more,
+    }
+    return Steps.model_validate(plain)
+
+
+def memory(ranks: int, peak: int = 10 * MIB, **more: Any) -> tuple[RankMemory, ...]:
+    """Rank r holds r MiB more than rank 0."""
+    alike = {"init_peak_bytes": peak // 2, "peak_rss_bytes": 7 * peak, **more}
+    return tuple(RankMemory(rank=r, peak_allocated_bytes=peak + r * MIB, **alike) for r in range(ranks))
+
+
+def observed(of: RunSpec, **more: Any) -> Observations:
+    """What a run that ended well observed."""
+    plain: dict[str, Any] = {
+        "parameters": 402,
+        "engine_config": {},
+        "steps": steps(),
+        "tokens": Tokens(
+            encoder=8.0 * of.global_batch, decoder=2.0 * of.global_batch, encoder_padding=3.0, decoder_padding=1.0
+        ),
+        "memory": memory(of.world_size),
+        "before_collectives_s": tuple(0.01 * (r + 1) for r in range(of.world_size)),
+        **more,
+    }
+    return Observations.model_validate(plain)
+
+
+def environment(of: RunSpec, torch: str = "2.13.0", **more: Any) -> Environment:
+    """A CPU; its class differs by devices per node and the version of torch."""
+    known = EnvironmentClass(device="CPU", devices_per_node=of.devices_per_node, versions={"torch": torch})
+    return Environment(environment_id=f"env{of.devices_per_node}-{torch}", classification=known, **more)
+
+
+def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any) -> RunRecord:
+    """A run that ended ok; `torch` None is one whose environment nobody looked at."""
+    of = of or spec()
+    around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}}
+    circumstance = Circumstance.model_validate(around | {k: more.pop(k) for k in tuple(around) if k in more})
+    evidence: Evidence = more.pop("evidence", "measured")
+    return RunRecord(
+        config_id=config_id(of),
+        evidence=evidence,
+        spec=of,
+        circumstance=circumstance,
+        environment=environment(of, torch, **more.pop("environment", {})) if torch else None,
+        outcome=Outcome(kind="ok"),
+        observations=observed(of, **more),
+    )
+
+
+def failed(kind: OutcomeKind, of: RunSpec | None = None, reason: str = "why", **more: Any) -> RunRecord:
+    """A run without observations."""
+    evidence = more.pop("told", {"ranks": [{"rank": 0}]})
+    outcome = Outcome(kind=kind, reason=reason, evidence=evidence)
+    return run(of, **more).model_copy(update={"outcome": outcome, "observations": None})
+
+
+def machine(**peaks: float) -> Machine:
+    """A node type whose dense peaks are known."""
+    return Machine.model_validate({"name": "known", "peak_tflops": peaks})
+
+
+def save(folder: Path, *records: RunRecord) -> Path:
+    """Write records as a results folder."""
+    for record in records:
+        around = record.circumstance
+        place = folder / around.study / record.config_id / f"{around.repeat}.{around.attempt}"
+        place.mkdir(parents=True)
+        store.write_json(place / store.RECORD, record)
+    return folder
+
+
+def plain(record: RunRecord) -> dict[str, Any]:
+    """The record as JSON values."""
+    value: dict[str, Any] = json.loads(store.to_json(record))
+    return value

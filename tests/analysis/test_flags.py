@@ -1,0 +1,61 @@
+from typing import Any
+
+import pytest
+from records import failed, memory, run, spec, steps
+
+from analysis.flags import FLAGS, flags
+from analysis.table import run_table
+
+STEADY = tuple(0.1 + 0.0001 * (i % 2) for i in range(30))
+
+
+def test_a_good_run_carries_none() -> None:
+    assert flags(run(steps=steps(STEADY))) == ()
+
+
+@pytest.mark.parametrize(
+    ("flag", "observations"),
+    [
+        ("short", {"steps": steps(STEADY[:29])}),
+        ("unsteady", {"steps": steps(STEADY, steady=False)}),
+        ("wide", {"steps": steps(tuple(0.1 + 0.001 * (i * 7 % 30) for i in range(30)))}),
+        ("skipped_steps", {"steps": steps(STEADY, skipped=(2, 9))}),
+        ("memory_drift", {"steps": steps(STEADY), "memory": memory(2, drift=-0.011)}),
+        ("drill", {"steps": steps(STEADY), "drill": "sleep:1"}),
+        ("dirty", {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": True}}}),
+    ],
+)
+def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[str, Any]) -> None:
+    assert flags(run(**observations)) == (flag,)
+
+
+@pytest.mark.parametrize(
+    "observations",
+    [
+        {"steps": steps((1.0, 1.001) * 10)},  # 20 s in 20 steps
+        {"steps": steps(STEADY, skipped=(2,))},  # before the window
+        {"steps": steps(STEADY), "memory": memory(2, drift=0.01)},
+        {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": False}}},
+    ],
+)
+def test_what_is_just_good_enough_raises_none(observations: dict[str, Any]) -> None:
+    assert flags(run(**observations)) == ()
+
+
+def test_no_interval_at_all_is_wide() -> None:
+    assert flags(run(steps=steps(STEADY[:5]))) == ("short", "wide")
+
+
+def test_width_is_what_the_protocol_asked() -> None:
+    series = steps(tuple(0.1 + 0.001 * (i * 7 % 30) for i in range(30)))
+    assert flags(run(spec(measure={"width": 0.2}), steps=series)) == ()
+
+
+def test_a_failure_has_no_window_to_doubt() -> None:
+    assert flags(failed("oom")) == ()
+
+
+def test_the_table_joins_flags_in_one_order() -> None:
+    table = run_table([run(steps=steps(STEADY[:5], steady=False), drill="x")])
+    assert table["flags"][0] == "drill short unsteady wide unverified"
+    assert set(table["flags"][0].split()) <= set(FLAGS)

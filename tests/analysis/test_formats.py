@@ -1,0 +1,76 @@
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from records import failed, run, spec, steps
+
+from analysis import formats
+from analysis.columns import columns
+from analysis.numbers import MISSING, cell, significant, size
+from analysis.table import plain, read_csv, run_table
+
+NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'
+
+
+def table() -> pd.DataFrame:
+    """Values that programs mistake: an id like a number, a model called nan, text with every separator, long floats."""
+    odd = spec(model={"name": "nan"}, activation_checkpointing=True)
+    return run_table(
+        [
+            run(steps=steps(tuple(0.1 + 1 / (3 + i) for i in range(40)))),
+            run(odd).model_copy(update={"config_id": "123e456789"}),
+            failed("oom", reason=NASTY, torch=None),
+        ]
+    )
+
+
+def test_csv_reads_back_as_the_same_table(tmp_path: Path) -> None:
+    written = tmp_path / "runs.csv"
+    written.write_text(formats.to_csv(table()))
+    pd.testing.assert_frame_equal(read_csv(written), table(), check_exact=True)
+
+
+def test_a_table_without_rows_reads_back_too(tmp_path: Path) -> None:
+    written = tmp_path / "runs.csv"
+    written.write_text(formats.to_csv(run_table([])))
+    pd.testing.assert_frame_equal(read_csv(written), run_table([]))
+
+
+def test_json_is_exact_and_null_where_missing() -> None:
+    rows = json.loads(formats.to_json(table()))
+    assert rows == plain(table())
+    assert rows[2]["tokens_per_s"] is None
+    assert rows[2]["environment_id"] is None
+    assert rows[1]["activation_checkpointing"] is True
+    assert rows[0]["padding_tokens"] == 4
+
+
+def test_markdown_keeps_every_cell_in_its_column() -> None:
+    lines = formats.to_markdown(table()).splitlines()
+    assert len(lines) == 2 + 3
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(columns()) + 1}
+    assert "<script" not in re.sub(r"\\.", "", lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (1.0, "1.000"), (0.0499960001, "0.05000"), (0.05, "0.05000"), (1234567.0, "1,235,000"),
+        (12.3456, "12.35"), (-0.5, "-0.5000"), (1e-7, "1.000e-07"), (2.5e17, "2.500e+17"), (9999.9, "10,000"),
+    ],
+)  # fmt: skip
+def test_numbers_have_four_digits(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (1, "1.000 B"), (1023, "1,023 B"), (1024, "1.000 KiB"), (80 * 2**30, "80.00 GiB")]
+)
+def test_sizes_have_binary_units(value: int, text: str) -> None:
+    assert size(value) == text
+
+
+def test_what_is_missing_is_a_dash_and_never_a_number() -> None:
+    assert {cell(column, None) for column in columns().values()} == {MISSING}

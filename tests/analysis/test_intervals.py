@@ -1,0 +1,84 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from analysis.stats import effective_size, median_interval, series_interval
+
+
+@pytest.mark.parametrize(
+    ("n", "ends"),
+    [  # P(Bin(n, 1/2) < r) ≤ 2.5 %: (1/2)^6 = 1.6 % for r = 1; 11/1024 = 1.1 % for r = 2 of 10; tables: 10 and 21 of 30
+        (6, (1, 6)),
+        (8, (1, 8)),
+        (10, (2, 9)),
+        (30, (10, 21)),
+    ],
+)
+def test_the_interval_is_between_these_order_statistics(n: int, ends: tuple[int, int]) -> None:
+    assert median_interval([float(value) for value in range(n, 0, -1)]) == ends
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_too_few_values_have_no_interval(n: int) -> None:
+    assert median_interval([1.0] * n) is None
+    assert series_interval((1.0,) * n) is None
+
+
+@given(st.integers(6, 600))
+def test_ranks_cover_by_the_binomial_and_no_nearer_ones_do(n: int) -> None:
+    interval = median_interval([float(i) for i in range(1, n + 1)])
+    assert interval is not None
+    low, high = map(int, interval)
+    assert low + high == n + 1
+    law = scipy_stats.binom(n, 0.5)
+    assert law.cdf(high - 1) - law.cdf(low - 1) >= 0.95
+    assert law.cdf(low) > 0.025, "one rank further in would leave more than 2.5 % on each side"
+
+
+@given(st.lists(st.floats(1e-6, 1e3), max_size=60).map(tuple))
+def test_a_series_is_never_surer_than_independent_values(values: tuple[float, ...]) -> None:
+    series, independent = series_interval(values), median_interval(values)
+    assert 0 <= effective_size(values) <= len(values)
+    if series is not None:
+        assert independent is not None
+        assert series[0] <= independent[0] <= independent[1] <= series[1]
+
+
+def ar1(rng: np.random.Generator, n: int, coefficient: float, runs: int) -> np.ndarray:
+    """Series with median 0, one per row, in their stationary state from the start."""
+    noise = rng.normal(size=(runs, n))
+    series = np.empty_like(noise)
+    series[:, 0] = noise[:, 0] / math.sqrt(1 - coefficient**2)
+    for i in range(1, n):
+        series[:, i] = coefficient * series[:, i - 1] + noise[:, i]
+    return series
+
+
+def coverage(series: np.ndarray) -> float:
+    intervals = [series_interval(tuple(row)) for row in series.tolist()]
+    known = [interval for interval in intervals if interval]
+    return sum(low <= 0 <= high for low, high in known) / len(known)
+
+
+@pytest.mark.parametrize("n", [30, 100, 300])
+def test_the_interval_covers_the_median_of_independent_steps(n: int) -> None:
+    assert coverage(ar1(np.random.default_rng(1), n, 0.0, 1500)) >= 0.95
+
+
+@pytest.mark.parametrize(("coefficient", "n", "least"), [(0.5, 30, 0.92), (0.5, 300, 0.94), (0.8, 300, 0.92)])
+def test_the_interval_is_wider_where_steps_resemble_their_neighbours(coefficient: float, n: int, least: float) -> None:
+    series = ar1(np.random.default_rng(2), n, coefficient, 1500)
+    assert coverage(series) >= least
+    uncorrected = np.mean([low <= 0 <= high for low, high in map(median_interval, series.tolist())])
+    assert uncorrected < least, "what independent values would promise"
+
+
+def test_effective_size_of_series_known_by_hand() -> None:
+    assert effective_size((1.0, 2.0) * 20) == 40, "neighbours that differ make nothing surer"
+    assert effective_size((3.0,) * 9) == 9
+    assert effective_size((1.0,) * 10 + (2.0,) * 10) < 5, "a drift is hardly two values"
+    assert effective_size(()) == 0

@@ -1,0 +1,106 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from records import plain, run, save, spec
+
+import analysis
+from analysis import reading
+from bench.errors import UserError
+
+RECORDED = Path(__file__).parents[1] / "data" / "runs"
+
+
+def foreign(folder: Path) -> Path:
+    """Files called record.json that are none: torn, of somebody else, from the future, binary, a folder."""
+    newer = plain(run()) | {"schema_version": 99, "new": 1}
+    lacking = {key: value for key, value in plain(run()).items() if key != "outcome"}
+    contents = {
+        "torn": json.dumps(plain(run()))[:300].encode(),
+        "else": b'{"artist": "Ella"}',
+        "newer": json.dumps(newer).encode(),
+        "lacking": json.dumps(lacking).encode(),
+        "binary": b"\xff\xfe\x00",
+        "list": b"[1, 2]",
+    }
+    for name, content in contents.items():
+        (folder / name).mkdir()
+        (folder / name / "record.json").write_bytes(content)
+    (folder / "folder" / "record.json").mkdir(parents=True)
+    return folder
+
+
+def test_every_record_is_read_and_the_rest_named_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path, run(), run(spec("ddp")))
+    found = reading.read([foreign(tmp_path)])
+    assert len(found.records) == 2
+    why = {skipped.path.parent.name: skipped.why for skipped in found.skipped}
+    assert set(why) == {"torn", "else", "newer", "lacking", "binary", "list", "folder"}
+    assert "newer than 1" in why["newer"]
+    assert why["lacking"].startswith("outcome:")
+    reading.warn(found)
+    assert "7 of 9 files" in caplog.messages[0]
+    assert all(any(str(skipped.path) in line for line in caplog.messages) for skipped in found.skipped)
+
+
+def test_a_file_below_two_of_the_paths_is_one_run(tmp_path: Path) -> None:
+    save(tmp_path, run())
+    assert len(reading.read([tmp_path, tmp_path / "smoke", *tmp_path.rglob("record.json")]).records) == 1
+
+
+def test_an_attempt_without_a_record_is_named(tmp_path: Path) -> None:
+    begun = tmp_path / "smoke" / "0123456789" / "0.0"
+    begun.mkdir(parents=True)
+    (begun / "circumstance.json").write_text("{}")
+    assert reading.read([tmp_path]).unfinished == (begun,)
+
+
+def test_runs_come_in_an_order_that_people_expect(tmp_path: Path) -> None:
+    asked = [(1, "ddp", 2), (1, "zero1", 2), (1, "zero1", 16), (2, "ddp", 2)]
+    save(tmp_path, *(run(spec(engine, micro, ranks)) for ranks, engine, micro in reversed(asked)))
+    found = [
+        (r.spec.world_size, r.spec.engine.name, r.spec.batch.micro) for r in reading.read([tmp_path]).records.values()
+    ]
+    assert found == asked
+
+
+def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file or folder"):
+        analysis.load(tmp_path / "nowhere")
+
+
+def test_load_takes_one_path_or_several_again_and_again(tmp_path: Path) -> None:
+    save(tmp_path, run())
+    for paths in (tmp_path, str(tmp_path), [str(tmp_path)], [tmp_path, tmp_path]):
+        assert len(analysis.load(paths)) == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "unpaid"),
+    [
+        ("import analysis", {"pandas", "pydantic", "numpy", "matplotlib", "torch"}),
+        ("import analysis.cli.table, analysis.cli.report", {"pandas", "numpy", "matplotlib", "jinja2", "torch"}),
+        (
+            "import analysis.report, analysis.formats",
+            {"torch", "deepspeed", "transformers", "hydra", "matplotlib.pyplot"},
+        ),
+    ],
+)
+def test_importing_stays_light(statement: str, unpaid: set[str]) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not unpaid & set(told.stdout.split())
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no recorded runs")
+def test_recorded_runs_give_a_table() -> None:
+    table = analysis.load(RECORDED)
+    assert (table.outcome == "ok").any()
+    assert table.loc[table.outcome == "ok", "tokens_per_s"].notna().all()
+    assert table.loc[table.outcome != "ok", "tokens_per_s"].isna().all()

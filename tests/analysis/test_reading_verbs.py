@@ -1,0 +1,85 @@
+import json
+from pathlib import Path
+
+import pytest
+from records import failed, run, save, spec
+
+from bench.cli import main
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    long = "rank 0: " + "out of memory " * 20
+    return save(tmp_path / "results" / "runs", run(spec("ddp")), run(), failed("oom", spec("zero3"), reason=long))
+
+
+def test_text_shows_what_fits_and_every_reason_in_full(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(runs)]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == [
+        "config_id", "model", "engine", "precision", "world_size", "micro", "outcome", "step_s", "tokens_per_s",
+        "peak_allocated_bytes", "reason",
+    ], "neither mfu nor flags: no run has any"  # fmt: skip
+    assert len(rows) == 3
+    assert "11.00 MiB" in rows[0]
+    assert "out of memory " * 20 in rows[2] + " "
+
+
+def test_rich_markup_in_a_record_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["table", str(save(tmp_path, failed("error", reason="[bold]not markup[/bold]")))])
+    assert "[bold]not markup[/bold]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["md", "csv", "json"])
+def test_columns_are_those_asked_for_in_that_order(runs: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(runs), "--format", form, "--columns", "outcome, engine"]) == 0
+    told = capsys.readouterr().out
+    expected = {
+        "md": "| outcome | engine |\n| --- | --- |\n| ok | ddp |\n| ok | zero1 |\n| oom | zero3 |\n",
+        "csv": "outcome,engine\nok,ddp\nok,zero1\noom,zero3\n",
+    }
+    rows = [{"outcome": o, "engine": e} for o, e in (("ok", "ddp"), ("ok", "zero1"), ("oom", "zero3"))]
+    assert json.loads(told) == rows if form == "json" else told == expected[form]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--columns", "engine,flag"], "--columns flag: no such column; did you mean flags?"),
+        (["nowhere"], "nowhere: no such file or folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    runs: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", str(runs), *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["table", "report"])
+def test_no_record_is_an_error(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "record.json").write_text("{}")
+    assert main([verb, str(tmp_path)]) == 2
+    assert "no record below" in capsys.readouterr().err
+
+
+def test_skipped_files_are_named_and_the_rest_is_shown(
+    runs: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (runs / "record.json").write_text("{}")
+    assert main(["table", str(runs), "--format", "csv"]) == 0
+    assert capsys.readouterr().out.count("\n") == 4
+    assert str(runs / "record.json") in caplog.text
+
+
+def test_a_report_goes_where_its_study_says(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 0
+    assert capsys.readouterr().out == "results/reports/smoke/report.html\n"
+    save(runs, run(study="other"))
+    assert main(["report"]) == 0
+    assert capsys.readouterr().out == "results/reports/all/report.html\n"
+    assert main(["report", str(runs / "other"), "--out", "here"]) == 0
+    assert (tmp_path / "here" / "report.html").is_file()

@@ -1,0 +1,162 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from records import MIB, failed, machine, memory, observed, run, spec, steps
+
+from analysis import columns as columns_module
+from analysis import metrics as metrics_package
+from analysis.columns import SHOWN, columns
+from analysis.table import plain, run_table
+from bench.predict.flops import flops_per_step
+from bench.record import Outcome
+
+ISSUE = [
+    "config_id", "environment_id", "device", "machine", "repeat", "attempt", "study", "model", "parameters", "engine",
+    "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node", "world_size", "micro",
+    "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens", "evidence", "outcome",
+    "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s", "effective_tokens_per_s",
+    "model_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes",
+    "peak_rss_bytes", "data_wait_s", "slowest_over_median", "reason", "flags",
+]  # fmt: skip
+TIMING = [*ISSUE[ISSUE.index("step_s") : ISSUE.index("mfu")], "mfu", "hfu", "data_wait_s", "slowest_over_median"]
+UNITS = {"", "s", "bytes", "steps", "samples", "tokens", "samples/s", "tokens/s", "10^12 FLOP/s", "of peak", "ratio"}
+
+
+def row(record, *others) -> SimpleNamespace:
+    return SimpleNamespace(**plain(run_table([record, *others]))[0])
+
+
+def test_the_columns_are_these_in_this_order() -> None:
+    assert list(run_table([run()]).columns) == ISSUE
+    assert list(run_table([]).columns) == ISSUE
+    assert set(SHOWN) <= set(ISSUE)
+
+
+def test_every_column_says_what_it_means_and_its_unit() -> None:
+    for column in columns().values():
+        assert column.meaning
+        assert column.unit in UNITS
+        assert column.better in ("more", "less", "neither")
+        assert not column.name.endswith("_bytes") or column.unit == "bytes"
+        assert not column.name.endswith("tokens_per_s") or column.unit == "tokens/s"
+
+
+def test_numbers_of_a_run_worked_out_by_hand() -> None:
+    # global batch 2 × 2 ranks × 3 = 12; 20 steps of 0.1 s and 10 of 0.4 s in 6.5 s, pauses between blocks left out
+    of = spec(micro=2, ranks=2, batch={"micro": 2, "accumulation": 3})
+    window = (0.1, 0.4, 0.1) * 10
+    told = row(run(of, steps=steps(window, window_s=6.5), tokens=observed(of).tokens))
+    assert (told.global_batch, told.world_size, told.accumulation) == (12, 2, 3)
+    assert (told.encoder_tokens, told.decoder_tokens, told.padding_tokens) == (96, 24, 4)
+    assert (told.n_steps, told.step_s) == (30, 0.1)
+    assert (told.step_s_low, told.step_s_high) == (0.1, 0.4)  # the 10th and the 21st of 30
+    assert told.samples_per_s == pytest.approx(30 * 12 / 6.5)
+    assert told.tokens_per_s == pytest.approx(30 * 120 / 6.5)
+    assert told.effective_tokens_per_s == pytest.approx(30 * 116 / 6.5)
+    assert told.data_wait_s == 0.001
+    assert told.slowest_over_median == pytest.approx(0.02 / 0.015)
+    assert (told.peak_allocated_bytes, told.init_peak_bytes, told.peak_rss_bytes) == (11 * MIB, 5 * MIB, 70 * MIB)
+    assert told.peak_reserved_bytes is None, "a CPU has no caching allocator"
+    assert (told.parameters, told.outcome, told.reason) == (402, "ok", "")
+
+
+def test_throughput_is_no_mean_of_rates() -> None:
+    told = row(run(spec(ranks=1), steps=steps((1.0, 3.0))))
+    assert told.samples_per_s == pytest.approx(2 * 2 / 4.0), "the mean of the rates would be 1.33"
+
+
+def test_utilisation_is_of_the_dense_peak_in_the_precision_used() -> None:
+    of = spec(precision="bf16", activation_checkpointing=True)
+    flops = flops_per_step(of)
+    told = row(run(of, steps=steps((0.5,) * 30), machine=machine(bf16=2e-6, fp32=1.0)))
+    assert told.model_tflops_per_device == pytest.approx(flops.model / 0.5 / 2 / 1e12)
+    assert told.mfu == pytest.approx(flops.model / 0.5 / 2 / 2e6)
+    assert told.hfu == pytest.approx(flops.hardware / 0.5 / 2 / 2e6)
+    assert told.hfu > told.mfu
+
+
+def test_an_unknown_peak_leaves_utilisation_empty() -> None:
+    told = row(run(machine=machine(bf16=2.0)))  # an fp32 run
+    assert told.mfu is None
+    assert told.hfu is None
+    assert told.model_tflops_per_device > 0
+
+
+@pytest.mark.parametrize("model", [{"family": "unheard"}, {"shape": {"d_model": 4}}])
+def test_a_model_that_this_version_does_not_know_has_no_flops(model: dict) -> None:
+    told = row(run(spec(model=model)))
+    assert told.model_tflops_per_device is None
+    assert told.tokens_per_s > 0
+
+
+@pytest.mark.parametrize("kind", ["oom", "host_oom", "hang", "comm_error", "pruned", "infeasible"])
+def test_a_failure_is_a_row_without_a_number(kind) -> None:
+    told = row(failed(kind, reason="rank 1: out of memory", torch=None))
+    assert (told.outcome, told.reason) == (kind, "rank 1: out of memory")
+    assert (told.engine, told.micro, told.world_size, told.parameters) == ("zero1", 2, 2, 400)
+    assert (told.encoder_tokens, told.decoder_tokens) == (32, 8), "known before any step"
+    unknown = [*TIMING, "padding_tokens", "environment_id", "device", "peak_allocated_bytes", "init_peak_bytes"]
+    assert [getattr(told, name) for name in unknown] == [None] * len(unknown)
+
+
+def test_a_diverged_run_shows_no_speed() -> None:
+    of = spec()
+    nan = run(of, steps=steps(loss=(9.0, *(None,) * 34), stopped="invalid"))
+    told = row(nan.model_copy(update={"outcome": Outcome(kind="invalid", reason="loss is NaN at step 1")}))
+    assert [getattr(told, name) for name in TIMING] == [None] * len(TIMING)
+    assert told.peak_allocated_bytes == 11 * MIB, "memory is as real as before"
+
+
+@pytest.mark.parametrize("window", [{"window": ()}, {"window": (0.1,), "window_s": 0.0}])
+def test_an_empty_window_is_not_a_speed_of_zero(window: dict) -> None:
+    told = row(run(steps=steps(**window)))
+    assert (told.step_s, told.tokens_per_s, told.data_wait_s) == (None, None, None)
+    assert told.padding_tokens is None or window["window"]
+
+
+def test_few_steps_have_a_median_and_no_interval() -> None:
+    told = row(run(steps=steps((0.1, 0.2, 0.3, 0.4, 0.5))))
+    assert (told.step_s, told.n_steps, told.step_s_low, told.step_s_high) == (0.3, 5, None, None)
+
+
+def test_one_rank_straggles_behind_nobody() -> None:
+    assert row(run(spec(ranks=1))).slowest_over_median is None
+    assert row(run(spec(ranks=2), before_collectives_s=(0.1,))).slowest_over_median is None, "one of two is unknown"
+
+
+def test_the_worst_of_ranks_is_unknown_while_one_is() -> None:
+    known = memory(2)
+    told = row(run(memory=(known[0], known[1].model_copy(update={"peak_allocated_bytes": None}))))
+    assert told.peak_allocated_bytes is None
+    assert told.init_peak_bytes == 5 * MIB
+
+
+def test_types_know_what_is_missing() -> None:
+    table = run_table([run(), failed("oom", torch=None)])
+    assert {str(dtype) for dtype in table.dtypes} == {"string", "Int64", "float64", "boolean"}
+    assert table.peak_allocated_bytes.isna().tolist() == [False, True]
+    numbers = table.select_dtypes("number").drop(columns=["repeat", "attempt", "seed"])
+    assert not (numbers <= 0).any().any(), "unknown is never 0 or -1"
+
+
+def test_a_new_file_is_a_new_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loss_at_end.py").write_text(
+        'LABEL, UNIT, BETTER = "last loss", "", "less"\n'
+        "def value(record) -> float | None:\n"
+        "    return record.observations.steps.loss[-1] if record.observations else None\n"
+    )
+    monkeypatch.setattr(metrics_package, "__path__", [*metrics_package.__path__, str(tmp_path)])
+    metrics_package.metrics.cache_clear()
+    try:
+        table = run_table([run(), failed("oom")])
+    finally:
+        metrics_package.metrics.cache_clear()
+    assert list(table.columns) == [*ISSUE[:-2], "loss_at_end", *ISSUE[-2:]]
+    assert table.loss_at_end[0] == 4.0
+    assert pd.isna(table.loss_at_end[1])
+
+
+def test_order_names_no_column_that_does_not_exist() -> None:
+    assert set(columns_module.ORDER) == set(columns())

@@ -1,0 +1,131 @@
+import pytest
+from records import failed, memory, run, spec, steps
+
+from analysis.answer import answers
+from analysis.questions import by_question, choice, name
+from analysis.summary import COLUMNS, summarise
+from analysis.table import plain, run_table
+
+
+def rows(*records):
+    return plain(summarise(run_table(records)))
+
+
+def lasting(*seconds, **more):
+    """One run per median step time, each the next repeat."""
+    return [run(repeat=i, steps=steps((s,) * 30), **more) for i, s in enumerate(seconds)]
+
+
+def test_one_run_has_the_interval_within_it_and_says_so() -> None:
+    window = (0.1, 0.4, 0.1) * 10
+    (row,) = rows(run(steps=steps(window)))
+    assert (row["n"], row["runs"], row["interval_kind"], row["interval_level"]) == (1, 1, "within the run", 0.95)
+    assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.1, 0.1, 0.4)
+    rate = 30 * 40 / sum(window)
+    assert row["tokens_per_s"] == pytest.approx(rate)
+    assert row["tokens_per_s_low"] == pytest.approx(rate / 4)
+    assert row["tokens_per_s_high"] == pytest.approx(rate)
+
+
+def test_a_run_too_short_for_an_interval_has_none() -> None:
+    (row,) = rows(run(steps=steps((0.1,) * 4)))
+    assert row["n"] == 1
+    assert [row[c] for c in ("interval_kind", "interval_level", "step_s_low", "tokens_per_s_high")] == [None] * 4
+
+
+def test_few_repeats_have_a_range_with_its_own_level() -> None:
+    (row,) = rows(*lasting(0.1, 0.3, 0.2))
+    assert (row["n"], row["interval_kind"], row["interval_level"]) == (3, "range of repeats", 0.75)
+    assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.2, 0.1, 0.3)
+    assert row["tokens_per_s_low"] == pytest.approx(40 / 0.3)
+
+
+def test_six_repeats_have_an_interval_between_them() -> None:
+    (row,) = rows(*lasting(0.1, 0.3, 0.2, 0.6, 0.5, 0.4))
+    assert (row["n"], row["interval_kind"], row["interval_level"]) == (6, "between repeats", 0.95)
+    assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (pytest.approx(0.35), 0.1, 0.6)
+
+
+def test_environments_machines_and_kinds_of_evidence_are_never_pooled() -> None:
+    other = [run(torch="2.12.0"), run(machine={"name": "h100"}), run(evidence="rehearsed"), failed("oom", torch=None)]
+    assert [row["n"] for row in rows(run(), *other)] == [1, 1, 1, 1, 0]
+
+
+def test_an_attempt_that_was_tried_again_does_not_count() -> None:
+    (row,) = rows(failed("node_failure"), run(attempt=1))
+    assert (row["n"], row["runs"], row["outcome"], row["reason"]) == (1, 2, "ok", "")
+    assert "mixed" not in row["flags"]
+
+
+def test_repeats_that_end_differently_are_said_to() -> None:
+    (row,) = rows(run(), failed("oom", repeat=1))
+    assert (row["n"], row["outcome"]) == (1, "ok")
+    assert "mixed" in row["flags"].split()
+
+
+def test_a_configuration_that_never_ran_well_is_a_row_with_its_reason() -> None:
+    (row,) = rows(failed("oom", reason="no room"))
+    assert (row["n"], row["outcome"], row["reason"], row["tokens_per_s"]) == (0, "oom", "no room", None)
+
+
+def test_a_drill_is_no_measurement() -> None:
+    (row,) = rows(run(drill="sleep"))
+    assert (row["n"], row["tokens_per_s"], row["peak_allocated_bytes"]) == (0, None, None)
+    assert "drill" in row["flags"].split()
+
+
+def test_the_worst_repeat_decides_what_fits() -> None:
+    (row,) = rows(run(memory=memory(2, peak=8)), run(repeat=1, memory=memory(2, peak=1000)))
+    assert row["peak_allocated_bytes"] == 1000 + 2**20
+
+
+def test_an_empty_table_has_an_empty_summary() -> None:
+    assert list(summarise(run_table([])).columns) == list(COLUMNS)
+    assert answers(summarise(run_table([]))) == []
+
+
+def at(engine: str, seconds: float, jitter: float = 0.0, **more):
+    return run(spec(engine, **more), steps=steps((seconds - jitter, seconds, seconds + jitter) * 10))
+
+
+def test_the_fastest_and_what_is_not_told_apart_from_it() -> None:
+    records = [at("ddp", 0.10, 0.01), at("zero1", 0.11, 0.02), at("zero2", 0.20), failed("oom", spec("zero3"))]
+    (answer,) = answers(summarise(run_table(records)))
+    assert answer.fastest is not None
+    assert choice(answer.fastest) == "ddp, micro 2"
+    assert [choice(row) for row in answer.tied] == ["zero1, micro 2"]
+    assert answer.failed == 1
+
+
+def test_without_an_interval_nothing_is_told_apart() -> None:
+    records = [at("ddp", 0.10), run(spec("zero1"), steps=steps((0.5,) * 3))]
+    (answer,) = answers(summarise(run_table(records)))
+    assert [choice(row) for row in answer.tied] == ["zero1, micro 2"]
+
+
+def test_the_leanest_is_known_where_no_speed_is() -> None:
+    records = [run(spec(engine), memory=memory(2, peak=peak)) for engine, peak in (("ddp", 900), ("zero3", 300))]
+    (answer,) = answers(summarise(run_table(records)))
+    assert answer.leanest is not None
+    assert choice(answer.leanest) == "zero3, micro 2"
+
+
+def test_questions_are_named_by_what_sets_them_apart() -> None:
+    records = [run(), run(spec(ranks=1)), run(spec(precision="bf16")), run(spec(nodes=4))]
+    questions = [question for question, _ in by_question(summarise(run_table(records)))]
+    assert [name(question, questions) for question in questions] == [
+        "tiny · 2 ranks · fp32", "tiny · 1 rank · fp32", "tiny · 2 ranks · bf16", "tiny · 4 × 2 ranks · fp32",
+    ]  # fmt: skip
+
+
+def test_an_environment_is_named_where_two_ran_the_same() -> None:
+    records = [run(), run(torch="2.12.0"), run(spec(ranks=1))]
+    questions = [question for question, _ in by_question(summarise(run_table(records)))]
+    assert [name(question, questions) for question in questions] == [
+        "tiny · 2 ranks · env2-2.13.0", "tiny · 2 ranks · env2-2.12.0", "tiny · 1 rank",
+    ]  # fmt: skip
+
+
+def test_a_failure_before_its_environment_was_known_stands_with_its_question() -> None:
+    (asked,) = by_question(summarise(run_table([failed("oom", spec(micro=64), torch=None), run()])))
+    assert [row["micro"] for row in asked[1]] == [2, 64]
