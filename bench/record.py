@@ -48,6 +48,7 @@ class Circumstance(Frozen):
     """How and where an attempt was started: everything about it that is not its identity."""
 
     study: str
+    question: str = ""  # what the study asks, in its own words
     repeat: int = Field(ge=0)
     attempt: int = Field(ge=0)
     machine: Machine

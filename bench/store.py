@@ -185,17 +185,10 @@ def read_record(path: Path) -> RunRecord:
     except OSError as error:
         raise Unreadable(path, error.strerror or str(error)) from error
     try:
-        return RunRecord.model_validate_json(content)
-    except ValidationError as error:
-        return _migrated(path, content, error)
-
-
-def _migrated(path: Path, content: bytes, error: ValidationError) -> RunRecord:
-    try:
         plain = json.loads(content)
         version = plain["schema_version"]
-    except (ValueError, TypeError, KeyError) as cause:
-        raise Unreadable(path, "not a zeroscale record") from cause
+    except (ValueError, TypeError, KeyError) as error:
+        raise Unreadable(path, "not a zeroscale record") from error
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise Unreadable(path, f"schema version {version} is newer than {SCHEMA_VERSION}; upgrade zeroscale")
     while version in _MIGRATIONS:
@@ -203,7 +196,7 @@ def _migrated(path: Path, content: bytes, error: ValidationError) -> RunRecord:
         version += 1
     try:
         return RunRecord.model_validate(plain)
-    except ValidationError:
+    except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Unreadable(path, f"{where}: {first['msg']}") from error

@@ -12,6 +12,7 @@ from bench.measure.environment import classify, device_kind, environment_id
 from bench.measure.window import median_interval
 from bench.record import Circumstance, Limits, RunRecord
 from bench.spec import config_id
+from bench.study import Study
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +36,14 @@ def environment_here(asked: Request) -> str:
     return environment_id(classify(here(asked), asked.spec.devices_per_node))
 
 
-def circumstance(asked: Request, study: str, repeat: int, overrides: tuple[str, ...], started_at: str) -> Circumstance:
+def circumstance(
+    asked: Request, study: Study, repeat: int, overrides: tuple[str, ...], started_at: str
+) -> Circumstance:
     """Return the circumstances of an attempt that is about to start here."""
     options = asked.launcher_options.model_dump(mode="json")
     return Circumstance(
-        study=study,
+        study=study.name,
+        question=study.question,
         repeat=repeat,
         attempt=0,
         machine=asked.machine,

@@ -13,12 +13,13 @@ from bench.cli import asking
 from bench.config import Request
 from bench.record import RunRecord
 from bench.spec import config_id
+from bench.study import Study
 
 _POLL_S = 0.1
 
 
 def measure(
-    asked: Request, results: Path, study: str, repeat: int, overrides: tuple[str, ...], follow: Callable[[str], None]
+    asked: Request, results: Path, study: Study, repeat: int, overrides: tuple[str, ...], follow: Callable[[str], None]
 ) -> tuple[Path, RunRecord]:
     """Run one attempt to its end; return its folder and its record. `follow` hears what it is doing.
 
@@ -26,7 +27,7 @@ def measure(
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     circumstance = asking.circumstance(asked, study, repeat, overrides, started_at)
-    folder = store.open_attempt(results / study / config_id(asked.spec), asked.spec, circumstance).folder
+    folder = store.open_attempt(results / study.name / config_id(asked.spec), asked.spec, circumstance).folder
     launcher = launchers.load(asked.launcher)
     handle = launcher.submit(launcher.plan(folder, asked.launcher_options))
     interrupted = False

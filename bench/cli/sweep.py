@@ -73,7 +73,7 @@ class Sweep:
         _, record = point.measure(
             todo.asked,
             self.args.results,
-            self.study.name,
+            self.study,
             todo.repeat,
             todo.overrides,
             lambda doing: self.follow(f"{heading}: {doing}"),

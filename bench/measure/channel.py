@@ -46,7 +46,9 @@ class Pulse:
         return cls(descriptor, ranks)
 
     def write(self, slot: int, phase: str, step: int) -> None:
-        _SLOT.pack_into(self._memory, slot * _SLOT.size, time.monotonic(), step, phase.encode())
+        # Not pack_into: that clears the slot first, and a reader in between would see a rank silent since the boot.
+        begin = slot * _SLOT.size
+        self._memory[begin : begin + _SLOT.size] = _SLOT.pack(time.monotonic(), step, phase.encode())
 
     def read(self, slot: int) -> Beat:
         at, step, phase = _SLOT.unpack_from(self._memory, slot * _SLOT.size)

@@ -111,11 +111,12 @@ def outcome(series: Series) -> Outcome:
     return Outcome(kind="invalid", reason=f"{what} is not finite at step {step}", evidence={"step": step, "what": what})
 
 
-def tokens(spec: RunSpec, series: Series) -> Tokens:
-    """Return the tokens of an optimizer step over all ranks, averaged over the window."""
+def tokens(spec: RunSpec, series: Series) -> Tokens | None:
+    """Return the tokens of an optimizer step over all ranks, averaged over the window; None where there is none."""
+    if len(series.ranks) <= series.cut or series.stopped == "invalid":
+        return None
     padding = [
-        float(series.column(name)[series.cut :].sum(dim=1).mean()) if len(series.ranks) > series.cut else 0.0
-        for name in ("encoder_padding", "decoder_padding")
+        float(series.column(name)[series.cut :].sum(dim=1).mean()) for name in ("encoder_padding", "decoder_padding")
     ]
     return Tokens(
         encoder=spec.global_batch * spec.sequence.encoder,

@@ -1,8 +1,8 @@
 import pytest
 from records import failed, memory, run, spec, steps
 
-from analysis.answer import answers
 from analysis.questions import by_question, choice, name
+from analysis.report.answer import answers
 from analysis.summary import COLUMNS, summarise
 from analysis.table import plain, run_table
 

@@ -115,6 +115,13 @@ def test_a_foreign_or_corrupt_file_is_named_with_what_is_wrong(tmp_path: Path, c
     assert str(tmp_path) in str(caught.value)
 
 
+def test_a_newer_record_is_not_read_as_one_of_ours_even_where_it_looks_like_one(tmp_path: Path, spec: RunSpec) -> None:
+    path = tmp_path / store.RECORD
+    store.write_json(path, record(spec).model_copy(update={"schema_version": 99}))
+    with pytest.raises(store.Unreadable, match="schema version 99 is newer"):
+        store.read_record(path)
+
+
 def test_a_folder_that_is_not_there_is_a_users_error() -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         list(store.find_records([Path("/nowhere/at/all")]))

@@ -1,11 +1,13 @@
 """What the harness costs: its step against the same step in a bare DeepSpeed loop, as ratios of one benchmark run.
 
-  python -m tests.benchmarks.overhead [--ranks 1 2] [--rounds 40]
+  python -m tests.benchmarks.overhead [--ranks 1 2] [--launches 10] [--rounds 8]
 
 Three groups of processes stand ready with the same model: a bare loop that imports nothing of the harness's measuring,
-the harness, and the bare loop once more. In every round each runs one block of steps while the others sleep, in random
-order, so that a drift of the machine meets all three alike. The second bare loop shows how far two equal programs are
-apart here. Each number is the median over rounds of a ratio within a round, with its 95 % bootstrap interval.
+the harness, and the bare loop once more, which shows how far two equal programs are apart here. In every round each
+runs one block of steps while the others sleep, in random order, so that a drift of the machine meets all three alike.
+Where a process's memory happens to lie makes it faster or slower for all its life; so the groups are launched anew
+several times. A launch gives the median of its rounds' ratios; shown is the median of the launches with its 95 %
+rank-based interval.
 """
 
 import argparse
@@ -14,15 +16,15 @@ import json
 import os
 import random
 import socket
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-import numpy as np
-from scipy import stats
+from bench.measure.window import median_interval
 
-STEPS = 20
+STEPS = 10
 WARM_UP_BLOCKS = 3
 POINT = (
     "model=tiny",
@@ -32,13 +34,14 @@ POINT = (
     "sequence.encoder=128",
     "sequence.decoder=32",
 )
-VARIANTS = ("bare", "harness", "bare, counted", "bare again")
+VARIANTS = ("bare", "harness", "bare again")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--launches", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--as-rank", nargs=4, help=argparse.SUPPRESS)  # variant, rank, ranks, port
     args = parser.parse_args()
     if args.as_rank:
@@ -46,35 +49,37 @@ def main() -> None:
         be_rank(variant, int(rank), int(ranks), int(port))
         return
     for ranks in args.ranks:
-        seconds = measure(ranks, args.rounds)
-        print(f"{ranks} process{'es' if ranks > 1 else ''}, {args.rounds} rounds of {STEPS} steps, zero2, tiny:")
-        print(f"  bare loop             {1e3 * np.median(seconds['bare']):.2f} ms per step")
+        launches = [launch(ranks, args.rounds, number) for number in range(args.launches)]
+        bare = statistics.median(second for seconds in launches for second in seconds["bare"])
+        print(f"zero2, tiny, {ranks} process(es); {args.launches} launches of {args.rounds} rounds of {STEPS} steps")
+        print(f"  bare loop          {1e3 * bare:.2f} ms per step")
         for variant in VARIANTS[1:]:
-            low, middle, high = ratio(seconds[variant], seconds["bare"])
-            print(f"  {variant:<13} ÷ bare  {middle:.4f}  (95 % {low:.4f}–{high:.4f})")
+            ratios = [ratio(seconds[variant], seconds["bare"]) for seconds in launches]
+            interval = median_interval(ratios)
+            doubt = f"95 % {interval[0]:.4f}–{interval[1]:.4f}" if interval else "too few launches for an interval"
+            print(f"  {variant:<10} ÷ bare  {statistics.median(ratios):.4f}  ({doubt})", flush=True)
 
 
-def ratio(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:
-    """Return the median of ratios by round between the ends of its 95 % interval."""
-    ratios = ours / theirs
-    interval = stats.bootstrap((ratios,), np.median, method="percentile", random_state=0).confidence_interval
-    return interval.low, float(np.median(ratios)), interval.high
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """Return the median over rounds of the ratio within a round."""
+    return statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
 
 
-def measure(ranks: int, rounds: int) -> dict[str, np.ndarray]:
-    """Return seconds per step by variant and round."""
+def launch(ranks: int, rounds: int, number: int) -> dict[str, list[float]]:
+    """Return seconds per step by variant and round of one launch."""
     groups = {variant: Group(variant, ranks) for variant in VARIANTS}
-    generator, seconds = random.Random(0), {variant: [] for variant in VARIANTS}
+    generator = random.Random(number)
+    seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     try:
-        for number in range(-WARM_UP_BLOCKS, rounds):
+        for passed in range(-WARM_UP_BLOCKS, rounds):
             for variant in generator.sample(VARIANTS, len(VARIANTS)):
                 block = groups[variant].block()
-                if number >= 0:
+                if passed >= 0:
                     seconds[variant].append(block)
     finally:
         for group in groups.values():
             group.end()
-    return {variant: np.array(values) for variant, values in seconds.items()}
+    return seconds
 
 
 class Group:
@@ -138,7 +143,7 @@ def be_rank(variant: str, rank: int, ranks: int, port: int) -> None:
     from bench import config, data, engines, models
 
     spec = config.request(config.single([*POINT, f"devices_per_node={ranks}"])).spec
-    if variant in ("harness", "bare, counted"):
+    if variant == "harness":
         from bench.measure import memory
 
         memory.count_on(torch.device("cpu"))

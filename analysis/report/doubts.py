@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from analysis.flags import FLAGS
-from analysis.provenance import Provenance
+from analysis.report.provenance import Provenance
 from analysis.summary import Row
 from analysis.table import raised
 from analysis.verify import REFERENCE, Verdict

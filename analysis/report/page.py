@@ -9,14 +9,14 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from analysis.answer import Answer, answers
 from analysis.columns import SHOWN, Column, columns
-from analysis.doubts import doubts
 from analysis.flags import FLAGS
 from analysis.numbers import MISSING, cell, significant, size
-from analysis.provenance import provenance
 from analysis.questions import choice, name
 from analysis.reading import Reading
+from analysis.report.answer import Answer, answers
+from analysis.report.doubts import doubts
+from analysis.report.provenance import provenance
 from analysis.summary import Row
 from analysis.table import plain
 from analysis.verify import Verdict
@@ -45,7 +45,7 @@ def page(
     studies = sorted({row["study"] for row in rows})
     shown = [column for column in SHOWN if any(row[column] not in (None, "") for row in rows)]
     environment = Environment(
-        loader=PackageLoader("analysis"),
+        loader=PackageLoader("analysis.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -69,7 +69,7 @@ def page(
 
 
 def _template() -> Template:
-    loader = PackageLoader("analysis")
+    loader = PackageLoader("analysis.report")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

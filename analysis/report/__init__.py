@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 from analysis import figures, formats
-from analysis.page import Drawn, page
 from analysis.reading import Reading
+from analysis.report.page import Drawn, page
 from analysis.summary import summarise
 from analysis.table import table_of
 from analysis.verify import verify
