@@ -35,7 +35,7 @@ def test_a_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) ->
     record = run.record()
     assert record.outcome.kind == "error"
     assert record.outcome.reason == "rank 1 in steps at step 2: RuntimeError: drill: rank 1 raises at step 2"
-    assert "drill.py" in record.outcome.evidence["traceback"]
+    assert 'File "bench/measure/drill.py", line' in record.outcome.evidence["traceback"]
 
 
 def test_a_rank_that_sleeps_is_a_hang_with_every_ranks_stacks(zeroscale_run: Start) -> None:
