@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from bench.errors import UserError
-from bench.record import FINAL, Circumstance, OutcomeKind, RunRecord
-from bench.spec import SCHEMA_VERSION, RunSpec
+from bench.record import FINAL, Circumstance, Environment, Outcome, OutcomeKind, RunRecord
+from bench.spec import SCHEMA_VERSION, RunSpec, config_id
 
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
 STEPS, LOG, HEARTBEAT = "steps.parquet", "run.log", "heartbeat.json"
@@ -166,6 +166,27 @@ def open_attempt(config_folder: Path, spec: RunSpec, circumstance: Circumstance)
     write_json(attempt.folder / SPEC, spec)
     write_json(attempt.folder / CIRCUMSTANCE, circumstance.model_copy(update={"attempt": attempt.attempt}))
     return attempt
+
+
+def conclude(folder: Path, outcome: Outcome) -> RunRecord:
+    """Return the record of an attempt, writing one with `outcome` if no rank left any: where the workers could not,
+    whoever watched them says how it ended."""
+    path = folder / RECORD
+    if not path.exists():
+        environment: Environment | None = None
+        with contextlib.suppress(OSError, ValidationError):  # it failed before it knew where it was
+            environment = Environment.model_validate_json((folder / ENVIRONMENT).read_bytes())
+        spec = RunSpec.model_validate_json((folder / SPEC).read_bytes())
+        record = RunRecord(
+            config_id=config_id(spec),
+            spec=spec,
+            circumstance=Circumstance.model_validate_json((folder / CIRCUMSTANCE).read_bytes()),
+            environment=environment,
+            outcome=outcome,
+        )
+        fill(path, to_json(record))
+    release(folder)
+    return read_record(path)
 
 
 def find_records(paths: Iterable[Path]) -> Iterator[Path]:

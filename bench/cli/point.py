@@ -11,7 +11,7 @@ from typing import Any
 from bench import launchers, store
 from bench.cli import asking
 from bench.config import Request
-from bench.record import RunRecord
+from bench.record import Outcome, RunRecord
 from bench.spec import config_id
 from bench.study import Study
 
@@ -42,7 +42,8 @@ def measure(
             launcher.cancel(handle)
     if interrupted:
         raise KeyboardInterrupt
-    return folder, store.read_record(folder / store.RECORD)
+    reason = "its supervisor died and left no record; run.log may tell more"
+    return folder, store.conclude(folder, Outcome(kind="error", reason=reason))
 
 
 def _progress(folder: Path) -> str:

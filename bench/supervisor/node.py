@@ -12,12 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pydantic import ValidationError
-
 from bench import store
 from bench.measure.channel import PULSE, STACKS_SIGNAL, Pulse
-from bench.record import Circumstance, Environment, RunRecord
-from bench.spec import RunSpec, config_id
+from bench.record import Circumstance, Outcome, RunRecord
+from bench.spec import RunSpec
 from bench.supervisor.ranks import Log, RankProcess
 from bench.supervisor.verdict import Ending, Stop, verdict
 
@@ -55,7 +53,9 @@ class Node:
             self._watch()
         finally:
             self._end()
-        return self._record()
+        record = store.conclude(self.folder, self._outcome())
+        self._show("ended", at_once=True)
+        return record
 
     def _start(self) -> None:
         per_node = self.spec.devices_per_node
@@ -144,18 +144,9 @@ class Node:
             rank.process.wait()
         self._drain()
 
-    def _record(self) -> RunRecord:
-        """Return the record that rank 0 left, or write the one that says why there is none."""
-        path = self.folder / store.RECORD
-        if not path.exists():
-            store.fill(path, store.to_json(self._failure()))
-        store.release(self.folder)
-        self._show("ended", at_once=True)
-        return store.read_record(path)
-
-    def _failure(self) -> RunRecord:
-        oom_kills = _kernel_oom_kills() - self._oom_kills
-        outcome = verdict(self._endings(), self.stop, self.why, oom_kills)
+    def _outcome(self) -> Outcome:
+        """Decide what the end was, for a run that left no record of its own."""
+        outcome = verdict(self._endings(), self.stop, self.why, _kernel_oom_kills() - self._oom_kills)
         stacks = {
             str(rank.rank): rank.heard.decode(errors="replace")[-_STACKS_CHARACTERS:]
             for rank in self.ranks
@@ -163,16 +154,7 @@ class Node:
         }
         if stacks:
             outcome = outcome.model_copy(update={"evidence": outcome.evidence | {"stacks": stacks}})
-        environment: Environment | None = None
-        with contextlib.suppress(OSError, ValidationError):  # it failed before it knew where it was
-            environment = Environment.model_validate_json((self.folder / store.ENVIRONMENT).read_bytes())
-        return RunRecord(
-            config_id=config_id(self.spec),
-            spec=self.spec,
-            circumstance=self.circumstance,
-            environment=environment,
-            outcome=outcome,
-        )
+        return outcome
 
     def _endings(self) -> list[Ending]:
         beats = [self.pulse.read(local_rank) for local_rank in range(len(self.ranks))]

@@ -125,6 +125,16 @@ def test_whatever_ends_the_command_leaves_a_record_and_no_orphan(zeroscale_run: 
     assert not record.outcome.final
 
 
+def test_a_supervisor_that_is_killed_itself_leaves_a_record_and_no_orphan(zeroscale_run: Start) -> None:
+    run = zeroscale_run(*ENDLESS)
+    beat = run.stepping()
+    os.kill(beat["supervisor"], signal.SIGKILL)
+    record = run.record()
+    assert record.outcome.kind == "error"
+    assert record.outcome.reason.startswith("its supervisor died")
+    assert not alive([rank["pid"] for rank in beat["ranks"]])
+
+
 def test_the_time_limit_ends_a_run_as_timeout(zeroscale_run: Start) -> None:
     record = zeroscale_run(*ENDLESS, "devices_per_node=1", "launcher.time_limit_min=0.2").record()
     assert record.outcome.kind == "timeout"
