@@ -12,6 +12,7 @@ constexpr size_t kHeader = 64;  // torch aligns blocks to 64 bytes; the header k
 
 std::atomic<long long> live{0};
 std::atomic<long long> peak{0};
+std::atomic<bool> counting{true};
 c10::Allocator* inner = nullptr;
 
 void count(long long change) {
@@ -31,8 +32,9 @@ struct CountingAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     if (size == 0) return inner->allocate(0);
     char* block = static_cast<char*>(inner->allocate(size + kHeader).release_context());
-    *reinterpret_cast<size_t*>(block) = size;
-    count(static_cast<long long>(size));
+    const size_t counted = counting.load(std::memory_order_relaxed) ? size : 0;
+    *reinterpret_cast<size_t*>(block) = counted;
+    if (counted) count(static_cast<long long>(counted));
     // Data and context are one pointer, as raw_allocate demands (bf16 matmul packs its weights with it).
     return {block + kHeader, block + kHeader, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -40,7 +42,7 @@ struct CountingAllocator final : c10::Allocator {
   void copy_data(void* to, const void* from, size_t size) const override { inner->copy_data(to, from, size); }
 };
 
-CountingAllocator counting;
+CountingAllocator allocator;
 
 }  // namespace
 
@@ -48,8 +50,9 @@ extern "C" {
 void zeroscale_install() {
   if (inner) return;
   inner = c10::GetCPUAllocator();
-  c10::SetCPUAllocator(&counting, /*priority=*/255);
+  c10::SetCPUAllocator(&allocator, /*priority=*/255);
 }
+void zeroscale_count(int on) { counting.store(on != 0); }
 long long zeroscale_live() { return live.load(); }
 long long zeroscale_peak() { return peak.load(); }
 void zeroscale_forget_peak() { peak.store(live.load()); }

@@ -38,6 +38,12 @@ def count_on(device: torch.device) -> None:
         library.zeroscale_install()
 
 
+def pause_counting(device: torch.device, paused: bool) -> None:
+    """Leave new tensors on a CPU uncounted, or count them again: for a benchmark of what counting costs."""
+    if device.type == "cpu" and (library := _cpu_allocator()):
+        library.zeroscale_count(not paused)
+
+
 @contextmanager
 def traced(device: torch.device) -> Iterator[Trace]:
     """Trace live tensor bytes on `device` inside the block."""

@@ -1,13 +1,13 @@
 """What the harness costs: its step against the same step in a bare DeepSpeed loop, as ratios of one benchmark run.
 
-  python -m tests.benchmarks.overhead [--ranks 1 2] [--launches 10] [--rounds 8]
+  python -m tests.benchmarks.overhead [--ranks 1 2] [--launches 3] [--rounds 30]
 
-Three groups of processes stand ready with the same model: a bare loop that imports nothing of the harness's measuring,
-the harness, and the bare loop once more, which shows how far two equal programs are apart here. In every round each
-runs one block of steps while the others sleep, in random order, so that a drift of the machine meets all three alike.
-Where a process's memory happens to lie makes it faster or slower for all its life; so the groups are launched anew
-several times. A launch gives the median of its rounds' ratios; shown is the median of the launches with its 95 %
-rank-based interval.
+Processes that hold one model run blocks of steps in turn: a bare loop, the harness with its clock, its pulse, its
+gathering and its memory counter, and the bare loop once more, which shows how far two equal loops are apart here. Each
+round runs the three in random order, so that a drift of the machine meets them alike. They share their processes,
+because where a process's memory happens to lie makes it some per cent faster or slower for all its life; a few
+launches see to it that the answer is not that of one such place. Shown is the median of the ratios within a round, with
+its 95 % rank-based interval.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from bench.measure.window import median_interval
 
 STEPS = 10
-WARM_UP_BLOCKS = 3
+WARM_UP_ROUNDS = 2
 POINT = (
     "model=tiny",
     "engine=zero2",
@@ -40,52 +40,41 @@ VARIANTS = ("bare", "harness", "bare again")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--launches", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--as-rank", nargs=4, help=argparse.SUPPRESS)  # variant, rank, ranks, port
+    parser.add_argument("--launches", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--as-rank", nargs=3, type=int, help=argparse.SUPPRESS)  # rank, ranks, port
     args = parser.parse_args()
     if args.as_rank:
-        variant, rank, ranks, port = args.as_rank
-        be_rank(variant, int(rank), int(ranks), int(port))
+        be_rank(*args.as_rank)
         return
     for ranks in args.ranks:
-        launches = [launch(ranks, args.rounds, number) for number in range(args.launches)]
-        bare = statistics.median(second for seconds in launches for second in seconds["bare"])
+        rounds = [block for number in range(args.launches) for block in launch(ranks, args.rounds, number)]
+        bare = statistics.median(seconds["bare"] for seconds in rounds)
         print(f"zero2, tiny, {ranks} process(es); {args.launches} launches of {args.rounds} rounds of {STEPS} steps")
         print(f"  bare loop          {1e3 * bare:.2f} ms per step")
         for variant in VARIANTS[1:]:
-            ratios = [ratio(seconds[variant], seconds["bare"]) for seconds in launches]
-            interval = median_interval(ratios)
-            doubt = f"95 % {interval[0]:.4f}–{interval[1]:.4f}" if interval else "too few launches for an interval"
-            print(f"  {variant:<10} ÷ bare  {statistics.median(ratios):.4f}  ({doubt})", flush=True)
+            ratios = [seconds[variant] / seconds["bare"] for seconds in rounds]
+            low, high = median_interval(ratios) or (float("nan"), float("nan"))
+            print(f"  {variant:<10} ÷ bare  {statistics.median(ratios):.4f}  (95 % {low:.4f}–{high:.4f})", flush=True)
 
 
-def ratio(ours: list[float], theirs: list[float]) -> float:
-    """Return the median over rounds of the ratio within a round."""
-    return statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
-
-
-def launch(ranks: int, rounds: int, number: int) -> dict[str, list[float]]:
-    """Return seconds per step by variant and round of one launch."""
-    groups = {variant: Group(variant, ranks) for variant in VARIANTS}
-    generator = random.Random(number)
-    seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+def launch(ranks: int, rounds: int, number: int) -> list[dict[str, float]]:
+    """Return, for each round of one launch, seconds per step by variant."""
+    group, generator = Group(ranks), random.Random(number)
     try:
-        for passed in range(-WARM_UP_BLOCKS, rounds):
-            for variant in generator.sample(VARIANTS, len(VARIANTS)):
-                block = groups[variant].block()
-                if passed >= 0:
-                    seconds[variant].append(block)
+        seconds = [
+            {variant: group.block(variant) for variant in generator.sample(VARIANTS, len(VARIANTS))}
+            for _ in range(WARM_UP_ROUNDS + rounds)
+        ]
     finally:
-        for group in groups.values():
-            group.end()
-    return seconds
+        group.end()
+    return seconds[WARM_UP_ROUNDS:]
 
 
 class Group:
-    """The processes of one variant; they sleep until asked for a block."""
+    """The processes of one launch; they sleep until asked for a block."""
 
-    def __init__(self, variant: str, ranks: int) -> None:
+    def __init__(self, ranks: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         environment = os.environ | {
@@ -95,16 +84,7 @@ class Group:
         }
         self.processes = [
             subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.benchmarks.overhead",
-                    "--as-rank",
-                    variant,
-                    str(rank),
-                    str(ranks),
-                    str(port),
-                ],
+                [sys.executable, "-m", "tests.benchmarks.overhead", "--as-rank", str(rank), str(ranks), str(port)],
                 env=environment | {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(ranks)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -114,11 +94,11 @@ class Group:
             for rank in range(ranks)
         ]
 
-    def block(self) -> float:
+    def block(self, variant: str) -> float:
         """Run one block; return rank 0's mean seconds per step."""
         for process in self.processes:
             assert process.stdin
-            process.stdin.write("go\n")
+            process.stdin.write(f"{variant}\n")
             process.stdin.flush()
         answers = []
         for process in self.processes:
@@ -135,27 +115,28 @@ class Group:
             process.wait()
 
 
-def be_rank(variant: str, rank: int, ranks: int, port: int) -> None:
-    """Build the model, then run a block of steps for every line on standard input."""
+def be_rank(rank: int, ranks: int, port: int) -> None:
+    """Build the model, then run the block of steps that each line on standard input names."""
     import torch
     import torch.distributed as dist
 
     from bench import config, data, engines, models
+    from bench.measure import memory
 
+    cpu = torch.device("cpu")
+    memory.count_on(cpu)
     spec = config.request(config.single([*POINT, f"devices_per_node={ranks}"])).spec
-    if variant == "harness":
-        from bench.measure import memory
-
-        memory.count_on(torch.device("cpu"))
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     backend, family = engines.load(spec.engine.backend), models.load(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
     engine = backend.build(module, spec)
     ready = list(itertools.islice(data.load(spec.data.source).micro_batches(spec, rank), 8))
-    block = harness_block(spec, engine, ready) if variant == "harness" else bare_block(engine, ready)
-    for _ in sys.stdin:
-        print(json.dumps({"seconds": block()}), flush=True)
+    blocks = {"bare": bare_block(engine, ready), "harness": harness_block(spec, engine, ready)}
+    for line in sys.stdin:
+        variant = line.split()[0]
+        memory.pause_counting(cpu, paused=variant == "bare")
+        print(json.dumps({"seconds": blocks[variant]()}), flush=True)
 
 
 def bare_block(engine: object, ready: list) -> Callable[[], float]:
