@@ -44,6 +44,17 @@ class Limits(Frozen):
     startup_s: float = Field(1800.0, gt=0)  # in any one phase before and after them
 
 
+class Network(Frozen):
+    """How the nodes of a run reach each other. By default by host name, over whatever interface that resolves to."""
+
+    rendezvous_host: str = "{host}"  # of the first node; e.g. "{host}-ib0"
+    interface: str | None = None  # for gloo's and NCCL's sockets
+
+    def address(self, host: str) -> str:
+        """Return the name under which the others reach `host`."""
+        return self.rendezvous_host.replace("{host}", host)
+
+
 class Circumstance(Frozen):
     """How and where an attempt was started: everything about it that is not its identity."""
 
@@ -54,6 +65,7 @@ class Circumstance(Frozen):
     machine: Machine
     launcher: dict[str, Any] = {}  # name and options
     limits: Limits = Limits()
+    network: Network = Network()
     overrides: tuple[str, ...] = ()  # what was asked, word for word
     started_at: str = ""  # ISO 8601, UTC
 

@@ -20,7 +20,7 @@ from bench.record import FINAL, Circumstance, Environment, Outcome, OutcomeKind,
 from bench.spec import SCHEMA_VERSION, RunSpec, config_id
 
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
-STEPS, LOG, HEARTBEAT = "steps.parquet", "run.log", "heartbeat.json"
+STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json", "rendezvous.json"
 
 _RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
 

@@ -10,7 +10,7 @@ from bench.errors import UserError
 from bench.launchers import LaunchPlan
 from bench.record import Limits
 from bench.spec import RunSpec
-from bench.supervisor.ranks import end_with_parent
+from bench.supervisor.rank_process import end_with_parent
 
 
 class Options(Limits):

@@ -1,9 +1,14 @@
-"""`python -m bench.supervisor FOLDER`: exit code 0 if the attempt in FOLDER ended `ok`."""
+"""`python -m bench.supervisor FOLDER [NODE]`, once per node; NODE is 0 by default.
+
+The exit code is 0 if the attempt in FOLDER ended `ok`, on other nodes if their ranks did.
+"""
 
 import sys
 from pathlib import Path
 
-from bench.supervisor.node import Node
+from bench.supervisor.follow import Follow
+from bench.supervisor.lead import Supervisor
 
-record = Node(Path(sys.argv[1])).run()
-sys.exit(0 if record.outcome.kind == "ok" else 1)
+folder, number = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+good = Follow(folder, number).run() if number else Supervisor(folder).run().outcome.kind == "ok"
+sys.exit(0 if good else 1)

@@ -9,14 +9,14 @@ import torch.distributed as dist
 
 from bench.measure.failures import Refused, outcome_of
 from bench.record import OutcomeKind
-from bench.supervisor.verdict import Ending, verdict
+from bench.supervisor.verdict import RankState, verdict
 
 
-def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False) -> Ending:
+def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False) -> RankState:
     told: dict[str, Any] | None = None
     if outcome:
         told = {"outcome": outcome, "exception": "SomeError", "message": "what\nand why", "traceback": "…"}
-    return Ending(rank, code, stopped, told, "steps", 7)
+    return RankState(rank, code, stopped, told, "steps", 7)
 
 
 KILLED = -signal.SIGKILL
@@ -39,7 +39,7 @@ KILLED_WHERE = "rank 1 was killed by SIGKILL in steps at step 7"
     ],
 )  # fmt: skip
 def test_the_cause_is_what_cannot_be_a_consequence(
-    endings: list[Ending], oom_kills: int, kind: OutcomeKind, reason: str
+    endings: list[RankState], oom_kills: int, kind: OutcomeKind, reason: str
 ) -> None:
     outcome = verdict(endings, None, "", oom_kills)
     assert (outcome.kind, outcome.reason) == (kind, reason)

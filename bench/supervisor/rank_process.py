@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_LOG_LIMIT_BYTES = 16 * 2**20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,10 +48,10 @@ class RankProcess:
     def exit_code(self) -> int | None:
         return self.process.poll()
 
-    def drain(self, log: "Log") -> None:
-        """Take what the rank wrote so far, without waiting."""
+    def drain(self, write: Callable[[int, bytes], None]) -> None:
+        """Take what the rank wrote so far, without waiting, and give its output to `write`."""
         for line in self._read_lines(self.output, self._partial):
-            log.write(self.rank, line)
+            write(self.rank, line)
             if self.listening:
                 self.heard += line + b"\n"
         for line in self._read_lines(self.failures, self._told):
@@ -72,22 +70,6 @@ class RankProcess:
         *lines, rest = bytes(partial).split(b"\n")
         partial[:] = rest
         return lines
-
-
-class Log:
-    """All ranks' output in one file, each line behind its rank. A disk that is full loses lines, never the run."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("ab", buffering=0)
-        self._left = _LOG_LIMIT_BYTES
-
-    def write(self, rank: int, line: bytes) -> None:
-        if self._left <= 0:
-            return
-        self._left -= len(line)
-        text = line if self._left > 0 else b"(the log is cut here: it reached its limit)"
-        with contextlib.suppress(OSError):
-            self._file.write(b"[%d] %s\n" % (rank, text))
 
 
 def _pipe() -> tuple[int, int]:

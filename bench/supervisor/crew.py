@@ -1,0 +1,179 @@
+"""How the supervisors of one run keep in touch: node 0's leads, the others report to it over TCP.
+
+What a rank says of its failure reaches only its own node's supervisor; the others see a lost peer at best. So every
+node reports its ranks to the lead, which alone decides how the run ends. The lead listens on a port that the system
+gave it and writes it into the run's folder: nothing has to be agreed on beforehand, and no port can collide.
+"""
+
+import contextlib
+import json
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench import store
+from bench.supervisor.verdict import RankState
+
+SILENCE_S = 10.0
+"""A node that has not reported for so long is lost: a link that was cut closes no connection."""
+_RENDEZVOUS_POLL_S = 0.2
+_REPORT_S = 1.0
+
+
+class MeetingPoint(NamedTuple):
+    """Where node 0 is to be found: `rendezvous.json`, which is gone when the run has ended."""
+
+    host: str
+    ranks_port: int  # of the store through which the ranks find each other
+    crew_port: int
+    token: str  # of this attempt, so that nobody reports to a stranger who got the same port
+
+    def write(self, folder: Path) -> None:
+        store.write_atomically(folder / store.RENDEZVOUS, json.dumps(self._asdict()).encode())
+
+    @classmethod
+    def wait(cls, folder: Path, timeout_s: float) -> "MeetingPoint":
+        """Wait until node 0 has said where it is; TimeoutError if it never does."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            with contextlib.suppress(FileNotFoundError):
+                return cls(**json.loads((folder / store.RENDEZVOUS).read_text()))
+            time.sleep(_RENDEZVOUS_POLL_S)
+        raise TimeoutError(f"node 0 did not say within {timeout_s:.0f} s where it is")
+
+
+class Line:
+    """One connection: JSON objects, one per line, sent and taken without waiting."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket, self._in, self._out = connection, bytearray(), bytearray()
+        self.closed = False
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._out += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the network takes now; the rest waits for the next call."""
+        try:
+            while self._out and not self.closed:
+                del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return what has arrived; `closed` is set once nothing more can."""
+        try:
+            while not self.closed:
+                chunk = self._socket.recv(1 << 16)
+                self.closed = not chunk
+                self._in += chunk
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+        *lines, rest = bytes(self._in).split(b"\n")
+        self._in[:] = rest
+        return [json.loads(line) for line in lines]
+
+
+class Member:
+    """Another node as the lead sees it."""
+
+    def __init__(self, line: Line, host: str) -> None:
+        self.line, self.host = line, host
+        self.heard_at = time.monotonic()
+        self.ranks: list[RankState] = []
+        self.done = False  # it has said that all its ranks have ended, and has nothing more to say
+
+
+class Lead:
+    """Node 0's side. With a single node there is nobody to lead, and nothing listens."""
+
+    def __init__(self, nodes: int, host: str) -> None:
+        self.nodes, self.host = nodes, host
+        self.members: dict[int, Member] = {}
+        self._began = time.monotonic()
+        self._strangers: list[Line] = []
+        self._server = socket.create_server(("", 0), backlog=nodes) if nodes > 1 else None
+        self.token = secrets.token_hex(8)
+        if self._server:
+            self._server.setblocking(False)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.getsockname()[1]) if self._server else 0
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """Take what the members have sent; return their ranks' output as (rank, line)."""
+        if self._server:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self._strangers.append(Line(self._server.accept()[0]))
+        for line in list(self._strangers):
+            for hello in line.take():
+                if hello.get("token") == self.token:
+                    self.members[int(hello["node"])] = Member(line, str(hello["host"]))
+                    self._strangers.remove(line)
+        output = []
+        for member in self.members.values():
+            member.line.flush()
+            for message in member.line.take():
+                member.heard_at = time.monotonic()
+                member.ranks = [RankState(**state) for state in message["ranks"]]
+                member.done = bool(message["done"])
+                output += [(int(rank), str(line).encode()) for rank, line in message["output"]]
+        return output
+
+    def lost(self) -> str | None:
+        """Return why a node counts as lost, or None."""
+        now = time.monotonic()
+        for node, member in self.members.items():
+            if member.line.closed and not member.done:
+                return f"node {node} ({member.host}) closed its connection"
+            if not member.done and now - member.heard_at > SILENCE_S:
+                return f"node {node} ({member.host}) has not been heard of for {now - member.heard_at:.0f} s"
+        return None
+
+    def absent(self, patience_s: float) -> str | None:
+        """Return which nodes have not come within `patience_s`, or None."""
+        missing = [node for node in range(1, self.nodes) if node not in self.members]
+        if missing and time.monotonic() - self._began > patience_s:
+            return f"nodes {missing} did not come within {patience_s:.0f} s"
+        return None
+
+    def order(self, *, stacks: bool) -> None:
+        """Have every member end its ranks, after printing their stacks if asked."""
+        for member in self.members.values():
+            member.line.send({"stop": True, "stacks": stacks})
+
+
+class Follower:
+    """Another node's side of the connection to the lead."""
+
+    def __init__(self, point: MeetingPoint, node: int, host: str) -> None:
+        self._line = Line(socket.create_connection((point.host, point.crew_port), timeout=30))
+        self._line.send({"token": point.token, "node": node, "host": host})
+        self._reported_at = -_REPORT_S
+
+    def report(self, ranks: list[RankState], output: list[tuple[int, str]], *, done: bool, at_once: bool) -> bool:
+        """Tell the lead how this node's ranks are, once a second or at once; return whether it was told."""
+        now = time.monotonic()
+        due = at_once or done or now - self._reported_at >= _REPORT_S
+        if due:
+            self._reported_at = now
+            self._line.send({"ranks": [state._asdict() for state in ranks], "output": output, "done": done})
+        self._line.flush()
+        return due
+
+    def orders(self) -> dict[str, Any] | None:
+        """Return the lead's order to stop, if one came; a lead that is gone orders it too."""
+        orders = self._line.take()
+        if orders:
+            return orders[-1]
+        return {"stop": True, "stacks": False} if self._line.closed else None
