@@ -17,6 +17,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy slurm/testbed
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)

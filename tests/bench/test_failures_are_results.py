@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ENDLESS, QUICK, Command, alive
+from started_runs import ENDLESS, QUICK, Command, alive
 
 pytestmark = pytest.mark.processes
 Start = Callable[..., Command]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import QUICK, Command
+from started_runs import QUICK, Command
 
 from bench import config, store
 from bench.record import Circumstance

@@ -1,0 +1,99 @@
+"""The ledger of a testbed: what it made, written down *before* it is made.
+
+So a testbed can always be taken down, exactly and twice, whatever was killed on the way up.
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from errors import Refused
+from layout import Layout
+from processes import Process
+
+_FILE = "state.json"
+_VERSION = 1
+
+
+def _boot_id() -> str:
+    """Return the name of this boot: what a testbed has besides files does not outlive it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    folder: Path
+    layout: Layout
+    boot: str = field(default_factory=_boot_id)
+    namespaces: list[str] = field(default_factory=list)
+    interfaces: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    def log(self, daemon: str) -> Path:
+        return self.folder / "log" / f"{daemon}.log"
+
+    def save(self) -> None:
+        state = {"version": _VERSION, **dataclasses.asdict(self)}
+        del state["folder"]  # where it lies
+        new = self.folder / f"{_FILE}.new"
+        new.write_text(json.dumps(state, indent=1) + "\n")
+        new.replace(self.folder / _FILE)
+
+    def record(self, daemon: str, process: Process) -> None:
+        self.processes[daemon] = process
+        self.save()
+
+
+def create(folder: Path, layout: Layout) -> Ledger:
+    """Make the testbed's folder, which must not exist, with its ledger in it from the first moment."""
+    staged = folder.with_name(f"{folder.name}.{os.getpid()}")
+    staged.mkdir(parents=True, mode=0o755)
+    Ledger(folder=staged, layout=layout).save()
+    try:
+        staged.rename(folder)
+    except OSError:
+        shutil.rmtree(staged)
+        raise Refused(
+            str(folder), "already exists", "take that testbed down, or choose another --name or --dir"
+        ) from None
+    return Ledger(folder=folder, layout=layout)
+
+
+def read(folder: Path) -> Ledger:
+    """Return a testbed's ledger; raises `Refused` where there is none, or one that root did not write."""
+    try:
+        owner = folder.stat().st_uid  # /tmp is everybody's: a stranger's ledger must not tell root what to kill
+        state = json.loads((folder / _FILE).read_text())
+    except FileNotFoundError:
+        raise Refused(str(folder), "no testbed here", "start one with `up`") from None
+    if owner != os.geteuid():
+        raise Refused(str(folder), f"belongs to uid {owner}, not to root", "choose another --dir")
+    if state.pop("version") != _VERSION:
+        raise Refused(str(folder), "was made by another version of this program", "use that one")
+    processes = {name: Process(**process) for name, process in state.pop("processes").items()}
+    ledger = Ledger(**{**state, "folder": folder, "layout": Layout(**state["layout"]), "processes": processes})
+    if ledger.boot != _boot_id():  # whatever has these names and pids now is not ours
+        ledger.namespaces, ledger.interfaces, ledger.processes = [], [], {}
+    return ledger
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other commands from changing the same testbed meanwhile; the kernel lets go when we die."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,129 @@
+"""The testbed's network: a switch in the controller's namespace, and one shaped cable to every node.
+
+The switch's port for node zs2 is called zs2, the node's own end eth0. Everything but one cable to this machine lives in
+namespaces, out of reach of its firewall.
+"""
+
+import json
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from errors import Problem, Refused
+from layout import Layout
+from ledger import Ledger
+
+_ROOT = Path("/run/netns")
+_ETC = Path("/etc/netns")
+_SWITCH = "switch"
+_UPLINK = "login"
+_LATENCY = "50ms"  # the longest a packet may wait for its turn: then it is dropped, and TCP slows down
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise Problem(" ".join(command), done.stderr.strip() or f"exit code {done.returncode}")
+    return done.stdout
+
+
+def refuse_existing(layout: Layout) -> None:
+    """Raise `Refused` if anything that would be made is there already."""
+    used = [f"namespace {name}" for name in layout.machines if (_ROOT / name).exists()]
+    used += [f"folder {_ETC / name}" for name in layout.machines if (_ETC / name).exists()]
+    if Path("/sys/class/net", layout.login_interface).exists():
+        used.append(f"interface {layout.login_interface}")
+    if used:
+        raise Refused(", ".join(used), "already there, and not ours", "choose another --name")
+    for overlap in ("root", "match"):  # routes inside our subnet, and routes that our subnet is inside of
+        for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):
+            if route["dst"] != "default":
+                where = f"{route['dst']} on {route.get('dev')}"
+                raise Refused(
+                    f"--subnet {layout.subnet}", f"overlaps {where}", "choose another, such as 172.31.77.0/24"
+                )
+
+
+def build(ledger: Ledger) -> None:
+    """Make the namespaces, the switch and the cables; what is made is on the ledger before."""
+    layout = ledger.layout
+    ledger.namespaces = layout.machines
+    ledger.interfaces = [layout.login_interface]
+    ledger.folders = [str(_ETC / name) for name in layout.machines]
+    ledger.save()
+    for machine in layout.machines:
+        _run("ip", "netns", "add", machine)
+        _run("ip", "-n", machine, "link", "set", "lo", "up")
+        (_ETC / machine).mkdir(parents=True)
+        (_ETC / machine / "hosts").write_text(layout.hosts())
+    switch = layout.controller
+    _run("ip", "-n", switch, "link", "add", _SWITCH, "type", "bridge")
+    _address(["-n", switch], _SWITCH, layout.address(switch), layout)
+    _run("ip", "link", "add", layout.login_interface, "type", "veth", "peer", "name", _UPLINK, "netns", switch)
+    _run("ip", "-n", switch, "link", "set", _UPLINK, "master", _SWITCH, "up")
+    _address([], layout.login_interface, layout.login_address, layout)
+    for node in layout.workers:
+        _run("ip", "link", "add", node, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", node)
+        _run("ip", "-n", switch, "link", "set", node, "master", _SWITCH, "up")
+        _address(["-n", node], "eth0", layout.address(node), layout)
+        shape(layout, node, layout.rate, layout.burst)
+
+
+def _address(where: list[str], interface: str, address: str, layout: Layout) -> None:
+    _run("ip", *where, "addr", "add", f"{address}/{layout.prefix_length}", "dev", interface)
+    _run("ip", *where, "link", "set", interface, "up")
+
+
+def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
+    """Limit what a node sends, at its own end, and what it receives, at the switch's."""
+    for namespace, interface in ((node, "eth0"), (layout.controller, node)):
+        device = ("qdisc", "replace", "dev", interface, "root")
+        if rate == "none":
+            _run("tc", "-n", namespace, *device, "pfifo")  # `del` would fail on a link that has no shape
+        else:
+            _run("tc", "-n", namespace, *device, "tbf", "rate", rate, "burst", burst, "latency", _LATENCY)
+
+
+def plug(layout: Layout, node: str, state: str) -> None:
+    """Set the switch's port `up` or `down`: to the node and its peers a cable pulled, with no error at either end."""
+    _run("ip", "-n", layout.controller, "link", "set", node, state)
+
+
+def links(layout: Layout) -> dict[str, dict[str, Any]]:
+    """Return each node's link as the kernel sees it: up, rate in Mbit/s and burst in bytes (None where unshaped)."""
+    switch = layout.controller
+    ports = {port["ifname"]: port for port in json.loads(_run("ip", "-j", "-n", switch, "link", "show"))}
+    shapes = {q["dev"]: q for q in json.loads(_run("tc", "-j", "-n", switch, "qdisc", "show")) if q["kind"] == "tbf"}
+    return {
+        node: {
+            "up": "UP" in ports[node]["flags"],
+            "rate_mbit": shapes[node]["options"]["rate"] * 8 / 1e6 if node in shapes else None,
+            "burst_bytes": shapes[node]["options"]["burst"] if node in shapes else None,
+        }
+        for node in layout.workers
+    }
+
+
+def demolish(ledger: Ledger) -> None:
+    """Remove what is on the ledger and still there."""
+    for interface in ledger.interfaces:
+        if Path("/sys/class/net", interface).exists():
+            _run("ip", "link", "delete", interface)
+    for namespace in ledger.namespaces:
+        if (_ROOT / namespace).exists():
+            _run("ip", "netns", "delete", namespace)
+    for folder in ledger.folders:
+        (Path(folder) / "hosts").unlink(missing_ok=True)
+        if Path(folder).exists():
+            Path(folder).rmdir()
+    _leave_no_roots()
+
+
+def _leave_no_roots() -> None:
+    """Remove the folders that iproute2 makes on first use and keeps for good, if nobody has anything in them."""
+    if _ROOT.is_dir() and not any(_ROOT.iterdir()):
+        subprocess.run(["umount", "--quiet", str(_ROOT)], stderr=subprocess.DEVNULL)  # it is bound over itself
+    for root in (_ROOT, _ETC):
+        with suppress(OSError):  # not empty, or not there
+            root.rmdir()

@@ -1,0 +1,72 @@
+"""What drives a testbed from a test: the command as a user calls it, and Slurm's own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).parents[2] / "slurm/testbed"
+
+
+class Testbed:
+    """A testbed of this test process: a name and a subnet that no other process at the same time has."""
+
+    __test__ = False
+
+    def __init__(self, suffix: str) -> None:
+        pid = os.getpid()
+        letters = "".join(chr(ord("a") + int(digit)) for digit in str(pid))
+        self.name = f"t{letters}{suffix}"
+        self.subnet = f"10.{100 + pid // 250 % 100}.{pid % 250}.{64 * 'abc'.index(suffix)}/26"
+        self.folder = Path(f"/tmp/zeroscale-testbed-{self.name}")
+
+    def __call__(self, command: str, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command of the testbed; the exit code must be `code`."""
+        argv = [sys.executable, str(PROGRAM), command, "--name", self.name, *words]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def up(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        return self("up", "--subnet", self.subnet, *words, code=code)
+
+    def slurm(self, *argv: str) -> str:
+        """Run a command of Slurm against this testbed, as its user does."""
+        environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def on(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on a node; its exit code is for the caller to judge."""
+        return self("exec", node, "--", *argv, code=None)
+
+    def node(self, number: int) -> str:
+        return f"{self.name}{number}"
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("status", "--json", code=None).stdout)
+        return found
+
+    def state(self, node: str) -> str:
+        return self.status["nodes"][node]["state"]
+
+    def leftovers(self) -> list[str]:
+        """Return what is there of this testbed besides processes."""
+        folders = [self.folder, *Path("/run/netns").glob(f"{self.name}*"), *Path("/etc/netns").glob(f"{self.name}*")]
+        folders += Path("/sys/class/net").glob(f"{self.name}*")
+        return [str(path) for path in folders if path.exists()]
+
+
+def wait_for(what: Callable[[], bool], limit_s: float = 30) -> float:
+    """Wait until `what` holds and return the seconds it took; fail after the limit."""
+    start = time.monotonic()
+    while not what():
+        assert time.monotonic() - start < limit_s, f"did not happen within {limit_s} s"
+        time.sleep(0.2)
+    return time.monotonic() - start
