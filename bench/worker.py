@@ -109,7 +109,7 @@ class Rank:
             opened.append(self.energy_so_far())
 
         clock = clock_for(self.device)
-        self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.before_step)
+        self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here)
         series = loop.run(self.trainer, self.spec, open_window)
         self.memory = observe.rank_memory(self.rank, self.device, self.initialisation, self.initialisation_rss)
         closed = self.energy_so_far()
@@ -168,10 +168,10 @@ class Rank:
         yield
         self.phases_s[name] = time.perf_counter() - begin
 
-    def before_step(self, step: int) -> None:
-        """Show that this rank lives; let a drill strike."""
-        self.channel.beat("steps", step)
-        if self.drill:
+    def here(self, phase: str, step: int) -> None:
+        """Show where in its steps this rank is; let a drill strike."""
+        self.channel.beat(phase, step)
+        if self.drill and phase == "fetch":
             self.drill.strike(self.rank, step)
 
     def rendezvous(self) -> None:

@@ -26,11 +26,10 @@ def inspect(trainer: Trainer) -> Inspection:
     """Make a few more optimizer steps under observation; none of them is timed as a step."""
     seen, before = Inspection(), []
     for _ in range(_STEPS):
-        fetched = trainer.fetch()
         dist.barrier()
         counter, begin = CollectiveCounter(), time.perf_counter()
+        fetched = trainer.fetch()
         with counter:
-            trainer.before_step()
             trainer.step(fetched)
         if counter.first_at is not None:
             before.append(counter.first_at - begin)

@@ -62,18 +62,15 @@ class Trainer:
         batches: Iterator[MicroBatch],
         clock: Clock,
         device: torch.device,
-        hook: Callable[[int], None],
+        hook: Callable[[str, int], None],
     ) -> None:
         self._spec, self._engine, self._batches = spec, engine, batches
         self._clock, self._device, self._hook = clock, device, hook
         self._steps = 0
 
-    def before_step(self) -> None:
-        """Tell the supervisor, and let a drill strike."""
-        self._hook(self._steps)
-
     def fetch(self) -> Fetched:
         """Take the next optimizer step's micro-batches from the loader."""
+        self._hook("fetch", self._steps)
         parts = list(itertools.islice(self._batches, self._spec.accumulation))
         return Fetched(
             [part.tensors for part in parts],
@@ -83,6 +80,7 @@ class Trainer:
 
     def step(self, fetched: Fetched) -> torch.Tensor:
         """Make one optimizer step, the copy to the device included; return the loss, unsynchronised."""
+        self._hook("steps", self._steps)
         on_device = [
             {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
             for tensors in fetched.tensors
@@ -96,7 +94,6 @@ class Trainer:
         dist.barrier()
         clock.begin()
         for _ in range(steps):
-            self.before_step()
             asked = time.perf_counter()
             fetched = self.fetch()
             waits.append(time.perf_counter() - asked)

@@ -1,4 +1,4 @@
-"""The supervisor of every node but the first: starts its ranks, reports them to the lead, and does what the lead says."""
+"""The supervisor of every node but the first: starts its ranks, reports them to the lead, and obeys it."""
 
 import signal
 import socket

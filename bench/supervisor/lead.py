@@ -16,7 +16,7 @@ from bench.spec import RunSpec
 from bench.supervisor.crew import Lead, MeetingPoint
 from bench.supervisor.log import Log
 from bench.supervisor.node import POLL_S, Node
-from bench.supervisor.verdict import RankState, Stop, verdict
+from bench.supervisor.verdict import RankState, Stop, furthest_behind, verdict
 
 _ECHO_S = 1.5  # after the first loss the others may still say what they know; the members report once a second
 _HEARTBEAT_S = 2.0
@@ -101,12 +101,9 @@ class Supervisor:
             self._stop("node_failure", gone)
         states = self.states()
         for state in states:
-            limit_s = self.limits.hang_s if state.phase == "steps" else self.limits.startup_s
+            limit_s = self.limits.hang_s if state.step >= 0 else self.limits.startup_s
             if state.exit_code is None and state.silent_s > limit_s:
-                # In a hang everybody waits for the rank that is furthest behind; the silent one may be a victim.
-                behind = min(states, key=lambda state: (state.step, -state.silent_s))
-                why = f"no step for {state.silent_s:.0f} s; furthest behind is rank {behind.rank} {behind.where}"
-                self._stop("hang", why)
+                self._stop("hang", f"no step for {state.silent_s:.0f} s; {furthest_behind(states)}")
 
     def _end(self) -> None:
         """End whatever still runs, on every node, and wait for the other nodes' last words."""

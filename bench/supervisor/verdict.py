@@ -27,6 +27,8 @@ class RankState(NamedTuple):
         return f"in {self.phase}" + (f" at step {self.step}" if self.step >= 0 else "")
 
 
+_NAMED = 8  # ranks in one line
+
 # A lost peer makes the others fail too: what can be a consequence stands behind what cannot.
 _ORDER: tuple[OutcomeKind, ...] = ("oom", "host_oom", "error", "comm_error")
 
@@ -52,6 +54,19 @@ def verdict(states: Sequence[RankState], stop: Stop | None, why_stopped: str, oo
     if oom_kills:
         evidence["oom_kills"] = oom_kills
     return Outcome(kind=kind, reason=_reason(cause, oom_kills), evidence=evidence)
+
+
+def furthest_behind(states: Sequence[RankState]) -> str:
+    """Name the ranks that the others wait for in a hang; the silent ones may all be victims. Within a step, fetching
+    its data comes before computing."""
+
+    def progress(state: RankState) -> tuple[int, bool]:
+        return state.step, state.phase != "fetch"
+
+    last = min(map(progress, states))
+    behind = [state for state in states if progress(state) == last]
+    named = ", ".join(str(state.rank) for state in behind[:_NAMED]) + (", …" if len(behind) > _NAMED else "")
+    return f"furthest behind: rank{'s' if len(behind) > 1 else ''} {named} {behind[0].where}"
 
 
 def _kind(state: RankState, oom_kills: int) -> OutcomeKind:

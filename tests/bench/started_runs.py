@@ -54,7 +54,7 @@ class Command:
 
     def stepping(self) -> dict[str, Any]:
         """Wait until every rank makes steps."""
-        return self.heartbeat(lambda beat: all(rank["phase"] == "steps" for rank in beat["ranks"]))
+        return self.heartbeat(lambda beat: all(rank["step"] >= 0 for rank in beat["ranks"]))
 
     def record(self, timeout_s: float = 120) -> RunRecord:
         """Wait for the end and return the one record there must be."""

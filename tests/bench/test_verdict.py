@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from bench.measure.failures import Refused, outcome_of
 from bench.record import OutcomeKind
-from bench.supervisor.verdict import RankState, verdict
+from bench.supervisor.verdict import RankState, furthest_behind, verdict
 
 
 def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False) -> RankState:
@@ -77,3 +77,13 @@ def test_a_real_allocation_that_fails_is_host_oom() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert outcome_of(caught.value)[0] == "host_oom"
+
+
+def test_a_hang_names_the_ranks_that_the_others_wait_for() -> None:
+    def at(rank: int, phase: str, step: int) -> RankState:
+        return RankState(rank, None, False, None, phase, step)
+
+    assert furthest_behind([at(0, "steps", 4), at(1, "fetch", 4)]) == "furthest behind: rank 1 in fetch at step 4"
+    assert furthest_behind([at(0, "steps", 5), at(1, "steps", 4)]) == "furthest behind: rank 1 in steps at step 4"
+    told = furthest_behind([at(rank, "steps", 4) for rank in range(10)])
+    assert told == "furthest behind: ranks 0, 1, 2, 3, 4, 5, 6, 7, … in steps at step 4"

@@ -167,9 +167,7 @@ def harness_block(spec: object, engine: object, ready: list) -> Callable[[], flo
     from bench.measure.loop import Series, Trainer
 
     channel = Channel(None, Pulse.create(1), 0)
-    trainer = Trainer(
-        spec, engine, itertools.cycle(ready), HostClock(), torch.device("cpu"), lambda step: channel.beat("steps", step)
-    )
+    trainer = Trainer(spec, engine, itertools.cycle(ready), HostClock(), torch.device("cpu"), channel.beat)
 
     def block() -> float:
         series = Series()

@@ -1,0 +1,127 @@
+"""Several nodes: one supervisor each, here side by side on one machine over loopback, as `srun` starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from started_runs import ENDLESS, QUICK, alive
+
+from bench import config, store
+from bench.record import Circumstance, Limits, Network, RunRecord
+
+pytestmark = pytest.mark.processes
+
+
+class Nodes:
+    """The supervisors of one run."""
+
+    def __init__(self, runs: Path, overrides: tuple[str, ...], nodes: int, **environment: str) -> None:
+        asked = config.request(config.single([*overrides, f"nodes={nodes}", "devices_per_node=1"]))
+        circumstance = Circumstance(
+            study="s",
+            repeat=0,
+            attempt=0,
+            machine=asked.machine,
+            limits=Limits(hang_s=6, startup_s=60),
+            network=Network(rendezvous_host="127.0.0.1", interface="lo"),
+        )
+        self.folder = store.open_attempt(runs, asked.spec, circumstance).folder
+        self.supervisors = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bench.supervisor", str(self.folder), str(node)],
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            )
+            for node in range(nodes)
+        ]
+
+    def stepping(self) -> list[int]:
+        """Wait until every rank makes steps; return their processes by rank."""
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            path = self.folder / store.HEARTBEAT
+            ranks = json.loads(path.read_text())["ranks"] if path.exists() else []
+            if len(ranks) == len(self.supervisors) and all(rank["step"] >= 0 for rank in ranks):
+                return [rank["pid"] for rank in ranks]
+        raise AssertionError("the run did not get there in time")
+
+    def record(self) -> RunRecord:
+        for supervisor in self.supervisors:
+            supervisor.wait(timeout=90)
+        return store.read_record(self.folder / store.RECORD)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    started: list[Nodes] = []
+
+    def start(overrides: tuple[str, ...], nodes: int = 2, **environment: str) -> Nodes:
+        started.append(Nodes(tmp_path, overrides, nodes, **environment))
+        return started[-1]
+
+    yield start
+    for run in started:
+        for supervisor in run.supervisors:
+            supervisor.kill()
+            supervisor.wait()
+
+
+def test_two_nodes_measure_one_run(nodes: Callable[..., Nodes]) -> None:
+    run = nodes((*QUICK, "engine=zero2"))
+    record = run.record()
+    assert record.outcome.kind == "ok", record.outcome
+    assert [supervisor.returncode for supervisor in run.supervisors] == [0, 0]
+    assert record.observations
+    assert [memory.rank for memory in record.observations.memory] == [0, 1]
+    assert not (run.folder / store.RENDEZVOUS).exists()
+    assert len(list(run.folder.iterdir())) <= 10
+
+
+def test_a_rank_that_dies_on_the_second_node_is_named(nodes: Callable[..., Nodes]) -> None:
+    run = nodes((*ENDLESS, "engine=zero1"))
+    pids = run.stepping()
+    os.kill(pids[1], signal.SIGKILL)
+    killed_at = time.monotonic()
+    record = run.record()
+    assert time.monotonic() - killed_at < 15
+    assert record.outcome.kind == "error"
+    assert record.outcome.reason.startswith("rank 1 was killed by SIGKILL in ")
+    assert not alive(pids)
+
+
+def test_a_rank_that_raises_on_the_second_node_tells_the_lead(nodes: Callable[..., Nodes]) -> None:
+    record = nodes((*ENDLESS, "engine=ddp"), ZEROSCALE_DRILL="rank=1 step=2 action=raise").record()
+    assert record.outcome.kind == "error"
+    assert record.outcome.reason == "rank 1 in fetch at step 2: RuntimeError: drill: rank 1 raises at step 2"
+
+
+def test_a_hang_has_the_stacks_of_every_node(nodes: Callable[..., Nodes]) -> None:
+    record = nodes((*ENDLESS, "engine=ddp"), ZEROSCALE_DRILL="rank=1 step=2 action=sleep").record()
+    assert record.outcome.kind == "hang"
+    assert record.outcome.reason.endswith("furthest behind: rank 1 in fetch at step 2")
+    assert "in strike" in record.outcome.evidence["stacks"]["1"]
+
+
+def test_a_node_whose_supervisor_dies_is_a_node_failure(nodes: Callable[..., Nodes]) -> None:
+    run = nodes((*ENDLESS, "engine=zero1"))
+    pids = run.stepping()
+    run.supervisors[1].kill()
+    record = run.record()
+    assert record.outcome.kind == "node_failure"
+    assert "node 1" in record.outcome.reason and "closed its connection" in record.outcome.reason
+    assert not alive(pids)
+
+
+def test_an_interrupted_lead_ends_every_node(nodes: Callable[..., Nodes]) -> None:
+    run = nodes((*ENDLESS, "engine=zero1"))
+    pids = run.stepping()
+    run.supervisors[0].send_signal(signal.SIGTERM)
+    record = run.record()
+    assert record.outcome.kind == "cancelled"
+    assert not alive(pids)
