@@ -1,15 +1,18 @@
 """Random tokens of fixed lengths: the input that costs nothing to make, has no padding, and is the same everywhere."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from bench.data import MicroBatch
 from bench.errors import UserError
 from bench.spec import Frozen, RunSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _FIRST_WORD = 2  # 0 pads and 1 ends a sequence in every T5 family
 
@@ -57,6 +60,8 @@ class RandomTokens:
     pads_encoder = False
 
     def __call__(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        import numpy as np
+
         random = np.random.default_rng((self.seed, index))
         tokens = random.integers(_FIRST_WORD, self.vocabulary, self.encoder + self.decoder)
         return tokens[: self.encoder], tokens[self.encoder :]

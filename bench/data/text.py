@@ -1,22 +1,28 @@
 """Real text under T5's span corruption: local files, a Hugging Face data set, or Python's own sources."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from bench.data import MicroBatch
 from bench.data.pipeline import corpus, spans, tokenizer
 from bench.data.pipeline.corpus import Corpus
-from bench.data.pipeline.spans import SpanCorruption, Tokens
+from bench.data.pipeline.spans import SpanCorruption
 from bench.data.pipeline.tokenizer import Tokenizer
 from bench.errors import UserError
 from bench.spec import RunSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bench.data.pipeline.spans import Tokens
 
 
 class Options(corpus.Selection):
@@ -54,6 +60,9 @@ def micro_batches(spec: RunSpec, rank: int) -> Iterator[MicroBatch]:
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the facts for the record: the corpus and its hash, the tokenizer, what a sample is made of."""
+
+    import numpy as np
+
     text, words, samples = _prepared(spec)
     return {
         "source": "text",
@@ -83,6 +92,8 @@ class CorruptedText:
     pads_encoder: bool
 
     def __call__(self, index: int) -> tuple[Tokens, Tokens]:
+        import numpy as np
+
         epoch, position = divmod(index, len(self.pieces))
         begin, end = self.pieces[_order(self.seed, epoch, len(self.pieces))[position]]
         mask = self.noise.mask(end - begin, np.random.default_rng((self.seed, 1, index)))
@@ -91,6 +102,8 @@ class CorruptedText:
 
 @lru_cache(maxsize=2)  # a batch may lie across the end of an epoch
 def _order(seed: int, epoch: int, pieces: int) -> NDArray[np.int64]:
+    import numpy as np
+
     return np.random.default_rng((seed, 0, epoch)).permutation(pieces)
 
 
@@ -113,12 +126,18 @@ def _prepared(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText]:
 
 def _packed(text: Corpus, length: int) -> NDArray[np.int64]:
     """Return the pieces of the whole stream; what is left at its end is dropped."""
+
+    import numpy as np
+
     begins = np.arange(len(text.tokens) // length) * length
     return np.stack([begins, begins + length], axis=1)
 
 
 def _one_per_document(text: Corpus, length: int) -> NDArray[np.int64]:
     """Return the first piece of each document, without its EOS; one token alone cannot be corrupted."""
+
+    import numpy as np
+
     begins = np.concatenate([[0], text.ends[:-1]])
     ends = np.minimum(text.ends - 1, begins + length)
     long_enough = ends - begins >= 2

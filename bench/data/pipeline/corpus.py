@@ -4,6 +4,8 @@ The tokens lie in `datasets`' own cache (HF_DATASETS_CACHE moves it). Its file l
 the work while the others wait and then map the same file; a changed file, option or tokenizer makes a new entry.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import platform
@@ -11,15 +13,17 @@ import sysconfig
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.data.pipeline import tokenizer
-from bench.data.pipeline.spans import Tokens
 from bench.errors import UserError, nearest
 from bench.spec import Frozen, Positive
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bench.data.pipeline.spans import Tokens
 
 _BUILDERS = {
     ".txt": "text",
@@ -81,6 +85,8 @@ def load(selection: Selection) -> Corpus:
 
 
 def _corpus(name: str, table: Any) -> Corpus:
+    import numpy as np
+
     chunks = table.data.column("ids").chunks
     lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
     return Corpus(
@@ -95,6 +101,9 @@ def _corpus(name: str, table: Any) -> Corpus:
 
 def _documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield each document's ids and EOS, with the bytes and the hash of all text so far."""
+
+    import numpy as np
+
     selection = Selection(**request["selection"])
     words = tokenizer.load(selection.tokenizer)
     total, digest = 0, hashlib.sha256()
@@ -182,6 +191,9 @@ def _builder(path: Path) -> str:
 
 def _standard_library(max_bytes: int) -> list[Path]:
     """Return the first of Python's own sources that make up `max_bytes`: a text that every machine has."""
+
+    import numpy as np
+
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, folders, names in os.walk(root):

@@ -4,14 +4,17 @@ Raffel et al., JMLR 21 (2020), section 3.1.4; the arithmetic is that of `random_
 `random_spans_noise_mask` in google-research/text-to-text-transfer-transformer, t5/data/preprocessors.py.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Tokens = NDArray[np.int32]
-Mask = NDArray[np.bool_]
+    Tokens = NDArray[np.int32]
+    Mask = NDArray[np.bool_]
 
 
 class SpanCorruption(NamedTuple):
@@ -51,6 +54,9 @@ class SpanCorruption(NamedTuple):
 
     def mask(self, length: int, random: np.random.Generator) -> Mask:
         """Return which of `length` ≥ 2 tokens are hidden: kept and hidden spans take turns, a kept one first."""
+
+        import numpy as np
+
         hidden, spans = self.counts(length)
         kept_lengths = _partition(length - hidden, spans, random)
         hidden_lengths = _partition(hidden, spans, random)
@@ -68,6 +74,8 @@ def corrupt(tokens: Tokens, mask: Mask, sentinels: Tokens, eos: int) -> tuple[To
 
 
 def _with_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int) -> Tokens:
+    import numpy as np
+
     starts = hidden & ~np.concatenate([[False], hidden[:-1]])
     replaced = np.where(starts, sentinels[np.cumsum(starts) - 1], tokens)
     return np.append(replaced[starts | ~hidden], np.int32(eos))
@@ -75,5 +83,8 @@ def _with_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int) -
 
 def _partition(items: int, parts: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Return the sizes of `parts` non-empty runs of `items`, every such partition equally likely."""
+
+    import numpy as np
+
     cuts = np.sort(random.choice(items - 1, parts - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], cuts, [items]]))

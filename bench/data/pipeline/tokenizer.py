@@ -1,13 +1,15 @@
 """Tokenizers of the T5 family, reduced to what making samples needs."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from bench.data.pipeline.spans import Tokens
 from bench.errors import UserError
+
+if TYPE_CHECKING:
+    from bench.data.pipeline.spans import Tokens
 
 BYT5 = "byt5"
 BYT5_VOCABULARY = 384  # pad, EOS, UNK, 256 bytes, 125 sentinels: transformers' ByT5Tokenizer()
@@ -35,6 +37,9 @@ def _byt5() -> Tokenizer:
     """ByT5's tokenizer is arithmetic on UTF-8 bytes. Done here, it is 400 times faster than transformers' lists of
     characters, needs no import of theirs, and text that spells out "</s>" stays text; a test holds the two equal.
     """
+
+    import numpy as np
+
     first_sentinel = _BYT5_FIRST_BYTE + 256
     return Tokenizer(
         name=BYT5,
@@ -48,6 +53,7 @@ def _byt5() -> Tokenizer:
 
 
 def _hugging_face(name: str) -> Tokenizer:
+    import numpy as np
     from transformers import AutoTokenizer
 
     try:
