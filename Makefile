@@ -7,8 +7,8 @@ INSTALLED := $(VENV)/.installed
 .PHONY: study test lint bench schema install clean
 
 study: $(INSTALLED)
-	$(BIN)/zeroscale sweep study=smoke
-	$(BIN)/zeroscale report results/runs/smoke --out results/reports/smoke
+	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
+	$(BIN)/zeroscale report results/runs/smoke --out results/reports/smoke && exit $$status
 
 test: lint
 	$(BIN)/pytest

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from analysis.observed import window
-from analysis.stats import series_interval
+from bench.intervals import series_interval
 from bench.record import RunRecord
 
 _SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough

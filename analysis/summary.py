@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.columns import Kind
-from analysis.stats import LEVEL, median_interval
 from analysis.table import plain, typed
+from bench.intervals import LEVEL, median_interval
 
 Row = dict[str, Any]
 

@@ -84,7 +84,8 @@ def _question(record: RunRecord) -> str:
     """What two runs must share for their losses to be equal: everything but engine and protocol."""
     spec = record.spec.model_dump(mode="json", exclude={"engine", "measure"})
     spec["model"].pop("source")
-    return json.dumps([record.environment.environment_id if record.environment else None, spec], sort_keys=True)
+    data = record.observations.data if record.observations else {}  # another corpus has other losses
+    return json.dumps([record.environment.environment_id if record.environment else None, spec, data], sort_keys=True)
 
 
 def _updates(record: RunRecord) -> tuple[bool, ...]:

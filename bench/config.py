@@ -141,7 +141,8 @@ def _composed(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> 
         _find(group, name, config_dir)
     overrides = [f"{group}={name}" for group, name in choices]
     if config_dir:
-        overrides.append(f"hydra.searchpath=[file://{config_dir.resolve()}]")
+        path = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+        overrides.append(f"hydra.searchpath=['file://{path}']")
     try:
         with initialize_config_dir(str(conf_dir().resolve()), version_base=None):
             tree = hydra_compose("config", overrides)

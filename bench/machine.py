@@ -10,7 +10,7 @@ class Machine(Frozen):
 
     name: Name
     device: str | None = None  # "cpu" or "cuda"; None takes what is there
-    device_names: tuple[str, ...] = ()  # the device found must contain one of these; empty accepts any
+    device_names: tuple[str, ...] = ()  # what the device may call itself; empty accepts any
     devices_per_node: Positive | None = None
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
@@ -24,4 +24,4 @@ class Machine(Frozen):
 
     def accepts(self, device_name: str) -> bool:
         """Whether a device that calls itself `device_name` is this machine's."""
-        return not self.device_names or any(n.lower() in device_name.lower() for n in self.device_names)
+        return not self.device_names or device_name.lower() in map(str.lower, self.device_names)

@@ -88,8 +88,8 @@ class Environment(Frozen):
     git: dict[str, Any] | None = None  # commit, dirty
     hosts: tuple[str, ...] = ()  # by node
     cpus: dict[str, Any] = {}  # model, cores, affinity per rank, threads per rank
-    devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, temperature, before the window …
-    devices_after: tuple[dict[str, Any], ...] = ()  # … and after it
+    devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, temperature, at the start …
+    devices_after: tuple[dict[str, Any], ...] = ()  # … and as the window ended
     slurm: dict[str, str] = {}
     variables: dict[str, str] = {}  # from an allow-list; never a secret
 
@@ -100,6 +100,7 @@ class RankMemory(Frozen):
 
     rank: int
     init_peak_bytes: int | None = None  # while the model and the engine were built
+    warmup_peak_bytes: int | None = None  # from there to the window; the whole run's peak is the largest of the three
     resident_bytes: int | None = None  # between steps
     peak_allocated_bytes: int | None = None  # over steady steps
     peak_reserved_bytes: int | None = None  # what the caching allocator holds; None on a CPU

@@ -60,7 +60,9 @@ class Rank:
         self.join()
         self.build()
         series = self.train()
-        self.report(series, self.inspect(series))
+        self.report(series, None)  # from here on the measurement is safe, whatever happens to a closer look at it
+        if series.stopped != "invalid" and self.spec.measure.inspect:
+            self.report(series, self.inspect())
 
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
@@ -87,6 +89,7 @@ class Rank:
         with self.phase("data"):
             self.source = data.load(spec.data.source)
             self.batches = self.source.micro_batches(spec, self.rank)
+            self.data_facts = self.source.describe(spec) if self.rank == 0 else {}
         with memory.traced(self.device) as self.initialisation:
             with self.phase("model"):
                 module = self.family.build(spec, self.engine_file.construction(spec))
@@ -103,17 +106,22 @@ class Rank:
         from bench.measure.clock import clock_for
 
         opened: list[float | None] = []
+        self.warmup_peak: int | None = None
 
         def open_window() -> None:
+            self.warmup_peak = memory.peak_bytes(self.device)
             memory.forget_peak(self.device)
             opened.append(self.energy_so_far())
 
         clock = clock_for(self.device)
         self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here)
         series = loop.run(self.trainer, self.spec, open_window)
-        self.memory = observe.rank_memory(self.rank, self.device, self.initialisation, self.initialisation_rss)
         closed = self.energy_so_far()
+        self.devices_after = tuple(devices.snapshot()) if self.device.type == "cuda" else ()
         self.energy_j = closed - opened[0] if opened and opened[0] is not None and closed is not None else None
+        self.memory = observe.rank_memory(
+            self.rank, self.device, self.initialisation, self.initialisation_rss, self.warmup_peak, bool(opened)
+        )
         return series
 
     def energy_so_far(self) -> float | None:
@@ -123,18 +131,24 @@ class Rank:
         if self.device.type != "cuda":
             return None
         torch.cuda.synchronize(self.device)
-        return devices.energy_j(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
+        return devices.energy_j(str(self.device_uuid()))
 
-    def inspect(self, series: "Series") -> "Inspection":
-        """Look closer at a few untimed steps, unless the run is already worthless."""
+    def device_uuid(self) -> str | None:
+        """Return the name under which the driver knows this rank's device; None on a CPU."""
+        import torch
+
+        if self.device.type != "cuda":
+            return None
+        return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
+
+    def inspect(self) -> "Inspection":
+        """Look closer at a few untimed steps."""
         from bench.measure import inspection
 
         self.channel.beat("inspection")
-        if series.stopped == "invalid" or not self.spec.measure.inspect:
-            return inspection.Inspection()
-        return inspection.inspect(self.trainer)
+        return inspection.inspect(self.trainer, self.device)
 
-    def report(self, series: "Series", seen: "Inspection") -> None:
+    def report(self, series: "Series", seen: "Inspection | None") -> None:
         """Gather what every rank saw on rank 0, which writes it down."""
         from bench.measure import observe
 
@@ -142,8 +156,9 @@ class Rank:
         view = observe.RankView(
             memory=self.memory,
             phases_s=self.phases_s,
-            before_collectives_s=seen.before_collectives_s,
-            collectives=seen.collectives,
+            before_collectives_s=seen.before_collectives_s if seen else None,
+            collectives=seen.collectives if seen else {},
+            inspected=seen is not None,
             energy_j=self.energy_j,
         )
         views = observe.gather(view)
@@ -155,7 +170,7 @@ class Rank:
                 parameters=self.parameters,
                 engine_config=self.engine.config(),
                 link=self.link,
-                data=self.source.describe(self.spec),
+                data=self.data_facts,
                 drill=self.drill.text if self.drill else None,
             )
             self.write(observed, series)
@@ -202,6 +217,7 @@ class Rank:
             "host": socket.gethostname(),
             "affinity": sorted(os.sched_getaffinity(0)),
             "threads": torch.get_num_threads(),
+            "device": self.device_uuid(),
         }
         ranks: list[dict[str, Any]] = observe.gather(here)
         if self.rank == 0:
@@ -230,7 +246,7 @@ class Rank:
             config_id=config_id(self.spec),
             spec=self.spec,
             circumstance=self.circumstance,
-            environment=self.environment.model_copy(update={"devices_after": tuple(devices.snapshot())}),
+            environment=self.environment.model_copy(update={"devices_after": self.devices_after}),
             outcome=observe.outcome(series),
             observations=observed,
         )

@@ -1,4 +1,7 @@
-"""Straggling: the slowest rank's own time before its first collective, over the median rank's."""
+"""Straggling: the slowest rank's own time before its first collective, over the median rank's.
+
+Stage 3 gathers weights before it computes anything, so there that time tells nothing, and the column stays empty.
+"""
 
 import statistics
 
@@ -9,7 +12,8 @@ LABEL, UNIT, BETTER = "slowest rank over median rank, before collectives", "rati
 
 def value(record: RunRecord) -> float | None:
     ranks = record.observations.before_collectives_s if record.observations else ()
-    known = record.outcome.kind == "ok" and len(ranks) == record.spec.world_size > 1
+    gathers_first = record.spec.engine.options.get("stage") == 3
+    known = not gathers_first and record.outcome.kind == "ok" and len(ranks) == record.spec.world_size > 1
     if not known or statistics.median(ranks) <= 0:
         return None
     return max(ranks) / statistics.median(ranks)

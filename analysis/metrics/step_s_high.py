@@ -1,7 +1,7 @@
 """Upper end of the 95 % rank-based interval of the median step time, from this run's own steps."""
 
 from analysis.observed import window
-from analysis.stats import series_interval
+from bench.intervals import series_interval
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "upper end of the median step time's 95 % interval within the run", "s", "less"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis.columns import SHOWN, Column, columns
@@ -66,14 +66,6 @@ def page(
         unfinished=found.unfinished,
         read=len(found.records) + len(found.skipped),
     )
-
-
-def _template() -> Template:
-    loader = PackageLoader("analysis.report")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("report.html.j2")
 
 
 def _asked(rows: Sequence[Row]) -> list[tuple[str, str]]:

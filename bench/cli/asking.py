@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.config import Request
+from bench.intervals import series_interval
 from bench.measure.environment import classify, device_kind, environment_id
-from bench.measure.window import median_interval
 from bench.record import Circumstance, Limits, RunRecord
 from bench.spec import config_id
 from bench.study import Study
@@ -46,7 +46,7 @@ def circumstance(
         question=study.question,
         repeat=repeat,
         attempt=0,
-        machine=asked.machine,
+        machine=asked.machine.model_copy(update={"device": here(asked)}),  # the ranks obey, or refuse
         launcher={"name": asked.launcher, **options},
         limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
         overrides=overrides,
@@ -72,7 +72,7 @@ def result(record: RunRecord) -> str:
     if outcome.kind != "ok" or observed is None or observed.steps is None:
         return f"{outcome.kind}: {outcome.reason}"
     window = observed.steps.step_s[observed.steps.cut :]
-    interval = median_interval(window)
+    interval = series_interval(window)
     doubt = f" (95 % {interval[0]:.4g}–{interval[1]:.4g})" if interval else ""
     memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""

@@ -121,10 +121,16 @@ def _accelerator() -> list[Finding]:
         return [Finding("accelerator", "note", "none: runs use the processor, one process per device asked for")]
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     fitting = [machine for machine in _machines() if machine.device_names and machine.accepts(names[0])]
+    compiler = shutil.which("nvcc")
+    without = Finding("nvcc", "note", "none: DeepSpeed builds no GPU op", "install the CUDA toolkit of torch's version")
+    nvcc = Finding("nvcc", "ok", _first_line(compiler, "--version")) if compiler else without
+    memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+    driver = f"driver {devices.driver_version()}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     hint = (
         f"machine={fitting[0].name} knows its peaks" if fitting else "no file in conf/machine knows it: MFU stays empty"
     )
-    return [Finding("accelerator", "ok", f"{len(names)} × {names[0]}, CUDA {torch.version.cuda}", hint)]
+    told = f"{len(names)} × {names[0]}, {memory:.0f} GiB, CUDA {torch.version.cuda}, {driver}"
+    return [Finding("accelerator", "ok", told, hint), nvcc]
 
 
 def _operations() -> list[Finding]:
@@ -134,7 +140,7 @@ def _operations() -> list[Finding]:
     if builders is None:
         return []
     findings = []
-    for name in ("CPUAdamBuilder", "FusedAdamBuilder"):
+    for name in ("CPUAdamBuilder", "FusedAdamBuilder") if devices.count() else ("CPUAdamBuilder",):
         compatible = bool(getattr(builders, name)().is_compatible(verbose=False))
         told = (
             "can be built" if compatible else "cannot be built: optimizer.implementation=native will not work with it"

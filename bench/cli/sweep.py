@@ -28,6 +28,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     asking.arguments(parser)
 
 
+_SHOWN = {
+    "model", "engine", "data", "machine", "precision", "nodes", "devices_per_node", "batch.micro", "batch.accumulation",
+    "batch.global", "sequence.encoder", "sequence.decoder", "activation_checkpointing",
+}  # fmt: skip
+"""Overrides that a point's one line shows already."""
+
+
 class Point(NamedTuple):
     """One repeat of one point."""
 
@@ -44,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
             _json(points) if args.json else "\n".join([*map(_line, points), f"{len(points)} points, nothing started"])
         )
         return 0
-    sweep = Sweep(args, study, len(points))
+    sweep = Sweep(args, study)
+    todo = [wanted for wanted in points if not sweep.knows(wanted)]
     with asking.live(quiet=args.json) as sweep.follow:
-        for todo in points:
-            sweep.answer(todo)
+        for number, wanted in enumerate(todo, start=1):
+            sweep.answer(wanted, number, len(todo))
     print(sweep.summary())
     return 0 if set(sweep.kinds) == {"ok"} else 1
 
@@ -55,33 +63,40 @@ def run(args: argparse.Namespace) -> int:
 class Sweep:
     """A sweep under way: which points have answers, and how long the next may take."""
 
-    def __init__(self, args: argparse.Namespace, study: Study, points: int) -> None:
-        self.args, self.study, self.points = args, study, points
+    def __init__(self, args: argparse.Namespace, study: Study) -> None:
+        self.args, self.study = args, study
         self.folder: Path = args.results / study.name
         self.kinds: list[str] = []
         self.seconds: list[float] = []
         self.follow: Callable[[str], None] = lambda text: None
 
-    def answer(self, todo: Point) -> None:
-        """Measure a point, unless it has its final answer on this machine in this environment."""
-        spec, machine = todo.asked.spec, todo.asked.machine.name
-        environment = asking.environment_here(todo.asked)
-        if done := store.answered(self.folder / config_id(spec), todo.repeat, machine, environment):
+    def knows(self, wanted: Point) -> bool:
+        """Whether a point has its final answer on this machine in this environment; count it if so."""
+        spec, machine = wanted.asked.spec, wanted.asked.machine.name
+        environment = asking.environment_here(wanted.asked)
+        done = store.answered(self.folder / config_id(spec), wanted.repeat, machine, environment)
+        if done:
             self.kinds.append(str(done.outcome))
-            return
-        heading, begin = self._heading(todo), time.monotonic()
+        return done is not None
+
+    def answer(self, wanted: Point, number: int, count: int) -> None:
+        """Measure a point, the `number`th of `count` that have no answer yet."""
+        left = ""
+        if self.seconds:
+            left = f", about {_duration(statistics.median(self.seconds) * (count - number + 1))} left"
+        heading, begin = f"[{number}/{count}{left}] {asking.line(wanted.asked)}", time.monotonic()
         _, record = point.measure(
-            todo.asked,
+            wanted.asked,
             self.args.results,
             self.study,
-            todo.repeat,
-            todo.overrides,
+            wanted.repeat,
+            wanted.overrides,
             lambda doing: self.follow(f"{heading}: {doing}"),
         )
         self.seconds.append(time.monotonic() - begin)
         self.kinds.append(record.outcome.kind)
         if not self.args.json:
-            print(f"[{len(self.kinds)}/{self.points}] {_line(todo)}\n    {asking.result(record)}", flush=True)
+            print(f"[{number}/{count}] {_line(wanted)}\n    {asking.result(record)}", flush=True)
 
     def summary(self) -> str:
         """Return how the points ended."""
@@ -91,12 +106,6 @@ class Sweep:
             return json.dumps(plain)
         told = ", ".join(f"{count} {kind}" for kind, count in outcomes.most_common())
         return f"{told}; {skipped} already had an answer; {self.folder}"
-
-    def _heading(self, todo: Point) -> str:
-        number, left = len(self.kinds) + 1, ""
-        if self.seconds:
-            left = f", about {_duration(statistics.median(self.seconds) * (self.points - number + 1))} left"
-        return f"[{number}/{self.points}{left}] {asking.line(todo.asked)}"
 
 
 def _points(args: argparse.Namespace) -> tuple[Study, list[Point]]:
@@ -117,7 +126,9 @@ def _points(args: argparse.Namespace) -> tuple[Study, list[Point]]:
 
 
 def _line(todo: Point) -> str:
-    return f"{asking.line(todo.asked)}  repeat {todo.repeat}"
+    """Describe a point, with the overrides that its description does not show."""
+    hidden = [text for text in todo.overrides if text.partition("=")[0] not in _SHOWN]
+    return " ".join([f"{asking.line(todo.asked)}  repeat {todo.repeat} ", *hidden])
 
 
 def _json(points: list[Point]) -> str:

@@ -89,14 +89,14 @@ class Channel:
             "exception": type(error).__name__,
             "message": str(error)[:2000],
             "phase": self.phase,
-            "traceback": _without_folders("".join(traceback.format_exception(error)))[-_TRACEBACK_CHARACTERS:],
+            "traceback": without_folders("".join(traceback.format_exception(error)))[-_TRACEBACK_CHARACTERS:],
         }
         line = (json.dumps(message) + "\n").encode()
         while line:
             line = line[os.write(self._pipe, line) :]
 
 
-def _without_folders(text: str) -> str:
+def without_folders(text: str) -> str:
     """Name modules by their place in their package: where somebody installed them is nobody else's business."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         text = text.replace(f"{folder}/", "")

@@ -5,7 +5,7 @@ Only for untimed steps: seeing every operation slows a step down.
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -37,8 +37,10 @@ _OPERATIONS = {
 class CollectiveCounter(TorchDispatchMode):
     """Count calls and payload bytes by kind of collective while active."""
 
-    def __init__(self) -> None:
+    def __init__(self, before_first: Callable[[], None]) -> None:
+        """`before_first` is called right before the first collective, to wait for the device's own work until then."""
         super().__init__()
+        self._before_first = before_first
         self.calls: Counter[str] = Counter()
         self.payload_bytes: Counter[str] = Counter()
         self.first_at: float | None = None  # monotonic seconds
@@ -47,7 +49,9 @@ class CollectiveCounter(TorchDispatchMode):
         if func.namespace == "c10d":
             name, position = _OPERATIONS.get(func._schema.name.removeprefix("c10d::"), (None, 0))
             if name:
-                self.first_at = self.first_at or time.perf_counter()
+                if self.first_at is None:
+                    self._before_first()
+                    self.first_at = time.perf_counter()
                 self.calls[name] += 1
                 self.payload_bytes[name] += sum(tensor.nbytes for tensor in _tensors(args[position]))
         return func(*args, **(kwargs or {}))

@@ -29,8 +29,10 @@ _SLURM = re.compile(
 
 
 def device_kind() -> str:
-    """Return "cuda" if this machine has an NVIDIA device that its driver shows, else "cpu"."""
-    return "cuda" if devices.count() else "cpu"
+    """Return "cuda" if this machine has a device that this torch can use and the user has not hidden, else "cpu"."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    built = _torch_constant("cuda") or _torch_constant("hip")
+    return "cuda" if built and not hidden and (devices.count() or Path("/dev/kfd").exists()) else "cpu"
 
 
 def classify(device: str, devices_per_node: int) -> EnvironmentClass:
@@ -113,6 +115,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "-uno"))}
+        ask("ls-files", "--error-unmatch", Path(__file__).name)  # else it is the history of somebody else's project
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "--", ":/"))}
     except (OSError, subprocess.SubprocessError):
         return None  # an installed wheel has no history

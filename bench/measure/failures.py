@@ -1,8 +1,6 @@
 """Which outcome an exception is evidence of: by its type, and by the caught exception's own message where the library
 has no type of its own. Never by a search in a log."""
 
-import builtins
-
 from bench.record import OutcomeKind
 
 
@@ -18,9 +16,13 @@ _TYPES: dict[str, OutcomeKind] = {
     "DistStoreError": "comm_error",
     "ConnectionError": "comm_error",
 }
+# Libraries raise these for what has no type of its own; a message in any other type is somebody else's business.
+_UNTYPED = ("RuntimeError", "OSError", "AcceleratorError", "DistBackendError")
 _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
     ("CUDA out of memory", "oom"),
     ("CUDA error: out of memory", "oom"),
+    ("CUBLAS_STATUS_ALLOC_FAILED", "oom"),
+    ("Cuda failure 2 'out of memory'", "oom"),
     ("DefaultCPUAllocator: can't allocate memory", "host_oom"),
     ("DefaultCPUAllocator: not enough memory", "host_oom"),
     ("Cannot allocate memory", "host_oom"),
@@ -35,12 +37,12 @@ _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
 
 def outcome_of(error: BaseException) -> tuple[OutcomeKind, str]:
     """Return the outcome that a caught exception is evidence of, and the rule that says so."""
-    for base in type(error).__mro__:
-        if base.__name__ in _TYPES:
-            return _TYPES[base.__name__], f"type {base.__name__}"
-    # Libraries raise these two for what has no type; a message in any other type is somebody else's business.
-    if type(error) in (builtins.RuntimeError, builtins.OSError):
+    names = [base.__name__ for base in type(error).__mro__]
+    if names[0] in _UNTYPED:
         for text, kind in _MESSAGES:
             if text in str(error):
                 return kind, f"message '{text}'"
+    for name in names:
+        if name in _TYPES:
+            return _TYPES[name], f"type {name}"
     return "error", f"type {type(error).__name__}"

@@ -5,6 +5,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 
 from bench.measure.collectives import CollectiveCounter
@@ -22,12 +23,13 @@ class Inspection:
     before_collectives_s: float | None = None  # None where a step has no collective
 
 
-def inspect(trainer: Trainer) -> Inspection:
+def inspect(trainer: Trainer, device: torch.device) -> Inspection:
     """Make a few more optimizer steps under observation; none of them is timed as a step."""
     seen, before = Inspection(), []
     for _ in range(_STEPS):
+        wait_for(device)
         dist.barrier()
-        counter, begin = CollectiveCounter(), time.perf_counter()
+        counter, begin = CollectiveCounter(before_first=lambda: wait_for(device)), time.perf_counter()
         fetched = trainer.fetch()
         with counter:
             trainer.step(fetched)
@@ -39,3 +41,9 @@ def inspect(trainer: Trainer) -> Inspection:
         }
     seen.before_collectives_s = statistics.median(before) if before else None
     return seen
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until `device` has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -25,23 +25,32 @@ class RankView:
     phases_s: dict[str, float]
     before_collectives_s: float | None
     collectives: dict[str, Collective]
+    inspected: bool
     energy_j: float | None
 
 
-def rank_memory(rank: int, device: torch.device, initialisation: Trace, rss_bytes: int) -> RankMemory:
-    """Put one rank's memory together at the end of its window. `rss_bytes` is the peak after initialisation."""
+def rank_memory(
+    rank: int, device: torch.device, initialisation: Trace, rss_bytes: int, warmup_peak: int | None, timed: bool
+) -> RankMemory:
+    """Put one rank's memory together at the end of its window, or of its warm-up if no window was `timed`.
+
+    `rss_bytes` is the resident set's peak after initialisation, `warmup_peak` the allocator's before the window.
+    """
     reserved, used = memory.device_counters(device)
     live = memory.live_bytes(device)
+    # CUDA's count holds what cuBLAS allocates for itself, which no tensor reaches: there the comparison says nothing.
+    comparable = live if device.type == "cpu" else None
     return RankMemory(
         rank=rank,
         init_peak_bytes=initialisation.peak_bytes,
         resident_bytes=live,
-        peak_allocated_bytes=memory.peak_bytes(device),
+        warmup_peak_bytes=warmup_peak if timed else memory.peak_bytes(device),
+        peak_allocated_bytes=memory.peak_bytes(device) if timed else None,
         peak_reserved_bytes=reserved,
         device_used_bytes=used,
         init_rss_bytes=rss_bytes,
         peak_rss_bytes=memory.peak_rss_bytes(),
-        drift=(live - memory.reachable_bytes(device)) / live if live else None,
+        drift=(comparable - memory.reachable_bytes(device)) / comparable if comparable else None,
     )
 
 
@@ -72,7 +81,7 @@ def observations(
         steps=steps(series),
         tokens=tokens(spec, series),
         memory=tuple(view.memory for view in views),
-        collectives=_heaviest(views) if spec.measure.inspect and series.stopped != "invalid" else None,
+        collectives=_heaviest(views) if all(view.inspected for view in views) else None,
         before_collectives_s=before,
         link=link,
         energy_j=tuple(view.energy_j for view in views) if any(v.energy_j is not None for v in views) else (),

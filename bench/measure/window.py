@@ -8,27 +8,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
+from bench.intervals import series_interval
 from bench.spec import MeasureSpec
 
 Stop = Literal["width", "steps", "time"]
 _NOISE_FLOOR = 0.05  # medians of two neighbouring blocks that differ by less are steady whatever their scatter
-
-
-def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Return the rank-based interval of the median: the narrowest symmetric pair of order statistics that covers it
-    with probability `level` for independent values; None where even the extremes do not (n < 6 at 95 %).
-
-    Source: Hoefler & Belli, Scientific Benchmarking of Parallel Computing Systems, SC'15, section 3.1.3.
-    """
-    n = len(values)
-    tail, below = 0.0, 0  # P(fewer than `below` + 1 values under the median)
-    while below < n // 2 and tail + math.comb(n, below) / 2**n <= (1 - level) / 2:
-        tail += math.comb(n, below) / 2**n
-        below += 1
-    if below == 0:
-        return None
-    ordered = sorted(values)
-    return ordered[below - 1], ordered[n - below]
 
 
 def is_steady(step_s: Sequence[float], block: int) -> bool:
@@ -58,7 +42,7 @@ def closes(step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec) -> 
         return "steps"
     if elapsed_s >= protocol.max_s:
         return "time"
-    interval = median_interval(step_s)
+    interval = series_interval(tuple(step_s))
     long_enough = len(step_s) >= protocol.min_steps or (elapsed_s >= protocol.min_s > 0)
     if long_enough and interval and interval[1] - interval[0] <= protocol.width * statistics.median(step_s):
         return "width"

@@ -31,7 +31,7 @@ class MeetingPoint(NamedTuple):
     token: str  # of this attempt, so that nobody reports to a stranger who got the same port
 
     def write(self, folder: Path) -> None:
-        store.write_atomically(folder / store.RENDEZVOUS, json.dumps(self._asdict()).encode())
+        store.write_atomically(folder / store.RENDEZVOUS, json.dumps(self._asdict()).encode(), mode=0o600)
 
     @classmethod
     def wait(cls, folder: Path, timeout_s: float) -> "MeetingPoint":
@@ -50,10 +50,18 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket, self._in, self._out = connection, bytearray(), bytearray()
+        self._sent_at = self.heard_at = time.monotonic()
         self.closed = False
 
     def send(self, message: dict[str, Any]) -> None:
+        self._sent_at = time.monotonic()
         self._out += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def keep_alive(self) -> None:
+        """Send an empty message if there was none for a while, so that the other side knows the link is whole."""
+        if time.monotonic() - self._sent_at >= _REPORT_S:
+            self.send({})
         self.flush()
 
     def flush(self) -> None:
@@ -73,13 +81,19 @@ class Line:
                 chunk = self._socket.recv(1 << 16)
                 self.closed = not chunk
                 self._in += chunk
+                self.heard_at = time.monotonic()
         except BlockingIOError:
             pass
         except OSError:
             self.closed = True
         *lines, rest = bytes(self._in).split(b"\n")
         self._in[:] = rest
-        return [json.loads(line) for line in lines]
+        try:
+            messages: list[dict[str, Any]] = [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError):  # a port scanner, say; nobody of ours
+            self.closed = True
+            return []
+        return messages
 
 
 class Member:
@@ -90,6 +104,16 @@ class Member:
         self.heard_at = time.monotonic()
         self.ranks: list[RankState] = []
         self.done = False  # it has said that all its ranks have ended, and has nothing more to say
+
+    def hear(self, messages: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
+        """Take in its reports; return its ranks' output as (rank, line)."""
+        output = []
+        for message in messages:
+            self.heard_at = time.monotonic()
+            self.ranks = [RankState(**state) for state in message["ranks"]]
+            self.done = bool(message["done"])
+            output += [(int(rank), str(line).encode()) for rank, line in message["output"]]
+        return output
 
 
 class Lead:
@@ -115,19 +139,24 @@ class Lead:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     self._strangers.append(Line(self._server.accept()[0]))
-        for line in list(self._strangers):
-            for hello in line.take():
-                if hello.get("token") == self.token:
-                    self.members[int(hello["node"])] = Member(line, str(hello["host"]))
-                    self._strangers.remove(line)
-        output = []
+        output = self._welcome()
         for member in self.members.values():
-            member.line.flush()
-            for message in member.line.take():
-                member.heard_at = time.monotonic()
-                member.ranks = [RankState(**state) for state in message["ranks"]]
-                member.done = bool(message["done"])
-                output += [(int(rank), str(line).encode()) for rank, line in message["output"]]
+            output += member.hear(member.line.take())
+            member.line.keep_alive()
+        return output
+
+    def _welcome(self) -> list[tuple[int, bytes]]:
+        """Make members of those who know the token, and forget other strangers."""
+        output: list[tuple[int, bytes]] = []
+        for line in list(self._strangers):
+            messages = line.take()
+            if messages and messages[0].get("token") == self.token:
+                hello = messages.pop(0)
+                member = self.members[int(hello["node"])] = Member(line, str(hello["host"]))
+                output += member.hear(messages)
+                self._strangers.remove(line)
+            elif messages or line.closed:
+                self._strangers.remove(line)
         return output
 
     def lost(self) -> str | None:
@@ -173,7 +202,8 @@ class Follower:
 
     def orders(self) -> dict[str, Any] | None:
         """Return the lead's order to stop, if one came; a lead that is gone orders it too."""
-        orders = self._line.take()
+        orders = [message for message in self._line.take() if message]
         if orders:
             return orders[-1]
-        return {"stop": True, "stacks": False} if self._line.closed else None
+        gone = self._line.closed or time.monotonic() - self._line.heard_at > SILENCE_S
+        return {"stop": True, "stacks": False} if gone else None

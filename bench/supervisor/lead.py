@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -37,6 +38,7 @@ class Supervisor:
         self.node = Node(folder, self.spec, self.circumstance, 0, self.log.write)
         self.stop: Stop | None = None
         self.why = ""
+        self._lost_at: float | None = None
         self._begin = time.monotonic()
         self._heartbeat_at = -_HEARTBEAT_S
         self._oom_kills = _kernel_oom_kills()
@@ -48,8 +50,10 @@ class Supervisor:
         try:
             self._start()
             self._watch()
-        finally:
-            self._end()
+        except Exception as error:
+            self._stop("error", f"the supervisor failed: {type(error).__name__}: {error}")
+            traceback.print_exc()
+        self._end()
         outcome = verdict(self.states(), self.stop, self.why, _kernel_oom_kills() - self._oom_kills)
         record = store.conclude(self.folder, outcome)
         self._show("ended", at_once=True)
@@ -71,15 +75,14 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Return when every rank has ended, or when one is lost and the others have said what they know."""
-        lost_at: float | None = None
         while not self.stop and not self._all_ended():
             time.sleep(POLL_S)
             self._listen()
             self._check_limits()
             self._show("running")
-            if lost_at is None and any(state.exit_code for state in self.states()):
-                lost_at = time.monotonic()
-            if lost_at is not None and time.monotonic() > lost_at + _ECHO_S:
+            if self._lost_at is None and any(state.exit_code for state in self.states()):
+                self._lost_at = time.monotonic()
+            if self._lost_at is not None and time.monotonic() > self._lost_at + _ECHO_S:
                 return
 
     def _all_ended(self) -> bool:
@@ -118,7 +121,9 @@ class Supervisor:
         (self.folder / store.RENDEZVOUS).unlink(missing_ok=True)
 
     def _stop(self, stop: Stop, why: str) -> None:
-        self.stop, self.why = self.stop or stop, self.why or why
+        """Note why the run is to end, unless a rank that was lost ends it already: that came first."""
+        if self._lost_at is None:
+            self.stop, self.why = self.stop or stop, self.why or why
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         self._stop("cancelled", f"interrupted by {signal.Signals(number).name}")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.measure.channel import PULSE, STACKS_SIGNAL, Pulse
+from bench.measure.channel import PULSE, STACKS_SIGNAL, Pulse, without_folders
 from bench.record import Circumstance
 from bench.spec import RunSpec
 from bench.supervisor.crew import MeetingPoint
@@ -60,7 +60,7 @@ class Node:
         now, found = time.monotonic(), []
         for local_rank, rank in enumerate(self._ranks):
             beat = self._pulse.read(local_rank)
-            stacks = rank.heard.decode(errors="replace")[-_STACKS_CHARACTERS:]
+            stacks = without_folders(rank.heard.decode(errors="replace"))[-_STACKS_CHARACTERS:]
             found.append(
                 RankState(
                     rank=rank.rank,

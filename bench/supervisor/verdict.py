@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from bench.record import Outcome, OutcomeKind
 
-Stop = Literal["cancelled", "timeout", "hang", "node_failure"]
+Stop = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
 
 
 class RankState(NamedTuple):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from analysis.stats import effective_size, median_interval, series_interval
+from bench.intervals import effective_size, median_interval, series_interval
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def test_a_precision_that_the_machine_cannot_compute_in_is_refused() -> None:
 
 
 def test_a_model_of_ones_own_is_a_shape_in_a_yaml(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
+    tmp_path = tmp_path / "my conf, isn't it"
+    (tmp_path / "model").mkdir(parents=True)
     text = (config.conf_dir() / "model" / "tiny.yaml").read_text()
     own = text.replace("name: tiny", "name: mine").replace("parameters: 2116352", "parameters: null")
     (tmp_path / "model" / "mine.yaml").write_text(own)

@@ -71,7 +71,7 @@ def group() -> object:
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 def test_payloads_are_counted_as_nccl_tests_does() -> None:
     whole, part = torch.ones(4000), torch.ones(1000)
-    with CollectiveCounter() as counter:
+    with CollectiveCounter(before_first=lambda: None) as counter:
         dist.all_reduce(part)
         dist.all_reduce(part)
         dist.all_gather_into_tensor(whole, part)
@@ -119,6 +119,7 @@ def test_a_machine_accepts_its_own_devices_only() -> None:
     h200 = Machine(name="h200", device_names=("NVIDIA H200",))
     assert h200.accepts("NVIDIA H200")
     assert not h200.accepts("NVIDIA H100 80GB HBM3")
+    assert not h200.accepts("NVIDIA H200 NVL"), "another card, with another peak"
     assert Machine(name="auto").accepts("whatever is here")
 
 

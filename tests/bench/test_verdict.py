@@ -59,6 +59,9 @@ def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
     ("error", "kind"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "oom"),
+        (torch.AcceleratorError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (dist.DistBackendError("NCCL error … Cuda failure 2 'out of memory'"), "oom"),
         (MemoryError(), "host_oom"),
         (dist.DistBackendError("NCCL"), "comm_error"),
         (ConnectionResetError("peer"), "comm_error"),

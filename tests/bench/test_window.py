@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.measure.window import closes, is_steady, median_interval, opens
+from bench.intervals import median_interval
+from bench.measure.window import closes, is_steady, opens
 from bench.spec import MeasureSpec
 
 

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench.measure.window import median_interval
+from bench.intervals import median_interval
 
 STEPS = 10
 WARM_UP_ROUNDS = 2
