@@ -1,7 +1,7 @@
 """Launchers, one file each. The contract of such a file:
 
 `Options`                    a pydantic model: what a user may set in conf/launcher
-`check(request)`             raises UserError for what this launcher cannot start
+`check(options, spec)`       raises UserError for what this launcher cannot start
 `plan(folder, options)`      a LaunchPlan: pure, so that printing it is the dry run
 `submit(plan)`               the one effect; returns a handle
 `poll(handle)` `cancel(handle)`

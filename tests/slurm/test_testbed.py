@@ -117,7 +117,8 @@ def test_a_cut_link_makes_a_node_unreachable_until_it_is_mended(testbed: Testbed
 
 def test_a_lost_node_is_down_in_time_and_comes_back(testbed: Testbed, tmp_path: Path) -> None:
     deaf, dead = testbed.node(2), testbed.node(3)
-    write_pid = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/$SLURMD_NODENAME; exec sleep 300"
+    here = f"{tmp_path}/$SLURMD_NODENAME"  # a name of its own: two jobs write at the same time
+    write_pid = f"echo $$ > {here}.new; mv {here}.new {here}; exec sleep 300"
     jobs = {node: _submit(testbed, write_pid, f"--nodelist={node}", "--no-requeue") for node in (deaf, dead)}
     wait_for(lambda: all((tmp_path / node).exists() for node in jobs))
     testbed("slurmd", deaf, "stop")
