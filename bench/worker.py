@@ -113,6 +113,7 @@ class Rank:
             memory.forget_peak(self.device)
             opened.append(self.energy_so_far())
 
+        memory.forget_peak(self.device)  # that of the initialisation is kept for itself
         clock = clock_for(self.device)
         self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here)
         series = loop.run(self.trainer, self.spec, open_window)

@@ -38,6 +38,7 @@ def test_one_point_is_measured_and_its_record_holds_what_the_table_needs(zerosca
     for rank in observed.memory:
         assert rank.resident_bytes and rank.peak_allocated_bytes and rank.init_peak_bytes and rank.drift is not None
         assert rank.peak_allocated_bytes > rank.resident_bytes > 4 * observed.parameters
+        assert rank.warmup_peak_bytes and rank.warmup_peak_bytes > rank.resident_bytes
         assert abs(rank.drift) < 0.01, "the allocator's count and the reachable storages agree"
     assert record.environment.variables["OMP_NUM_THREADS"] == "1"
     assert len(list(run.folder().iterdir())) <= 10
