@@ -8,6 +8,7 @@ interrupted goes on where it ended.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -41,6 +42,7 @@ class Point(NamedTuple):
     asked: Request
     repeat: int
     overrides: tuple[str, ...]
+    apart: tuple[str, ...]  # those of them that tell it from other points and that its one line does not show
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,16 +121,17 @@ def _points(args: argparse.Namespace) -> tuple[Study, list[Point]]:
     for pairs in combinations:
         asked.append(config.request(pairs, args.config_dir))
         config.check(asked[-1], asking.here(asked[-1]))
+    texts = [tuple(f"{key}={value}" for key, value in pairs) for pairs in combinations]
+    shared = Counter(itertools.chain(*texts))
+    apart = {text for text, count in shared.items() if count < len(texts) and text.partition("=")[0] not in _SHOWN}
     return study, [
-        Point(asked[index], repeat, tuple(f"{key}={value}" for key, value in combinations[index]))
+        Point(asked[index], repeat, texts[index], tuple(text for text in texts[index] if text in apart))
         for repeat, index in order(len(combinations), study)
     ]
 
 
 def _line(todo: Point) -> str:
-    """Describe a point, with the overrides that its description does not show."""
-    hidden = [text for text in todo.overrides if text.partition("=")[0] not in _SHOWN]
-    return " ".join([f"{asking.line(todo.asked)}  repeat {todo.repeat} ", *hidden])
+    return "  ".join([asking.line(todo.asked), f"repeat {todo.repeat}", *todo.apart])
 
 
 def _json(points: list[Point]) -> str:
