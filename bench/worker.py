@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, models, store
 from bench.measure import devices, environment
-from bench.measure.channel import Channel
+from bench.measure.channel import LISTENER, STARTED_AT, Channel
 from bench.measure.drill import Drill
 from bench.measure.failures import Refused
 from bench.record import Circumstance, Observations, RunRecord
@@ -24,9 +24,6 @@ from bench.spec import RunSpec, config_id
 if TYPE_CHECKING:
     from bench.measure.inspection import Inspection
     from bench.measure.loop import Series
-
-STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervisor started this rank
-LISTENER = "ZEROSCALE_LISTENER"  # rank 0 alone: the descriptor of the socket its peers connect to
 
 
 def main() -> None:

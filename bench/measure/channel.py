@@ -17,7 +17,10 @@ from typing import NamedTuple
 
 from bench.measure.failures import outcome_of
 
-PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"  # file descriptors inherited from the supervisor
+# What a supervisor hands to its ranks in their environment: file descriptors, and a time.
+PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"
+LISTENER = "ZEROSCALE_LISTENER"  # rank 0 alone: the socket its peers connect to
+STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervisor started the rank
 STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
 _TRACEBACK_CHARACTERS = 8000
 _SLOT = struct.Struct("<dq48s")  # one rank's pulse

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Fetched(NamedTuple):
-    """The micro-batches of one optimizer step, and how long the rank waited for them."""
+    """The micro-batches of one optimizer step, and the padding tokens in them."""
 
     tensors: list[dict[str, torch.Tensor]]  # still on the host
     encoder_padding: int

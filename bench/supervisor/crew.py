@@ -70,7 +70,7 @@ class Line:
             while self._out and not self.closed:
                 del self._out[: self._socket.send(self._out)]
         except BlockingIOError:
-            pass
+            pass  # it takes no more now
         except OSError:
             self.closed = True
 
@@ -83,7 +83,7 @@ class Line:
                 self._in += chunk
                 self.heard_at = time.monotonic()
         except BlockingIOError:
-            pass
+            pass  # that was all for now
         except OSError:
             self.closed = True
         *lines, rest = bytes(self._in).split(b"\n")

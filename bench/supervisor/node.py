@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.measure.channel import PULSE, STACKS_SIGNAL, Pulse, without_folders
+from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, Pulse, without_folders
 from bench.record import Circumstance
 from bench.spec import RunSpec
 from bench.supervisor.crew import MeetingPoint
@@ -40,7 +40,7 @@ class Node:
             own = {"LOCAL_RANK": str(local_rank)}
             inherit: tuple[int, ...] = (self._pulse.descriptor,)
             if listener and rank == 0:
-                own["ZEROSCALE_LISTENER"] = str(listener.fileno())
+                own[LISTENER] = str(listener.fileno())
                 inherit += (listener.fileno(),)
             command = [sys.executable, "-m", "bench.worker", str(self._folder)]
             self._pulse.write(local_rank, "start", -1)
@@ -120,7 +120,7 @@ class Node:
             "MASTER_ADDR": point.host,
             "MASTER_PORT": str(point.ranks_port),
             PULSE: str(self._pulse.descriptor),
-            "ZEROSCALE_STARTED_AT": str(time.time()),
+            STARTED_AT: str(time.time()),
             "PYTHONUNBUFFERED": "1",
         }
         if self._circumstance.machine.device == "cpu":

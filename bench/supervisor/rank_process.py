@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench.measure.channel import PIPE
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -33,7 +35,7 @@ class RankProcess:
         self.failures, failures_end = _pipe()
         self.process = subprocess.Popen(
             command,
-            env=environment | {"RANK": str(rank), "ZEROSCALE_FAILURE_PIPE": str(failures_end)},
+            env=environment | {"RANK": str(rank), PIPE: str(failures_end)},
             stdin=subprocess.DEVNULL,
             stdout=output_end,
             stderr=output_end,
