@@ -29,7 +29,8 @@ def measure(
     circumstance = asking.circumstance(asked, study, repeat, overrides, started_at)
     folder = store.open_attempt(results / study.name / config_id(asked.spec), asked.spec, circumstance).folder
     launcher = launchers.load(asked.launcher)
-    handle = launcher.submit(launcher.plan(folder, asked.launcher_options))
+    work = launchers.Work(config_id(asked.spec), folder, "bench.supervisor", (str(folder),))
+    handle = launcher.submit(launcher.plan(work, asked.launcher_options))
     interrupted = False
     while not launcher.poll(handle):
         try:

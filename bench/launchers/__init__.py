@@ -1,8 +1,8 @@
-"""Launchers, one file each. The contract of such a file:
+"""Launchers, one file or package each. The contract of such a file:
 
 `Options`                    a pydantic model: what a user may set in conf/launcher
 `check(options, spec)`       raises UserError for what this launcher cannot start
-`plan(folder, options)`      a LaunchPlan: pure, so that printing it is the dry run
+`plan(work, options)`        a LaunchPlan: pure, so that printing it is the dry run
 `submit(plan)`               the one effect; returns a handle
 `poll(handle)` `cancel(handle)`
 """
@@ -16,12 +16,31 @@ from typing import NamedTuple
 from bench.errors import UserError, nearest
 
 
+class Work(NamedTuple):
+    """What a launcher is to start: one command on each of some nodes.
+
+    `module` is run as `python -m MODULE ARGUMENT …`, on every node once, with `folder` for the launcher's own files.
+    """
+
+    name: str  # unique, safe in a shell and as a file name
+    folder: Path
+    module: str
+    arguments: tuple[str, ...]
+    nodes: int = 1
+    devices_per_node: int = 0  # 0: it needs none, and runs once, on the first node alone
+    time_limit_min: int | None = None  # None: the launcher's own choice
+    tasks: int | None = None  # of a job array: the command runs once for each of so many tasks
+    after: tuple[str, ...] = ()  # handles of earlier work that must have ended, however
+    exclude: tuple[str, ...] = ()  # nodes that must not be used
+
+
 class LaunchPlan(NamedTuple):
-    """How one attempt starts: a command, what is added to its environment, and the folder of its evidence."""
+    """How work starts: a command, what is added to its environment, the folder it belongs to, and files to write."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
     folder: Path
+    files: dict[Path, str] = {}
 
 
 def load(name: str) -> ModuleType:

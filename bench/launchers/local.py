@@ -4,10 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from bench.errors import UserError
-from bench.launchers import LaunchPlan
+from bench.launchers import LaunchPlan, Work
 from bench.record import Limits
 from bench.spec import RunSpec
 from bench.supervisor.rank_process import end_with_parent
@@ -23,9 +22,9 @@ def check(options: Options, spec: RunSpec) -> None:
         raise UserError(f"nodes={spec.nodes}", "launcher=local starts one node", "set nodes=1")
 
 
-def plan(folder: Path, options: Options) -> LaunchPlan:
-    """Return how the attempt in `folder` starts."""
-    return LaunchPlan((sys.executable, "-m", "bench.supervisor", str(folder)), {}, folder)
+def plan(work: Work, options: Options) -> LaunchPlan:
+    """Return how `work` starts."""
+    return LaunchPlan((sys.executable, "-m", work.module, *work.arguments), {}, work.folder)
 
 
 def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
