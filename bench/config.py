@@ -1,12 +1,12 @@
-"""From Hydra's YAML and a user's overrides to one decoded Request: the only user of Hydra.
+"""From Hydra's YAML and a user's overrides to decoded points: the only user of Hydra.
 
-Hydra composes a choice of group files and is left at once for plain dicts; values are set on those, and one decode into
-frozen models checks everything, before any process starts.
+Hydra composes a choice of group files, once for all points that share it, and is left at once for plain dicts; values
+are set on those, and one decode into frozen models checks everything, before any process starts.
 """
 
+import contextlib
 import functools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,28 +15,40 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from yaml import YAMLError
 
-from bench import data, engines, launchers, models
+from bench import constraints
+from bench.constraints import Rule
+from bench.decode import Request, check, decode, in_one_line, model
 from bench.errors import UserError, nearest
-from bench.machine import Machine
-from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
-from bench.study import Study
+from bench.facts import facts, facts_of_tree, names
+from bench.spec import config_id
+from bench.study import Overrides, Pair, Study, expand
+
+__all__ = [
+    "GROUPS", "Expansion", "Pair", "Point", "Request", "check", "conf_dir", "parse", "points", "request", "single",
+    "study",
+]  # fmt: skip
 
 GROUPS = ("model", "engine", "data", "machine", "launcher")
-Pair = tuple[str, Any]
-"""One override: a group and its file's name, or a dotted key and its value."""
 
 
-class Request(NamedTuple):
-    """What is asked for, decoded and checked: the point itself, and the circumstances it is to run in."""
+class Point(NamedTuple):
+    """One point of a study that is to be measured."""
 
-    spec: RunSpec
-    machine: Machine
-    launcher: str
-    launcher_options: BaseModel
+    asked: Request
+    overrides: tuple[Pair, ...]  # what the study and the user set, the axes in their order
+    config_id: str
+
+
+class Expansion(NamedTuple):
+    """A study's points, and what became of the others."""
+
+    points: list[Point]
+    excluded: dict[str, int]  # how many each rule left out; where several hold, the first is counted
+    merged: int  # points that are the same run as an earlier one
 
 
 def conf_dir() -> Path:
@@ -89,36 +101,52 @@ def single(overrides: Sequence[str]) -> list[Pair]:
 
 def request(pairs: Sequence[Pair], config_dir: Path | None = None) -> Request:
     """Compose and decode one point; raise UserError for whatever is wrong with it."""
-    choices = tuple((key, value) for key, value in pairs if key in GROUPS)
-    tree = OmegaConf.create(_composed(choices, config_dir))
-    for key, value in pairs:
-        if key not in GROUPS:
-            _set(tree, key, value)
+    return decode(_tree(pairs, config_dir))
+
+
+def points(
+    study: Study,
+    overrides: Overrides,
+    config_dir: Path | None = None,
+    device: Callable[[Request], str | None] = lambda asked: None,
+) -> Expansion:
+    """Decode and check every point of a study that no rule leaves out, in the order of its axes; `overrides` win.
+
+    `device` tells which kind of device a point would run on, as `check` takes it. Points that are one run on one
+    machine, such as those along an axis that changes nothing for an engine, are merged into the first.
+    """
+    rules = [constraints.read(text, names()) for text in study.exclude]
+    excluded, merged = dict.fromkeys((rule.text for rule in rules), 0), 0
+    found: dict[tuple[str, str], Point] = {}
+    expanded = expand(study, overrides)
+    for pairs in expanded:
+        asked = _asked(_tree(pairs, config_dir), rules)
+        if isinstance(asked, Rule):
+            excluded[asked.text] += 1
+        elif (run := (config_id(asked.spec), asked.machine.name)) in found:
+            merged += 1
+        else:
+            check(asked, device(asked))
+            found[run] = Point(asked, pairs, run[0])
+    if not found:
+        left = f"none of its {len(expanded)} points is left"
+        raise UserError(f"study={study.name}", left, "see axes and exclude in its file")
+    return Expansion(list(found.values()), excluded, merged)
+
+
+def _asked(tree: Mapping[str, Any], rules: Sequence[Rule]) -> Request | Rule:
+    """Decode a point, or return the first rule that leaves it out."""
     try:
-        plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise UserError(str(error.full_key), str(error).splitlines()[0], "set it on the command line") from error
-    assert isinstance(plain, dict)
-    return _decode({str(key): value for key, value in plain.items()})
-
-
-def check(asked: Request, device: str | None) -> None:
-    """Check the rules that hold between spec, machine, launcher and, where it is known, the device ("cpu", "cuda")."""
-    spec, machine = asked.spec, asked.machine
-    device = machine.device or device
-    if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
-        has = f"machine={machine.name} has {machine.devices_per_node} devices a node"
-        raise UserError(f"devices_per_node={spec.devices_per_node}", has, "ask for fewer, or for more nodes")
-    if spec.precision in machine.unsupported:
-        remedy = nearest("", {"bf16", "fp16", "fp32"} - set(machine.unsupported))
-        raise UserError(f"precision={spec.precision}", f"machine={machine.name} cannot compute in it", remedy)
-    if spec.model.attention == "flex" and (device == "cpu" or spec.model.dropout):
-        rule = "flex attention needs a GPU and no dropout"
-        raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or model.dropout=0 on a GPU")
-    engine, source = engines.load(spec.engine.backend), data.load(spec.data.source)
-    engine.check(engine.Options.model_validate(spec.engine.options), spec, device)
-    source.check(source.Options.model_validate(spec.data.options), spec)
-    launchers.load(asked.launcher).check(asked.launcher_options, spec)
+        asked = decode(tree)
+    except UserError:  # what cannot be, such as a batch that does not divide, may be left out all the same
+        known = facts_of_tree(tree)
+        for rule in rules:
+            with contextlib.suppress(UserError):
+                if rule.holds(known):
+                    return rule
+        raise
+    known = facts(asked) if rules else {}
+    return next((rule for rule in rules if rule.holds(known)), asked)
 
 
 def study(name: str, config_dir: Path | None = None) -> Study:
@@ -126,18 +154,56 @@ def study(name: str, config_dir: Path | None = None) -> Study:
     path = Path(name) if name.endswith((".yaml", ".yml")) else _find("study", name, config_dir)
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, OmegaConfBaseException) as error:
-        raise UserError(f"study={name}", str(error).splitlines()[0]) from error
-    decoded: Study = _model(Study, plain, "study")
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"study={in_one_line(name)}", " ".join(str(error).split())) from error
+    decoded: Study = model(Study, plain, "study")
     return decoded
 
 
-@functools.lru_cache(maxsize=256)
-def _composed(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> dict[str, Any]:
-    """Compose a choice of group files, once: it costs 40 ms. The result is not to be changed."""
+def _tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any]:
+    """Return the plain tree of a point: its group files composed, and its values set."""
+    choices = tuple((key, value) for key, value in pairs if key in GROUPS)
     for group, name in choices:
         if not isinstance(name, str):
             raise UserError(f"{group}={name}", f"names no file in conf/{group}", nearest("", _names(group, config_dir)))
+    tree, unresolved = _composed(choices, config_dir)
+    for key, value in pairs:
+        if key not in GROUPS:
+            nested = functools.reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
+            tree = _merged(tree, nested)
+            unresolved = unresolved or _unresolved(value)
+    return _resolved(tree) if unresolved else tree
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Return `old` with a mapping's values set, whether or not it has the keys: what nobody knows is found by the
+    decode, with its neighbours. What is not set is shared with `old`."""
+    if not isinstance(new, dict):
+        return new
+    old = old if isinstance(old, dict) else {}
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+
+
+def _unresolved(plain: Any) -> bool:
+    """Whether there is, or seems to be, an interpolation or a mandatory value: OmegaConf's to deal with."""
+    text = repr(plain)
+    return "${" in text or "???" in text
+
+
+def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
+    try:
+        plain = OmegaConf.to_container(OmegaConf.create(tree), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(str(error.full_key), str(error).splitlines()[0], "set it on the command line") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+@functools.cache
+def _composed(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> tuple[dict[str, Any], bool]:
+    """Compose a choice of group files, once: it costs 60 ms. Return the tree, which is not to be changed, and whether
+    something in it is to be resolved."""
+    for group, name in choices:
         _find(group, name, config_dir)
     overrides = [f"{group}={name}" for group, name in choices]
     if config_dir:
@@ -150,7 +216,7 @@ def _composed(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> 
         raise UserError(" ".join(overrides), str(error).splitlines()[0]) from error
     plain = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return {str(key): value for key, value in plain.items()}, _unresolved(plain)
 
 
 def _folders(group: str, config_dir: Path | None) -> list[Path]:
@@ -165,94 +231,5 @@ def _find(group: str, name: str, config_dir: Path | None) -> Path:
     for folder in _folders(group, config_dir):
         if (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
-    raise UserError(f"{group}={name}", f"no such file in conf/{group}", nearest(name, _names(group, config_dir)))
-
-
-def _set(tree: DictConfig, key: str, value: Any) -> None:
-    """Set a value whether or not the key exists: what nobody knows is found by the decode, with its neighbours."""
-    try:
-        OmegaConf.update(tree, key, value, force_add=True)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{key}={value}", str(error).splitlines()[0], "see conf/config.yaml") from error
-
-
-def _decode(plain: dict[str, Any]) -> Request:
-    """Decode the composed tree; the options of engine, data, model and launcher by the files that they name."""
-    plain.pop("hydra", None)
-    machine = _model(Machine, plain.pop("machine"), "machine")
-    launcher = dict(plain.pop("launcher"))
-    launcher_file = launchers.load(str(launcher.pop("name", "")))
-    launcher_options = _model(launcher_file.Options, launcher, "launcher")
-    parts = {
-        "model": _model_part(dict(plain.pop("model"))),
-        "engine": _part(EngineSpec, dict(plain.pop("engine")), "engine", "backend", engines),
-        "data": _part(DataSpec, dict(plain.pop("data")), "data", "source", data),
-    }
-    spec = _model(RunSpec, {**plain, **parts}, "")
-    return Request(spec, machine, launcher_file.__name__.rpartition(".")[2], launcher_options)
-
-
-def _part(kind: type[BaseModel], flat: dict[str, Any], path: str, names: str, package: Any) -> dict[str, Any]:
-    """Split a group's flat YAML into the spec's own fields and the options of the file it names, which decodes them."""
-    own = {key: flat.pop(key) for key in list(flat) if key in kind.model_fields and key != "options"}
-    file = package.load(str(own.get(names, "")))
-    options = _model(file.Options, flat, path, also=set(kind.model_fields) - {"options"})
-    return {**own, "options": options.model_dump(mode="json", exclude_defaults=True)}
-
-
-def _model_part(flat: dict[str, Any]) -> dict[str, Any]:
-    """Decode the shape by its family, from a Hugging Face config file if one is named."""
-    family = models.load(str(flat.get("family", "t5")))
-    if "config_file" in flat:
-        path = Path(str(flat.pop("config_file")))
-        try:
-            flat["shape"] = family.from_hugging_face(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
-            raise UserError(f"model.config_file={path}", f"not a readable config.json ({error})") from error
-    else:
-        flat["shape"] = _model(family.Shape, flat.get("shape"), "model.shape")
-    shape, published = flat["shape"], flat.get("parameters")
-    count = family.parameter_count(shape)
-    if isinstance(published, int) and published != count:
-        raise UserError(
-            f"model.name={flat.get('name')}",
-            f"its shape has {count} parameters and its name stands for {published}",
-            "give your own shape a name of its own and parameters=null",
-        )
-    flat["shape"] = shape.model_dump(mode="json", exclude_defaults=True)
-    decoded: ModelSpec = _model(ModelSpec, flat, "model")
-    return decoded.model_dump()
-
-
-def _model(kind: type[Any], plain: Any, path: str, also: set[str] | None = None) -> Any:
-    """Decode plain data into a frozen model; UserError with the first thing that is wrong, in the user's words.
-
-    `also` are keys that stand beside the model's own in the same YAML, as neighbours for a misspelt one.
-    """
-    try:
-        return kind.model_validate(plain)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = [str(part) for part in (path, *first["loc"]) if part != ""]
-        if first["type"] == "extra_forbidden":
-            known = _fields(kind, first["loc"][:-1]) | (also or set())
-            raise UserError(
-                ".".join(where) or str(first["input"]), "no such key", nearest(str(first["loc"][-1]), known)
-            ) from error
-        given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={first['input']}"
-        message = first["msg"].removeprefix("Value error, ")
-        name = ".".join(where)
-        raise UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:]) from error
-
-
-def _fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Return the names that are known at a place in a model."""
-    for part in location:
-        field = kind.model_fields.get(str(part))
-        inner = getattr(field, "annotation", None)
-        candidates = [inner, *getattr(inner, "__args__", ())]
-        kinds = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not kinds:
-            return set()
-        kind = kinds[0]
-    return {field.alias or name for name, field in kind.model_fields.items()}
+    asked = f"{group}={in_one_line(name)}"
+    raise UserError(asked, f"no such file in conf/{group}", nearest(name, _names(group, config_dir)))

@@ -128,12 +128,14 @@ class Tokens(Frozen):
 
 
 class Link(Frozen):
-    """A short all-reduce before the window: what the ranks really talk over."""
+    """What the ranks really talk over: a short all-reduce before the window, and where there are several nodes an
+    exchange between the first ranks of each two neighbours."""
 
     backend: str
     interfaces: tuple[str, ...] = ()
     payload_bytes: int
     bus_bytes_per_s: float | None  # None for one rank
+    nodes_bytes_per_s: tuple[float | None, ...] = ()  # by node: the better of those with its two neighbours
 
 
 class Steps(Frozen):
@@ -163,7 +165,8 @@ class Observations(Frozen):
     tokens: Tokens | None = None
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
-    before_collectives_s: tuple[float, ...] = ()  # per rank: a step's own time before its first collective
+    outside_collectives_s: tuple[float, ...] = ()  # per rank: an untimed step less the time in its collectives
+    before_collectives_s: tuple[float, ...] = ()  # the same until the first collective; not written any more
     link: Link | None = None
     energy_j: tuple[float | None, ...] = ()  # per device over the window
     data: dict[str, Any] = {}  # what the source says of itself: corpus hash, tokenizer

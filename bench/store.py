@@ -8,11 +8,14 @@ import contextlib
 import json
 import os
 import re
+import secrets
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from bench.errors import UserError
@@ -21,7 +24,10 @@ from bench.spec import SCHEMA_VERSION, RunSpec, config_id
 
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
 STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json", "rendezvous.json"
+INTERRUPTED = "interrupted.json"
 
+_ATTEMPT = re.compile(r"(\d+)\.(\d+)")
+_BEGINNING_BYTES = 8192
 _RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
 
 _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -37,12 +43,15 @@ class Unreadable(Exception):
 
 
 class Attempt(NamedTuple):
-    """One run directory and how it ended; `outcome` is None while it has no record."""
+    """One run directory and, once it has a record, how it ended and what that answer holds for."""
 
     folder: Path
     repeat: int
     attempt: int
-    outcome: OutcomeKind | None
+    outcome: OutcomeKind | None = None
+    reason: str = ""
+    machine: str = ""
+    environment_id: str | None = None
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -78,19 +87,30 @@ def reserve(path: Path, size_bytes: int) -> None:
         raise UserError(str(path.parent), why, "free some space or choose another results folder") from error
 
 
-def fill(path: Path, content: bytes) -> None:
-    """Write `content` to `path` whole, into the blocks reserved for it if any: that needs no free space."""
-    reserved = _reserved(path)
-    if not reserved.exists() or reserved.stat().st_size < len(content):
-        reserved.unlink(missing_ok=True)
-        write_atomically(path, content)
-        return
-    with reserved.open("r+b") as file:
-        file.write(content)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
-    reserved.replace(path)
+def fill(path: Path, content: bytes) -> bool:
+    """Write `content` to `path` whole, into the blocks reserved for it if any: that needs no free space.
+
+    A file that is there stays as it is: of two who write the same attempt's record, the first is right. Return whether
+    it was written.
+    """
+    reserved, own = _reserved(path), path.with_name(f".{path.name}.{secrets.token_hex(4)}.reserved")
+    with contextlib.suppress(FileNotFoundError):
+        reserved.rename(own)  # from here on nobody else writes into it
+    try:
+        if not own.exists() or own.stat().st_size < len(content):
+            write_atomically(own, content)
+        else:
+            with own.open("r+b") as file:
+                file.write(content)
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+        os.link(own, path)
+    except FileExistsError:
+        return False
+    finally:
+        own.unlink(missing_ok=True)
+    return True
 
 
 def release(folder: Path) -> None:
@@ -111,60 +131,91 @@ def to_json(value: BaseModel) -> bytes:
 def attempts(config_folder: Path) -> list[Attempt]:
     """List the attempts at one point in order of repeat and attempt; a record that cannot be read has no outcome."""
     found = []
-    for folder in config_folder.glob("*.*"):
-        if match := re.fullmatch(r"(\d+)\.(\d+)", folder.name):
-            outcome: OutcomeKind | None = None
-            with contextlib.suppress(Unreadable, FileNotFoundError):
-                outcome = read_record(folder / RECORD).outcome.kind
-            found.append(Attempt(folder, int(match[1]), int(match[2]), outcome))
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(config_folder):
+            if match := _ATTEMPT.fullmatch(entry.name):
+                found.append(_glance(Attempt(Path(entry.path), int(match[1]), int(match[2]))))
     return sorted(found, key=lambda a: (a.repeat, a.attempt))
 
 
-def answered(config_folder: Path, repeat: int, machine: str, environment_id: str | None) -> Attempt | None:
+def _glance(attempt: Attempt) -> Attempt:
+    """Add what an attempt's record says of its end, without decoding the rest: thousands are looked at in a second."""
+    try:
+        plain = _beginning(attempt.folder / RECORD)
+        return attempt._replace(
+            outcome=plain["outcome"]["kind"],
+            reason=plain["outcome"]["reason"],
+            machine=plain["circumstance"]["machine"]["name"],
+            environment_id=(plain["environment"] or {}).get("environment_id"),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return attempt
+
+
+def _beginning(path: Path) -> dict[str, Any]:
+    """Return a record up to its observations at least; those are most of it and come last."""
+    with path.open("rb") as file:
+        plain: dict[str, Any] = pydantic_core.from_json(file.read(_BEGINNING_BYTES), allow_partial=True)
+        if "observations" not in plain:
+            file.seek(0)
+            plain = pydantic_core.from_json(file.read())
+    return plain
+
+
+def answered(
+    config_folder: Path, repeat: int, machine: str, environment_id: str | None, accept: Container[str] = FINAL
+) -> Attempt | None:
     """Return the attempt that answers this point for good on this machine in this environment class, if any.
 
-    `environment_id` None accepts every class: where it cannot be known, the worker asks again when it starts.
+    `environment_id` None accepts every class: where it cannot be known, the worker asks again when it starts. An answer
+    that never met an environment (`pruned`, `infeasible`) holds for all.
     """
     for attempt in attempts(config_folder):
-        if attempt.repeat != repeat or attempt.outcome not in FINAL:
-            continue
-        record = read_record(attempt.folder / RECORD)
-        found = record.environment.environment_id if record.environment else None
-        if record.circumstance.machine.name == machine and environment_id in (None, found):
+        same = (attempt.repeat, attempt.machine) == (repeat, machine)
+        holds = environment_id is None or attempt.environment_id in (None, environment_id)
+        if same and holds and attempt.outcome in accept:
             return attempt
     return None
 
 
-def next_repeat(config_folder: Path) -> int:
-    """Return the first repeat nobody has started."""
-    return max((a.repeat for a in attempts(config_folder)), default=-1) + 1
-
-
-def claim(config_folder: Path, repeat: int) -> Attempt:
-    """Make the next attempt's folder for `repeat`; it belongs to the caller alone."""
+def claim(config_folder: Path, repeat: int | None) -> Attempt:
+    """Make the next attempt's folder for `repeat`, or the first of a repeat that nobody has started if that is None; it
+    belongs to the caller alone."""
     config_folder.mkdir(parents=True, exist_ok=True)
-    attempt = max((a.attempt for a in attempts(config_folder) if a.repeat == repeat), default=-1) + 1
+    used = [match for path in config_folder.iterdir() if (match := _ATTEMPT.fullmatch(path.name))]
+    new_repeat = repeat is None
+    if repeat is None:
+        repeat, attempt = max((int(match[1]) for match in used), default=-1) + 1, 0
+    else:
+        attempt = max((int(match[2]) for match in used if int(match[1]) == repeat), default=-1) + 1
     while True:
         folder = config_folder / f"{repeat}.{attempt}"
         try:
             folder.mkdir()
-        except FileExistsError:
-            attempt += 1
+        except FileExistsError:  # somebody else was faster
+            repeat, attempt = (repeat + 1, 0) if new_repeat else (repeat, attempt + 1)
         else:
-            return Attempt(folder, repeat, attempt, None)
+            return Attempt(folder, repeat, attempt)
 
 
-def open_attempt(config_folder: Path, spec: RunSpec, circumstance: Circumstance) -> Attempt:
+def open_attempt(
+    config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False
+) -> Attempt:
     """Claim the next attempt and write what it is to do; its record has room reserved from now on.
 
-    `circumstance` gives the repeat; its attempt number is the one that was claimed.
+    `circumstance` gives the repeat, unless a new one is asked for; its attempt number is the one that was claimed.
     """
-    attempt = claim(config_folder, circumstance.repeat)
+    attempt = claim(config_folder, None if new_repeat else circumstance.repeat)
+    numbers = {"repeat": attempt.repeat, "attempt": attempt.attempt}
     ranks, steps = spec.world_size, spec.measure.warmup_max_steps + spec.measure.max_steps
-    reserve(attempt.folder / RECORD, min(512 * 1024 + 2048 * ranks + 128 * steps, _RESERVE_LIMIT_BYTES))
-    reserve(attempt.folder / STEPS, min(64 * 1024 + 64 * ranks * steps, _RESERVE_LIMIT_BYTES))
-    write_json(attempt.folder / SPEC, spec)
-    write_json(attempt.folder / CIRCUMSTANCE, circumstance.model_copy(update={"attempt": attempt.attempt}))
+    try:
+        reserve(attempt.folder / RECORD, min(512 * 1024 + 2048 * ranks + 128 * steps, _RESERVE_LIMIT_BYTES))
+        reserve(attempt.folder / STEPS, min(64 * 1024 + 64 * ranks * steps, _RESERVE_LIMIT_BYTES))
+        write_json(attempt.folder / SPEC, spec)
+        write_json(attempt.folder / CIRCUMSTANCE, circumstance.model_copy(update=numbers))
+    except (OSError, UserError):
+        shutil.rmtree(attempt.folder, ignore_errors=True)  # nobody has begun anything in it
+        raise
     return attempt
 
 

@@ -10,6 +10,16 @@ from pydantic import Field
 from bench.spec import Frozen, Name, Positive
 
 Pair = tuple[str, Any]
+"""One override: a group and its file's name, or a dotted key and its value."""
+Overrides = Sequence[tuple[str, list[Any]]]
+"""What stands beside `study=` on the command line: keys, each with its values."""
+
+
+class Budget(Frozen):
+    """What a study may cost before it ends by itself."""
+
+    node_hours: float | None = Field(None, gt=0)  # of all runs together; None: no limit
+    attempts: Positive = 3  # of one repeat, before a failure that may pass counts as its answer
 
 
 class Study(Frozen):
@@ -20,11 +30,14 @@ class Study(Frozen):
     question: str = ""
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
+    exclude: tuple[str, ...] = ()  # rules of bench.constraints: a point for which one of them holds is left out
+    control: dict[str, Any] = {}  # the control point, on top of `base`, nodes left to its caller; empty: there is none
     repeats: Positive = 1
     seed: int = Field(0, ge=0)  # of the order
+    budget: Budget = Budget()
 
 
-def expand(study: Study, overrides: Sequence[tuple[str, list[Any]]]) -> list[tuple[Pair, ...]]:
+def expand(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
     """Return every point of a study as overrides, in the order of its axes, the last varying fastest.
 
     `overrides` win over the study: a list becomes an axis, and a single value pins one.
@@ -39,6 +52,17 @@ def expand(study: Study, overrides: Sequence[tuple[str, list[Any]]]) -> list[tup
 
 def _pairs(key: str, value: Any) -> tuple[Pair, ...]:
     return tuple(value.items()) if isinstance(value, dict) else ((key, value),)
+
+
+def control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None:
+    """Return the control point as overrides: whoever runs a sequence of points puts it first and last, so that a drift
+    of the machine shows. Overrides of one value win over the base, as for every point, but not over what makes it
+    the control point; None if there is none.
+    """
+    if not study.control:
+        return None
+    pinned = {key: values[0] for key, values in overrides if len(values) == 1}
+    return tuple((study.base | pinned | study.control).items())
 
 
 def order(points: int, study: Study) -> list[tuple[int, int]]:

@@ -50,6 +50,7 @@ class Rank:
         self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self.drill = Drill.planted()
+        self.recorded = False
         self.phases_s = {"start": time.time() - float(os.environ.get(STARTED_AT, time.time()))}
 
     def measure(self) -> None:
@@ -76,7 +77,7 @@ class Rank:
             self.rendezvous()
             self.describe_environment()
         with self.phase("link"):
-            self.link = link.probe(self.device)
+            self.link = link.probe(self.device, self.spec)
 
     def build(self) -> None:
         """Open the data, build the model inside its engine, and make sure that it is the one it is called."""
@@ -92,6 +93,8 @@ class Rank:
                 module = self.family.build(spec, self.engine_file.construction(spec))
                 self.check_parameters(module)
                 self.family.initialise(module, spec, self.engine_file.whole)
+                if self.drill:
+                    self.drill.plant(self.rank, module)
             with self.phase("engine"):
                 self.engine = self.engine_file.build(module, spec)
         self.parameters = self.check_parameters(module)
@@ -151,15 +154,7 @@ class Rank:
         from bench.measure import observe
 
         self.channel.beat("record")
-        view = observe.RankView(
-            memory=self.memory,
-            phases_s=self.phases_s,
-            before_collectives_s=seen.before_collectives_s if seen else None,
-            collectives=seen.collectives if seen else {},
-            inspected=seen is not None,
-            energy_j=self.energy_j,
-        )
-        views = observe.gather(view)
+        views = observe.gather(observe.RankView(self.memory, self.phases_s, seen, self.energy_j))
         if self.rank == 0:
             observed = observe.observations(
                 self.spec,
@@ -235,7 +230,7 @@ class Rank:
         return found
 
     def write(self, observed: Observations, series: "Series") -> None:
-        """Write the steps, then the record: where a record is, the attempt is complete."""
+        """Write the steps, then the record: where a record is, the attempt is complete. Its own it may write again."""
         from bench.measure import observe
 
         with contextlib.suppress(OSError):  # a full disk: the record alone has room kept for it, and says the rest
@@ -248,7 +243,10 @@ class Rank:
             outcome=observe.outcome(series),
             observations=observed,
         )
-        store.fill(self.folder / store.RECORD, store.to_json(record))
+        if self.recorded:
+            store.write_json(self.folder / store.RECORD, record)
+        else:
+            self.recorded = store.fill(self.folder / store.RECORD, store.to_json(record))
 
 
 if __name__ == "__main__":

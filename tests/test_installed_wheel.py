@@ -34,5 +34,6 @@ def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_p
 
 
 def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> None:
-    for source in ("bench/measure/cpu_allocator.cpp", "bench/record.schema.json", "bench/conf/config.yaml"):
-        assert (installed / source).is_file(), source
+    sources = ("measure/cpu_allocator.cpp", "record.schema.json", "conf/config.yaml", "slurm/job.sh.j2")
+    for source in sources:
+        assert (installed / "bench" / source).is_file(), source

@@ -22,6 +22,10 @@ class Verb(NamedTuple):
 VERBS = {
     "run": Verb("bench.cli.run", "measure one point here and now"),
     "sweep": Verb("bench.cli.sweep", "measure a study, or every combination of comma lists"),
+    "status": Verb("bench.cli.status", "where every point of a sweep stands, and why"),
+    "resume": Verb("bench.cli.resume", "go on with a sweep: start what has no final answer yet"),
+    "cancel": Verb("bench.cli.cancel", "cancel the jobs of one sweep, and no others"),
+    "prepare": Verb("bench.cli.prepare", "stage data and ops for nodes without a network, and check"),
     "doctor": Verb("bench.cli.doctor", "what this machine can do, and what it lacks"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),

@@ -1,18 +1,16 @@
 """What the verbs share that ask for points: arguments, circumstances, and how a point and its result are told."""
 
 import argparse
-import contextlib
+import functools
 import statistics
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench import launchers
 from bench.config import Request
 from bench.intervals import series_interval
-from bench.measure.environment import classify, device_kind, environment_id
-from bench.record import Circumstance, Limits, RunRecord
-from bench.spec import config_id
-from bench.study import Study
+from bench.measure.environment import device_kind
+from bench.record import RunRecord
+from bench.spec import RunSpec, config_id
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,37 +24,47 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def here(asked: Request) -> str:
-    """Return the kind of device that `asked` would run on here: "cpu" or "cuda"."""
-    return asked.machine.device or device_kind()
-
-
-def environment_here(asked: Request) -> str:
-    """Return the environment class that `asked` would be measured in here."""
-    return environment_id(classify(here(asked), asked.spec.devices_per_node))
-
-
-def circumstance(
-    asked: Request, study: Study, repeat: int, overrides: tuple[str, ...], started_at: str
-) -> Circumstance:
-    """Return the circumstances of an attempt that is about to start here."""
-    options = asked.launcher_options.model_dump(mode="json")
-    return Circumstance(
-        study=study.name,
-        question=study.question,
-        repeat=repeat,
-        attempt=0,
-        machine=asked.machine.model_copy(update={"device": here(asked)}),  # the ranks obey, or refuse
-        launcher={"name": asked.launcher, **options},
-        limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
-        overrides=overrides,
-        started_at=started_at,
+def sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says how a sweep goes about its points."""
+    parser.add_argument(
+        "--no-prune", action="store_true", help="measure also what a smaller micro-batch says cannot fit"
     )
+    parser.add_argument("--autopilot", action="store_true", help="go on by itself until every point has its answer")
+    parser.add_argument("--max-queued", type=_positive, metavar="N", help="at most N of the sweep's jobs in the queue")
+    parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
+    parser.add_argument("--begin", metavar="WHEN", help="start no job before, as sbatch takes it: 20:00, now+2hours")
+
+
+ETIQUETTE = ("max_queued", "nice", "begin")
+"""Options of a launcher with a queue that are also arguments of a command."""
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def device(asked: Request) -> str | None:
+    """Return the kind of device that `asked` would run on, "cpu" or "cuda"; None where another machine decides it."""
+    if asked.machine.device or launchers.load(asked.launcher).QUEUES:
+        return asked.machine.device
+    return _device_here()
+
+
+@functools.cache  # asked for every point, and it looks at the file system
+def _device_here() -> str:
+    return device_kind()
 
 
 def line(asked: Request) -> str:
     """Describe a point in one line."""
-    spec = asked.spec
+    return describe(asked.spec)
+
+
+def describe(spec: RunSpec) -> str:
+    """Describe what is measured in one line."""
     devices = f"{spec.nodes} × {spec.devices_per_node}"
     extra = " checkpointing" if spec.activation_checkpointing else ""
     return (
@@ -77,17 +85,3 @@ def result(record: RunRecord) -> str:
     memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""
     return f"ok: {statistics.median(window):.4g} s per step{doubt}, n = {len(window)}{peak}"
-
-
-@contextlib.contextmanager
-def live(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Give a function that shows one changing line on a terminal, and nothing anywhere else."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.status import Status
-
-    with Status("starting", console=Console(stderr=True)) as status:
-        yield lambda text: status.update(escape(text))

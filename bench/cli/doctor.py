@@ -5,30 +5,20 @@ Imports torch and DeepSpeed, so it takes some seconds. Exit code 0 if a run can 
 
 import argparse
 import importlib
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from bench.config import conf_dir
 from bench.errors import UserError
+from bench.findings import Finding, State, tell
 from bench.machine import Machine
 from bench.measure import devices, environment
-
-State = Literal["ok", "missing", "note"]
-
-
-class Finding(NamedTuple):
-    """One thing that was looked at. `missing` keeps runs from starting; a `note` does not."""
-
-    subject: str
-    state: State
-    found: str
-    remedy: str = ""
+from bench.staging import memory_counter
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,21 +27,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if nothing is missing that a run needs."""
-    findings = examine()
-    if args.json:
-        print(json.dumps([finding._asdict() for finding in findings], indent=1))
-    else:
-        _print(findings)
-    return 1 if any(finding.state == "missing" for finding in findings) else 0
+    return tell(examine(), as_json=args.json)
 
 
 def examine() -> list[Finding]:
     """Look at everything a run stands on, in the order in which it is needed."""
-    looks: list[Callable[[], list[Finding]]] = [
+    looks: list[Callable[[], Iterable[Finding]]] = [
         _host,
         _packages,
         _compiler,
-        _memory_counter,
+        memory_counter,
         _accelerator,
         _operations,
         _folders,
@@ -88,24 +73,6 @@ def _compiler() -> list[Finding]:
         Finding("ninja", "ok", str(ninja)) if ninja
         else Finding("ninja", "note", "none: DeepSpeed builds no op", "pip install ninja"),
     ]  # fmt: skip
-
-
-def _memory_counter() -> list[Finding]:
-    try:
-        memory = importlib.import_module("bench.measure.memory")
-        torch = importlib.import_module("torch")
-    except ImportError:
-        return []  # said above
-    cpu = torch.device("cpu")
-    memory.count_on(cpu)
-    before = memory.live_bytes(cpu)
-    tensor = torch.empty(1000, dtype=torch.float32)
-    counted = None if before is None else memory.live_bytes(cpu) - before
-    if counted == tensor.nbytes:
-        return [Finding("CPU memory counter", "ok", "counts a tensor's bytes exactly")]
-    return [
-        Finding("CPU memory counter", "note", f"counted {counted} bytes for {tensor.nbytes}", "see the lines above")
-    ]
 
 
 def _accelerator() -> list[Finding]:
@@ -176,15 +143,3 @@ def _import(name: str) -> Any:
 def _first_line(*command: str) -> str:
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     return (told.stdout or told.stderr).splitlines()[0]
-
-
-def _print(findings: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    style = {"ok": "green", "missing": "bold red", "note": "yellow"}
-    for finding in findings:
-        remedy = f"\n→ {finding.remedy}" if finding.remedy else ""
-        table.add_row(finding.subject, f"[{style[finding.state]}]{finding.state}[/]", finding.found + remedy)
-    Console().print(table)

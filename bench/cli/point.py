@@ -1,4 +1,4 @@
-"""Run one point here, follow it, and see that it ends: what `run` and `sweep` have in common."""
+"""Run one point here, follow it, and see that it ends: what `run`, `sweep` and `resume` have in common."""
 
 import json
 import sys
@@ -9,28 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from bench import launchers, store
-from bench.cli import asking
-from bench.config import Request
 from bench.record import Outcome, RunRecord
-from bench.spec import config_id
-from bench.study import Study
+from bench.sweep.asked import Todo
 
 _POLL_S = 0.1
 
 
 def measure(
-    asked: Request, results: Path, study: Study, repeat: int, overrides: tuple[str, ...], follow: Callable[[str], None]
+    todo: Todo, study_folder: Path, follow: Callable[[str], None], *, new_repeat: bool = False
 ) -> tuple[Path, RunRecord]:
     """Run one attempt to its end; return its folder and its record. `follow` hears what it is doing.
 
     Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
     """
-    started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    circumstance = asking.circumstance(asked, study, repeat, overrides, started_at)
-    folder = store.open_attempt(results / study.name / config_id(asked.spec), asked.spec, circumstance).folder
-    launcher = launchers.load(asked.launcher)
-    work = launchers.Work(config_id(asked.spec), folder, "bench.supervisor", (str(folder),))
-    handle = launcher.submit(launcher.plan(work, asked.launcher_options))
+    update: dict[str, Any] = {"started_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    if todo.control:
+        update["launcher"] = todo.circumstance.launcher | {"control": True}
+    circumstance = todo.circumstance.model_copy(update=update)
+    folder = store.open_attempt(
+        study_folder / todo.config_id, todo.spec, circumstance, new_repeat=new_repeat or todo.control
+    ).folder
+    options = dict(todo.circumstance.launcher)
+    launcher = launchers.load(str(options.pop("name")))
+    work = launchers.Work(todo.config_id, folder, "bench.supervisor", (str(folder),))
+    handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
     interrupted = False
     while not launcher.poll(handle):
         try:

@@ -9,12 +9,14 @@ import json
 
 from pydantic import ValidationError
 
-from bench import config, store
-from bench.cli import asking, point
+from bench import config, launchers
+from bench.cli import asking, live, point
 from bench.config import Request
 from bench.errors import UserError
+from bench.record import Circumstance, Limits
 from bench.spec import config_id
 from bench.study import Study
+from bench.sweep.asked import Todo
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,16 +27,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the run ended `ok`."""
     asked = config.request(config.single(args.overrides), args.config_dir)
-    config.check(asked, asking.here(asked))
+    config.check(asked, asking.device(asked))
+    if launchers.load(asked.launcher).QUEUES:
+        raise UserError(f"launcher={asked.launcher}", "run measures here and now", "use `zeroscale sweep`")
     if args.dry_run:
         print(_json(asked) if args.json else asking.line(asked))
         return 0
     if not args.json:
         print(asking.line(asked), flush=True)
-    study = _study(args.study)
-    repeat = store.next_repeat(args.results / study.name / config_id(asked.spec))
-    with asking.live(quiet=args.json) as follow:
-        folder, record = point.measure(asked, args.results, study, repeat, tuple(args.overrides), follow)
+    todo = _todo(asked, _study(args.study), tuple(args.overrides))
+    with live.line(quiet=args.json) as follow:
+        folder, record = point.measure(todo, args.results / args.study, follow, new_repeat=True)
     print(record.model_dump_json(indent=1, by_alias=True) if args.json else asking.result(record))
     if not args.json:
         print(folder)
@@ -47,6 +50,21 @@ def _study(name: str) -> Study:
     except ValidationError as error:
         rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
         raise UserError(f"--study {name}", rule, "choose another") from error
+
+
+def _todo(asked: Request, study: Study, overrides: tuple[str, ...]) -> Todo:
+    """Return one attempt at a point; its repeat is found when it starts."""
+    options = asked.launcher_options.model_dump(mode="json")
+    circumstance = Circumstance(
+        study=study.name,
+        repeat=0,
+        attempt=0,
+        machine=asked.machine.model_copy(update={"device": asking.device(asked)}),  # the ranks obey, or refuse
+        launcher={"name": asked.launcher, **options},
+        limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
+        overrides=overrides,
+    )
+    return Todo(spec=asked.spec, circumstance=circumstance, config_id=config_id(asked.spec))
 
 
 def _json(asked: Request) -> str:

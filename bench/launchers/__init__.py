@@ -1,12 +1,19 @@
 """Launchers, one file or package each. The contract of such a file:
 
-`Options`                    a pydantic model: what a user may set in conf/launcher
+`QUEUES`                     whether somebody else starts the work, later; else it starts at once and is waited for
+`Options`                    a pydantic model: what a user may set in conf/launcher; `Limits` and more
 `check(options, spec)`       raises UserError for what this launcher cannot start
 `plan(work, options)`        a LaunchPlan: pure, so that printing it is the dry run
 `submit(plan)`               the one effect; returns a handle
-`poll(handle)` `cancel(handle)`
+`poll(handle)`, `cancel(handle)`
+
+and, where it queues:
+`ask(names)`                 the state of all jobs of these names and their tasks, asked for once
+`cancel_all(handles)`
+`limits(options)`            what the cluster takes: sizes of arrays, jobs in the queue, minutes
 """
 
+import functools
 import importlib
 import pkgutil
 from pathlib import Path
@@ -14,6 +21,10 @@ from types import ModuleType
 from typing import NamedTuple
 
 from bench.errors import UserError, nearest
+
+
+class SchedulerAway(UserError):
+    """The scheduler did not answer, which says nothing about its jobs."""
 
 
 class Work(NamedTuple):
@@ -43,6 +54,7 @@ class LaunchPlan(NamedTuple):
     files: dict[Path, str] = {}
 
 
+@functools.cache
 def load(name: str) -> ModuleType:
     """Return the launcher file named `name`; raise UserError if there is none."""
     known = [module.name for module in pkgutil.iter_modules(__path__)]

@@ -11,6 +11,8 @@ from bench.record import Limits
 from bench.spec import RunSpec
 from bench.supervisor.rank_process import end_with_parent
 
+QUEUES = False
+
 
 class Options(Limits):
     """What a user may set in conf/launcher/local.yaml: when to give up."""

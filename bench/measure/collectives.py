@@ -1,6 +1,6 @@
-"""Payload bytes of every collective in a step, and a rank's own time before its first one, seen at the dispatcher.
+"""Payload bytes of every collective in a step, and the time that a rank spends in them, seen at the dispatcher.
 
-Only for untimed steps: seeing every operation slows a step down.
+Only for untimed steps: every operation is seen, and no collective overlaps anything.
 """
 
 import time
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Each c10d operation's name in the field, and the position of the argument that holds what nccl-tests calls its size:
@@ -32,29 +33,49 @@ _OPERATIONS = {
     "send": ("send", 0),
     "recv_": ("recv", 0),
 }
+# Two ranks may each send before they receive: waiting for the first send would be for ever.
+_NEVER_AWAITED = ("send", "recv_", "recv_any_source_")
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Count calls and payload bytes by kind of collective while active."""
+    """Count calls and payload bytes by kind of collective while active, and the seconds inside them: from when this
+    rank's device is ready for one until it is complete.
 
-    def __init__(self, before_first: Callable[[], None]) -> None:
-        """`before_first` is called right before the first collective, to wait for the device's own work until then."""
+    Every collective is awaited where it is begun. All ranks begin those of a group in one order, so none waits in vain.
+    """
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        """`wait` waits until this rank's device has done what it was given."""
         super().__init__()
-        self._before_first = before_first
+        self._wait = wait
         self.calls: Counter[str] = Counter()
         self.payload_bytes: Counter[str] = Counter()
-        self.first_at: float | None = None  # monotonic seconds
+        self.inside_s = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
-            name, position = _OPERATIONS.get(func._schema.name.removeprefix("c10d::"), (None, 0))
-            if name:
-                if self.first_at is None:
-                    self._before_first()
-                    self.first_at = time.perf_counter()
-                self.calls[name] += 1
-                self.payload_bytes[name] += sum(tensor.nbytes for tensor in _tensors(args[position]))
-        return func(*args, **(kwargs or {}))
+        if func.namespace != "c10d":
+            return func(*args, **(kwargs or {}))
+        operation = func._schema.name.removeprefix("c10d::")
+        if operation in _OPERATIONS:
+            name, position = _OPERATIONS[operation]
+            self.calls[name] += 1
+            self.payload_bytes[name] += sum(tensor.nbytes for tensor in _tensors(args[position]))
+        if operation in _NEVER_AWAITED:
+            return func(*args, **(kwargs or {}))
+        self._wait()
+        begin = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        _complete(result)
+        self._wait()
+        self.inside_s += time.perf_counter() - begin
+        return result
+
+
+def _complete(result: Any) -> None:
+    """Wait for what a c10d operation has begun: it returns its Work, boxed for TorchScript, alone or after tensors."""
+    work = result[-1] if isinstance(result, tuple) else result
+    if isinstance(work, torch.ScriptObject):
+        Work.unbox(work).wait()
 
 
 def _tensors(argument: Any) -> Iterable[torch.Tensor]:
@@ -63,3 +84,9 @@ def _tensors(argument: Any) -> Iterable[torch.Tensor]:
     elif isinstance(argument, list | tuple):
         for part in argument:
             yield from _tensors(part)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until `device` has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

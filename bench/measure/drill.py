@@ -1,17 +1,21 @@
 """Faults planted on purpose, to see what a harness, a cluster or an alarm makes of them.
 
 ZEROSCALE_DRILL="rank=1 step=3 action=sleep" makes rank 1 sleep for an hour before step 3; other actions are `raise`,
-`exit` and `slow` (150 ms more before this and every later step). The record names the drill, and the table flags it.
+`exit`, `slow` (150 ms more before this and every later step) and `slow_compute` (150 ms more between forward and
+backward, in every step). The record names the drill, and the table flags it.
 """
 
 import os
 import time
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from bench.errors import UserError
 
+if TYPE_CHECKING:
+    from torch.nn import Module
+
 VARIABLE = "ZEROSCALE_DRILL"
-_ACTIONS = ("sleep", "raise", "exit", "slow")
+_ACTIONS = ("sleep", "raise", "exit", "slow", "slow_compute")
 _SLOW_S = 0.15
 
 
@@ -39,8 +43,8 @@ class Drill(NamedTuple):
         return drill
 
     def strike(self, rank: int, step: int) -> None:
-        """Do harm if it is this rank's turn."""
-        if rank != self.rank or step < self.step:
+        """Before a step: do harm if it is this rank's turn."""
+        if rank != self.rank or step < self.step or self.action == "slow_compute":
             return
         if self.action == "slow":
             time.sleep(_SLOW_S)
@@ -50,3 +54,8 @@ class Drill(NamedTuple):
             elif self.action == "exit":
                 os._exit(3)
             raise RuntimeError(f"drill: rank {rank} raises at step {step}")
+
+    def plant(self, rank: int, module: "Module") -> None:
+        """Prepare the harm that happens inside a step."""
+        if rank == self.rank and self.action == "slow_compute":
+            module.register_forward_hook(lambda *_: time.sleep(_SLOW_S))

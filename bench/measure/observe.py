@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bench.measure import memory
+from bench.measure.inspection import Inspection
 from bench.measure.loop import Series
 from bench.measure.memory import Trace
 from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, Tokens
@@ -23,9 +24,7 @@ class RankView:
 
     memory: RankMemory
     phases_s: dict[str, float]
-    before_collectives_s: float | None
-    collectives: dict[str, Collective]
-    inspected: bool
+    seen: Inspection | None
     energy_j: float | None
 
 
@@ -73,7 +72,7 @@ def observations(
     drill: str | None,
 ) -> Observations:
     """Return what the attempt observed; `views` are by rank."""
-    before = tuple(view.before_collectives_s for view in views if view.before_collectives_s is not None)
+    seen = [view.seen for view in views if view.seen]
     return Observations(
         parameters=parameters,
         engine_config=engine_config,
@@ -81,8 +80,8 @@ def observations(
         steps=steps(series),
         tokens=tokens(spec, series),
         memory=tuple(view.memory for view in views),
-        collectives=_heaviest(views) if all(view.inspected for view in views) else None,
-        before_collectives_s=before,
+        collectives=_heaviest(seen) if seen else None,
+        outside_collectives_s=tuple(rank.outside_collectives_s for rank in seen),
         link=link,
         energy_j=tuple(view.energy_j for view in views) if any(v.energy_j is not None for v in views) else (),
         data=data,
@@ -154,10 +153,10 @@ def _finite_or_none(values: torch.Tensor) -> tuple[float | None, ...]:
     return tuple(value if math.isfinite(value) else None for value in values.tolist())
 
 
-def _heaviest(views: list[RankView]) -> dict[str, Collective]:
+def _heaviest(ranks: list[Inspection]) -> dict[str, Collective]:
     """Return, by kind, the collectives of the rank that moves most; they differ where partitions are uneven."""
-    kinds = sorted({kind for view in views for kind in view.collectives})
+    kinds = sorted({kind for rank in ranks for kind in rank.collectives})
     return {
-        kind: max((view.collectives[kind] for view in views if kind in view.collectives), key=lambda c: c.payload_bytes)
+        kind: max((rank.collectives[kind] for rank in ranks if kind in rank.collectives), key=lambda c: c.payload_bytes)
         for kind in kinds
     }

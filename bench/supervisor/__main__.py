@@ -10,5 +10,9 @@ from bench.supervisor.follow import Follow
 from bench.supervisor.lead import Supervisor
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-good = Follow(folder, number).run() if number else Supervisor(folder).run().outcome.kind == "ok"
+if number:
+    good = Follow(folder, number).run()
+else:
+    record = Supervisor(folder).run()
+    good = record is not None and record.outcome.kind == "ok"
 sys.exit(0 if good else 1)

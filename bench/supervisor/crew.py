@@ -20,6 +20,7 @@ SILENCE_S = 10.0
 """A node that has not reported for so long is lost: a link that was cut closes no connection."""
 _RENDEZVOUS_POLL_S = 0.2
 _REPORT_S = 1.0
+_LAST_WORDS_S = 5.0
 
 
 class MeetingPoint(NamedTuple):
@@ -95,6 +96,15 @@ class Line:
             return []
         return messages
 
+    @property
+    def sending(self) -> bool:
+        """Whether something has not been sent yet, and still can be."""
+        return bool(self._out) and not self.closed
+
+    def close(self) -> None:
+        self.closed = True
+        self._socket.close()
+
 
 class Member:
     """Another node as the lead sees it."""
@@ -104,6 +114,7 @@ class Member:
         self.heard_at = time.monotonic()
         self.ranks: list[RankState] = []
         self.done = False  # it has said that all its ranks have ended, and has nothing more to say
+        self.interrupted_by: int | None = None  # the signal that somebody sent it
 
     def hear(self, messages: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
         """Take in its reports; return its ranks' output as (rank, line)."""
@@ -112,6 +123,7 @@ class Member:
             self.heard_at = time.monotonic()
             self.ranks = [RankState(**state) for state in message["ranks"]]
             self.done = bool(message["done"])
+            self.interrupted_by = message["interrupted_by"]
             output += [(int(rank), str(line).encode()) for rank, line in message["output"]]
         return output
 
@@ -176,10 +188,22 @@ class Lead:
             return f"nodes {missing} did not come within {patience_s:.0f} s"
         return None
 
+    @property
+    def interrupted_by(self) -> int | None:
+        """The signal that somebody sent to one of the members."""
+        return next((member.interrupted_by for member in self.members.values() if member.interrupted_by), None)
+
     def order(self, *, stacks: bool) -> None:
         """Have every member end its ranks, after printing their stacks if asked."""
         for member in self.members.values():
             member.line.send({"stop": True, "stacks": stacks})
+
+    def close(self) -> None:
+        """Hang up."""
+        for line in (*self._strangers, *(member.line for member in self.members.values())):
+            line.close()
+        if self._server:
+            self._server.close()
 
 
 class Follower:
@@ -190,15 +214,18 @@ class Follower:
         self._line.send({"token": point.token, "node": node, "host": host})
         self._reported_at = -_REPORT_S
 
-    def report(self, ranks: list[RankState], output: list[tuple[int, str]], *, done: bool, at_once: bool) -> bool:
-        """Tell the lead how this node's ranks are, once a second or at once; return whether it was told."""
-        now = time.monotonic()
-        due = at_once or done or now - self._reported_at >= _REPORT_S
-        if due:
-            self._reported_at = now
-            self._line.send({"ranks": [state._asdict() for state in ranks], "output": output, "done": done})
+    def due(self) -> bool:
+        """Whether it is time for the next report; send what is left of the last one."""
         self._line.flush()
-        return due
+        return time.monotonic() - self._reported_at >= _REPORT_S
+
+    def report(
+        self, ranks: list[RankState], output: list[tuple[int, str]], *, done: bool, interrupted_by: int | None
+    ) -> None:
+        """Tell the lead how this node's ranks are."""
+        self._reported_at = time.monotonic()
+        told = [state._asdict() for state in ranks]
+        self._line.send({"ranks": told, "output": output, "done": done, "interrupted_by": interrupted_by})
 
     def orders(self) -> dict[str, Any] | None:
         """Return the lead's order to stop, if one came; a lead that is gone orders it too."""
@@ -207,3 +234,12 @@ class Follower:
             return orders[-1]
         gone = self._line.closed or time.monotonic() - self._line.heard_at > SILENCE_S
         return {"stop": True, "stacks": False} if gone else None
+
+    def close(self) -> None:
+        """Hang up, after what was said has gone."""
+        until = time.monotonic() + _LAST_WORDS_S
+        while self._line.sending and time.monotonic() < until:
+            time.sleep(_LAST_WORDS_S / 100)
+            self._line.flush()
+        self._line.take()  # a connection closed with something unread is reset, and loses what is still on its way
+        self._line.close()

@@ -10,47 +10,75 @@ from bench import store
 from bench.record import Circumstance
 from bench.spec import RunSpec
 from bench.supervisor.crew import Follower, MeetingPoint
-from bench.supervisor.node import POLL_S, Node
+from bench.supervisor.node import POLL_S, Node, Span
+from bench.supervisor.rank_process import Start, popen
 
 
 class Follow:
     """One following node of one attempt."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        point: MeetingPoint | None = None,
+        *,
+        span: Span = "node",
+        start: Start = popen,
+        handle_signals: bool = True,
+    ) -> None:
+        """`number` is this supervisor's among those of the run. Without a `point` it waits for the lead's file."""
         spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self._output: list[tuple[int, str]] = []
-        self.node = Node(folder, spec, circumstance, number, self._hear)
-        self.point = MeetingPoint.wait(folder, circumstance.limits.startup_s)
+        self.node = Node(folder, spec, circumstance, number, self._hear, span, start)
+        self.point = point or MeetingPoint.wait(folder, circumstance.limits.startup_s)
         self.crew = Follower(self.point, number, socket.gethostname())
-        self._interrupted = False
-        for sent in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sent, self._interrupt)
+        self._interrupted_by: int | None = None
+        if handle_signals:
+            for sent in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(sent, self._hear_signal)
 
     def run(self) -> bool:
         """Return whether every rank of this node ended as it should."""
-        stacks, told_of_loss = False, False
         try:
             self.node.start(self.point, None)
-            while self.node.running and not self._interrupted:
-                time.sleep(POLL_S)
-                if order := self.crew.orders():
-                    stacks = bool(order["stacks"])
-                    break
-                self._report(at_once=self.node.lost and not told_of_loss)
-                told_of_loss = self.node.lost
-        finally:
+            stacks = self._watch()
+            if self._interrupted_by:
+                self._report()  # before it ends its ranks, so that the lead does not take that for a loss
             self.node.end(stacks=stacks)
             self._report(done=True)
+        except BaseException:
+            self.node.end(stacks=False)  # and says nothing more: the lead sees a node that is lost
+            raise
+        finally:
+            self.crew.close()
+            self.node.close()
         return not self.node.lost
 
-    def _report(self, *, at_once: bool = False, done: bool = False) -> None:
-        self.node.drain()
-        if self.crew.report(self.node.states(), self._output, done=done, at_once=at_once):
-            self._output = []
+    def interrupt(self, number: int) -> None:
+        """End this node's ranks because of a signal; the lead hears of it. A signal handler may call this."""
+        self._interrupted_by = number
+
+    def _watch(self) -> bool:
+        """Return when the ranks have ended or are to be ended; True if they are to print their stacks first."""
+        told_of_loss = False
+        while self.node.running and not self._interrupted_by:
+            time.sleep(POLL_S)
+            if order := self.crew.orders():
+                return bool(order["stacks"])
+            self.node.drain()
+            if self.crew.due() or (self.node.lost and not told_of_loss):
+                self._report()
+                told_of_loss = self.node.lost
+        return False
+
+    def _report(self, *, done: bool = False) -> None:
+        self.crew.report(self.node.states(), self._output, done=done, interrupted_by=self._interrupted_by)
+        self._output = []
 
     def _hear(self, rank: int, line: bytes) -> None:
         self._output.append((rank, line.decode(errors="replace")))
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._interrupted = True
+    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
+        self.interrupt(number)

@@ -1,63 +1,92 @@
 """Node 0's supervisor: watches the whole run and sees that it ends with a record."""
 
-import contextlib
 import json
-import os
 import signal
 import socket
 import time
 import traceback
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from bench import store
 from bench.record import Circumstance, RunRecord
 from bench.spec import RunSpec
+from bench.supervisor.background import Background
 from bench.supervisor.crew import Lead, MeetingPoint
+from bench.supervisor.heartbeat import Heartbeat, now
 from bench.supervisor.log import Log
-from bench.supervisor.node import POLL_S, Node
+from bench.supervisor.node import POLL_S, Node, Span, supervisors
+from bench.supervisor.rank_process import Start, popen
 from bench.supervisor.verdict import RankState, Stop, furthest_behind, verdict
 
 _ECHO_S = 1.5  # after the first loss the others may still say what they know; the members report once a second
-_HEARTBEAT_S = 2.0
 _PARTING_S = 8.0  # for the members to end their ranks
+_HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0  # on one machine; on a file system that many others use
+_WRITING_S = 2.0  # for a file system to take what is said last
 
 
 class Supervisor:
     """Leads one attempt."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        announce: Callable[[MeetingPoint], None] | None = None,
+        scheduled: bool = False,
+        handle_signals: bool = True,
+        span: Span = "node",
+        start: Start = popen,
+    ) -> None:
+        """`announce` tells the other supervisors where this one is, instead of a file in the folder. `scheduled`: after
+        an interruption there is a scheduler to ask why, so that no record is written then."""
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self.limits = self.circumstance.limits
+        self.announce = announce or (lambda point: point.write(folder))
+        self.scheduled = scheduled
+        self.crew = Lead(supervisors(self.spec, span), self._address())
         self.log = Log(folder / store.LOG)
-        host = self.circumstance.network.address(socket.gethostname()) if self.spec.nodes > 1 else "127.0.0.1"
-        self.crew = Lead(self.spec.nodes, host)
-        self.node = Node(folder, self.spec, self.circumstance, 0, self.log.write)
+        self.node = Node(folder, self.spec, self.circumstance, 0, self.log.write, span, start)
+        local = self.circumstance.launcher.get("name", "local") == "local"
+        self.heartbeat = Heartbeat(folder, _HEARTBEAT_S if local else _HEARTBEAT_FAR_S)
         self.stop: Stop | None = None
         self.why = ""
         self._lost_at: float | None = None
         self._begin = time.monotonic()
-        self._heartbeat_at = -_HEARTBEAT_S
-        self._oom_kills = _kernel_oom_kills()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._interrupted)
+        self._interrupted_by: signal.Signals | None = None
+        if handle_signals:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._hear_signal)
 
-    def run(self) -> RunRecord:
-        """Start the ranks, watch all of them to their end, and return the record, which is on the disk by then."""
+    def run(self) -> RunRecord | None:
+        """Start the ranks, watch all of them to their end, and return the record, which is on the disk by then; None if
+        the run was interrupted and the scheduler is to be asked why."""
         try:
             self._start()
             self._watch()
         except Exception as error:
             self._stop("error", f"the supervisor failed: {type(error).__name__}: {error}")
             traceback.print_exc()
+        interrupted = self._was_interrupted()
+        if interrupted:
+            self._note_interruption()
         self._end()
-        outcome = verdict(self.states(), self.stop, self.why, _kernel_oom_kills() - self._oom_kills)
-        record = store.conclude(self.folder, outcome)
-        self._show("ended", at_once=True)
-        return record
+        try:
+            if self.scheduled and interrupted and not (self.folder / store.RECORD).exists():
+                return None
+            return store.conclude(self.folder, verdict(self.states(), self.stop, self.why))
+        finally:
+            self.heartbeat.end(self.states(), _WRITING_S)
+            self.crew.close()
+            self.node.close()
+
+    def interrupt(self, number: int) -> None:
+        """End the run because of a signal. A signal handler may call this, at any time."""
+        self._interrupted_by = self._interrupted_by or signal.Signals(number)
+        self._stop("cancelled", f"interrupted by {self._interrupted_by.name}")
 
     def states(self) -> list[RankState]:
         """Return how every rank of the run is, as far as its node has told."""
@@ -69,24 +98,25 @@ class Supervisor:
         with socket.create_server((loopback, 0), backlog=self.spec.world_size) as listener:
             port = listener.getsockname()[1]
             point = MeetingPoint(self.crew.host, port, self.crew.port, self.crew.token)
-            if self.spec.nodes > 1:
-                point.write(self.folder)
+            if self.crew.nodes > 1:
+                self.announce(point)
             self.node.start(point, listener)
 
     def _watch(self) -> None:
         """Return when every rank has ended, or when one is lost and the others have said what they know."""
-        while not self.stop and not self._all_ended():
+        while not self.stop and (self._asked_to_end() or not self._all_ended()):
             time.sleep(POLL_S)
             self._listen()
             self._check_limits()
-            self._show("running")
+            if self.heartbeat.due:
+                self.heartbeat.show("running", self.states())
             if self._lost_at is None and any(state.exit_code for state in self.states()):
                 self._lost_at = time.monotonic()
             if self._lost_at is not None and time.monotonic() > self._lost_at + _ECHO_S:
                 return
 
     def _all_ended(self) -> bool:
-        expected = self.spec.nodes - 1
+        expected = self.crew.nodes - 1
         members = self.crew.members.values()
         return not self.node.running and len(members) == expected and all(member.done for member in members)
 
@@ -100,6 +130,8 @@ class Supervisor:
         limit_min = self.limits.time_limit_min
         if limit_min is not None and time.monotonic() - self._begin > 60 * limit_min:
             self._stop("timeout", f"the time limit of {limit_min:g} min was reached")
+        if number := self.crew.interrupted_by:
+            self.interrupt(number)
         if gone := self.crew.lost() or self.crew.absent(self.limits.startup_s):
             self._stop("node_failure", gone)
         states = self.states()
@@ -118,6 +150,7 @@ class Supervisor:
             time.sleep(POLL_S)
             self._listen()
         self._listen()
+        self.log.close(_WRITING_S)
         (self.folder / store.RENDEZVOUS).unlink(missing_ok=True)
 
     def _stop(self, stop: Stop, why: str) -> None:
@@ -125,32 +158,31 @@ class Supervisor:
         if self._lost_at is None:
             self.stop, self.why = self.stop or stop, self.why or why
 
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        self._stop("cancelled", f"interrupted by {signal.Signals(number).name}")
+    def _asked_to_end(self) -> bool:
+        """Whether the ranks that are lost were all asked to end by somebody else. A scheduler signals ranks and
+        supervisors alike, and a rank may be the first to hear it: the same signal may be on its way here."""
+        lost = [state.exit_code for state in self.states() if state.exit_code and not state.stopped]
+        return bool(lost) and all(code in (-signal.SIGTERM, -signal.SIGINT) for code in lost)
 
-    def _show(self, state: str, at_once: bool = False) -> None:
-        """Keep heartbeat.json fresh, for whoever asks how the run is doing."""
-        now = time.monotonic()
-        if not at_once and now - self._heartbeat_at < _HEARTBEAT_S:
-            return
-        self._heartbeat_at = now
-        shown = {
-            "state": state,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "host": socket.gethostname(),
-            "supervisor": os.getpid(),
-            "ranks": [
-                {"rank": s.rank, "pid": s.pid, "phase": s.phase, "step": s.step, "silent_s": round(s.silent_s, 1)}
-                for s in self.states()
-            ],
-        }
-        with contextlib.suppress(OSError):
-            store.write_atomically(self.folder / store.HEARTBEAT, json.dumps(shown, indent=1).encode())
+    def _was_interrupted(self) -> bool:
+        """Whether the run ends because of a signal."""
+        if self._interrupted_by and not self.stop and self._asked_to_end():
+            self._lost_at = None
+            self.interrupt(self._interrupted_by)
+        return self.stop == "cancelled"
 
+    def _note_interruption(self) -> None:
+        """Write at once where an interrupted run was: whoever sent the signal may soon end this process as well."""
+        assert self._interrupted_by
+        ranks = [{"rank": state.rank, "phase": state.phase, "step": state.step} for state in self.states()]
+        content = json.dumps({"signal": self._interrupted_by.name, "at": now(), "ranks": ranks}, indent=1).encode()
+        writing = Background()
+        writing.start(lambda: store.write_atomically(self.folder / store.INTERRUPTED, content))
+        writing.wait(_WRITING_S)
 
-def _kernel_oom_kills() -> int:
-    """Return how many processes the kernel's out-of-memory killer has ended on this host since it booted."""
-    for line in Path("/proc/vmstat").read_text().splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return 0
+    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
+        self.interrupt(number)
+
+    def _address(self) -> str:
+        """Return where the ranks and the other supervisors find this one."""
+        return self.circumstance.network.address(socket.gethostname()) if self.spec.nodes > 1 else "127.0.0.1"

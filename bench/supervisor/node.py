@@ -1,4 +1,4 @@
-"""The ranks of one node: started together, described together, ended together."""
+"""The ranks that one supervisor looks after: started together, described together, ended together."""
 
 import os
 import signal
@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, Pulse, without_folders
 from bench.record import Circumstance
 from bench.spec import RunSpec
 from bench.supervisor.crew import MeetingPoint
-from bench.supervisor.rank_process import RankProcess
+from bench.supervisor.rank_process import RankProcess, Start, popen
 from bench.supervisor.verdict import RankState
 
 POLL_S = 0.2
@@ -20,31 +21,47 @@ _TERMINATE_S = 3.0  # between SIGTERM and SIGKILL
 _STACKS_S = 2.0  # for every rank to print its stacks
 _STACKS_CHARACTERS = 6000
 
+Span = Literal["node", "device"]
+"""What one supervisor looks after: all ranks of a node, or one of them, where a site starts a task per device."""
+
+
+def supervisors(spec: RunSpec, span: Span) -> int:
+    """Return how many supervisors a run has."""
+    return spec.nodes if span == "node" else spec.world_size
+
 
 class Node:
-    """This node's ranks. Their output goes to `write`, a line at a time."""
+    """One supervisor's ranks. Their output goes to `write`, a line at a time."""
 
     def __init__(
-        self, folder: Path, spec: RunSpec, circumstance: Circumstance, number: int, write: Callable[[int, bytes], None]
+        self,
+        folder: Path,
+        spec: RunSpec,
+        circumstance: Circumstance,
+        number: int,
+        write: Callable[[int, bytes], None],
+        span: Span = "node",
+        start: Start = popen,
     ) -> None:
-        self._folder, self._spec, self._circumstance, self.number = folder, spec, circumstance, number
-        self._write = write
+        self._folder, self._spec, self._circumstance, self._write = folder, spec, circumstance, write
+        self._numbers = _numbers(spec, span, number)
+        self._start = start
         self._pulse = Pulse.create(spec.devices_per_node)
         self._ranks: list[RankProcess] = []
+        self._oom_kills = _kernel_oom_kills()
 
     def start(self, point: MeetingPoint, listener: socket.socket | None) -> None:
-        """Start every rank of this node; rank 0 gets the `listener` that its peers connect to."""
+        """Start every rank; rank 0 gets the `listener` that its peers connect to."""
         environment = self._environment(point)
-        for local_rank in range(self._spec.devices_per_node):
-            rank = self.number * self._spec.devices_per_node + local_rank
-            own = {"LOCAL_RANK": str(local_rank)}
-            inherit: tuple[int, ...] = (self._pulse.descriptor,)
+        command = [sys.executable, "-m", "bench.worker", str(self._folder)]
+        for rank in self._numbers:
+            local_rank = rank % self._spec.devices_per_node
+            descriptors = {PULSE: self._pulse.descriptor}
             if listener and rank == 0:
-                own[LISTENER] = str(listener.fileno())
-                inherit += (listener.fileno(),)
-            command = [sys.executable, "-m", "bench.worker", str(self._folder)]
+                descriptors[LISTENER] = listener.fileno()
             self._pulse.write(local_rank, "start", -1)
-            self._ranks.append(RankProcess(rank, command, environment | own, inherit))
+            own = environment | {"LOCAL_RANK": str(local_rank)}
+            self._ranks.append(RankProcess(rank, command, own, descriptors, self._start))
 
     @property
     def running(self) -> bool:
@@ -56,10 +73,12 @@ class Node:
         return any(rank.exit_code for rank in self._ranks)
 
     def states(self) -> list[RankState]:
-        """Return how every rank of this node is."""
+        """Return how every rank is."""
         now, found = time.monotonic(), []
-        for local_rank, rank in enumerate(self._ranks):
-            beat = self._pulse.read(local_rank)
+        killed = any(rank.exit_code == -signal.SIGKILL for rank in self._ranks)
+        oom_kills = _kernel_oom_kills() - self._oom_kills if killed else 0
+        for rank in self._ranks:
+            beat = self._pulse.read(rank.rank % self._spec.devices_per_node)
             stacks = without_folders(rank.heard.decode(errors="replace"))[-_STACKS_CHARACTERS:]
             found.append(
                 RankState(
@@ -72,6 +91,8 @@ class Node:
                     step=beat.step,
                     silent_s=now - beat.at,
                     stacks=stacks,
+                    host=socket.gethostname(),
+                    oom_kills=oom_kills,
                 )
             )
         return found
@@ -99,6 +120,12 @@ class Node:
             rank.process.wait()
         self.drain()
 
+    def close(self) -> None:
+        """Give back the pipes and the pulse: a supervisor of many runs needs their numbers again."""
+        for rank in self._ranks:
+            rank.close()
+        os.close(self._pulse.descriptor)
+
     def _wait(self, seconds: float) -> None:
         """Give the ranks some time to end."""
         until = time.monotonic() + seconds
@@ -119,10 +146,23 @@ class Node:
             "LOCAL_WORLD_SIZE": str(self._spec.devices_per_node),
             "MASTER_ADDR": point.host,
             "MASTER_PORT": str(point.ranks_port),
-            PULSE: str(self._pulse.descriptor),
             STARTED_AT: str(time.time()),
             "PYTHONUNBUFFERED": "1",
         }
         if self._circumstance.machine.device == "cpu":
             given["CUDA_VISIBLE_DEVICES"] = ""  # no library may take a GPU that the run is not about
         return chosen | dict(os.environ) | given
+
+
+def _numbers(spec: RunSpec, span: Span, number: int) -> range:
+    """Return the ranks of one of a run's supervisors; ranks are numbered node by node."""
+    own = spec.devices_per_node if span == "node" else 1
+    return range(number * own, (number + 1) * own)
+
+
+def _kernel_oom_kills() -> int:
+    """Return how many processes the kernel's out-of-memory killer has ended on this host since it booted."""
+    for line in Path("/proc/vmstat").read_text().splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from bench.measure.channel import PIPE
 
@@ -20,11 +20,44 @@ def end_with_parent(signal_number: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
+class Process(Protocol):
+    """A started rank, the leader of a session of its own, so that its loader processes can be ended with it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal, or None while it runs."""
+
+    def wait(self) -> int: ...
+
+
+Start = Callable[[Sequence[str], dict[str, str], dict[str, int], int], Process]
+"""`start(command, environment, descriptors, output)`: how a rank is started. It finds each of `descriptors` under the
+number that the variable of that name tells it; `output` becomes its standard output and error."""
+
+
+def popen(
+    command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int
+) -> subprocess.Popen[bytes]:
+    """Start a rank afresh, as a child process."""
+    return subprocess.Popen(
+        command,
+        env=environment | {name: str(descriptor) for name, descriptor in descriptors.items()},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=tuple(descriptors.values()),
+        start_new_session=True,
+        preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+    )
+
+
 class RankProcess:
-    """A rank's process in a session of its own, so that its loader processes end with it."""
+    """A rank's process and the pipes that it writes to."""
 
     def __init__(
-        self, rank: int, command: Sequence[str], environment: dict[str, str], inherit: tuple[int, ...]
+        self, rank: int, command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], start: Start
     ) -> None:
         self.rank, self.stopped = rank, False
         self.failure: dict[str, Any] | None = None
@@ -33,18 +66,12 @@ class RankProcess:
         self._told, self._partial = bytearray(), bytearray()
         self.output, output_end = _pipe()
         self.failures, failures_end = _pipe()
-        self.process = subprocess.Popen(
-            command,
-            env=environment | {"RANK": str(rank), PIPE: str(failures_end)},
-            stdin=subprocess.DEVNULL,
-            stdout=output_end,
-            stderr=output_end,
-            pass_fds=(*inherit, failures_end),
-            start_new_session=True,
-            preexec_fn=lambda: end_with_parent(signal.SIGKILL),
-        )
-        os.close(output_end)
-        os.close(failures_end)
+        try:
+            own = environment | {"RANK": str(rank)}
+            self.process = start(command, own, descriptors | {PIPE: failures_end}, output_end)
+        finally:
+            os.close(output_end)
+            os.close(failures_end)
 
     @property
     def exit_code(self) -> int | None:
@@ -63,6 +90,11 @@ class RankProcess:
         """Send a signal to the rank and to all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        """Give back the pipes, after the end."""
+        os.close(self.output)
+        os.close(self.failures)
 
     @staticmethod
     def _read_lines(descriptor: int, partial: bytearray) -> list[bytes]:

@@ -21,6 +21,8 @@ class RankState(NamedTuple):
     pid: int = 0
     silent_s: float = 0.0  # since its last beat
     stacks: str = ""  # what it printed when it was asked where it stands
+    host: str = ""
+    oom_kills: int = 0  # processes that the kernel's out-of-memory killer ended meanwhile on its host
 
     @property
     def where(self) -> str:
@@ -33,11 +35,10 @@ _NAMED = 8  # ranks in one line
 _ORDER: tuple[OutcomeKind, ...] = ("oom", "host_oom", "error", "comm_error")
 
 
-def verdict(states: Sequence[RankState], stop: Stop | None, why_stopped: str, oom_kills: int) -> Outcome:
+def verdict(states: Sequence[RankState], stop: Stop | None, why_stopped: str) -> Outcome:
     """Decide the outcome of a run that left no record.
 
-    `stop` is why the supervisor ended the ranks, if it did so before any rank was lost; `oom_kills` is how many
-    processes the kernel's out-of-memory killer ended meanwhile on this host.
+    `stop` is why the supervisor ended the ranks, if it did so before any rank was lost.
     """
     lost = [state for state in states if not state.stopped and state.exit_code != 0]
     evidence: dict[str, Any] = {"ranks": [_plain(state) for state in lost]}
@@ -47,13 +48,12 @@ def verdict(states: Sequence[RankState], stop: Stop | None, why_stopped: str, oo
         return Outcome(kind=stop, reason=why_stopped, evidence=evidence)
     if not lost:
         return Outcome(kind="error", reason="every rank ended, and none wrote a record", evidence=evidence)
-    cause = min(lost, key=lambda state: _rank_of_cause(state, oom_kills))
-    kind = _kind(cause, oom_kills)
+    cause = min(lost, key=_rank_of_cause)
     if cause.failure:
         evidence["traceback"] = cause.failure["traceback"]
-    if oom_kills:
+    if oom_kills := {state.host: state.oom_kills for state in states if state.oom_kills}:
         evidence["oom_kills"] = oom_kills
-    return Outcome(kind=kind, reason=_reason(cause, oom_kills), evidence=evidence)
+    return Outcome(kind=_kind(cause), reason=_reason(cause), evidence=evidence)
 
 
 def furthest_behind(states: Sequence[RankState]) -> str:
@@ -69,26 +69,26 @@ def furthest_behind(states: Sequence[RankState]) -> str:
     return f"furthest behind: rank{'s' if len(behind) > 1 else ''} {named} {behind[0].where}"
 
 
-def _kind(state: RankState, oom_kills: int) -> OutcomeKind:
+def _kind(state: RankState) -> OutcomeKind:
     if state.failure:
         kind: OutcomeKind = state.failure["outcome"]
         return kind
     killed = state.exit_code == -signal.SIGKILL
-    return "host_oom" if killed and oom_kills else "error"
+    return "host_oom" if killed and state.oom_kills else "error"
 
 
-def _rank_of_cause(state: RankState, oom_kills: int) -> tuple[int, bool]:
+def _rank_of_cause(state: RankState) -> tuple[int, bool]:
     # Killed from outside comes before an exception of the same kind, which may be the echo of a lost peer.
-    return _ORDER.index(_kind(state, oom_kills)), state.failure is not None
+    return _ORDER.index(_kind(state)), state.failure is not None
 
 
-def _reason(state: RankState, oom_kills: int) -> str:
+def _reason(state: RankState) -> str:
     if state.failure:
         message = str(state.failure["message"]).strip().splitlines() or [""]
         return f"rank {state.rank} {state.where}: {state.failure['exception']}: {message[0][:300]}"
     code = state.exit_code
     if code is not None and code < 0:
-        killer = " by the kernel's out-of-memory killer" if oom_kills and code == -signal.SIGKILL else ""
+        killer = " by the kernel's out-of-memory killer" if state.oom_kills and code == -signal.SIGKILL else ""
         return f"rank {state.rank} was killed by {signal.Signals(-code).name}{killer} {state.where}"
     return f"rank {state.rank} exited with {code} {state.where}"
 

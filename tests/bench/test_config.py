@@ -1,12 +1,15 @@
 """The command line's grammar: what is asked for, and what a user is told who asked for something else."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench import config
 from bench.errors import UserError
+from bench.facts import facts, names
 from bench.spec import config_id
+from bench.study import Study
 
 GROUP_FILES = [
     (group, path.stem)
@@ -25,8 +28,10 @@ def ask(*overrides: str, config_dir: Path | None = None) -> config.Request:
 @pytest.mark.parametrize(("group", "name"), GROUP_FILES)
 def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
     asked = config.request([(group, name)])
-    part = {"machine": asked.machine.name, "launcher": asked.launcher}.get(group)
-    assert (part or getattr(asked.spec, group).name) == name
+    if group == "launcher":  # slurm_<site> is slurm with a site's options
+        assert asked.launcher == name.partition("_")[0]
+    else:
+        assert (asked.machine if group == "machine" else getattr(asked.spec, group)).name == name
 
 
 @pytest.mark.parametrize("path", sorted((config.conf_dir() / "study").glob("*.yaml")), ids=lambda path: path.stem)
@@ -55,6 +60,8 @@ def test_options_of_the_zero_section_are_reached_without_a_plus() -> None:
     [
         ("modle=tiny", "modle: no such key; did you mean model?"),
         ("model=tinny", "model=tinny: no such file in conf/model; did you mean tiny?"),
+        ("model=3", "model=3: names no file in conf/model; choose from hugging_face"),
+        ("model=[tiny]", "model=['tiny']: names no file in conf/model"),
         ("batch.mico=3", "batch.mico: no such key; did you mean micro?"),
         ("engine.reduce_bukket_size=3", "engine.reduce_bukket_size: no such key; did you mean reduce_bucket_size?"),
         ("data.worker=3", "data.worker: no such key; did you mean workers?"),
@@ -115,3 +122,117 @@ def test_a_model_of_ones_own_is_a_hugging_face_config_file(tmp_path: Path) -> No
 
 def test_where_and_how_a_run_starts_is_no_part_of_its_identity() -> None:
     assert config_id(ask("machine=cpu", "launcher.hang_s=5").spec) == config_id(ask().spec)
+
+
+def test_a_mapping_is_merged_into_what_is_there_and_a_list_replaces_it() -> None:
+    asked = ask("engine=zero3", "engine.offload_param={device: cpu, pin_memory: false}", "optimizer.betas=[0.5,0.6]",
+                "engine.offload_param.pin_memory=true", "sequence={decoder: 7}")  # fmt: skip
+    assert asked.spec.engine.options["offload_param"] == {"device": "cpu"}, "true is the default"
+    assert asked.spec.optimizer.betas == (0.5, 0.6)
+    assert asked.spec.sequence == config.request([]).spec.sequence.model_copy(update={"decoder": 7})
+
+
+def test_an_interpolation_is_resolved_wherever_it_stands() -> None:
+    assert ask("seed=7", "batch.micro=${seed}").spec.batch.micro == 7
+    study = Study(name="s", base={"data.workers": "${nodes}"}, axes={"nodes": [1]})
+    assert config.points(study, []).points[0].asked.spec.data.workers == 1
+
+
+def test_a_point_of_a_study_is_the_same_point_as_asked_for_alone() -> None:
+    study = Study(name="s", base={"model": "mt5_base"}, axes={"engine": ["ddp", "zero3"], "batch.micro": [1, 2]})
+    for point in config.points(study, []).points:
+        assert point.asked == config.request(point.overrides)
+        assert point.config_id == config_id(point.asked.spec)
+
+
+def test_rules_leave_points_out_and_each_tells_how_many() -> None:
+    study = Study(
+        name="s",
+        axes={"engine": ["ddp", "zero1", "zero3"], "batch.micro": [1, 2, 4]},
+        exclude=("engine == 'ddp' and batch.micro > 1", "engine.stage == 3", "batch.micro == 4", "seed == 1"),
+    )
+    found = config.points(study, [])
+    assert [(point.asked.spec.engine.name, point.asked.spec.batch.micro) for point in found.points] == [
+        ("ddp", 1), ("zero1", 1), ("zero1", 2),
+    ]  # fmt: skip
+    assert list(found.excluded.values()) == [2, 3, 1, 0]
+
+
+def test_what_a_rule_leaves_out_need_not_be_possible() -> None:
+    engines = {"engine": ["zero0", "zero1"]}
+    cannot_run = Study(name="s", base={"precision": "fp16"}, axes=engines, exclude=("engine.stage == 0",))
+    assert len(config.points(cannot_run, []).points) == 1
+    cannot_decode = Study(
+        name="s",
+        base={"batch.global": 12},
+        axes={"batch.micro": [2, 3, 4]},  # on the default's 2 ranks
+        exclude=("batch.global % (batch.micro * world_size) != 0",),
+    )
+    assert [point.asked.spec.accumulation for point in config.points(cannot_decode, []).points] == [3, 2]
+    with pytest.raises(UserError, match=r"batch\.global=12 is not batch\.micro=4"):
+        config.points(cannot_decode.model_copy(update={"exclude": ("nodes > 1",)}), [])
+
+
+def test_a_study_of_which_nothing_is_left_says_so() -> None:
+    with pytest.raises(UserError, match="study=s: none of its 2 points is left"):
+        config.points(Study(name="s", axes={"seed": [1, 2]}, exclude=("seed > 0",)), [])
+
+
+def test_a_rule_with_an_unknown_name_is_told_before_a_point_is_decoded() -> None:
+    study = Study(name="s", axes={"model": ["nonexistent"]}, exclude=("engine.stge == 0",))
+    with pytest.raises(UserError, match=r"`engine.stge` is no name of a point; did you mean engine.stage\?"):
+        config.points(study, [])
+
+
+def test_points_that_are_one_run_on_one_machine_are_merged() -> None:
+    study = Study(name="s", axes={"machine": ["cpu", "auto"], "batch.accumulation": [None, 1, 2]})
+    found = config.points(study, [])
+    assert [point.overrides for point in found.points] == [
+        (("machine", machine), ("batch.accumulation", accumulation))
+        for machine in ("cpu", "auto")
+        for accumulation in (None, 2)
+    ]
+    assert found.merged == 2
+
+
+def test_points_are_checked_for_the_device_that_each_would_run_on() -> None:
+    study = Study(name="s", base={"model.attention": "flex"}, axes={"seed": [1, 2]})
+    assert len(config.points(study, [], None, lambda asked: "cuda").points) == 2
+    with pytest.raises(UserError, match="flex attention needs a GPU"):
+        config.points(study, [], None, lambda asked: "cpu" if asked.spec.seed == 2 else "cuda")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero3"])
+def test_a_rule_sees_every_field_of_a_point_as_it_will_run(engine: str) -> None:
+    asked = ask("model=mt5_xl", f"engine={engine}", "data=text", "batch.accumulation=3", "machine=cpu")
+    seen, spec = facts(asked), asked.spec.model_dump(by_alias=True)
+    flat = {
+        **spec,
+        "engine": spec["engine"] | spec["engine"]["options"],
+        "data": spec["data"] | spec["data"]["options"],
+    }
+
+    def value(tree: Any, path: tuple[str, ...]) -> Any:
+        for name in path:
+            tree = tree.get(name) if isinstance(tree, dict) else getattr(tree, name, None)
+        return tree
+
+    for path in leaves(flat):
+        assert value(seen, names()[".".join(path)]) == value(flat, path), path
+    assert value(seen, names()["batch.global"]) == 4 * 3 * 2
+    assert value(seen, names()["engine.gradient_as_bucket_view"]) is (True if engine == "ddp" else None), "a default"
+    assert value(seen, names()["world_size"]) == 2
+    assert [value(seen, names()[group]) for group in ("model", "engine", "data", "machine")] == [
+        "mt5_xl", engine, "text", "cpu",
+    ]  # fmt: skip
+
+
+def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the ways to all values that are no sections themselves, options' own places left out."""
+    found = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found += leaves(value, (*path, name)) if name != "options" else []
+        elif path or name not in ("model", "engine", "data"):
+            found.append((*path, name))
+    return found

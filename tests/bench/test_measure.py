@@ -2,6 +2,8 @@
 
 import gc
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,7 +73,7 @@ def group() -> object:
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 def test_payloads_are_counted_as_nccl_tests_does() -> None:
     whole, part = torch.ones(4000), torch.ones(1000)
-    with CollectiveCounter(before_first=lambda: None) as counter:
+    with CollectiveCounter(wait=lambda: None) as counter:
         dist.all_reduce(part)
         dist.all_reduce(part)
         dist.all_gather_into_tensor(whole, part)
@@ -85,6 +87,35 @@ def test_payloads_are_counted_as_nccl_tests_does() -> None:
         "reduce_scatter": 16000,
         "broadcast": 4000,
     }
+
+
+def test_a_collective_lasts_until_it_is_complete_though_nobody_waits_for_it(tmp_path: Path) -> None:
+    """Two ranks over gloo: one comes half a second late to an all-reduce that both begin and leave to itself."""
+    context = torch.multiprocessing.get_context("spawn")
+    told = context.Queue()
+    ranks = [context.Process(target=come_late, args=(rank, tmp_path / "store", told)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    inside = dict(told.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join()
+    assert inside[0] > LATE_S - 0.1, "the early rank spends the other's delay in the collective"
+    assert inside[1] < LATE_S / 2
+
+
+LATE_S = 0.5
+
+
+def come_late(rank: int, store: Path, told: "torch.multiprocessing.Queue[tuple[int, float]]") -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    with CollectiveCounter(wait=lambda: None):
+        dist.all_reduce(torch.ones(1000))  # the first one of a process opens connections
+    dist.barrier()
+    with CollectiveCounter(wait=lambda: None) as counter:
+        time.sleep(rank * LATE_S)
+        begun = dist.all_reduce(torch.ones(1000), async_op=True)
+    assert begun is not None and begun.is_completed()
+    told.put((rank, counter.inside_s))
 
 
 def test_a_pulse_is_read_where_it_was_written() -> None:

@@ -79,6 +79,9 @@ def test_two_nodes_measure_one_run(nodes: Callable[..., Nodes]) -> None:
     assert [supervisor.returncode for supervisor in run.supervisors] == [0, 0]
     assert record.observations
     assert [memory.rank for memory in record.observations.memory] == [0, 1]
+    assert record.observations.link
+    one, other = record.observations.link.nodes_bytes_per_s
+    assert one and one == other, "two nodes are one pair"
     assert not (run.folder / store.RENDEZVOUS).exists()
     assert len(list(run.folder.iterdir())) <= 10
 

@@ -1,5 +1,8 @@
+import pytest
+from pydantic import ValidationError
+
 from bench import config
-from bench.study import Study, expand, order
+from bench.study import Budget, Study, control_pairs, expand, order
 
 
 def test_axes_span_every_combination_the_last_varying_fastest() -> None:
@@ -31,6 +34,26 @@ def test_repeats_are_interleaved_and_each_in_an_order_of_its_own() -> None:
     assert all(sorted(o) == list(range(10)) for o in orders)
     assert len({tuple(o) for o in orders}) == 3
     assert todo == order(10, study), "the same seed, the same order"
+
+
+def test_the_control_point_stands_on_the_base_and_under_the_overrides_of_one_value() -> None:
+    study = Study(
+        name="s", base={"machine": "a100_80", "engine": "zero2"}, control={"engine": "zero1"}, axes={"nodes": [1, 2]}
+    )
+    assert dict(control_pairs(study, []) or ()) == {"machine": "a100_80", "engine": "zero1"}
+    pinned = control_pairs(study, [("machine", ["h200"]), ("batch.micro", [2, 4])])
+    assert dict(pinned or ()) == {"machine": "h200", "engine": "zero1"}
+
+
+def test_a_study_needs_no_control_point() -> None:
+    assert control_pairs(Study(name="s", base={"model": "tiny"}), []) is None
+
+
+def test_a_budget_is_a_number_of_node_hours_and_of_attempts() -> None:
+    assert Study(name="s").budget == Budget(node_hours=None, attempts=3)
+    for refused in ({"node_hours": 0}, {"node_hours": -1}, {"attempts": 0}, {"hours": 3}):
+        with pytest.raises(ValidationError):
+            Budget.model_validate(refused)
 
 
 def test_the_smoke_study_is_two_by_two_by_every_engine() -> None:

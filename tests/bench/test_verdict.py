@@ -12,11 +12,11 @@ from bench.record import OutcomeKind
 from bench.supervisor.verdict import RankState, furthest_behind, verdict
 
 
-def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False) -> RankState:
+def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False, **more: Any) -> RankState:
     told: dict[str, Any] | None = None
     if outcome:
         told = {"outcome": outcome, "exception": "SomeError", "message": "what\nand why", "traceback": "…"}
-    return RankState(rank, code, stopped, told, "steps", 7)
+    return RankState(rank, code, stopped, told, "steps", 7, **more)
 
 
 KILLED = -signal.SIGKILL
@@ -24,34 +24,38 @@ KILLED_WHERE = "rank 1 was killed by SIGKILL in steps at step 7"
 
 
 @pytest.mark.parametrize(
-    ("endings", "oom_kills", "kind", "reason"),
+    ("endings", "kind", "reason"),
     [
-        ([ending(0, 1, "comm_error"), ending(1, KILLED)], 0, "error", KILLED_WHERE),
-        ([ending(0, 1, "error"), ending(1, KILLED)], 0, "error", KILLED_WHERE),
-        ([ending(0, 1, "comm_error"), ending(1, KILLED)], 1, "host_oom",
+        ([ending(0, 1, "comm_error"), ending(1, KILLED)], "error", KILLED_WHERE),
+        ([ending(0, 1, "error"), ending(1, KILLED)], "error", KILLED_WHERE),
+        ([ending(0, 1, "comm_error"), ending(1, KILLED, oom_kills=1)], "host_oom",
          "rank 1 was killed by SIGKILL by the kernel's out-of-memory killer in steps at step 7"),
-        ([ending(0, 1, "comm_error"), ending(1, 1, "oom")], 0, "oom", "rank 1 in steps at step 7: SomeError: what"),
-        ([ending(0, 1, "error"), ending(1, 1, "oom")], 0, "oom", "rank 1 in steps at step 7: SomeError: what"),
-        ([ending(0, 1, "comm_error"), ending(1, None, stopped=True)], 0, "comm_error",
+        ([ending(0, 1, "comm_error"), ending(1, 1, "oom")], "oom", "rank 1 in steps at step 7: SomeError: what"),
+        ([ending(0, 1, "error"), ending(1, 1, "oom")], "oom", "rank 1 in steps at step 7: SomeError: what"),
+        ([ending(0, 1, "comm_error"), ending(1, None, stopped=True)], "comm_error",
          "rank 0 in steps at step 7: SomeError: what"),
-        ([ending(0, 3), ending(1, KILLED, stopped=True)], 0, "error", "rank 0 exited with 3 in steps at step 7"),
-        ([ending(0, 0), ending(1, 0)], 0, "error", "every rank ended, and none wrote a record"),
+        ([ending(0, 3), ending(1, KILLED, stopped=True)], "error", "rank 0 exited with 3 in steps at step 7"),
+        ([ending(0, 0), ending(1, 0)], "error", "every rank ended, and none wrote a record"),
     ],
 )  # fmt: skip
-def test_the_cause_is_what_cannot_be_a_consequence(
-    endings: list[RankState], oom_kills: int, kind: OutcomeKind, reason: str
-) -> None:
-    outcome = verdict(endings, None, "", oom_kills)
+def test_the_cause_is_what_cannot_be_a_consequence(endings: list[RankState], kind: OutcomeKind, reason: str) -> None:
+    outcome = verdict(endings, None, "")
     assert (outcome.kind, outcome.reason) == (kind, reason)
 
 
+def test_out_of_memory_kills_are_told_by_host_and_blamed_on_their_own_alone() -> None:
+    outcome = verdict([ending(0, 1, "comm_error", host="a", oom_kills=2), ending(1, KILLED, host="b")], None, "")
+    assert (outcome.kind, outcome.reason) == ("error", KILLED_WHERE)
+    assert outcome.evidence["oom_kills"] == {"a": 2}
+
+
 def test_ranks_that_the_supervisor_ended_are_no_evidence() -> None:
-    outcome = verdict([ending(0, KILLED, stopped=True), ending(1, 1, "host_oom")], None, "", 0)
+    outcome = verdict([ending(0, KILLED, stopped=True), ending(1, 1, "host_oom")], None, "")
     assert [rank["rank"] for rank in outcome.evidence["ranks"]] == [1]
 
 
 def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
-    outcome = verdict([ending(0, KILLED, stopped=True)], "hang", "no step for 5 s", 0)
+    outcome = verdict([ending(0, KILLED, stopped=True)], "hang", "no step for 5 s")
     assert (outcome.kind, outcome.reason) == ("hang", "no step for 5 s")
 
 

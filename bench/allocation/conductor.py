@@ -1,0 +1,194 @@
+"""The supervisor on an allocation's first node: goes through the points of a job, each in fresh processes."""
+
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from bench import store
+from bench.allocation.health import Health
+from bench.allocation.members import Members
+from bench.allocation.place import Place
+from bench.errors import UserError
+from bench.measure.environment import classify, device_kind, environment_id
+from bench.record import FINAL, Circumstance, Outcome, RunRecord
+from bench.supervisor.crew import MeetingPoint
+from bench.supervisor.forking import ForkServer
+from bench.supervisor.lead import Supervisor
+from bench.sweep import jobs, reconcile, survey
+from bench.sweep.asked import Todo
+from bench.sweep.pruning import Pruning
+
+_PARTING_S = 15.0  # between the end of a point's time and the scheduler's warning that the allocation ends
+
+
+class Conductor:
+    """Leads one allocation of a job. Whatever happens to one point is its record, and the next one follows."""
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self.job, self.place, self.folder = jobs.read(folder), place, folder
+        self.study_folder = folder.parent.parent
+        self.todo = self.job.todo(place.task)
+        self.began_at = time.time()
+        first = self.todo[0].circumstance
+        self.device = first.machine.device or device_kind()
+        self.environment_id = environment_id(classify(self.device, self.job.devices_per_node))
+        self.pruning = Pruning({todo.key: todo.spec for todo in self.job.points})
+        self.server = ForkServer(self.device)
+        self.host = socket.gethostname()
+        self.patience_s = first.limits.startup_s
+        self.health = Health(self.study_folder)
+        self.interrupted_by: int | None = None
+        self.supervisor: Supervisor | None = None
+        self.members: Members | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def run(self) -> int:
+        """Go through the points; return 0 unless the allocation itself came to a bad end."""
+        spent = jobs.Allocation(
+            self.place.job_id, self.place.task, self.place.restart, self.job.nodes, self.began_at, None
+        )
+        note = jobs.begin(self.folder, spent)
+        try:
+            with contextlib.closing(self.server):
+                self._settle_earlier()
+                self.server.wait_until_ready()
+                return self._go_through()
+        except (OSError, UserError) as error:  # a full disk, a node that never came
+            return _complain(str(error))
+        finally:
+            if self.members:
+                self.members.dismiss()
+            with contextlib.suppress(OSError):
+                jobs.end(note, time.time())
+
+    def _go_through(self) -> int:
+        network = self.todo[0].circumstance.network
+        supervisors = self.job.nodes * (self.job.devices_per_node if self.job.span == "device" else 1)
+        self.members = Members(supervisors - 1, network.address(self.host), self.folder, self.patience_s)
+        for todo in self._sequence():
+            if self.interrupted_by or not self._time_for(todo):
+                break
+            self._answer(todo)
+            if lost := self.members.wait():
+                return _complain(f"{', '.join(lost)} cannot be reached any more")
+            if reason := self.health.complaint():
+                return _complain(f"{reason}; its node is left out from now on")
+        return 1 if self.interrupted_by else 0
+
+    def _sequence(self) -> Iterator[Todo]:
+        """Yield what is to be measured: the control point first and last, and what needs a second look once more."""
+        control = self.job.control
+        if control:
+            yield control
+        for todo in self.todo:
+            if self._wanted(todo):
+                yield todo
+                if self.job.prune and self.pruning.to_confirm(todo.key, self._tried()):
+                    yield todo
+        if control:
+            yield control
+
+    def _wanted(self, todo: Todo) -> bool:
+        """Whether a point has no answer yet; one that need not run gets its answer here."""
+        config_folder, key = self.study_folder / todo.config_id, todo.key
+        accept = FINAL if self.job.prune else FINAL - {"pruned"}
+        if store.answered(config_folder, key.repeat, key.machine, self.environment_id, accept):
+            return _say(todo, "has its answer already")
+        if elsewhere := survey.busy_elsewhere(config_folder, key):
+            return _say(todo, f"is under way in job {elsewhere.job or 'of another scheduler'}")
+        if self.job.prune and (outcome := self.pruning.by(key, self._tried())):
+            attempt = store.open_attempt(config_folder, todo.spec, self._circumstance(todo))
+            store.conclude(attempt.folder, outcome)
+            return _say(todo, outcome.reason)
+        return True
+
+    def _time_for(self, todo: Todo) -> bool:
+        """Whether a point can finish in the time left, the last control point after it included."""
+        limit_min = todo.circumstance.limits.time_limit_min or 0.0
+        left_s = self.place.left_s(self.job.time_limit_min, self.began_at) - _PARTING_S
+        left_s -= float(todo.circumstance.launcher.get("warning_s", 0))
+        if self.job.control and not todo.control:
+            left_s -= 60 * (self.job.control.circumstance.limits.time_limit_min or 0.0)
+        if 60 * limit_min <= left_s:
+            return True
+        return _say(todo, f"may take {limit_min:g} min, and {left_s / 60:.1f} min are left: it waits for another job")
+
+    def _answer(self, todo: Todo) -> None:
+        """Make one attempt at a point, on all nodes."""
+        config_folder = self.study_folder / todo.config_id
+        attempt = store.open_attempt(config_folder, todo.spec, self._circumstance(todo), new_repeat=todo.control)
+        if not todo.control and (rival := survey.busy_elsewhere(config_folder, todo.key, before=attempt.attempt)):
+            reason = f"job {rival.job} was faster by a moment: {rival.attempt.folder.name}"
+            store.conclude(attempt.folder, Outcome(kind="cancelled", reason=reason))
+            return
+        self.supervisor = Supervisor(
+            attempt.folder,
+            announce=lambda point: self._announce(attempt.folder, point),
+            span=self.job.span,
+            start=self.server.start,
+            scheduled=True,
+            handle_signals=False,
+        )
+        if self.interrupted_by:
+            self.supervisor.interrupt(self.interrupted_by)
+        record = self.supervisor.run()
+        self.supervisor = None
+        _say(todo, _ended(record))
+        if record:
+            self.health.examine(record, attempt.folder)
+
+    def _announce(self, folder: Path, point: MeetingPoint) -> None:
+        if self.members:
+            self.members.run(folder, point)
+
+    def _circumstance(self, todo: Todo) -> Circumstance:
+        """Return a point's circumstances with what is known only here."""
+        place = {"job": self.job.name, "job_id": self.place.job_id, "task": self.place.task}
+        more = {**place, "restart": self.place.restart, "started": "forked", "control": todo.control}
+        launcher = todo.circumstance.launcher | more
+        machine = todo.circumstance.machine.model_copy(update={"device": self.device})
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        return todo.circumstance.model_copy(update={"launcher": launcher, "machine": machine, "started_at": started_at})
+
+    def _settle_earlier(self) -> None:
+        """Conclude what this job began before it was put back into the queue."""
+        begun = [*self.todo, *([self.job.control] if self.job.control else [])] if self.place.restart else []
+        for todo in begun:
+            for attempt in store.attempts(self.study_folder / todo.config_id):
+                found = None if attempt.outcome else survey.look(todo.config_id, attempt)
+                if found and (found.job, found.task) == (self.job.name, self.place.task):
+                    traces = reconcile.Traces.read(attempt.folder)
+                    store.conclude(attempt.folder, reconcile.outcome(traces, None, restarted=True))
+
+    def _tried(self) -> dict[str, list[store.Attempt]]:
+        return {todo.config_id: store.attempts(self.study_folder / todo.config_id) for todo in self.job.points}
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted_by = number
+        if self.supervisor:
+            self.supervisor.interrupt(number)
+
+
+def _say(todo: Todo, what: str) -> bool:
+    key = todo.key
+    print(f"{datetime.now(UTC):%H:%M:%S}  {key.config_id} repeat {key.repeat}: {what}", flush=True)
+    return False
+
+
+def _ended(record: RunRecord | None) -> str:
+    if record is None:
+        return "interrupted; the scheduler knows why"
+    outcome = record.outcome
+    return f"{outcome.kind}: {outcome.reason}" if outcome.reason else str(outcome.kind)
+
+
+def _complain(reason: str) -> int:
+    print(f"this allocation ends: {reason}", file=sys.stderr, flush=True)
+    return 1

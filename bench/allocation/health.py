@@ -1,0 +1,52 @@
+"""Which nodes of an allocation are not fit to measure on, by what the runs on them showed."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.record import RunRecord
+from bench.stragglers import slow_links
+from bench.sweep import exclusions
+from bench.sweep.exclusions import Exclusion
+
+_CONFIRMED = 2  # runs in a row that show the same; one may have met somebody else's traffic
+_SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
+
+
+class Health:
+    """Looks at every run of an allocation; what two runs in a row show goes on the study's list."""
+
+    def __init__(self, study_folder: Path) -> None:
+        self._folder = study_folder
+        self._seen: dict[str, list[str]] = {}
+        self._excluded: list[Exclusion] = []
+
+    def examine(self, record: RunRecord, attempt_folder: Path) -> None:
+        """Take in one run."""
+        run = f"{attempt_folder.parent.name}/{attempt_folder.name}"
+        shown = complaints(record)
+        self._seen = {host: [*self._seen.get(host, []), run] for host in shown}
+        for host, reason in shown.items():
+            if len(self._seen[host]) >= _CONFIRMED:
+                at = datetime.now(UTC).isoformat(timespec="seconds")
+                self._excluded.append(Exclusion(host=host, reason=reason, runs=tuple(self._seen[host]), at=at))
+                exclusions.write(self._folder, self._excluded[-1])
+
+    def complaint(self) -> str | None:
+        """Return why this allocation is no good any more, or None."""
+        return "; ".join(f"{found.host}: {found.reason}" for found in self._excluded) or None
+
+
+def complaints(record: RunRecord) -> dict[str, str]:
+    """Return what a run shows against its hosts: a link beside the others', a device that its hardware slows down."""
+    if not record.environment or not record.observations:
+        return {}
+    hosts, found = record.environment.hosts, {}
+    if link := record.observations.link:
+        best = max((rate for rate in link.nodes_bytes_per_s if rate is not None), default=0.0)
+        for node in slow_links(link.nodes_bytes_per_s):
+            rate = link.nodes_bytes_per_s[node] or 0.0
+            found[hosts[node]] = f"its link carried {rate / 1e6:.1f} MB/s where others carried up to {best / 1e6:.1f}"
+    for number, device in enumerate(record.environment.devices_after):  # of the first node
+        if (device.get("throttle_reasons") or 0) & _SLOWED_BY_HARDWARE:
+            found[hosts[0]] = f"the hardware slowed its device {number} down ({device['throttle_reasons']:#x})"
+    return found

@@ -1,0 +1,58 @@
+"""Every supervisor of an allocation but the first."""
+
+import contextlib
+import signal
+import socket
+import time
+from pathlib import Path
+from types import FrameType
+
+from bench.allocation.members import meet
+from bench.allocation.place import Place
+from bench.measure.environment import device_kind
+from bench.supervisor.crew import MeetingPoint
+from bench.supervisor.follow import Follow
+from bench.supervisor.forking import ForkServer
+from bench.sweep import jobs
+
+_POLL_S = 0.05
+
+
+class Member:
+    """Runs what the conductor says, until it says no more or is gone."""
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self._job, self._place = jobs.read(folder), place
+        first = self._job.points[0].circumstance
+        self._server = ForkServer(first.machine.device or device_kind())
+        self._server.wait_until_ready()
+        self._line = meet(folder, place.number, socket.gethostname(), first.limits.startup_s)
+        self._follow: Follow | None = None
+        self._interrupted = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def run(self) -> int:
+        """Return 0 when the conductor has no more to do, or somebody has ended the allocation."""
+        with contextlib.closing(self._server):
+            while not self._interrupted and not self._line.closed:
+                for order in self._line.take():
+                    if "end" in order:
+                        return 0
+                    if "run" in order:
+                        self._run(Path(order["run"]), MeetingPoint(**order["point"]))
+                time.sleep(_POLL_S)
+        return 0 if self._interrupted else 1
+
+    def _run(self, folder: Path, point: MeetingPoint) -> None:
+        self._follow = Follow(
+            folder, self._place.number, point, span=self._job.span, start=self._server.start, handle_signals=False
+        )
+        self._follow.run()
+        self._follow = None
+        self._line.send({"ready": True})
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        if self._follow:
+            self._follow.interrupt(number)

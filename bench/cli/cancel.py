@@ -1,0 +1,25 @@
+"""Cancel the jobs of one sweep, and no others. What was under way is recorded as cancelled and can be resumed.
+
+zeroscale cancel results/runs/paper
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from bench.dispatch.feed import cancel
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a study, e.g. results/runs/paper")
+    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 if the scheduler took it, also where there was nothing to cancel."""
+    numbers = cancel(args.folder)
+    if args.json:
+        print(json.dumps({"cancelled": numbers}))
+    else:
+        print(f"cancelled: {', '.join(numbers)}" if numbers else "no job of this sweep is in the queue")
+    return 0

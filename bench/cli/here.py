@@ -1,0 +1,117 @@
+"""Go through the points of a sweep on this machine, one after the other."""
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import store
+from bench.cli import asking, live, point
+from bench.measure.environment import classify, device_kind, environment_id
+from bench.record import FINAL
+from bench.spec import RunSpec
+from bench.sweep.asked import Key, Point, Sweep, Todo
+from bench.sweep.pruning import Pruning
+from bench.sweep.standing import given_up
+
+
+class Asked(NamedTuple):
+    """One repeat of one point."""
+
+    key: Key
+    sweep: Sweep
+    point: Point
+
+
+class Here:
+    """A sweep under way: which points have answers, and how long the next may take."""
+
+    def __init__(self, folder: Path, asked: list[Asked], *, quiet: bool, retry: bool) -> None:
+        """`retry` goes on with points whose attempts are used up: somebody asked for them by name."""
+        self.folder, self._asked, self._quiet, self._retry = folder, asked, quiet, retry
+        specs = {one.point.config_id: RunSpec.model_validate(one.point.spec) for one in asked}
+        self._pruning = Pruning({one.key: specs[one.key.config_id] for one in asked})
+        self._tried = {config_id: store.attempts(folder / config_id) for config_id in specs}
+        self.kinds: list[str] = []
+        self.seconds: list[float] = []
+
+    def run(self) -> bool:
+        """Measure what has no answer yet; return whether everything asked for ended `ok`."""
+        todo = [one for one in self._asked if not self._known(one)]
+        with live.line(quiet=self._quiet) as follow:
+            for number, one in enumerate(self._sequence(todo), start=1):
+                self._measure(one, number, max(number, len(todo)), follow)
+        return set(self.kinds) == {"ok"}
+
+    def _sequence(self, todo: list[Asked]) -> Iterator[Todo]:
+        """Yield what is to be run: the control point first and last, and what needs a second look once more."""
+        sweep, control = (todo[0].sweep, next(iter(todo[0].sweep.controls), None)) if todo else (None, None)
+        if sweep and control:
+            yield sweep.todo(control, 0, control=True)
+        for one in todo:
+            if one.sweep.rules.prune and self._prune(one):
+                continue
+            ready = one.sweep.todo(one.point, one.key.repeat)
+            yield ready
+            if one.sweep.rules.prune and self._pruning.to_confirm(one.key, self._tried):
+                yield ready
+        if sweep and control:
+            yield sweep.todo(control, 0, control=True)
+
+    def _known(self, one: Asked) -> bool:
+        """Whether a point has its final answer on this machine in this environment; count it if so."""
+        accept = FINAL if one.sweep.rules.prune else FINAL - {"pruned"}
+        device = one.sweep.machines[one.key.machine].device or device_kind()
+        environment = environment_id(classify(device, one.point.devices_per_node))
+        done = store.answered(self.folder / one.key.config_id, one.key.repeat, one.key.machine, environment, accept)
+        if done is None and not self._retry:
+            tried = [a for a in self._tried[one.key.config_id] if a.outcome and a.repeat == one.key.repeat]
+            if given_up(tried, one.sweep.rules.budget.attempts):
+                done = tried[-1]
+        if done:
+            self.kinds.append(str(done.outcome))
+        return done is not None
+
+    def _prune(self, one: Asked) -> bool:
+        """Record that a point need not run, if so."""
+        outcome = self._pruning.by(one.key, self._tried)
+        if outcome:
+            ready = one.sweep.todo(one.point, one.key.repeat)
+            attempt = store.open_attempt(self.folder / one.key.config_id, ready.spec, ready.circumstance)
+            store.conclude(attempt.folder, outcome)
+            self.kinds.append(outcome.kind)
+            self._print(f"{one.point.line}  repeat {one.key.repeat}\n    {outcome.kind}: {outcome.reason}")
+        return outcome is not None
+
+    def _measure(self, todo: Todo, number: int, count: int, follow: Callable[[str], None]) -> None:
+        left = ""
+        if self.seconds:
+            left = f", about {_duration(statistics.median(self.seconds) * (count - number + 1))} left"
+        line, begin = asking.describe(todo.spec), time.monotonic()
+        heading = f"[{number}/{count}{left}] {line}"
+        _, record = point.measure(todo, self.folder, lambda doing: follow(f"{heading}: {doing}"))
+        self._tried[todo.config_id] = store.attempts(self.folder / todo.config_id)
+        self.seconds.append(time.monotonic() - begin)
+        self.kinds.append(record.outcome.kind)
+        what = "control" if todo.control else f"repeat {record.circumstance.repeat}"
+        self._print(f"[{number}/{count}] {line}  {what}\n    {asking.result(record)}")
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            print(text, flush=True)
+
+    def summary(self, as_json: bool) -> str:
+        """Return how the points ended."""
+        outcomes, skipped = Counter(self.kinds), max(0, len(self.kinds) - len(self.seconds))
+        if as_json:
+            plain = {"study": self.folder.name, "outcomes": outcomes, "skipped": skipped, "folder": str(self.folder)}
+            return json.dumps(plain)
+        told = ", ".join(f"{count} {kind}" for kind, count in outcomes.most_common())
+        return f"{told}; {skipped} already had an answer; {self.folder}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

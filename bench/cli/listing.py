@@ -1,0 +1,117 @@
+"""How a sweep is told before and after it is started."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench import launchers
+from bench.config import Expansion
+from bench.dispatch import feed
+from bench.dispatch.group import group
+from bench.spec import RunSpec
+from bench.sweep import jobs
+from bench.sweep.asked import Sweep
+from bench.sweep.jobs import Job
+from bench.sweep.standing import Standing
+
+
+def as_json(sweep: Sweep) -> str:
+    """Return every repeat of every point in order, for another program."""
+    plain = [
+        {
+            "config_id": key.config_id,
+            "repeat": key.repeat,
+            "nodes": point.nodes,
+            "time_limit_min": point.time_limit_min,
+            "overrides": point.overrides,
+            "spec": RunSpec.model_validate(point.spec).model_dump(mode="json", by_alias=True),
+        }
+        for key, point in sweep.wanted()
+    ]
+    return json.dumps(plain, indent=1)
+
+
+def as_text(sweep: Sweep, expansion: Expansion, folder: Path) -> str:
+    """Return every point in order, what was left out, and what would be submitted."""
+    planned = _planned(sweep) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
+    script = {todo.key: f"job {number}" for number, job in enumerate(planned, 1) for todo in job.points}
+    lines = []
+    for key, point in sweep.wanted():
+        limit = f"  limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
+        lines.append(f"{point.line}  repeat {key.repeat}{limit}" + (f"  {script[key]}" if planned else ""))
+    lines += [f"left out by {rule}: {count} points" for rule, count in expansion.excluded.items()]
+    if expansion.merged:
+        lines.append(f"the same as another: {expansion.merged} points")
+    lines += _scripts(sweep, planned, folder) if planned else []
+    if planned:
+        hours = sum(job.nodes * job.time_limit_min * (len(job.points) if job.mode == "array" else 1) for job in planned)
+        lines.append(
+            f"{len(sweep.order)} points in {len(planned)} jobs, {hours / 60:.1f} node-hours if all of them use"
+        )
+        lines[-1] += " their whole time limit; nothing submitted"
+    else:
+        lines.append(f"{len(sweep.order)} points, nothing started")
+    return "\n".join(lines)
+
+
+def _planned(sweep: Sweep) -> list[Job]:
+    """Return the jobs as they would be submitted to a cluster without limits of its own: planning asks nobody."""
+    waiting = [Standing(key, point, sweep, "waiting", "", "", 0, "") for key, point in sweep.wanted()]
+    return group(waiting, _options(sweep), None, None)
+
+
+def _options(sweep: Sweep) -> Any:
+    plain = dict(sweep.launcher)
+    return launchers.load(str(plain.pop("name"))).Options.model_validate(plain)
+
+
+def _scripts(sweep: Sweep, planned: list[Job], folder: Path) -> list[str]:
+    """Return the script of the first job of every kind; others differ in their folder alone."""
+    launcher, kinds = launchers.load(str(sweep.launcher["name"])), Counter(map(_kind, planned))
+    lines, told = [], set()
+    for number, job in enumerate(planned, 1):
+        if _kind(job) not in told:
+            told.add(_kind(job))
+            where = (folder / jobs.FOLDER / job.name).resolve()
+            script = "".join(feed.plan(job, where, _options(sweep), launcher, (), ()).files.values())
+            lines += ["", f"── script of job {number}, {kinds[_kind(job)]} of this kind", script.rstrip(), ""]
+    return lines
+
+
+def _kind(job: Job) -> tuple[Any, ...]:
+    return job.nodes, job.devices_per_node, job.mode, job.time_limit_min if job.mode != "packed" else None
+
+
+def fed(done: feed.Fed, folder: Path, *, as_json: bool) -> str:
+    """Return what was submitted, what was settled meanwhile, and what comes next."""
+    if as_json:
+        return json.dumps(
+            {
+                "folder": str(folder),
+                "submitted": [
+                    {"job": number, "name": job.name, "points": len(job.points)} for job, number in done.submitted
+                ],
+                "concluded": done.concluded,
+                "pruned": done.pruned,
+                "left": len(done.left),
+                "why_left": done.why_left,
+                "autopilot": done.autopilot,
+            }
+        )
+    lines = [
+        f"job {number}: {len(job.points)} points, {job.nodes} nodes × {job.devices_per_node}, "
+        f"at most {job.time_limit_min} min{' each' if job.mode == 'array' else ''}  {folder / jobs.FOLDER / job.name}"
+        for job, number in done.submitted
+    ]
+    if done.concluded:
+        lines.append(f"{done.concluded} attempts that left no record now have one")
+    if done.pruned:
+        lines.append(f"{done.pruned} points need not run (pruned)")
+    if done.left:
+        go_on = "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {folder}"
+        lines.append(f"{len(done.left)} points wait: {done.why_left}; {go_on}")
+    if done.autopilot:
+        lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
+    lines.append(f"how it goes: zeroscale status {folder}" if done.submitted else "nothing to submit")
+    return "\n".join(lines)

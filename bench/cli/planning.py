@@ -1,0 +1,122 @@
+"""From what a user asks to a Sweep: every point decoded, checked and with its time limit, before anything starts."""
+
+import argparse
+import itertools
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+from bench import config, launchers
+from bench.cli import asking
+from bench.config import Expansion, Request
+from bench.errors import UserError
+from bench.machine import Machine
+from bench.record import Limits, Network
+from bench.spec import config_id
+from bench.study import Pair, Study, control_pairs, order
+from bench.sweep.asked import Point, Rules, Sweep
+
+_SHOWN = {
+    "model", "engine", "data", "machine", "launcher", "precision", "nodes", "devices_per_node", "batch.micro",
+    "batch.accumulation", "batch.global", "sequence.encoder", "sequence.decoder", "activation_checkpointing",
+}  # fmt: skip
+"""Overrides that a point's one line shows already."""
+
+
+def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
+    """Return everything that was asked for, and what the study's rules left out."""
+    parsed = config.parse(args.overrides)
+    study = _study([values for key, values in parsed if key == "study"], args)
+    overrides = [(key, values) for key, values in parsed if key != "study"]
+    found = config.points(study, overrides, args.config_dir, asking.device)
+    first = found.points[0].asked
+    options = _options(found, args)
+    apart = _apart([point.overrides for point in found.points])
+    controls = [_point(asked, pairs, set()) for asked, pairs in _controls(study, overrides, found, args)]
+    return Sweep(
+        study=study.name,
+        question=study.question,
+        asked_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        machines={asked.machine.name: _machine(asked) for asked in _one_per_machine(found)},
+        launcher={"name": first.launcher, **options},
+        limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
+        network=Network.model_validate(options.get("network") or {}),
+        rules=Rules(budget=study.budget, prune=not args.no_prune, max_queued=options.get("max_queued")),
+        points=tuple(_point(point.asked, point.overrides, apart) for point in found.points),
+        order=tuple(order(len(found.points), study)),
+        controls=tuple(controls),
+    ), found
+
+
+def _study(named: list[list[Any]], args: argparse.Namespace) -> Study:
+    if any(len(values) != 1 for values in named):
+        raise UserError("study", "a sweep is one study", "call sweep once for each")
+    return config.study(str(named[0][0]), args.config_dir) if named else Study(name="adhoc")
+
+
+def _options(found: Expansion, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the one launcher that starts all points, with what was given on the command line."""
+    ways = {(point.asked.launcher, point.asked.launcher_options.model_dump_json()) for point in found.points}
+    if len(ways) != 1:
+        raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
+    name, file = found.points[0].asked.launcher, launchers.load(found.points[0].asked.launcher)
+    given = {key: value for key in asking.ETIQUETTE if (value := getattr(args, key)) is not None}
+    if (given or args.autopilot) and not file.QUEUES:
+        flag = "--" + next(iter(given), "autopilot").replace("_", "-")
+        raise UserError(flag, f"launcher={name} has no queue", "leave it out, or choose launcher=slurm")
+    plain: dict[str, Any] = found.points[0].asked.launcher_options.model_dump(mode="json")
+    return plain | given
+
+
+def _controls(
+    study: Study, overrides: Any, found: Expansion, args: argparse.Namespace
+) -> list[tuple[Request, tuple[Pair, ...]]]:
+    """Return the control point for every shape of allocation that the sweep needs."""
+    pairs = control_pairs(study, overrides)
+    shapes = dict.fromkeys((p.asked.spec.nodes, p.asked.spec.devices_per_node) for p in found.points)
+    controls = []
+    for nodes, devices in shapes if pairs else ():
+        shaped = (*(pairs or ()), ("nodes", nodes), ("devices_per_node", devices))
+        asked = config.request(shaped, args.config_dir)
+        config.check(asked, asking.device(asked))
+        controls.append((asked, shaped))
+    return controls
+
+
+def _point(asked: Request, pairs: tuple[Pair, ...], apart: set[str]) -> Point:
+    texts = tuple(f"{key}={value}" for key, value in pairs)
+    return Point(
+        config_id=config_id(asked.spec),
+        line="  ".join([asking.line(asked), *(text for text in texts if text in apart)]),
+        machine=asked.machine.name,
+        nodes=asked.spec.nodes,
+        devices_per_node=asked.spec.devices_per_node,
+        time_limit_min=_time_limit_min(asked),
+        overrides=texts,
+        spec=asked.spec.model_dump(mode="json", by_alias=True),
+    )
+
+
+def _time_limit_min(asked: Request) -> float | None:
+    """Return the limit that was asked for, or an estimate where a queue wants one: what a start may take, and twice the
+    longest window, since nobody knows yet how long the warm-up's steps are."""
+    options: Any = asked.launcher_options
+    limit: float | None = options.time_limit_min
+    if limit is None and launchers.load(asked.launcher).QUEUES:
+        limit = float(options.setup_min) + 2 * asked.spec.measure.max_s / 60
+    return limit
+
+
+def _one_per_machine(found: Expansion) -> list[Request]:
+    return list({point.asked.machine.name: point.asked for point in reversed(found.points)}.values())
+
+
+def _machine(asked: Request) -> Machine:
+    """Return the machine; where points are run here, with the kind of device that is here."""
+    return asked.machine.model_copy(update={"device": asking.device(asked)})
+
+
+def _apart(overrides: list[tuple[Pair, ...]]) -> set[str]:
+    """Return what tells points apart and is not in their lines anyhow."""
+    shared = Counter(f"{key}={value}" for key, value in itertools.chain(*overrides) if key not in _SHOWN)
+    return {text for text, count in shared.items() if count < len(overrides)}

@@ -1,0 +1,234 @@
+"""Stage what a sweep needs on nodes without a network, and check that nothing is missing. For a login node.
+
+  zeroscale prepare study=paper launcher=my_cluster
+  zeroscale prepare data=text data.tokenizer=google/mt5-base optimizer.implementation=native --arch 8.0,9.0
+  srun --gpus=1 zeroscale prepare study=paper launcher=my_cluster --offline
+
+Data sets and tokenizers are fetched, and the corpus is tokenised, into Hugging Face's cache (HF_HOME); DeepSpeed's ops
+are built for each kind of node: processor or GPU, versions, container image. Then all of it is used as a run would, in
+a process without a network. `--offline` does only that: on a compute node it shows what a run will find there.
+Exit code 0 if nothing is missing.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from bench import config, extensions, launchers, store
+from bench.cli import asking, live
+from bench.config import Request
+from bench.errors import UserError
+from bench.findings import Finding, tell
+from bench.launchers import Work
+from bench.spec import RunSpec
+from bench.staging import Needs
+from bench.study import Study, control_pairs
+from bench.supervisor.rank_process import end_with_parent
+
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+_WITHOUT_NETWORK = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))  # as root, and as others
+_END_S = 10.0
+_NODE_MIN = 30
+
+Mode = Literal["stage", "check"]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sweep: study=NAME, comma lists")
+    parser.add_argument("--offline", action="store_true", help="only check, as on a compute node; fetch nothing")
+    parser.add_argument("--arch", metavar="LIST", help="GPU architectures to build for: 8.0,9.0; default: the GPU here")
+    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+    parser.add_argument(
+        "--results", type=Path, default=Path("results/runs"), metavar="DIR", help="default: %(default)s"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 if nothing is missing."""
+    study, asked = _asked(args)
+    wanted = needs(asked, _architectures(args.arch, asked[0]))
+    with live.line(quiet=args.json) as follow:
+        return tell(_findings(args, study, asked[0], wanted, follow), as_json=args.json)
+
+
+def _asked(args: argparse.Namespace) -> tuple[Study, list[Request]]:
+    """Return every point of the study or of the comma lists, its control point included."""
+    parsed = config.parse(args.overrides)
+    named = [str(value) for key, values in parsed if key == "study" for value in values]
+    if len(named) > 1:
+        raise UserError(f"study={','.join(named)}", "one study at a time", "call prepare once for each")
+    study = config.study(named[0], args.config_dir) if named else Study(name="adhoc")
+    overrides = [(key, values) for key, values in parsed if key != "study"]
+    asked = [point.asked for point in config.points(study, overrides, args.config_dir, asking.device).points]
+    if control := control_pairs(study, overrides):
+        asked.append(config.request(control, args.config_dir))
+    if len({request.launcher_options.model_dump_json() for request in asked}) > 1:
+        raise UserError("launcher", "points have several", "call prepare once for each")
+    return study, asked
+
+
+def _findings(
+    args: argparse.Namespace, study: Study, asked: Request, wanted: list[Needs], follow: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Stage, then check: what cannot be staged need not be checked."""
+    image = _outside_of(asked)
+    if image and args.offline:
+        rule = f"jobs run in {image}, and this is outside of it"
+        raise UserError("--offline", rule, "leave it out: then a job is written that checks inside")
+    if image:  # libraries and ops are the image's own
+        wanted = [Needs(device="cpu", data=kind.data, elsewhere=True) for kind in wanted]
+    modes: tuple[Mode, ...] = ("check",) if args.offline else ("stage",) if image else ("stage", "check")
+    told: set[Finding] = set()
+    for mode in modes:
+        for finding in (finding for kind in wanted for finding in _child(mode, kind, _variables(mode, asked), follow)):
+            if finding not in told:  # kinds of node share much
+                told.add(finding)
+                yield finding
+        if any(finding.state == "missing" for finding in told):
+            return
+    if not args.offline and launchers.load(asked.launcher).QUEUES:
+        yield _on_a_node(args, study, asked, image)
+
+
+def needs(asked: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[Needs]:
+    """Return what points need by kind of node, each thing once."""
+    kinds: dict[tuple[str, tuple[str, ...]], dict[str, list[RunSpec]]] = {}
+    seen = set()
+    for request in asked:
+        kind = kinds.setdefault((_device(request), extensions.operations(request.spec)), {"data": [], "models": []})
+        for part, key in _keys(request.spec).items():
+            if key not in seen:
+                seen.add(key)
+                kind[part].append(request.spec)
+    elsewhere = launchers.load(asked[0].launcher).QUEUES
+    found = []
+    for (device, names), specs in kinds.items():
+        every = architectures if extensions.on_gpu(names, device) else (None,)
+        for number, architecture in enumerate(every):
+            plain = {"device": device, "operations": names, "architecture": architecture, "elsewhere": elsewhere}
+            found.append(Needs.model_validate(plain | (specs if number == 0 else {})))
+    return found
+
+
+def _keys(spec: RunSpec) -> dict[str, str]:
+    """Return what tells data, and models, apart."""
+    text = [spec.data.source, spec.data.options, spec.sequence.model_dump(), spec.model.shape["vocab"]]
+    shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing]
+    return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
+
+
+def _device(asked: Request) -> str:
+    gpus = getattr(asked.launcher_options, "gpus", None)
+    return asking.device(asked) or ("cuda" if gpus else "cpu")
+
+
+def _outside_of(asked: Request) -> str | None:
+    """Return the container image of the jobs, unless this runs in one already."""
+    container = getattr(asked.launcher_options, "container", None)
+    return str(container.image) if container and extensions.IMAGE not in os.environ else None
+
+
+def _architectures(listed: str | None, asked: Request) -> list[str | None]:
+    """Return the GPU architectures to build for; None is that of the GPU here."""
+    if listed is None:
+        return [None]
+    if variable := _variables("check", asked).get(extensions.ARCHITECTURES):
+        rule = f"jobs will find {extensions.ARCHITECTURES}={variable} in their environment, and build for that"
+        raise UserError(f"--arch {listed}", rule, "unset the variable, or leave --arch out")
+    if not re.fullmatch(r"\d+\.\d[a-f]?(,\d+\.\d[a-f]?)*", listed):
+        raise UserError(f"--arch {listed}", "not a list of architectures", "write it like 8.0,9.0")
+    return [*listed.split(",")]
+
+
+def _variables(mode: Mode, asked: Request) -> dict[str, str]:
+    """Return the environment in which to stage or check: that of a job, with or without a network."""
+    given = getattr(asked.launcher_options, "environment", {})
+    offline = dict.fromkeys(_OFFLINE, "1")
+    if mode == "check":
+        return dict(os.environ) | {name: str(value) for name, value in given.items()} | offline
+    return dict(os.environ) | {name: str(value) for name, value in given.items() if name not in offline}
+
+
+def _child(mode: Mode, kind: Needs, variables: dict[str, str], follow: Callable[[str], None]) -> Iterator[Finding]:
+    """Stage or check in a process of its own, and yield what it finds."""
+    log = extensions.cache(os.environ) / "prepare.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    prefix = _without_network() if mode == "check" else ()
+    command = [*prefix, sys.executable, "-m", "bench.staging", mode]
+    with log.open("w") as noise:
+        child = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=noise,
+            text=True,
+            start_new_session=True,  # it hears of Ctrl-C from here, and clears away what is half done
+            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+        )
+    try:
+        for told in _conversation(child, kind):
+            if isinstance(told, str):
+                follow(f"{mode}: {told}")
+            else:
+                yield Finding(**told)
+        if code := child.wait():
+            yield Finding(mode, "missing", f"its process ended with {code}", f"see {log}")
+    finally:
+        _end(child)
+
+
+def _conversation(child: "subprocess.Popen[str]", kind: Needs) -> Iterator[Any]:
+    assert child.stdin and child.stdout
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # it ended at once, which its exit code tells
+        child.stdin.write(kind.model_dump_json(by_alias=True))
+    with child.stdout:
+        yield from map(json.loads, child.stdout)
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    """Ask a process that still runs to end, then insist."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _without_network() -> tuple[str, ...]:
+    """Return the command that takes the network away from another one; nothing where that is not allowed."""
+    for prefix in _WITHOUT_NETWORK if shutil.which("unshare") else ():
+        if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
+            return prefix
+    return ()
+
+
+def _on_a_node(args: argparse.Namespace, study: Study, asked: Request, image: str | None) -> Finding:
+    """Write the job that checks where runs will be, with all that a site file says of it; tell how to submit it."""
+    folder = (args.results / study.name / "prepare" / "node").resolve()  # as deep as the folder of any other job
+    words = ["prepare", *args.overrides, "--offline"]
+    words += ["--config-dir", str(args.config_dir.resolve())] if args.config_dir else []
+    work = Work(
+        f"{study.name}-prepare", folder, "bench.cli", tuple(words), devices_per_node=1, time_limit_min=_NODE_MIN
+    )
+    plan = launchers.load(asked.launcher).plan(work, asked.launcher_options)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in plan.files.items():
+        store.write_atomically(path, text.encode(errors="surrogateescape"))
+    where = f"{socket.gethostname()}, outside of {image}" if image else socket.gethostname()
+    told = f"not looked at: this is {where}. A job that checks, and builds what is still missing there, is written"
+    return Finding("compute node", "note", told, f"{shlex.join(plan.command)}, then read its log in {folder}")

@@ -1,0 +1,95 @@
+"""Show where every point of a sweep stands: pending, running, or how it ended and why.
+
+  zeroscale status results/runs/smoke
+  zeroscale status results/runs/paper --wait && zeroscale report results/runs/paper --out reports/paper
+
+Attempts that ended without a record get one, with the scheduler's words as evidence. Exit code 0 if every point is
+answered.
+"""
+
+import argparse
+import contextlib
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+from bench.cli import live
+from bench.dispatch.settle import settle
+from bench.dispatch.view import View, look
+from bench.sweep import exclusions
+from bench.sweep.standing import Standing
+
+_WAIT_S = 5.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a study, e.g. results/runs/smoke")
+    parser.add_argument("--wait", action="store_true", help="return only when nothing is pending or running any more")
+    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 if every point is answered."""
+    view = _settled(args.folder)
+    if args.wait:
+        with live.line(quiet=args.json) as follow:
+            while view.live or any(standing.state in ("running", "pending") for standing in view.standings):
+                follow(_summary(view))
+                time.sleep(_WAIT_S)
+                view = _settled(args.folder)
+    print(_json(view) if args.json else _text(view))
+    return 0 if all(standing.final for standing in view.standings) else 1
+
+
+def _settled(folder: Path) -> View:
+    view = look(folder)
+    with contextlib.suppress(PermissionError, OSError):  # a folder that may only be read is shown as it is
+        if settle(view):
+            view = look(folder)
+    return view
+
+
+def _text(view: View) -> str:
+    lines = [_line(standing) for standing in view.standings]
+    lines += [
+        f"node {found.host} is not used any more: {found.reason} (runs {', '.join(found.runs)})"
+        for found in exclusions.read(view.folder)
+    ]
+    return "\n".join([*lines, _summary(view)])
+
+
+def _line(standing: Standing) -> str:
+    shown = standing.outcome if standing.final else standing.state
+    why = f"  {standing.why}" if standing.why else ""
+    return f"{shown:<10}  {standing.point.line}  repeat {standing.key.repeat}{why}"
+
+
+def _summary(view: View) -> str:
+    shown = Counter(standing.outcome if standing.final else standing.state for standing in view.standings)
+    told = ", ".join(f"{count} {kind}" for kind, count in shown.most_common())
+    hours, queued = view.spent_node_hours(), len(view.live)
+    spent = f"; {hours:.2f} node-hours spent, {queued} jobs in the queue" if view.seen.jobs else ""
+    return f"{len(view.standings)} points: {told}{spent}"
+
+
+def _json(view: View) -> str:
+    plain = {
+        "folder": str(view.folder),
+        "node_hours": view.spent_node_hours(),
+        "jobs": [job.handle for job in view.live],
+        "excluded_nodes": [found.model_dump() for found in exclusions.read(view.folder)],
+        "points": [
+            {
+                **standing.key._asdict(),
+                "state": standing.state,
+                "outcome": standing.outcome or None,
+                "why": standing.why,
+                "attempts": standing.attempts,
+                "run": standing.folder or None,
+                "line": standing.point.line,
+            }
+            for standing in view.standings
+        ],
+    }
+    return json.dumps(plain, indent=1)

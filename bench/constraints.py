@@ -1,0 +1,211 @@
+"""Exclude rules: which points of a study are left out, as expressions that a person reads and nothing evaluates.
+
+    engine == 'ddp' and model in ['mt5_xl', 'mt5_xxl']
+    batch.global % (batch.micro * world_size) != 0
+
+Python's parser reads the text; a white list of what may stand in it becomes nested functions, once for thousands of
+points. Nothing is guessed: a name that does not exist, an order between a word and a number, a part that is null where
+a number is needed are told, not taken for false.
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from bench.errors import UserError, nearest
+
+Facts = Mapping[str, Any]
+"""A point's values: mappings, or objects with attributes, nested as the names are dotted."""
+Part = Callable[[Facts], Any]
+"""A part of a rule: its value at a point."""
+
+ALLOWED = "write names, numbers, 'words' and [lists] with and, or, not, in, == != < <= > >=, + - * / // %"
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_YAML = {"true": True, "false": False, "null": None}
+"""Constants as the files of conf/ write them; Python's True, False and None are understood as well."""
+
+_KINDS: dict[str, Any] = {
+    "null": type(None), "truth": bool, "number": int | float, "word": str, "list": list | tuple,
+}  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """A rule that was read and checked."""
+
+    text: str
+    part: Part
+
+    def holds(self, facts: Facts) -> bool:
+        """Whether the rule holds at a point; UserError where it has no sense there."""
+        try:
+            return _truth(self.part(facts), self.text)
+        except _Nonsense as error:
+            raise UserError(f"exclude: {self.text}", *error.args) from error
+
+
+class _Nonsense(Exception):
+    """A rule and a remedy."""
+
+
+def read(text: str, names: Mapping[str, tuple[str, ...]]) -> Rule:
+    """Return the rule that `text` writes. `names` are the dotted names it may use, each with its way through the facts
+    of a point. Raise UserError for anything else."""
+    text = " ".join(text.split())
+    # `batch.global` is no Python name: `global` is a keyword
+    source = re.sub(r"(?<=\bbatch\.)global\b", "global_", text)
+    try:
+        return Rule(text, _Reader(source, names).part(ast.parse(source, mode="eval").body))
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"exclude: {text}", "not an expression", ALLOWED) from error
+    except (RecursionError, MemoryError) as error:
+        raise UserError(f"exclude: {text[:60]} …", "too deeply nested", "write several rules") from error
+    except _Nonsense as error:
+        raise UserError(f"exclude: {text}", *error.args) from error
+
+
+class _Reader:
+    """Turns the parser's nodes into functions, those on the white list only."""
+
+    def __init__(self, source: str, names: Mapping[str, tuple[str, ...]]) -> None:
+        self._source, self._names = source, names
+
+    def part(self, node: ast.expr) -> Part:
+        match node:
+            case ast.Constant(value=str() | int() | float() | None as value):
+                return lambda facts: value
+            case ast.Name() | ast.Attribute():
+                return self._name(node)
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                parts = [self.part(element) for element in elements]
+                return lambda facts: [part(facts) for part in parts]
+            case ast.BoolOp():
+                return self._either_or_all(node)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self._not(operand)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                part, told = self.part(operand), self._told(operand)
+                return lambda facts: -_number(part(facts), told)
+            case ast.BinOp(op=op) if type(op) in _ARITHMETIC:
+                return self._arithmetic(node, _ARITHMETIC[type(op)])
+            case ast.Compare():
+                return self._comparison(node)
+        raise _Nonsense(f"`{self._told(node)}` is not allowed", ALLOWED)
+
+    def _told(self, node: ast.expr) -> str:
+        """Return a part of the rule as it was written."""
+        return (ast.get_source_segment(self._source, node) or "").replace("global_", "global")
+
+    def _name(self, node: ast.Name | ast.Attribute) -> Part:
+        name = self._told(node)
+        if name in _YAML:
+            return lambda facts: _YAML[name]
+        if not re.fullmatch(r"\w+(\.\w+)*", name):
+            raise _Nonsense(f"`{name}` is not allowed", ALLOWED)
+        if name not in self._names:
+            close = nearest(name, self._names)
+            remedy = close if close.startswith("did you mean") else "see conf/config.yaml and the files of its groups"
+            raise _Nonsense(f"`{name}` is no name of a point", remedy)
+        path = self._names[name]
+        return lambda facts: _at(facts, path)
+
+    def _either_or_all(self, node: ast.BoolOp) -> Part:
+        parts = [(self.part(value), self._told(value)) for value in node.values]
+        decide = all if isinstance(node.op, ast.And) else any
+        return lambda facts: decide(_truth(part(facts), told) for part, told in parts)
+
+    def _not(self, operand: ast.expr) -> Part:
+        part, told = self.part(operand), self._told(operand)
+        return lambda facts: not _truth(part(facts), told)
+
+    def _arithmetic(self, node: ast.BinOp, compute: Callable[[Any, Any], Any]) -> Part:
+        left, right = self.part(node.left), self.part(node.right)
+        told_left, told_right, told = self._told(node.left), self._told(node.right), self._told(node)
+
+        def value(facts: Facts) -> Any:
+            try:
+                return compute(_number(left(facts), told_left), _number(right(facts), told_right))
+            except ArithmeticError as error:
+                raise _Nonsense(f"`{told}`: {error}", f"put `{told_right} != 0 and` before it") from error
+
+        return value
+
+    def _comparison(self, node: ast.Compare) -> Part:
+        operands = [(self.part(operand), self._told(operand)) for operand in (node.left, *node.comparators)]
+        tests = [self._test(op) for op in node.ops]
+
+        def value(facts: Facts) -> bool:
+            sides = [(part(facts), told) for part, told in operands]
+            return all(test(*left, *right) for test, left, right in zip(tests, sides, sides[1:], strict=False))
+
+        return value
+
+    def _test(self, op: ast.cmpop) -> Callable[[Any, str, Any, str], bool]:
+        if type(op) in _ORDER:
+            ordered = _ORDER[type(op)]
+            return lambda a, told_a, b, told_b: ordered(_number(a, told_a), _number(b, told_b))
+        if isinstance(op, ast.Is | ast.IsNot):
+            raise _Nonsense("`is` is not allowed", ALLOWED)
+        test = _among if isinstance(op, ast.In | ast.NotIn) else _equal
+        expected = isinstance(op, ast.In | ast.Eq)
+        return lambda a, told_a, b, told_b: test(a, told_a, b, told_b) is expected
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    """Return what lies at the end of `path`: None where a point has no such thing, as ddp has no stage."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return value
+
+
+def _truth(value: Any, told: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise _Nonsense(f"`{told}` is {_shown(value)}, neither true nor false", "compare it with something")
+    return bool(value)
+
+
+def _number(value: Any, told: str) -> int | float:
+    if value is None:
+        raise _Nonsense(f"`{told}` is null at a point", f"put `{told} != null and` before it")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Nonsense(f"`{told}` is {_shown(value)}, not a number", "compare it with ==, != or in")
+    return value
+
+
+def _equal(left: Any, told_left: str, right: Any, told_right: str) -> bool:
+    kinds = _kind(left), _kind(right)
+    if "null" not in kinds and kinds[0] != kinds[1]:
+        what = f"`{told_left}` is {_shown(left)} and `{told_right}` is {_shown(right)}"
+        raise _Nonsense(f"{what}: they never are equal", "compare numbers with numbers and 'words' with 'words'")
+    return bool(list(left) == list(right) if kinds == ("list", "list") else left == right)
+
+
+def _among(value: Any, told: str, choices: Any, told_choices: str) -> bool:
+    if _kind(choices) != "list":
+        raise _Nonsense(f"`{told_choices}` is {_shown(choices)}, not a list", "write [one, or, several]")
+    return any(_equal(value, told, choice, told_choices) for choice in choices)
+
+
+def _kind(value: Any) -> str:
+    """Return what a value is to a rule; only values of one kind compare."""
+    return next((name for name, kind in _KINDS.items() if isinstance(value, kind)), "section")
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a rule would write it."""
+    constants = {"null": "null", "truth": str(value).lower(), "section": "a section with keys of its own"}
+    return constants.get(_kind(value)) or repr(value)

@@ -1,0 +1,193 @@
+"""From plain dicts to one decoded Request, and the rules that hold between its parts. It knows no Hydra.
+
+A study's points share most of their parts: each is decoded once and known again by its content.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from bench import data, engines, launchers, models
+from bench.errors import UserError, nearest
+from bench.machine import Machine
+from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
+
+
+class Request(NamedTuple):
+    """What is asked for, decoded and checked: the point itself, and the circumstances it is to run in."""
+
+    spec: RunSpec
+    machine: Machine
+    launcher: str
+    launcher_options: BaseModel
+
+
+def decode(plain: Mapping[str, Any]) -> Request:
+    """Decode a composed tree; the options of engine, data, model and launcher by the files that they name."""
+    parts = {group: _shared(group, plain[group]) for group in _PARTS}
+    machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
+    rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
+    return Request(model(RunSpec, {**rest, **parts}), machine, launcher, options)
+
+
+def check(asked: Request, device: str | None) -> None:
+    """Check the rules that hold between spec, machine, launcher and, where it is known, the device ("cpu", "cuda")."""
+    spec, machine = asked.spec, asked.machine
+    device = machine.device or device
+    if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
+        has = f"machine={machine.name} has {machine.devices_per_node} devices a node"
+        raise UserError(f"devices_per_node={spec.devices_per_node}", has, "ask for fewer, or for more nodes")
+    if spec.precision in machine.unsupported:
+        remedy = nearest("", {"bf16", "fp16", "fp32"} - set(machine.unsupported))
+        raise UserError(f"precision={spec.precision}", f"machine={machine.name} cannot compute in it", remedy)
+    if spec.model.attention == "flex" and (device == "cpu" or spec.model.dropout):
+        rule = "flex attention needs a GPU and no dropout"
+        raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or model.dropout=0 on a GPU")
+    engine, source = file_of(engines, spec.engine.backend), file_of(data, spec.data.source)
+    engine.check(valid(engine.Options, spec.engine.options), spec, device)
+    source.check(valid(source.Options, spec.data.options), spec)
+    file_of(launchers, asked.launcher).check(asked.launcher_options, spec)
+
+
+@functools.cache
+def file_of(package: Any, name: str) -> ModuleType:
+    """Return a package's file by the name that a user gave it; UserError if there is none."""
+    file: ModuleType = package.load(name)
+    return file
+
+
+class _Content:
+    """Plain data as a key: equal to what reads the same."""
+
+    def __init__(self, plain: Any) -> None:
+        self.plain, self._text = plain, repr(plain)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def valid(kind: type[BaseModel], plain: Mapping[str, Any]) -> Any:
+    """Return options, or a shape, that a spec holds as plain data and that were decoded before."""
+    return _valid(kind, _Content(plain))
+
+
+@functools.lru_cache(maxsize=4096)
+def _valid(kind: type[BaseModel], content: _Content) -> BaseModel:
+    return kind.model_validate(content.plain)
+
+
+def _shared(group: str, plain: Mapping[str, Any]) -> Any:
+    """Decode the part of one group."""
+    if group == "model" and "config_file" in plain:
+        plain = _with_shape_offile_of(dict(plain))  # read anew: a file may change
+    return _decoded(group, _Content(plain))
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoded(group: str, content: _Content) -> Any:
+    return _PARTS[group](dict(content.plain))
+
+
+def _machine(flat: dict[str, Any]) -> Machine:
+    decoded: Machine = model(Machine, flat, "machine")
+    return decoded
+
+
+def _launcher(flat: dict[str, Any]) -> tuple[str, BaseModel]:
+    name = str(flat.pop("name", ""))
+    return name, model(file_of(launchers, name).Options, flat, "launcher")
+
+
+def _part(kind: type[BaseModel], path: str, names: str, package: Any, flat: dict[str, Any]) -> BaseModel:
+    """Split a group's flat YAML into the spec's own fields and the options of the file it names, which decodes them."""
+    own = {key: flat.pop(key) for key in list(flat) if key in kind.model_fields and key != "options"}
+    file = file_of(package, str(own.get(names, "")))
+    options = model(file.Options, flat, path, also=set(kind.model_fields) - {"options"})
+    decoded: BaseModel = model(kind, {**own, "options": options.model_dump(mode="json", exclude_defaults=True)}, path)
+    return decoded
+
+
+def _with_shape_offile_of(flat: dict[str, Any]) -> dict[str, Any]:
+    """Replace `config_file` by the shape in the Hugging Face config file that it names."""
+    path = Path(str(flat.pop("config_file")))
+    family = file_of(models, str(flat.get("family", "t5")))
+    try:
+        shape = family.from_hugging_face(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.config_file={path}", f"not a readable config.json ({error})") from error
+    return {**flat, "shape": shape.model_dump()}
+
+
+def _model(flat: dict[str, Any]) -> ModelSpec:
+    family = file_of(models, str(flat.get("family", "t5")))
+    shape, published = model(family.Shape, flat.get("shape"), "model.shape"), flat.get("parameters")
+    count = family.parameter_count(shape)
+    if isinstance(published, int) and published != count:
+        raise UserError(
+            f"model.name={flat.get('name')}",
+            f"its shape has {count} parameters and its name stands for {published}",
+            "give your own shape a name of its own and parameters=null",
+        )
+    flat["shape"] = shape.model_dump(mode="json", exclude_defaults=True)
+    decoded: ModelSpec = model(ModelSpec, flat, "model")
+    return decoded
+
+
+_PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "model": _model,
+    "engine": functools.partial(_part, EngineSpec, "engine", "backend", engines),
+    "data": functools.partial(_part, DataSpec, "data", "source", data),
+    "machine": _machine,
+    "launcher": _launcher,
+}
+
+
+def model(kind: type[Any], plain: Any, path: str = "", also: set[str] | None = None) -> Any:
+    """Decode plain data into a frozen model; UserError with the first thing that is wrong, in the user's words.
+
+    `also` are keys that stand beside the model's own in the same YAML, as neighbours for a misspelt one.
+    """
+    try:
+        return kind.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = [str(part) for part in (path, *first["loc"]) if part != ""]
+        if first["type"] == "extra_forbidden":
+            known = _fields(kind, first["loc"][:-1]) | (also or set())
+            raise UserError(
+                ".".join(where) or str(first["input"]), "no such key", nearest(str(first["loc"][-1]), known)
+            ) from error
+        given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={in_one_line(first['input'])}"
+        message = first["msg"].removeprefix("Value error, ")
+        name = ".".join(where)
+        raise UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:]) from error
+
+
+def in_one_line(value: Any) -> str:
+    """Return what a user gave as an error message shows it."""
+    return str(value) if str(value).isprintable() else repr(value)
+
+
+def _fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
+    """Return the names that are known at a place in a model."""
+    for part in location:
+        field = kind.model_fields.get(str(part))
+        inner = models_in(getattr(field, "annotation", None))
+        if not inner:
+            return set()
+        kind = inner[0]
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that a field's annotation names."""
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]

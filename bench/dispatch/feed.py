@@ -1,0 +1,154 @@
+"""Submit what is left, within what the cluster takes and the study may cost; chain the autopilot; cancel."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from bench import launchers
+from bench.dispatch.group import group
+from bench.dispatch.settle import prune, settle, to_start
+from bench.dispatch.view import View, look
+from bench.errors import UserError
+from bench.launchers import LaunchPlan, Work
+from bench.sweep import exclusions, jobs
+from bench.sweep.jobs import Job
+from bench.sweep.standing import Standing
+
+_AUTOPILOT_MIN = 15
+
+
+class Fed(NamedTuple):
+    """What feeding the queue once did."""
+
+    submitted: list[tuple[Job, str]]  # with the scheduler's number
+    concluded: int  # attempts that got the record they had not left
+    pruned: int
+    left: list[Standing]  # still to be submitted
+    why_left: str
+    autopilot: str | None  # the number of the job that goes on by itself
+
+
+def feed(folder: Path, *, autopilot: bool) -> Fed:
+    """Settle what has ended and submit what has no answer, as far as the limits allow; return at once."""
+    view = look(folder)
+    concluded = settle(view)
+    pruned = prune(look(folder) if concluded else view)
+    view = look(folder) if concluded or pruned else view
+    left = to_start(view)
+    feeder = Feeder(view)
+    submitted, why_left = feeder.submit(left)
+    taken = {todo.key for job, _ in submitted for todo in job.points}
+    left = [standing for standing in left if standing.key not in taken]
+    pilot = feeder.chain(waiting=bool(left)) if autopilot else None
+    return Fed(submitted, concluded, pruned, left, why_left, pilot)
+
+
+def plan(
+    job: Job, folder: Path, options: Any, launcher: ModuleType, after: Sequence[str], exclude: Sequence[str]
+) -> LaunchPlan:
+    """Return how a job starts; pure, so that a dry run prints it."""
+    work = Work(
+        name=job.name,
+        folder=folder,
+        module="bench.allocation",
+        arguments=(str(folder),),
+        nodes=job.nodes,
+        devices_per_node=job.devices_per_node,
+        time_limit_min=job.time_limit_min,
+        tasks=len(job.points) if job.mode == "array" else None,
+        after=tuple(after),
+        exclude=tuple(exclude),
+    )
+    made: LaunchPlan = launcher.plan(work, options)
+    return made
+
+
+class Feeder:
+    """Submits jobs of one study."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        sweep = view.sweeps[-1]
+        options = dict(sweep.launcher)
+        self._launcher = launchers.load(str(options.pop("name")))
+        self._options = self._launcher.Options.model_validate(options)
+        self._rules = sweep.rules
+        self._cluster = self._launcher.limits(self._options)
+        self._exclude = [found.host for found in exclusions.read(view.folder)]
+        self._handles = [job.handle for job in view.live if job.points and job.handle]
+
+    def submit(self, left: Sequence[Standing]) -> tuple[list[tuple[Job, str]], str]:
+        """Submit points in order; return the jobs, and why some points may have to wait."""
+        budget, spent = self._rules.budget.node_hours, self._view.spent_node_hours()
+        if left and budget is not None and spent >= budget:
+            return [], f"{spent:.1f} of {budget:g} node-hours are spent"
+        submitted: list[tuple[Job, str]] = []
+        places, why = self._places()
+        for job in group(left, self._options, self._cluster.max_array_size, self._cluster.max_time_min):
+            needs = len(job.points) if job.mode == "array" else 1
+            if places is not None and needs > places:
+                return submitted, why
+            submitted.append((job, self._submit(job)))
+            places = places - needs if places is not None else None
+        return submitted, ""
+
+    def _places(self) -> tuple[int | None, str]:
+        """Return how many more jobs may be in the queue, and whose rule that is."""
+        in_queue = sum(self._view.is_live(job.name, task) for job in self._view.live for task in job.tasks)
+        ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
+        rules = [(limit - in_queue, rule) for limit, rule in ((ours, "--max-queued"), (theirs, "the cluster")) if limit]
+        if not rules:
+            return None, ""
+        places, rule = min(rules)
+        return max(0, places), f"{rule} allows {places + in_queue} jobs in the queue"
+
+    def _submit(self, job: Job) -> str:
+        folder = jobs.write(self._view.folder, job)
+        throttle = self._options.throttle if job.mode != "array" else None
+        after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
+        made = plan(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
+        handle = str(self._launcher.submit(made))
+        jobs.note_handle(folder, handle)
+        self._handles.append(handle)
+        return handle
+
+    def chain(self, *, waiting: bool) -> str | None:
+        """Submit the small job that goes on when jobs have ended, unless nothing is under way or one waits already.
+
+        While points wait for room in the queue it is to run as soon as the first job has ended, else after the last.
+        """
+        here = os.environ.get("SLURM_JOB_NAME", "")
+        pilots = [job.name for job in self._view.live if not job.points and job.name != here]
+        if pilots or not self._handles:
+            return None
+        name = jobs.new_name(f"{self._view.sweeps[-1].study}-autopilot")
+        folder = self._view.folder / jobs.FOLDER / name
+        folder.mkdir(parents=True)
+        after = tuple(self._handles[:1] if waiting else self._handles)
+        study_folder = str(self._view.folder.resolve())
+        arguments = ("resume", study_folder, "--autopilot")
+        work = Work(name, folder.resolve(), "bench.cli", arguments, time_limit_min=_AUTOPILOT_MIN, after=after)
+        handle = str(self._launcher.submit(self._launcher.plan(work, self._options)))
+        jobs.note_handle(folder, handle)
+        return handle
+
+
+def cancel(folder: Path) -> list[str]:
+    """Cancel every job of a study that the scheduler still has, and no other; return their numbers."""
+    view = look(folder)
+    launcher = launchers.load(str(view.sweeps[-1].launcher["name"]))
+    if not launcher.QUEUES:
+        raise UserError(str(folder), "its points are run by the command that was called", "press Ctrl-C there")
+    numbers = sorted(
+        {
+            view.queue[job.name, task].job_id.split("_")[0]
+            for job in view.live
+            for task in job.tasks
+            if view.is_live(job.name, task)
+        }
+    )
+    if numbers:
+        launcher.cancel_all(numbers)
+    return numbers

@@ -1,0 +1,85 @@
+"""Points that get their record without a run: attempts that ended without leaving one, and points that need not run."""
+
+from typing import Any
+
+from bench import store
+from bench.dispatch.view import View
+from bench.record import Outcome
+from bench.spec import RunSpec
+from bench.sweep import jobs, reconcile
+from bench.sweep.pruning import Pruning
+from bench.sweep.standing import Place, Standing
+from bench.sweep.survey import Open
+
+
+def settle(view: View) -> int:
+    """Give every attempt that ended without a record the one it should have left; return how many."""
+    concluded = 0
+    for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
+        if (outcome := _ended(attempt, view.queue)) is not None:
+            store.conclude(attempt.attempt.folder, outcome)
+            concluded += 1
+    for job in view.seen.jobs:
+        for path, allocation in jobs.allocations(job.folder):
+            state = view.queue.get((job.name, allocation.task))
+            restarted = state is not None and (state.restarts or 0) > allocation.restart
+            if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
+                last_write = max(file.stat().st_mtime for file in job.folder.iterdir())
+                known = state.ended_at if state and not restarted else None
+                jobs.end(path, known or max(last_write, allocation.began_at))
+    return concluded
+
+
+def _ended(attempt: Open, queue: dict[Place, Any]) -> Outcome | None:
+    """Return how an attempt without a record ended, or None while it may still go on."""
+    traces = reconcile.Traces.read(attempt.attempt.folder)
+    if not attempt.job:
+        return reconcile.outcome(traces, None, restarted=False) if attempt.dead_here else None
+    state = queue.get((attempt.job, attempt.task))
+    if state is None:
+        return None if attempt.fresh else reconcile.outcome(traces, None, restarted=False)
+    if state.live:
+        restarted = (state.restarts or 0) > attempt.restart
+        return reconcile.outcome(traces, _ending(state), restarted=True) if restarted else None
+    return reconcile.outcome(traces, _ending(state), restarted=False)
+
+
+def _ending(state: Any) -> reconcile.Ending:
+    return reconcile.Ending(state.state, state.words, state.source, state.ended_at)
+
+
+def prune(view: View) -> int:
+    """Record which of the waiting points need not run; return how many."""
+    if not any(standing.outcome == "oom" for standing in view.standings):
+        return 0
+    pruning, pruned = _pruning(view), 0
+    for standing in view.standings:
+        may = standing.state == "waiting" and standing.sweep.rules.prune
+        if may and (outcome := pruning.by(standing.key, view.seen.tried)):
+            todo = standing.sweep.todo(standing.point, standing.key.repeat)
+            attempt = store.open_attempt(view.folder / todo.config_id, todo.spec, todo.circumstance)
+            store.conclude(attempt.folder, outcome)
+            pruned += 1
+    return pruned
+
+
+def _pruning(view: View) -> Pruning:
+    return Pruning({standing.key: RunSpec.model_validate(standing.point.spec) for standing in view.standings})
+
+
+def to_start(view: View) -> list[Standing]:
+    """Return the points to be started: those that wait, and those that a second run shall confirm."""
+    ooms = any(standing.outcome == "oom" for standing in view.standings)
+    pruning = _pruning(view) if ooms else None
+    return [
+        standing
+        for standing in view.standings
+        if standing.state == "waiting"
+        or (
+            pruning
+            and standing.sweep.rules.prune
+            and standing.outcome == "oom"
+            and standing.final
+            and pruning.to_confirm(standing.key, view.seen.tried)
+        )
+    ]

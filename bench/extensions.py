@@ -1,0 +1,168 @@
+"""DeepSpeed's compiled ops: which of them a run loads, and the folder where they are built.
+
+DeepSpeed compiles an op when it is first loaded, which takes a minute or more and needs compilers. Left alone, torch
+keeps all builds for one version of Python and CUDA in one place: what was built for another GPU or processor, or in
+another container, would be rebuilt in turns, or end a run by an illegal instruction.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.engines.zero.options import Options
+from bench.errors import UserError
+from bench.measure.environment import cpu_model, version
+from bench.spec import RunSpec
+
+FOLDER = "TORCH_EXTENSIONS_DIR"
+ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
+IMAGE = "ZEROSCALE_CONTAINER_DIGEST"
+
+_BUILD_S = 900.0  # no op takes longer to build
+_FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})  # also beside a GPU
+_INSTRUCTIONS = re.compile(r"\b(?:(?:avx|sse|ssse|sve|bmi|fma|amx)\w*|abm|movbe|popcnt|f16c|adx|asimd\w*)\b")
+"""What DeepSpeed's `-march=native` lets a compiler use; other flags of a processor differ from kernel to kernel."""
+
+
+def operations(spec: RunSpec) -> tuple[str, ...]:
+    """Return the ops that a run loads, in an order in which they can be built: their builders' names in
+    deepspeed.ops.op_builder, without `Builder`.
+
+    From DeepSpeed 0.19: runtime/engine.py (get_optimizer_configuration), runtime/swap_tensor and CUDAQuantizer in
+    runtime/zero/partition_parameters.py. Our engine keeps it from building its shared-memory op.
+    """
+    if spec.engine.backend != "deepspeed":
+        return ()
+    options = Options.model_validate(spec.engine.options)
+    native = spec.optimizer.implementation == "native"
+    optimizer, weights = options.offload_optimizer, options.offload_param
+    offloaded = optimizer is not None and optimizer.device != "none"
+    on_disk = any(tier is not None and tier.device == "nvme" for tier in (optimizer, weights))
+    quantised = (
+        options.zero_quantized_weights
+        or options.zero_quantized_nontrainable_weights
+        or options.zero_quantized_gradients
+    )
+    loaded = {
+        "CPUAdam": native and offloaded,
+        "FusedAdam": native and not offloaded,
+        "Quantizer": quantised,
+        "PinMemory": on_disk,
+        "AsyncIO": on_disk,
+    }
+    return tuple(name for name, needed in loaded.items() if needed)
+
+
+def environment(names: Sequence[str], device: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what to add to the environment `variables` of a process that loads these ops on a "cpu" or "cuda" device:
+    the folder of their builds. Nothing where the user chose one, or nobody knows what GPU it is for."""
+    if not names or variables.get(FOLDER):
+        return {}
+    key = [sys.implementation.cache_tag, f"torch-{version('torch')}", f"deepspeed-{version('deepspeed')}"]
+    if on_gpu(names, device):
+        architectures = variables.get(ARCHITECTURES) or capability()
+        if architectures is None:
+            return {}
+        key.append(f"sm{architectures.replace('.', '')}")
+    if device == "cpu" or _FOR_PROCESSORS.intersection(names):
+        key.append(_processor())
+    if image := variables.get(IMAGE):
+        key.append(image[-80:])
+    name = re.sub(r"[^\w.+-]+", "_", "-".join(key))
+    return {FOLDER: str(cache(variables) / "extensions" / name)}
+
+
+def on_gpu(names: Sequence[str], device: str) -> bool:
+    """Whether some of these ops are kernels for a GPU, which are built for its architecture."""
+    return device == "cuda" and not _FOR_PROCESSORS.issuperset(names)
+
+
+def cache(variables: Mapping[str, str]) -> Path:
+    """Return the folder for what is compiled once."""
+    return Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeroscale"
+
+
+@functools.cache
+def capability() -> str | None:
+    """Return the architecture of the first GPU here as the driver tells it, e.g. "9.0"; None without any."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except Exception:  # no package, no driver, no device
+        return None
+    return f"{major}.{minor}"
+
+
+@functools.cache
+def _processor() -> str:
+    """Return a short name that processors share which run each other's code."""
+    told = re.search(r"^(?:flags|Features)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    instructions = " ".join(sorted(set(_INSTRUCTIONS.findall(told[1])))) if told else cpu_model()
+    return f"{platform.machine()}-{hashlib.sha256(instructions.encode()).hexdigest()[:6]}"
+
+
+def load(name: str, device: str, folder: Path) -> bool:
+    """Load an op from the folder of builds, which TORCH_EXTENSIONS_DIR names; return whether it had to be built."""
+    from deepspeed.ops import op_builder
+
+    builder = getattr(op_builder, f"{name}Builder")()
+    home = folder / builder.name
+    _wait_for(home / "lock")
+    before = _built_at(home)
+    with _gpu_in_sight(device):
+        if home.exists():
+            builder.load(verbose=False)
+        else:
+            _build_aside(builder, folder)
+    return _built_at(home) != before
+
+
+def _build_aside(builder: Any, folder: Path) -> None:
+    """Build an op in a folder of its own that is renamed at the end: nobody finds half of it, or its lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".", ignore_cleanup_errors=True) as aside:
+        os.environ[FOLDER] = aside
+        try:
+            builder.load(verbose=False)
+        finally:
+            os.environ[FOLDER] = str(folder)
+        with contextlib.suppress(OSError):  # somebody else was first
+            Path(aside, builder.name).rename(folder / builder.name)
+
+
+def _wait_for(lock: Path) -> None:
+    """Give whoever builds the op the time that it takes: for one that was killed torch would wait for ever."""
+    with contextlib.suppress(FileNotFoundError):
+        while time.time() - lock.stat().st_mtime < _BUILD_S:
+            time.sleep(0.5)
+        raise UserError(str(lock), "left by a build that was killed, and every run waits for it", "delete that file")
+
+
+def _built_at(home: Path) -> float:
+    return max((path.stat().st_mtime for path in home.glob("*.so")), default=0.0)
+
+
+@contextlib.contextmanager
+def _gpu_in_sight(device: str) -> Iterator[None]:
+    """Have an op for GPUs built as where there is one: where torch sees none, DeepSpeed leaves flags of the compiler
+    out, and each node would build it again."""
+    import torch
+
+    seen = torch.cuda.is_available
+    if device == "cuda":
+        torch.cuda.is_available = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = seen

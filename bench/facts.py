@@ -1,0 +1,68 @@
+"""What an exclude rule may ask about a point: every field of its spec and machine, by the key that sets it."""
+
+import functools
+import itertools
+import pkgutil
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel
+
+from bench import data, engines, models
+from bench.decode import Request, file_of, models_in, valid
+from bench.machine import Machine
+from bench.spec import RunSpec
+
+
+def facts(asked: Request) -> dict[str, Any]:
+    """Return a point's values as it will run, nested as their names are dotted: options of engine and data beside the
+    fields they share, defaults included, and the parameters counted also where none are published."""
+    spec = asked.spec
+    family, engine = file_of(models, spec.model.family), file_of(engines, spec.engine.backend)
+    source = file_of(data, spec.data.source)
+    shape = valid(family.Shape, spec.model.shape)
+    return {
+        **vars(spec),
+        "model": {**vars(spec.model), "shape": shape, "parameters": family.parameter_count(shape)},
+        "engine": {**vars(spec.engine), **vars(valid(engine.Options, spec.engine.options))},
+        "data": {**vars(spec.data), **vars(valid(source.Options, spec.data.options))},
+        "batch": {"micro": spec.batch.micro, "accumulation": spec.accumulation, "global": spec.global_batch},
+        "world_size": spec.world_size,
+        "machine": asked.machine,
+    }
+
+
+def facts_of_tree(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same for a point that cannot be decoded, as far as what it asks for tells."""
+    nodes, devices = plain.get("nodes"), plain.get("devices_per_node")
+    world_size = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None
+    return {**plain, "world_size": world_size}
+
+
+@functools.cache
+def names() -> dict[str, tuple[str, ...]]:
+    """Return every dotted name of `facts`, whichever the engine, each with its way through them; a group's own name
+    stands for what was chosen from it."""
+    kinds: list[tuple[str, type[BaseModel]]] = [("", RunSpec), ("machine.", Machine)]
+    kinds += [("engine.", file.Options) for file in _files(engines)] + [
+        ("data.", file.Options) for file in _files(data)
+    ]
+    kinds += [("model.shape.", file.Shape) for file in _files(models)]
+    known = ["world_size", *itertools.chain.from_iterable(_below(prefix, kind) for prefix, kind in kinds)]
+    groups = {group: (group, "name") for group in ("model", "engine", "data", "machine")}
+    return {name: tuple(name.split(".")) for name in known} | groups
+
+
+def _files(package: ModuleType) -> list[ModuleType]:
+    """Return a package's files; packages in it hold what they share."""
+    found = pkgutil.iter_modules(package.__path__)
+    return [file_of(package, module.name) for module in found if not module.ispkg]
+
+
+def _below(prefix: str, kind: type[BaseModel]) -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        yield path
+        for inner in models_in(field.annotation):
+            yield from _below(f"{path}.", inner)

@@ -1,0 +1,73 @@
+"""Handing a job to Slurm, and taking it back."""
+
+import re
+import time
+from collections.abc import Iterable
+
+from bench import store
+from bench.errors import UserError
+from bench.launchers import LaunchPlan, SchedulerAway
+from bench.launchers.slurm import queue
+from bench.launchers.slurm.programs import call, user_environment
+
+_PAUSES_S = (2, 4, 8, 16)  # a controller that restarts, or is busy, is back within half a minute
+_AT_ONCE = 1000  # jobs of one call of scancel
+_ENDED = re.compile(r"invalid job id|already complet", re.IGNORECASE)
+_OTHER_NAMES = {"TIME": "TIMELIMIT", "ARRAY": "ARRAY_INX"}
+
+
+def submit(launch: LaunchPlan) -> str:
+    """Write the script and submit it; return the job's number. Raise UserError with Slurm's words if it refuses, and
+    SchedulerAway if it does not answer for half a minute."""
+    for path, text in launch.files.items():
+        store.write_atomically(path, text.encode(errors="surrogateescape"))
+    script = "".join(launch.files.values())
+    try:
+        return _sbatch(launch, script)
+    except SchedulerAway as error:
+        away = error
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
+        try:
+            # It may have taken the job and died, or been too slow, before it could say so.
+            return queue.number_of(_name(script)) or _sbatch(launch, script)
+        except SchedulerAway as error:
+            away = error
+    raise away
+
+
+def _sbatch(launch: LaunchPlan, script: str) -> str:
+    environment = user_environment() | launch.environment
+    for option in re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE):  # what the script says is what is meant
+        variable = option.replace("-", "_").upper()
+        environment.pop(f"SBATCH_{_OTHER_NAMES.get(variable, variable)}", None)
+    try:
+        return call(*launch.command, environment=environment).strip().partition(";")[0]
+    except SchedulerAway:
+        raise
+    except UserError as error:
+        raise UserError(error.value, error.rule, error.remedy or f"the script is {launch.command[-1]}") from error
+
+
+def _name(script: str) -> str:
+    found = re.search(r"^#SBATCH --job-name=(\S+)$", script, re.MULTILINE)
+    assert found, "a script without a name"
+    return found[1]
+
+
+def cancel(handle: str) -> None:
+    """Cancel a job, or all tasks of an array."""
+    cancel_all([handle])
+
+
+def cancel_all(handles: Iterable[str]) -> None:
+    """Cancel jobs, those that have ended meanwhile excepted."""
+    numbers = list(dict.fromkeys(handles))
+    for begin in range(0, len(numbers), _AT_ONCE):
+        try:
+            call("scancel", "--quiet", *numbers[begin : begin + _AT_ONCE])
+        except SchedulerAway:
+            raise
+        except UserError as error:
+            if not _ENDED.search(error.rule):
+                raise

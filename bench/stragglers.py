@@ -1,0 +1,29 @@
+"""Who holds the others up: the rules, for those who read runs and those who decide where the next one may start."""
+
+import statistics
+from collections.abc import Sequence
+
+_SLOWER, _LATER_S = 1.2, 0.02  # below 20 ms the operating system alone makes ranks differ
+_SLOW_LINK = 0.5
+
+
+def slow_ranks(outside_s: Sequence[float]) -> list[int]:
+    """Return the ranks whose own time in a step, outside its collectives, exceeds the median of the others' by more
+    than 20 % and by more than 20 ms."""
+    found = []
+    for rank, own in enumerate(outside_s):
+        others = [*outside_s[:rank], *outside_s[rank + 1 :]]
+        if others:
+            usual = statistics.median(others)
+            if own > _SLOWER * usual and own > usual + _LATER_S:
+                found.append(rank)
+    return found
+
+
+def slow_links(nodes_bytes_per_s: Sequence[float | None]) -> list[int]:
+    """Return the nodes whose bandwidth is below half of the median; a node whose bandwidth is unknown is not judged."""
+    known = [rate for rate in nodes_bytes_per_s if rate is not None]
+    if not known:
+        return []
+    limit = _SLOW_LINK * statistics.median(known)
+    return [node for node, rate in enumerate(nodes_bytes_per_s) if rate is not None and rate < limit]

@@ -1,0 +1,141 @@
+"""What a sweep was asked to measure: written down whole before anything starts, so that it can be resumed by anyone."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pydantic_core
+from pydantic import ValidationError
+
+from bench import store
+from bench.errors import UserError
+from bench.machine import Machine
+from bench.record import Circumstance, Limits, Network
+from bench.spec import Frozen, Name, Positive, RunSpec
+from bench.study import Budget
+
+FOLDER = "sweeps"
+
+
+class Key(NamedTuple):
+    """What can have an answer: one repeat of a configuration on a machine."""
+
+    config_id: str
+    machine: str
+    repeat: int
+
+
+class Todo(Frozen):
+    """One attempt that is to be made; its repeat is known, its attempt number only when it is claimed."""
+
+    spec: RunSpec
+    circumstance: Circumstance
+    config_id: str
+    control: bool = False
+
+    @property
+    def key(self) -> Key:
+        return Key(self.config_id, self.circumstance.machine.name, self.circumstance.repeat)
+
+
+class Point(Frozen):
+    """One configuration. Its spec stays plain until it is needed: listing ten thousand points decodes none."""
+
+    config_id: str
+    line: str  # of the listing
+    machine: Name
+    nodes: Positive
+    devices_per_node: Positive
+    time_limit_min: float | None  # of one attempt
+    overrides: tuple[str, ...]
+    spec: dict[str, Any]
+
+
+class Rules(Frozen):
+    """How a sweep goes about its points."""
+
+    budget: Budget = Budget()
+    prune: bool = True
+    max_queued: Positive | None = None  # jobs of ours in the queue at a time
+
+
+class Sweep(Frozen):
+    """Everything one `zeroscale sweep` asked for."""
+
+    study: Name
+    question: str = ""
+    asked_at: str  # ISO 8601, UTC
+    machines: dict[str, Machine]
+    launcher: dict[str, Any]  # name and options
+    limits: Limits = Limits()
+    network: Network = Network()
+    rules: Rules = Rules()
+    points: tuple[Point, ...]
+    order: tuple[tuple[int, int], ...]  # (repeat, index of a point), as they are to run
+    controls: tuple[Point, ...] = ()  # the control point, once for every shape of allocation
+
+    def wanted(self) -> Iterator[tuple[Key, Point]]:
+        """Yield everything that is to have an answer, in order."""
+        for repeat, index in self.order:
+            point = self.points[index]
+            yield Key(point.config_id, point.machine, repeat), point
+
+    def todo(self, point: Point, repeat: int, *, control: bool = False) -> Todo:
+        """Return one attempt at a point, ready to be started."""
+        limits = self.limits.model_copy(update={"time_limit_min": point.time_limit_min})
+        circumstance = Circumstance(
+            study=self.study,
+            question=self.question,
+            repeat=repeat,
+            attempt=0,
+            machine=self.machines[point.machine],
+            launcher=self.launcher,
+            limits=limits,
+            network=self.network,
+            overrides=point.overrides,
+        )
+        spec = RunSpec.model_validate(point.spec)
+        return Todo(spec=spec, circumstance=circumstance, config_id=point.config_id, control=control)
+
+    def control(self, nodes: int, devices_per_node: int) -> Point | None:
+        """Return the control point for allocations of this shape, if the study has one."""
+        fitting = (p for p in self.controls if (p.nodes, p.devices_per_node) == (nodes, devices_per_node))
+        return next(fitting, None)
+
+
+def write(study_folder: Path, sweep: Sweep) -> Path:
+    """Write down what was asked; a sweep asked again at the same moment gets a file of its own."""
+    folder = study_folder / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0
+    while not store.fill(path := folder / f"{stem}-{number}.json", store.to_json(sweep)):
+        number += 1
+    return path
+
+
+def read(study_folder: Path) -> list[Sweep]:
+    """Return what was asked in a study's folder, oldest first; UserError where nothing was."""
+    found = [_read(path) for path in sorted((study_folder / FOLDER).glob("*.json"))]
+    if not found:
+        rule = "no sweep was asked for in this folder" if study_folder.is_dir() else "no such folder"
+        raise UserError(str(study_folder), rule, "give the folder of a study, e.g. results/runs/smoke")
+    return found
+
+
+@functools.lru_cache(maxsize=64)  # written once and never changed
+def _read(path: Path) -> Sweep:
+    try:
+        return Sweep.model_validate(pydantic_core.from_json(path.read_bytes()))
+    except (OSError, ValueError, ValidationError) as error:
+        why = str(error).splitlines()[0]
+        raise UserError(str(path), f"not a sweep of this version ({why})", "remove it or ask again") from error
+
+
+def union(sweeps: Sequence[Sweep]) -> dict[Key, tuple[Sweep, Point]]:
+    """Return everything that is to have an answer; what was asked more than once, as it was asked last."""
+    wanted: dict[Key, tuple[Sweep, Point]] = {}
+    for sweep in sweeps:
+        for key, point in sweep.wanted():
+            wanted[key] = (sweep, point)
+    return wanted

@@ -1,0 +1,36 @@
+"""Nodes that a study does not use any more, each in `excluded/<host>.json` with what showed it."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from bench import store
+from bench.spec import Frozen
+
+FOLDER = "excluded"
+
+
+class Exclusion(Frozen):
+    """A node that is not fit to measure on, and the runs that showed it."""
+
+    host: str
+    reason: str
+    runs: tuple[str, ...]
+    at: str  # ISO 8601, UTC
+
+
+def write(study_folder: Path, found: Exclusion) -> None:
+    """Put a node on the study's list."""
+    (study_folder / FOLDER).mkdir(exist_ok=True)
+    store.write_json(study_folder / FOLDER / f"{found.host}.json", found)
+
+
+def read(study_folder: Path) -> list[Exclusion]:
+    """Return the study's list; to use a node again, remove its file."""
+    found = []
+    for path in sorted((study_folder / FOLDER).glob("*.json")):
+        try:
+            found.append(Exclusion.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError):
+            continue
+    return found

@@ -1,0 +1,136 @@
+"""Jobs: what was handed to a scheduler, and what it was to do, each in a folder `jobs/<name>` of the study."""
+
+import contextlib
+import functools
+import json
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pydantic_core
+
+from bench import store
+from bench.spec import Frozen, Positive
+from bench.sweep.asked import Key, Todo
+
+FOLDER = "jobs"
+_JOB, _HANDLE, _ENDED = "job.json", "handle", "ended.json"
+
+Mode = Literal["point", "array", "packed"]
+"""One job per point; one task of a job array per point; or one allocation for many points, one after the other."""
+
+
+class Job(Frozen):
+    """One submission: its points, on so many nodes. Each task of an array takes one, any other job all."""
+
+    name: str
+    mode: Mode
+    nodes: Positive
+    devices_per_node: Positive
+    time_limit_min: Positive
+    prune: bool = True
+    span: Literal["node", "device"] = "node"  # what one of our supervisors looks after
+    points: tuple[Todo, ...]
+    control: Todo | None = None
+
+    def todo(self, task: int | None) -> tuple[Todo, ...]:
+        """Return the points of one task, or of a job without tasks."""
+        return self.points if task is None else (self.points[task],)
+
+
+class Allocation(NamedTuple):
+    """One stretch of time in which nodes were ours: of a task of a job, from a start or restart on."""
+
+    job_id: str
+    task: int | None
+    restart: int
+    nodes: int
+    began_at: float  # seconds since the epoch
+    ended_at: float | None  # None while it lasts, or where nobody has said yet
+
+
+class Submitted(NamedTuple):
+    """A job's folder, and the scheduler's number for it once that is known."""
+
+    name: str
+    folder: Path
+    handle: str | None
+    points: tuple[tuple[Key, int | None], ...]  # with the task that is to take each; none of the autopilot's
+
+    @property
+    def tasks(self) -> tuple[int | None, ...]:
+        return tuple(dict.fromkeys(task for _, task in self.points)) or (None,)
+
+
+def new_name(study: str) -> str:
+    """Return a name for a job that no other has: it is what the scheduler knows it by, also before it told a number."""
+    return f"{study}-{datetime.now(UTC):%m%d%H%M%S}-{secrets.token_hex(3)}"
+
+
+def write(study_folder: Path, job: Job) -> Path:
+    """Make a job's folder and write what it is to do."""
+    folder = study_folder / FOLDER / job.name
+    folder.mkdir(parents=True)
+    store.write_json(folder / _JOB, job)
+    return folder
+
+
+def read(folder: Path) -> Job:
+    """Return what a job is to do."""
+    return Job.model_validate(pydantic_core.from_json((folder / _JOB).read_bytes()))
+
+
+def note_handle(folder: Path, handle: str) -> None:
+    """Keep the scheduler's number. Should we die before, the job is still found by its name."""
+    store.write_atomically(folder / _HANDLE, handle.encode())
+
+
+def submitted(study_folder: Path) -> list[Submitted]:
+    """Return every job of a study, oldest first."""
+    folder = study_folder / FOLDER
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return [found for name in names if (found := _submitted(folder / name))]
+
+
+def _submitted(folder: Path) -> Submitted | None:
+    handle = None
+    with contextlib.suppress(FileNotFoundError):
+        handle = (folder / _HANDLE).read_text()
+    try:
+        return Submitted(folder.name, folder, handle, _keys(folder))
+    except FileNotFoundError:  # the autopilot's own; or its submitter died before it had submitted anything
+        return Submitted(folder.name, folder, handle, ()) if handle else None
+
+
+@functools.lru_cache(maxsize=100_000)  # written once and never changed
+def _keys(folder: Path) -> tuple[tuple[Key, int | None], ...]:
+    job: dict[str, Any] = pydantic_core.from_json((folder / _JOB).read_bytes())
+    keys = []
+    for task, todo in enumerate(job["points"]):
+        machine, repeat = todo["circumstance"]["machine"]["name"], todo["circumstance"]["repeat"]
+        keys.append((Key(todo["config_id"], machine, repeat), task if job["mode"] == "array" else None))
+    return tuple(keys)
+
+
+def begin(folder: Path, allocation: Allocation) -> Path:
+    """Note that nodes are ours from now on; return the file, to be given to `end`."""
+    task = "" if allocation.task is None else f"-{allocation.task}"
+    path = folder / f"allocation{task}.{allocation.restart}.json"
+    store.write_atomically(path, json.dumps(allocation._asdict()).encode())
+    return path
+
+
+def end(path: Path, ended_at: float) -> None:
+    """Note that the nodes were given back, once."""
+    plain = json.loads(path.read_bytes())
+    if plain["ended_at"] is None:
+        store.write_atomically(path, json.dumps(plain | {"ended_at": ended_at}).encode())
+
+
+def allocations(folder: Path) -> Iterator[tuple[Path, Allocation]]:
+    """Yield every stretch of time in which a job had nodes."""
+    for path in sorted(folder.glob("allocation*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            yield path, Allocation(**json.loads(path.read_bytes()))

@@ -1,0 +1,78 @@
+"""What became of an attempt that left no record, by what the scheduler and the attempt itself last said. Pure."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench import store
+from bench.record import Outcome, OutcomeKind
+
+
+class Ending(NamedTuple):
+    """How the scheduler says that a job ended: its word for it, and its own line as evidence."""
+
+    state: str
+    words: str
+    source: str
+    ended_at: float | None = None  # seconds since the epoch
+
+
+_BY_STATE: dict[str, tuple[OutcomeKind, str]] = {
+    "CANCELLED": ("cancelled", "the job was cancelled"),
+    "TIMEOUT": ("timeout", "the job reached its time limit"),
+    "DEADLINE": ("timeout", "the job reached its deadline"),
+    "PREEMPTED": ("preempted", "the job was preempted"),
+    "NODE_FAIL": ("node_failure", "a node of the job failed"),
+    "BOOT_FAIL": ("node_failure", "a node of the job did not start"),
+    "OUT_OF_MEMORY": ("host_oom", "the job's memory limit was reached (cgroup)"),
+}
+"""Source of the words: Slurm's manual, squeue, job state codes."""
+
+
+class Traces(NamedTuple):
+    """What an attempt left behind instead of a record: that it was interrupted, and where it last was."""
+
+    interrupted: dict[str, Any] | None
+    heartbeat: dict[str, Any] | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "Traces":
+        return cls(_json(folder / store.INTERRUPTED), _json(folder / store.HEARTBEAT))
+
+
+def outcome(traces: Traces, ending: Ending | None, *, restarted: bool) -> Outcome:
+    """Decide how an attempt ended whose job has ended, or has been put back into the queue (`restarted`).
+
+    `ending` is None where the scheduler no longer knows.
+    """
+    kind, reason = _decide(traces, ending, restarted)
+    evidence: dict[str, Any] = {}
+    if ending:
+        evidence["scheduler"] = {"state": ending.state, "words": ending.words, "source": ending.source}
+    if traces.interrupted:
+        evidence["interrupted"] = traces.interrupted
+    if traces.heartbeat:
+        evidence["last_heartbeat"] = traces.heartbeat
+    return Outcome(kind=kind, reason=reason, evidence=evidence)
+
+
+def _decide(traces: Traces, ending: Ending | None, restarted: bool) -> tuple[OutcomeKind, str]:
+    if restarted:
+        if traces.interrupted:
+            return "preempted", "the job was asked to end and put back into the queue"
+        return "node_failure", "the job was put back into the queue with no time to say a word, as when a node fails"
+    if ending and ending.state in _BY_STATE:
+        return _BY_STATE[ending.state]
+    if traces.interrupted:
+        return "cancelled", f"interrupted by {traces.interrupted['signal']}, and the scheduler does not say why"
+    if ending:
+        return "error", f"the job ended as {ending.state} and left no record; its log may tell more"
+    return "error", "no record, and the scheduler no longer knows the job"
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        plain: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return plain

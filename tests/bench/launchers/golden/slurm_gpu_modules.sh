@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# paper-1121-a1b2c3, written by zeroscale. To submit it by hand: sbatch /shared/my_project/results/paper/jobs/paper-1121-a1b2c3/job.sh
+#SBATCH --job-name=paper-1121-a1b2c3
+#SBATCH --output=/shared/my_project/results/paper/jobs/paper-1121-a1b2c3/slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/me/zeroscale
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=128
+#SBATCH --mem=0
+#SBATCH --gres=gpu:a100:8
+#SBATCH --exclusive
+#SBATCH --time=90
+#SBATCH --signal=TERM@60
+#SBATCH --requeue
+#SBATCH --partition=gpu
+#SBATCH --account=my_project
+#SBATCH --qos=normal
+#SBATCH --nice=100
+#SBATCH --dependency=afterany:12:13
+#SBATCH --exclude=gpu07
+#SBATCH --mail-type=FAIL
+
+set -euo pipefail
+set +u # modules, and the scripts that activate an environment, read variables that may not be set
+module load gcc/13.2
+module load cuda/12.8
+export HF_HUB_OFFLINE=1
+export NCCL_IB_HCA=mlx5
+set -u
+
+exec srun --kill-on-bad-exit=1 --export=ALL --nodes=2 --ntasks-per-node=1 --cpus-per-task=128 \
+    /shared/my_project/zeroscale/.venv/bin/python -m bench.allocation /shared/my_project/results/paper/jobs/paper-1121-a1b2c3

@@ -1,0 +1,30 @@
+"""Work and options as the tests of the Slurm launcher use them."""
+
+from pathlib import Path
+from typing import Any
+
+from bench import config
+from bench.launchers import Work
+from bench.launchers.slurm import Options, plan
+
+STUDY = Path("/shared/my_project/results/paper")
+FOLDER = STUDY / "jobs/paper-1121-a1b2c3"
+
+
+def work(**changes: Any) -> Work:
+    """Return a job on two nodes of eight devices."""
+    job = Work(FOLDER.name, FOLDER, "bench.allocation", (str(FOLDER),), 2, 8, time_limit_min=90)
+    return job._replace(**changes)
+
+
+def options(site: str = "slurm", *overrides: str) -> Options:
+    """Return what a site's file in conf/launcher says."""
+    found = config.request(config.single([f"launcher={site}", *overrides])).launcher_options
+    assert isinstance(found, Options)
+    return found
+
+
+def script(job: Work, chosen: Options) -> str:
+    """Return the text of the job's script."""
+    (text,) = plan(job, chosen).files.values()
+    return text

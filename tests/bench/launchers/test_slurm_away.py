@@ -1,0 +1,178 @@
+"""What happens when Slurm does not answer, or not in time. Its programs are played by scripts: only so can they fail at
+will in the midst of a submission."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from slurm_jobs import options, work
+
+from bench.errors import UserError
+from bench.launchers import SchedulerAway
+from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, poll, states, submit
+
+AWAY = "Unable to contact slurm controller (connect failure)"
+SLOW = "Socket timed out on send/recv operation"
+
+
+class Programs:
+    """Programs of Slurm that do as a test says, and note that they were called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._calls = folder / "calls"
+        self._calls.touch()
+
+    def play(self, name: str, *, says: str = "", error: str = "", then: str = "") -> None:
+        """Have `name` print something, or fail with an error; the next time, do what `then` says in shell."""
+        done = f"echo '{name}: error: {error}' >&2; exit 1" if error else f"printf '%s' '{says}'; exit 0"
+        second = self.folder / f"{name}.second"
+        again = f"if [ -e {second} ]; then {then}; fi\ntouch {second}\n" if then else ""
+        self.write(name, f"echo {name} >> {self._calls}\n{again}{done}")
+
+    def write(self, name: str, shell: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/bash\n{shell}\n")
+        path.chmod(0o755)
+
+    def called(self, name: str) -> int:
+        return sum(line.split()[0] == name for line in self._calls.read_text().splitlines())
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("env", "sleep", "touch"):
+        (folder / tool).symlink_to(f"/usr/bin/{tool}")
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr("bench.launchers.slurm.submission._PAUSES_S", (0.01, 0.01, 0.01))
+    return Programs(folder)
+
+
+def row(name: str, number: int = 77, state: str = "PENDING") -> str:
+    """Return a line of squeue."""
+    values = {"ArrayJobID": number, "ArrayTaskID": "N/A", "State": state, "RestartCnt": 0, "NumNodes": 1, "Name": name}
+    columns = [column.split(":") for column in states.SQUEUE_FORMAT.split(",")]
+    return "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in columns) + "\n"
+
+
+def submitted(folder: Path) -> str:
+    return submit(plan(work(folder=folder), Options()))
+
+
+def test_a_submission_is_tried_again_until_the_controller_is_back(programs: Programs, tmp_path: Path) -> None:
+    programs.play("sbatch", error=f"Batch job submission failed: {AWAY}", then="echo '12;cluster'; exit 0")
+    programs.play("squeue")
+    assert submitted(tmp_path) == "12" and programs.called("sbatch") == 2
+
+
+def test_a_job_that_was_taken_without_an_answer_is_not_submitted_twice(programs: Programs, tmp_path: Path) -> None:
+    programs.play("sbatch", error=f"Batch job submission failed: {SLOW}")
+    programs.play("squeue", says=row("another", 76) + row(work().name, 77))
+    assert submitted(tmp_path) == "77" and programs.called("sbatch") == 1
+
+
+def test_nothing_is_submitted_again_while_nobody_can_say_whether_it_was_taken(
+    programs: Programs, tmp_path: Path
+) -> None:
+    programs.play("sbatch", error=f"Batch job submission failed: {SLOW}")
+    programs.play("squeue", error=AWAY)
+    with pytest.raises(SchedulerAway):
+        submitted(tmp_path)
+    assert programs.called("sbatch") == 1 and programs.called("squeue") == 3
+
+
+def test_a_refusal_is_told_at_once_in_slurms_words(programs: Programs, tmp_path: Path) -> None:
+    programs.play("sbatch", error="Batch job submission failed: Invalid account or account/partition combination")
+    with pytest.raises(
+        UserError, match=r"Invalid account or account/partition combination; the script is .*job\.sh"
+    ) as refused:
+        submitted(tmp_path)
+    assert not isinstance(refused.value, SchedulerAway) and programs.called("sbatch") == 1
+    assert (tmp_path / "job.sh").exists(), "to be looked at"
+
+
+def test_a_machine_without_slurm_is_told_what_to_do(programs: Programs, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not on this machine; use a machine of the cluster"):
+        submitted(tmp_path)
+
+
+def test_a_sweep_can_be_planned_on_a_machine_without_slurm(programs: Programs) -> None:
+    assert limits(options("slurm_gpu_modules")) == (None, None, None)
+
+
+def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_knows_nothing(programs: Programs) -> None:
+    programs.play("squeue", error=AWAY)
+    programs.play("scontrol", error=AWAY)
+    questions: list[Callable[[], object]] = [lambda: ask(["a"]), lambda: poll("1"), lambda: limits(Options())]
+    for question in questions:
+        with pytest.raises(SchedulerAway, match="Unable to contact"):
+            question()
+    programs.play("squeue")
+    programs.play("sacct", error="Slurm accounting storage is disabled")
+    programs.play("scontrol", says="JobCompType = jobcomp/none\n")
+    assert ask(["a"]) == {} and poll("1")
+
+
+def test_everybody_is_asked_once_for_all_jobs(programs: Programs) -> None:
+    names = [f"job-{number}" for number in range(5000)]
+    programs.play("squeue", says="".join(row(name, number) for number, name in enumerate(names[:3000])))
+    programs.play("sacct", says="9000|FAILED|1|2026-01-02T03:04:05|2026-01-02T03:04:06|1:0|None|job-3000\n")
+    programs.play("scontrol", says="JobCompType = jobcomp/none\n")
+    assert len(ask(names)) == 3001
+    assert [programs.called(name) for name in ("squeue", "sacct", "scontrol")] == [1, 1, 1]
+
+
+def test_who_knows_best_is_believed(programs: Programs) -> None:
+    programs.play("squeue", says=row("a", 12, "RUNNING"))
+    programs.play("sacct", says="12|REQUEUED|1|2026-01-02T03:04:05|2026-01-02T03:04:06|0:0|None|a\n")
+    assert ask(["a"])["a", None].state == "RUNNING" and programs.called("sacct") == 0
+
+
+def test_a_users_own_settings_do_not_change_the_answers(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+    programs.write("squeue", '[ -z "$SQUEUE_STATES" ]')
+    assert poll("1")
+
+
+def test_a_job_of_a_job_inherits_nothing_of_its_parent(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {
+        "SLURM_JOB_ID": "5",
+        "SLURM_MEM_PER_NODE": "2048",
+        "SLURM_NTASKS": "1",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SBATCH_JOB_NAME": "another",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_ACCOUNT": "mine",
+    }.items():
+        monkeypatch.setenv(name, value)
+    seen = tmp_path / "seen"
+    programs.write("sbatch", f"env > {seen}\necho 6")
+    assert submitted(tmp_path) == "6"
+    kept = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    assert {name for name in kept if name.startswith(("SLURM", "SBATCH"))} == {"SLURM_CONF", "SBATCH_ACCOUNT"}
+
+
+def test_cancelling_is_one_call_and_what_has_ended_is_no_error(programs: Programs) -> None:
+    programs.play("scancel", error="Kill job error on job id 3: Invalid job id specified")
+    cancel_all(["1", "2", "3", "3"])
+    assert programs.called("scancel") == 1
+    programs.play("scancel", error=f"Kill job error on job id 3: {AWAY}")
+    with pytest.raises(SchedulerAway):
+        cancel_all(["3"])
+    programs.play("scancel", error="Kill job error on job id 3: Access/permission denied")
+    with pytest.raises(UserError, match="permission denied"):
+        cancel_all(["3"])
+
+
+def test_a_question_has_an_end(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.launchers.slurm.programs._ANSWER_S", 0.2)
+    programs.write("squeue", "exec sleep 5")
+    begin = time.monotonic()
+    with pytest.raises(SchedulerAway, match="no answer within"):
+        poll("1")
+    assert time.monotonic() - begin < 3

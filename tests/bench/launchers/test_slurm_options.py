@@ -1,0 +1,64 @@
+"""A site file: what may stand in it, and what is told to whoever writes another thing."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from slurm_jobs import options
+
+from bench import config
+from bench.errors import UserError
+from bench.launchers.slurm import Options, check
+
+CONF = config.conf_dir() / "launcher"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("launcher.gpus='--gres=gpu:4'", "launcher.gpus=--gres=gpu:4: asks for the same number of GPUs"),
+        ("launcher.gpus='gpu:{devices}'", "launcher.gpus=gpu:{devices}: is no option of sbatch"),
+        ("launcher.extra=[mail]", "launcher.extra.0=mail: is no option of sbatch; begin it with --"),
+        ("launcher.extra=['--a\nb']", "is empty or not one line of text"),
+        ("+launcher.environment.A-B=1", "is no name of an environment variable"),
+        ("+launcher.environment.HF_TOKEN=abc", "looks like a secret"),
+        ("launcher.span=gpu", "launcher.span=gpu: input should be 'node' or 'device'"),
+        ("launcher.warning_s=120 launcher.time_limit_min=2", "ends before its warning"),
+        ("launcher.partitoin=a", "launcher.partitoin: no such key; did you mean partition?"),
+        ("launcher.container={runtime:docker,image:a}", "input should be 'apptainer' or 'pyxis'"),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_line(override: str, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        options("slurm", *override.split(" "))
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_several_nodes_need_a_name_that_is_the_first_ones() -> None:
+    asked = config.request(config.single(["nodes=2", "launcher=slurm", "launcher.network.rendezvous_host=head"]))
+    with pytest.raises(UserError, match=r"write \{host\} for the first node's name"):
+        check(asked.launcher_options, asked.spec)
+
+
+def test_every_option_stands_in_the_defaults_with_its_comment() -> None:
+    path = CONF / "slurm.yaml"
+    told = yaml.safe_load(path.read_text())
+    assert told.pop("name") == "slurm"
+    assert set(told) == set(Options.model_fields)
+    assert Options.model_validate(told) == Options()
+    lines = [line for line in path.read_text().splitlines() if re.match(r"[a-z_]+:", line)]
+    assert all("#" in line for line in lines if line.partition(":")[0] in told and not line.endswith(":"))
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("slurm_*.yaml")), ids=lambda path: path.stem)
+def test_a_sites_file_says_only_what_differs_from_the_defaults(path: Path) -> None:
+    told, defaults = yaml.safe_load(path.read_text()), Options().model_dump(mode="json")
+    assert told.pop("defaults") == ["slurm", "_self_"]
+    assert told.keys() <= defaults.keys() and not [key for key in told if told[key] == defaults[key]]
+
+
+def test_options_survive_being_written_down() -> None:
+    for path in CONF.glob("slurm*.yaml"):
+        chosen = options(path.stem)
+        assert Options.model_validate_json(chosen.model_dump_json()) == chosen

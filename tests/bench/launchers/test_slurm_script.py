@@ -1,0 +1,221 @@
+"""The job script: what a site file and a job's needs become, and that nobody's names become commands."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_jobs import FOLDER, STUDY, options, script, work
+
+from bench import config
+from bench.errors import UserError
+from bench.launchers.slurm import Options, plan
+from bench.launchers.slurm.script import directive
+
+GOLDEN = Path(__file__).parent / "golden"
+EXAMPLES = sorted(path.stem for path in (config.conf_dir() / "launcher").glob("slurm*.yaml"))
+NASTY = "x; rm -rf ~ $(touch gone) `touch gone` \"a\" 'b' #c % é &|><*?\n\t!"
+EVERYTHING = {
+    "python": ["my python", "-X", "utf8"],
+    "partition": NASTY.replace("\n\t", ""),
+    "account": "a",
+    "qos": "q",
+    "constraint": "[rack1|rack2]",
+    "reservation": "r",
+    "gpus": "--gres=gpu:{devices}",
+    "cpus_per_device": 3,
+    "memory_gb": 10,
+    "exclusive": True,
+    "modules": ["gcc/13", "a b; true"],
+    "environment": {"NASTY": NASTY, "NUMBER": 3},
+    "setup": ["source /dev/null", "if true; then\n    true\nfi"],
+    "extra": ["--mail-type=END"],
+    "srun": ["--mpi=none", "--label; true"],
+    "throttle": 4,
+    "nice": 5,
+    "begin": "now+1hour",
+    "requeue": False,
+    "warning_s": 0,
+}
+
+
+def directives(text: str) -> list[str]:
+    return re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE)
+
+
+def command(text: str) -> list[str]:
+    """Return the words that the last command of a script is for a shell."""
+    return shlex.split(text[text.index("\nexec ") :].replace("\\\n", ""))[1:]
+
+
+# -- what is generated, as a whole
+
+
+@pytest.mark.parametrize("site", ["slurm_gpu_modules", "slurm_gpu_pyxis"])
+def test_the_examples_become_these_scripts(site: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    array = {"tasks": 30} if site == "slurm_gpu_pyxis" else {"after": ("12", "13"), "exclude": ("gpu07",)}
+    made = script(work(**array), options(site)).replace(str(tmp_path), "/home/me/zeroscale")
+    golden, new = GOLDEN / f"{site}.sh", tmp_path / f"{site}.sh"
+    new.write_text(made)
+    assert made == golden.read_text(), f"the script has changed; if that is meant: cp {new} {golden}"
+
+
+@pytest.mark.parametrize("site", EXAMPLES)
+@pytest.mark.parametrize(
+    ("more", "changes"),
+    [({}, {}), ({}, {"devices_per_node": 0}), (EVERYTHING, {}), (EVERYTHING, {"tasks": 3, "after": ("1", "2_3")})],
+    ids=["site", "small", "everything", "array"],
+)
+def test_every_script_is_sound(site: str, more: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "x; rm -rf ~ %j" / "jobs" / "it's"
+    chosen = Options.model_validate(options(site).model_dump() | more)
+    path = tmp_path / "job.sh"
+    path.write_text(script(work(folder=folder, arguments=(str(folder), NASTY), **changes), chosen))
+    subprocess.run(["bash", "-n", path], check=True)
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    meant = "SC2016"  # between our quotes a $ is to mean nothing
+    subprocess.run([shellcheck, "--shell=bash", f"--exclude={meant}", path], check=True)
+
+
+# -- everything that reaches a shell is quoted
+
+
+def test_what_a_user_names_never_becomes_a_command(tmp_path: Path) -> None:
+    folder = tmp_path / "x; touch gone" / "jobs" / "$(touch gone)"
+    folder.mkdir(parents=True)
+    chosen = Options.model_validate({"environment": {"NASTY": NASTY}, "python": ["printenv; true", "$(touch gone)"]})
+    text = script(work(folder=folder, arguments=(NASTY,)), chosen)
+    show = "printf '%s\\0' \"$NASTY\" "
+    run = ["bash", "-c", text.replace("\nexec ", f"\n{show}")]
+    shown = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split("\0")[:-1]
+    assert shown[0] == NASTY
+    assert shown[-5:] == ["printenv; true", "$(touch gone)", "-m", "bench.allocation", NASTY]
+    assert [path.name for path in tmp_path.rglob("gone")] == []
+
+
+@pytest.mark.parametrize("text", ["plain-1.2_3", "x; rm -rf ~", 'a "b" \\c', "#no comment", "é", "%j", "a\\"])
+def test_a_directive_is_quoted_as_sbatch_reads_it(text: str) -> None:
+    # sbatch's rules for one line are those of a shell without expansions, which is what shlex knows
+    assert shlex.split(f"--output={directive(text)} --next", comments=True) == [f"--output={text}", "--next"]
+
+
+def test_a_log_file_keeps_the_name_of_its_folder() -> None:
+    text = script(work(folder=Path("/r/100% %j/jobs/a")), Options())
+    assert '--output="/r/100%% %%j/jobs/a/slurm-%j.log"' in directives(text)
+
+
+def test_nothing_of_the_environment_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abc")
+    assert "hf_abc" not in script(work(), options("slurm_gpu_modules"))
+
+
+# -- resources
+
+
+def test_a_job_asks_for_what_its_points_need() -> None:
+    chosen = Options(gpus="--gres=gpu:a100:{devices}", cpus_per_device=12, memory_gb=0)
+    asked = directives(script(work(nodes=4, devices_per_node=6), chosen))
+    wanted = {"--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=72", "--gres=gpu:a100:6", "--mem=0", "--time=90"}
+    assert wanted <= set(asked)
+    assert "--mem=480G" in directives(script(work(), Options(memory_gb=480)))
+
+
+def test_one_supervisor_per_device_where_that_is_wanted() -> None:
+    text = script(work(), Options(span="device", cpus_per_device=12, gpus="--gpus-per-node={devices}"))
+    assert {"--ntasks-per-node=8", "--cpus-per-task=12", "--gpus-per-node=8"} <= set(directives(text))
+    assert {"--nodes=2", "--ntasks-per-node=8", "--cpus-per-task=12"} <= set(command(text))
+
+
+def test_what_is_not_said_is_left_to_the_cluster() -> None:
+    asked = {option.partition("=")[0] for option in directives(script(work(time_limit_min=None), Options()))}
+    mine = {"--job-name", "--output", "--open-mode", "--chdir", "--nodes", "--ntasks-per-node", "--signal", "--requeue"}
+    assert asked == mine
+
+
+def test_a_time_limit_of_the_attempt_leaves_time_for_the_job_to_begin() -> None:
+    chosen = Options(time_limit_min=30.5, setup_min=10)
+    assert "--time=41" in directives(script(work(time_limit_min=None), chosen))
+    assert "--time=90" in directives(script(work(), chosen))
+
+
+def test_a_small_job_takes_one_core_and_no_gpu_and_no_container() -> None:
+    text = script(work(devices_per_node=0, module="bench.cli"), options("slurm_gpu_pyxis", "launcher.python=[python]"))
+    asked = directives(text)
+    assert {"--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=2G", "--partition=batch"} <= set(asked)
+    assert not any("gpu" in option for option in asked)
+    assert "--signal=B:TERM@60" in asked, "it is no step of the job, which alone are told by default"
+    assert command(text) == [sys.executable, "-m", "bench.cli", str(FOLDER)]
+
+
+def test_an_array_has_a_log_per_task_and_a_throttle() -> None:
+    asked = directives(script(work(tasks=30), Options(throttle=4)))
+    assert {"--array=0-29%4", f"--output={FOLDER}/slurm-%A_%a.log"} <= set(asked)
+    assert "--array=0-29" in directives(script(work(tasks=30), Options()))
+
+
+def test_a_job_waits_for_others_and_avoids_nodes() -> None:
+    asked = directives(script(work(after=("12", "13_4"), exclude=("n1", "n2")), Options(nice=3, begin="20:00")))
+    assert {"--dependency=afterany:12:13_4", "--exclude=n1,n2", "--nice=3", "--begin=20:00"} <= set(asked)
+
+
+def test_a_warning_is_a_signal_that_nccl_leaves_alone() -> None:
+    assert "--signal=TERM@90" in directives(script(work(), Options(warning_s=90)))
+    assert not any("signal" in option for option in directives(script(work(), Options(warning_s=0))))
+
+
+# -- what runs
+
+
+def test_our_own_python_runs_unless_another_is_named() -> None:
+    assert command(script(work(), Options()))[-4:] == [sys.executable, "-m", "bench.allocation", str(FOLDER)]
+    assert command(script(work(), Options(python=("python3", "-O"))))[-5:-3] == ["python3", "-O"]
+
+
+def test_srun_ends_all_if_one_fails_and_hands_the_environment_on() -> None:
+    words = command(script(work(), Options(srun=("--mpi=none",))))
+    assert words[0] == "srun" and {"--kill-on-bad-exit=1", "--export=ALL", "--mpi=none"} <= set(words)
+
+
+def test_a_container_sees_the_whole_study() -> None:
+    container = {"image": "/images/z.sif", "mounts": ["/data:/data:ro", "/src"], "options": ["--nv"]}
+    apptainer = Options.model_validate({"container": container | {"runtime": "apptainer"}})
+    words = command(script(work(), apptainer))
+    binds = ["--bind", str(STUDY), "--bind", "/data:/data:ro", "--bind", "/src"]
+    inside = [*binds, "/images/z.sif", "python3", "-m", "bench.allocation", str(FOLDER)]
+    assert words[words.index("apptainer") :] == ["apptainer", "exec", "--nv", *inside]
+    pyxis = Options.model_validate({"container": container | {"runtime": "pyxis", "options": []}})
+    words = command(script(work(), pyxis))
+    assert f"--container-mounts={STUDY}:{STUDY},/data:/data:ro,/src:/src" in words
+    assert "--container-image=/images/z.sif" in words and words[-4] == "python3"
+
+
+def test_a_container_is_part_of_the_environment_class() -> None:
+    container = {"runtime": "apptainer", "image": "z.sif"}
+    digest = "export ZEROSCALE_CONTAINER_DIGEST="
+    assert f"{digest}z.sif\n" in script(work(), Options.model_validate({"container": container}))
+    container["digest"] = "sha256:12"
+    assert f"{digest}sha256:12\n" in script(work(), Options.model_validate({"container": container}))
+
+
+# -- the plan, and what it refuses
+
+
+def test_a_plan_is_a_value_that_writes_nothing(tmp_path: Path) -> None:
+    made = plan(work(folder=tmp_path), Options())
+    assert made.command == ("sbatch", "--parsable", f"{tmp_path}/job.sh") and list(made.files) == [tmp_path / "job.sh"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["/r/back\\slash/jobs/a", "/r/line\nbreak/jobs/a"])
+def test_a_folder_that_slurm_cannot_name_is_refused(folder: str) -> None:
+    with pytest.raises(UserError, match="choose another results folder"):
+        plan(work(folder=Path(folder)), Options())
+
+
+def test_a_folder_that_cannot_be_mounted_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot be mounted"):
+        plan(work(folder=Path("/r/12:30/jobs/a")), options("slurm_gpu_pyxis"))

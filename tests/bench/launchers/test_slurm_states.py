@@ -1,0 +1,168 @@
+"""What Slurm's programs print, recorded on a Slurm 22.05 with accounting (recorded/) or as its manuals show it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.launchers.slurm import cluster, states
+from bench.launchers.slurm.states import JobState, latest
+
+RECORDED = Path(__file__).parent / "recorded"
+ARRAY = [("smoke-array", task) for task in range(6)]
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text()
+
+
+@pytest.fixture(autouse=True)
+def _in_the_time_zone_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+# -- one job, three witnesses
+
+
+def test_the_queue_tells_of_waiting_running_and_ended_jobs() -> None:
+    found = latest(states.squeue(recorded("squeue.txt")))
+    assert {key: state.state for key, state in found.items()} == {
+        ("smoke-cancelled", None): "CANCELLED",
+        ("smoke-array", 2): "COMPLETED",
+        ("smoke-array", 3): "COMPLETED",
+        ("smoke-array", 4): "RUNNING",
+        ("smoke-array", 5): "RUNNING",
+        **{("smoke-later", task): "PENDING" for task in (0, 2, 5, 6, 7)},
+        ("smoke-node", None): "PENDING",
+        ("smoke-timeout", None): "RUNNING",
+        ("smoke-requeued", None): "RUNNING",
+    }
+    later = found["smoke-later", 5]
+    assert (later.job_id, later.number, later.reason, later.nodes, later.restarts) == ("20_5", 20, "BeginTime", 1, 0)
+    assert later.words == "20 5 PENDING 0 1 2026-11-21T13:56:38 2026-11-21T14:01:38 BeginTime 0 smoke-later"
+
+
+def test_accounting_tells_how_jobs_ended() -> None:
+    found = latest(states.sacct(recorded("sacct.txt")))
+    assert {key: state.state for key, state in found.items()} == {
+        **dict.fromkeys(ARRAY, "COMPLETED"),
+        ("smoke-array", 1): "FAILED",
+        ("smoke-ok", None): "COMPLETED",
+        ("smoke-cancelled", None): "CANCELLED",
+        ("smoke-timeout", None): "TIMEOUT",
+        ("smoke-requeued", None): "COMPLETED",
+        ("smoke-node", None): "NODE_FAIL",
+        ("preempted-no-requeue", None): "PREEMPTED",
+        ("preempted-requeue", None): "CANCELLED",  # later
+    }
+    assert found["smoke-cancelled", None].words.startswith("17|CANCELLED by 0|")
+
+
+def test_accounting_and_the_completion_log_say_the_same() -> None:
+    accounted, logged = (
+        {
+            key: (state.job_id, state.state, state.restarts, state.nodes, state.started_at, state.ended_at)
+            for key, state in latest(found).items()
+        }
+        for found in (states.sacct(recorded("sacct.txt")), states.completion_log(recorded("completion.log")))
+    )
+    assert accounted == logged
+    assert {state.source for state in states.completion_log(recorded("completion.log"))} == {"completion log"}
+
+
+def test_a_job_that_was_put_back_into_the_queue_tells_how_often() -> None:
+    restarts = {key: state.restarts for key, state in latest(states.sacct(recorded("sacct.txt"))).items()}
+    again = [name for (name, _), number in restarts.items() if number == 1]
+    assert again == ["smoke-requeued", "preempted-requeue"] and set(restarts.values()) == {0, 1}
+
+
+def test_times_are_seconds_since_the_epoch_and_a_forecast_is_no_end() -> None:
+    found = latest(states.squeue(recorded("squeue.txt")))
+    assert found["smoke-cancelled", None].started_at == 1795265799  # date -ud 2026-11-21T12:56:39 +%s
+    assert found["smoke-cancelled", None].ended_at == 1795265807
+    assert found["smoke-timeout", None].ended_at is None and found["smoke-later", 0].ended_at is None
+
+
+# -- words of other versions and other sites
+
+
+@pytest.mark.parametrize("word", ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
+def test_what_waits_is_live_and_not_running(word: str) -> None:
+    state = JobState("1", "a", None, word)
+    assert (state.pending, state.running, state.live) == (True, False, True)
+
+
+@pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "A_NEWER_WORD"])
+def test_what_has_not_ended_counts_as_running(word: str) -> None:
+    state = JobState("1", "a", None, word)
+    assert (state.pending, state.running, state.live) == (False, True, True)
+
+
+@pytest.mark.parametrize("word", ["COMPLETED", "FAILED", "OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "DEADLINE"])
+def test_what_has_ended_is_neither(word: str) -> None:
+    state = JobState("1", "a", None, word)
+    assert (state.pending, state.running, state.live) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("12|CANCELLED by 1004|2|2026-01-02T03:04:05|2026-01-02T03:05:05|0:15|None|a", [("12", None, "CANCELLED")]),
+        ("12|CANCELLED+|2|2026-01-02T03:04:05|2026-01-02T03:05:05|0:15|None|a", [("12", None, "CANCELLED")]),
+        ("12_[3-5%2]|PENDING|1|Unknown|Unknown|0:0|Priority|a", [(f"12_{n}", n, "PENDING") for n in (3, 4, 5)]),
+        ("12_[0,7]|PENDING|1|Unknown|Unknown|0:0|Dependency|a", [(f"12_{n}", n, "PENDING") for n in (0, 7)]),
+        ("12_4|RUNNING|1|2026-01-02T03:04:05|Unknown|0:0|None|a|b", [("12_4", 4, "RUNNING")]),
+        ("12+0|COMPLETED|1|2026-01-02T03:04:05|2026-01-02T03:05:05|0:0||a", [("12", None, "COMPLETED")]),
+        ("", []),
+        ("the rest of a name with a line break", []),
+    ],
+)
+def test_accounting_in_other_words(line: str, told: list[tuple[str, int | None, str]]) -> None:
+    assert [(state.job_id, state.task, state.state) for state in states.sacct(line)] == told
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [("3", [3]), ("0-3", [0, 1, 2, 3]), ("0,2,5-7%2", [0, 2, 5, 6, 7]), ("8-14:3", [8, 11, 14]), ("", [])],
+)
+def test_tasks_that_wait_together_are_told_apart(text: str, tasks: list[int]) -> None:
+    assert states.tasks_of(text) == tasks
+
+
+def test_of_two_jobs_of_one_name_the_younger_is_meant() -> None:
+    older, younger = JobState("9", "a", None, "FAILED"), JobState("10", "a", None, "RUNNING")
+    assert latest([older, younger]) == latest([younger, older]) == {("a", None): younger}
+
+
+def test_ten_thousand_jobs_are_read_at_once() -> None:
+    line = recorded("squeue.txt").splitlines()[0]
+    text = "\n".join(f"{number:<12}{line[12:]}" for number in range(10_000))
+    begin = time.perf_counter()
+    assert len(list(states.squeue(text))) == 10_000
+    assert time.perf_counter() - begin < 1.0
+
+
+# -- limits
+
+
+def test_the_limits_of_arrays_and_the_completion_log_are_found() -> None:
+    known = cluster.parse_config(recorded("config.txt"))
+    assert known["MaxArraySize"] == "10" and known["ClusterName"] == "lr"
+    assert (known["JobCompType"], known["JobCompLoc"]) == ("jobcomp/filetxt", "/var/log/slurm/jobcomp.log")
+
+
+def test_the_time_limit_is_the_partitions() -> None:
+    told = recorded("partitions.txt")  # one, the default, with MaxTime=1-02:00:00
+    told += "PartitionName=gpu Default=NO MaxTime=04:30:00 State=UP\nPartitionName=long Default=NO MaxTime=UNLIMITED\n"
+    assert cluster.max_time_min(told, None) == cluster.max_time_min(told, "main") == 26 * 60
+    assert cluster.max_time_min(told, "main,gpu") == 270
+    assert cluster.max_time_min(told, "long") is None and cluster.max_time_min(told, "nobody") is None
+
+
+@pytest.mark.parametrize(
+    ("account", "partition", "expected"), [(None, None, [25, 10]), ("proj", None, [25]), ("proj", "gpu", [25, 4])]
+)
+def test_the_number_of_jobs_is_the_accounts(account: str | None, partition: str | None, expected: list[int]) -> None:
+    told = "proj||25\nproj|gpu|4\nroot||10\nroot|gpu|\n"
+    assert list(cluster.submit_limits(told, account, partition)) == expected

@@ -1,0 +1,76 @@
+"""Sweeps and folders for tests, made without running anything."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import config, store
+from bench.machine import Machine
+from bench.record import Circumstance, Outcome, OutcomeKind
+from bench.spec import RunSpec, config_id
+from bench.study import Budget
+from bench.sweep.asked import Point, Rules, Sweep
+
+
+def spec(**overrides: Any) -> RunSpec:
+    return config.request([("model", "tiny"), *((k.replace("__", "."), v) for k, v in overrides.items())]).spec
+
+
+def point(made: RunSpec, limit_min: float = 10, machine: str = "cpu") -> Point:
+    return Point(
+        config_id=config_id(made),
+        line=f"micro {made.batch.micro}",
+        machine=machine,
+        nodes=made.nodes,
+        devices_per_node=made.devices_per_node,
+        time_limit_min=limit_min,
+        overrides=(),
+        spec=made.model_dump(mode="json", by_alias=True),
+    )
+
+
+def sweep(points: list[Point], repeats: int = 1, control: Point | None = None, **rules: Any) -> Sweep:
+    return Sweep(
+        study="s",
+        asked_at="2026-11-21T12:00:00+00:00",
+        machines={made.machine: Machine(name=made.machine, device="cpu") for made in points},
+        launcher={"name": "slurm"},
+        rules=Rules(budget=Budget(attempts=2), **rules),
+        points=tuple(points),
+        order=tuple((repeat, index) for repeat in range(repeats) for index in range(len(points))),
+        controls=(control,) if control else (),
+    )
+
+
+def attempt(
+    folder: Path, made: RunSpec, kind: OutcomeKind | None, repeat: int = 0, machine: str = "cpu", **launcher: Any
+) -> Path:
+    """Leave an attempt as a run would: with a record, or without one if `kind` is None."""
+    circumstance = Circumstance(
+        study="s", repeat=repeat, attempt=0, machine=Machine(name=machine), launcher={"name": "slurm", **launcher}
+    )
+    opened = store.open_attempt(folder / config_id(made), made, circumstance).folder
+    if kind:
+        store.conclude(opened, Outcome(kind=kind, reason=f"it was {kind}"))
+    return opened
+
+
+@dataclass
+class Queued:
+    """A job as a scheduler tells of it."""
+
+    state: str = "RUNNING"
+    reason: str = "None"
+    restarts: int | None = 0
+    words: str = "1|s|RUNNING"
+    source: str = "squeue"
+    ended_at: float | None = None
+    job_id: str = "1"
+
+    @property
+    def pending(self) -> bool:
+        return self.state == "PENDING"
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("PENDING", "RUNNING", "COMPLETING")

@@ -1,0 +1,44 @@
+"""From the scheduler's words to an outcome, where a run could not say for itself how it ended."""
+
+import pytest
+
+from bench.sweep.reconcile import Ending, Traces, outcome
+
+SILENT = Traces(None, None)
+INTERRUPTED = Traces({"signal": "SIGTERM", "at": "2026-11-21T12:00:00+00:00"}, {"state": "running"})
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        ("CANCELLED", "cancelled"),
+        ("TIMEOUT", "timeout"),
+        ("DEADLINE", "timeout"),
+        ("PREEMPTED", "preempted"),
+        ("NODE_FAIL", "node_failure"),
+        ("OUT_OF_MEMORY", "host_oom"),
+        ("FAILED", "error"),
+        ("COMPLETED", "error"),
+    ],
+)
+def test_the_schedulers_word_decides_and_is_kept_as_evidence(state: str, kind: str) -> None:
+    ending = Ending(state, f"12|s|{state}|n1", "sacct")
+    found = outcome(SILENT, ending, restarted=False)
+    assert found.kind == kind
+    assert found.evidence["scheduler"] == {"state": state, "words": f"12|s|{state}|n1", "source": "sacct"}
+
+
+def test_a_signal_alone_says_that_it_was_interrupted_and_not_by_whom() -> None:
+    found = outcome(INTERRUPTED, None, restarted=False)
+    assert found.kind == "cancelled" and "SIGTERM" in found.reason
+    assert found.evidence == {"interrupted": INTERRUPTED.interrupted, "last_heartbeat": INTERRUPTED.heartbeat}
+
+
+def test_a_job_back_in_the_queue_was_preempted_if_it_was_asked_to_end_else_its_node_died() -> None:
+    assert outcome(INTERRUPTED, None, restarted=True).kind == "preempted"
+    assert outcome(SILENT, None, restarted=True).kind == "node_failure"
+
+
+def test_a_job_that_nobody_knows_any_more_is_an_error_and_is_tried_again() -> None:
+    found = outcome(SILENT, None, restarted=False)
+    assert found.kind == "error" and not found.final and "no longer knows" in found.reason

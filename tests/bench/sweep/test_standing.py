@@ -1,0 +1,110 @@
+"""Where points stand: what their folder says, then what the scheduler says."""
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sweeps import Queued, attempt, point, spec, sweep
+
+from bench import store
+from bench.sweep import asked, jobs
+from bench.sweep.asked import Sweep
+from bench.sweep.jobs import Job
+from bench.sweep.standing import Place, Standing, standings
+from bench.sweep.survey import survey
+
+FOUR = spec(batch__micro=4)
+
+
+def stand(folder: Path, made: Sweep, queue: Mapping[Place, Any] | None = None) -> list[Standing]:
+    folder.mkdir(exist_ok=True)
+    return standings(asked.union([made]), survey(folder), queue or {})
+
+
+def heartbeat(folder: Path, *, pid: int = os.getpid(), host: str = "elsewhere", step: int = 7) -> None:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    beat = {"state": "running", "at": at, "host": host, "supervisor": pid, "ranks": [{"phase": "steps", "step": step}]}
+    (folder / store.HEARTBEAT).write_text(json.dumps(beat))
+
+
+def submit(folder: Path, made: Sweep, mode: str = "packed") -> str:
+    todo = tuple(made.todo(p, repeat) for repeat, index in made.order for p in [made.points[index]])
+    job = Job(name="s-1", mode=mode, nodes=1, devices_per_node=2, time_limit_min=10, points=todo)  # type: ignore[arg-type]
+    jobs.write(folder, job)
+    return job.name
+
+
+def test_a_point_nobody_has_touched_waits(tmp_path: Path) -> None:
+    [found] = stand(tmp_path, sweep([point(FOUR)]))
+    assert (found.state, found.outcome, found.attempts) == ("waiting", "", 0)
+
+
+def test_a_final_outcome_answers_it_and_a_failure_is_tried_again_as_often_as_the_study_allows(tmp_path: Path) -> None:
+    made = sweep([point(FOUR)])
+    attempt(tmp_path, FOUR, "error")
+    [found] = stand(tmp_path, made)
+    assert found.state == "waiting" and "it was error" in found.why
+    attempt(tmp_path, FOUR, "hang")
+    [found] = stand(tmp_path, made)
+    assert found.state == "given up" and found.attempts == 2
+    attempt(tmp_path, FOUR, "ok")
+    [found] = stand(tmp_path, made)
+    assert (found.state, found.outcome) == ("answered", "ok")
+
+
+def test_preemption_is_not_the_points_fault(tmp_path: Path) -> None:
+    for _ in range(5):
+        attempt(tmp_path, FOUR, "preempted")
+    [found] = stand(tmp_path, sweep([point(FOUR)]))
+    assert found.state == "waiting"
+
+
+def test_every_repeat_and_every_machine_needs_its_own_answer(tmp_path: Path) -> None:
+    attempt(tmp_path, FOUR, "ok", repeat=1, machine="fast")
+    made = sweep([point(FOUR, machine="fast"), point(FOUR, machine="slow")], repeats=2)
+    found = {(s.key.machine, s.key.repeat): s.state for s in stand(tmp_path, made)}
+    assert found == {("fast", 0): "waiting", ("fast", 1): "answered", ("slow", 0): "waiting", ("slow", 1): "waiting"}
+
+
+def test_what_was_pruned_is_measured_after_all_if_nothing_may_be_pruned(tmp_path: Path) -> None:
+    attempt(tmp_path, FOUR, "pruned")
+    assert stand(tmp_path, sweep([point(FOUR)]))[0].state == "answered"
+    assert stand(tmp_path, sweep([point(FOUR)], prune=False))[0].state == "waiting"
+
+
+def test_a_point_of_a_queued_job_is_pending_with_the_schedulers_reason(tmp_path: Path) -> None:
+    made = sweep([point(FOUR)])
+    name = submit(tmp_path, made)
+    [found] = stand(tmp_path, made, {(name, None): Queued("PENDING", "Priority")})
+    assert found.state == "pending" and "Priority" in found.why
+    assert stand(tmp_path, made, {(name, None): Queued("FAILED")})[0].state == "waiting"
+    assert stand(tmp_path, made)[0].state == "waiting", "a job that was never submitted keeps nobody waiting"
+
+
+def test_each_task_of_an_array_has_a_state_of_its_own(tmp_path: Path) -> None:
+    made = sweep([point(FOUR), point(spec(batch__micro=8))])
+    name = submit(tmp_path, made, "array")
+    queue = {(name, 0): Queued("COMPLETED"), (name, 1): Queued("PENDING", "JobArrayTaskLimit")}
+    assert [s.state for s in stand(tmp_path, made, queue)] == ["waiting", "pending"]
+
+
+def test_an_attempt_under_way_shows_its_last_heartbeat_and_step(tmp_path: Path) -> None:
+    made = sweep([point(FOUR)])
+    name = submit(tmp_path, made)
+    heartbeat(attempt(tmp_path, FOUR, None, job=name, restart=0))
+    [found] = stand(tmp_path, made, {(name, None): Queued()})
+    assert found.state == "running" and "steps step 7" in found.why
+    requeued = Queued("PENDING", "BeginTime", restarts=1)
+    assert stand(tmp_path, made, {(name, None): requeued})[0].state == "pending"
+
+
+def test_an_attempt_whose_supervisor_died_here_is_not_running(tmp_path: Path) -> None:
+    made = sweep([point(FOUR)])
+    folder = attempt(tmp_path, FOUR, None)
+    heartbeat(folder, host=os.uname().nodename)
+    assert stand(tmp_path, made)[0].state == "running"
+    heartbeat(folder, host=os.uname().nodename, pid=2**22 + 1)  # above the largest process id
+    assert stand(tmp_path, made)[0].state == "waiting"

@@ -1,0 +1,99 @@
+"""Bandwidth by node: on links of known rate, between processes in network namespaces of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from bench.measure.link import by_node, rounds
+from bench.stragglers import slow_links
+
+NODES = 4
+RATES_MBIT = (100, 100, 20, 100)
+
+
+@pytest.mark.parametrize("nodes", range(2, 12))
+def test_neighbours_meet_once_each_and_nobody_is_in_two_places(nodes: int) -> None:
+    met = [{one, other} for together in rounds(nodes) for one, other in together]
+    ring = [{node, (node + 1) % nodes} for node in range(nodes if nodes > 2 else 1)]
+    assert len(met) == len(ring) and all(pair in met for pair in ring)
+    for together in rounds(nodes):
+        assert len(set(chain(*together))) == 2 * len(together)
+    assert len(rounds(nodes)) <= 3, "the time does not grow with the nodes"
+
+
+def test_a_node_has_the_better_one_of_its_two_pairs() -> None:
+    # nodes 0 and 1 with 9, 1 and 2 with 2, 2 and 3 with 3, 3 and 0 with 8: node 2 is the slow one
+    assert by_node([9, 2, 3, 8]) == (9, 9, 3, 8)
+    assert by_node([5, 0]) == (5, 5), "two nodes are one pair, and none of them can be told"
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """One network namespace per node, with an interface `eth0` of its rate each way, and a switch between them."""
+    if os.geteuid() != 0:
+        pytest.skip("making network namespaces needs root")
+    switch, *nodes = names = [f"zeroscale-{os.getpid()}-{number}" for number in range(NODES + 1)]
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+        ip(switch, "link add bridge type bridge")
+        ip(switch, "link set bridge up")
+        for number, node in enumerate(nodes):
+            ip(node, f"link add eth0 type veth peer name port{number} netns {switch}")
+            ip(node, "link set lo up")
+            ip(node, f"address add 10.200.0.{number + 1}/24 dev eth0")
+            ip(switch, f"link set port{number} master bridge up")
+            for each, device in ((node, "eth0"), (switch, f"port{number}")):
+                ip(each, f"link set {device} up")
+                shape = f"tbf rate {RATES_MBIT[number]}mbit burst 32k latency 100ms"
+                subprocess.run(["tc", "-n", each, "qdisc", "add", "dev", device, "root", *shape.split()], check=True)
+        yield nodes
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine makes no such network: {error}")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def ip(namespace: str, command: str) -> None:
+    subprocess.run(["ip", "-n", namespace, *command.split()], check=True, capture_output=True)
+
+
+RANK = """
+import json, sys, time, torch, torch.distributed as dist
+from types import SimpleNamespace
+from bench.measure import link
+rank, nodes = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", init_method="tcp://10.200.0.1:29500", rank=rank, world_size=nodes)
+spec = SimpleNamespace(nodes=nodes, devices_per_node=1)
+dist.barrier()
+began = time.perf_counter()
+found = link.probe_nodes(torch.device("cpu"), spec)
+print(json.dumps([found, time.perf_counter() - began]))
+"""
+
+
+@pytest.mark.processes
+def test_a_slow_link_is_measured_and_its_node_alone_is_named(namespaces: list[str]) -> None:
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    ranks = []
+    for number, namespace in enumerate(namespaces):
+        command = ["ip", "netns", "exec", namespace, sys.executable, "-c", RANK, str(number), str(NODES)]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()))
+    try:
+        answers = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    rates, seconds = answers[0]
+    assert all(found == rates for found, _ in answers)
+    in_mbit = [8 * rate / 1e6 for rate in rates]
+    assert in_mbit == pytest.approx(RATES_MBIT, rel=0.3)
+    assert slow_links(rates) == [2]
+    assert seconds < 4, in_mbit

@@ -1,0 +1,182 @@
+"""What a supervisor does for its callers, with ranks that are small programs instead of training processes."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_supervisor_log import Stalled
+
+from bench import config, store
+from bench.record import Circumstance, Limits, Network
+from bench.supervisor.crew import MeetingPoint
+from bench.supervisor.follow import Follow
+from bench.supervisor.heartbeat import Heartbeat
+from bench.supervisor.lead import Supervisor
+from bench.supervisor.rank_process import Start, popen
+
+WAITS = "import time; time.sleep(60)"
+
+
+def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2, launcher: str = "local") -> Path:
+    asked = config.request(config.single(["model=tiny", f"nodes={nodes}", f"devices_per_node={devices_per_node}"]))
+    circumstance = Circumstance(
+        study="s",
+        repeat=0,
+        attempt=0,
+        machine=asked.machine,
+        launcher={"name": launcher},
+        limits=Limits(startup_s=60),
+        network=Network(rendezvous_host="127.0.0.1"),
+    )
+    return store.open_attempt(runs, asked.spec, circumstance).folder
+
+
+def running(program: str) -> Start:
+    """Start every rank as a Python `program`."""
+    return lambda command, environment, descriptors, output: popen(
+        [sys.executable, "-c", program, *command[3:]], environment, descriptors, output
+    )
+
+
+def soon(action: Callable[[], object], seconds: float = 1.0) -> None:
+    threading.Timer(seconds, action).start()
+
+
+def test_a_rank_finds_its_descriptors_by_the_names_of_their_variables(tmp_path: Path) -> None:
+    tells = 'import os; os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "oom", "exception": "E", '
+    tells += '"message": "m", "traceback": ""}\\n\'); os.fstat(int(os.environ[\'ZEROSCALE_PULSE\'])); os._exit(1)'
+    record = Supervisor(attempt(tmp_path), handle_signals=False, start=running(tells)).run()
+    assert record and (record.outcome.kind, record.outcome.reason) == ("oom", "rank 0 in start: E: m")
+
+
+def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> None:
+    folder, stalled = attempt(tmp_path), Stalled()
+    os.mkfifo(folder / store.LOG)
+    talks = "import time\nfor _ in range(3000): print('x' * 100)\ntime.sleep(4)"
+    supervisor = Supervisor(folder, handle_signals=False, start=running(talks))
+    supervisor.heartbeat = Heartbeat(folder, 0.5, stalled.replace)
+    began = time.monotonic()
+    record = supervisor.run()
+    assert record and record.outcome.reason == "every rank ended, and none wrote a record"
+    assert 4 < time.monotonic() - began < 12
+    stalled.released.set()
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_an_interrupted_run_is_noted_before_its_ranks_end(tmp_path: Path, scheduled: bool) -> None:
+    folder = attempt(tmp_path)
+    sees = "import os, signal, sys, time; from pathlib import Path; folder = Path(sys.argv[1]);"
+    sees += "signal.signal(15, lambda *_: os._exit(0 if (folder / 'interrupted.json').exists() else 9));"
+    sees += WAITS
+    supervisor = Supervisor(folder, scheduled=scheduled, handle_signals=False, start=running(sees))
+    soon(lambda: supervisor.interrupt(signal.SIGTERM))
+    record = supervisor.run()
+    noted = json.loads((folder / store.INTERRUPTED).read_text())
+    assert noted["signal"] == "SIGTERM"
+    assert noted["ranks"] == [{"rank": rank, "phase": "start", "step": -1} for rank in range(2)]
+    assert [state.exit_code for state in supervisor.states()] == [0, 0]
+    if scheduled:
+        assert record is None
+        assert not (folder / store.RECORD).exists(), "whoever asks the scheduler writes it"
+    else:
+        assert record and (record.outcome.kind, record.outcome.reason) == ("cancelled", "interrupted by SIGTERM")
+
+
+def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path: Path) -> None:
+    folder = attempt(tmp_path)
+    supervisor = Supervisor(folder, handle_signals=False, start=running("import os; os.kill(os.getpid(), 15)"))
+    soon(lambda: supervisor.interrupt(signal.SIGTERM))
+    record = supervisor.run()
+    assert record and record.outcome.kind == "cancelled"
+    assert (folder / store.INTERRUPTED).exists()
+
+
+def test_a_rank_that_was_lost_before_the_signal_is_the_outcome(tmp_path: Path) -> None:
+    folder = attempt(tmp_path)
+    supervisor = Supervisor(folder, scheduled=True, handle_signals=False, start=running("import os; os._exit(3)"))
+    soon(lambda: supervisor.interrupt(signal.SIGTERM))
+    record = supervisor.run()
+    assert record and record.outcome.reason == "rank 0 exited with 3 in start"
+    assert not (folder / store.INTERRUPTED).exists()
+
+
+class Crew:
+    """A lead in a thread, and its announcement."""
+
+    def __init__(self, folder: Path, program: str, **options: object) -> None:
+        points: list[MeetingPoint] = []
+        self.lead = Supervisor(
+            folder,
+            announce=points.append,
+            handle_signals=False,
+            start=running(program),
+            **options,  # type: ignore[arg-type]
+        )
+        self._thread = threading.Thread(target=lambda: setattr(self, "record", self.lead.run()))
+        self._thread.start()
+        while not points:
+            time.sleep(0.01)
+        self.point = points[0]
+
+    def ended(self) -> str:
+        self._thread.join(30)
+        return str(self.record.outcome.reason)  # type: ignore[attr-defined]
+
+
+def test_supervisors_meet_without_a_file_where_somebody_announces_the_lead(tmp_path: Path) -> None:
+    folder = attempt(tmp_path, nodes=2)
+    says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'])"
+    crew = Crew(folder, says)
+    assert not (folder / store.RENDEZVOUS).exists()
+    assert Follow(folder, 1, crew.point, handle_signals=False, start=running(says)).run()
+    assert crew.ended() == "every rank ended, and none wrote a record"
+    assert sorted((folder / store.LOG).read_text().splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0", "[3] 3 1"]
+
+
+def test_a_supervisor_for_each_device_is_a_crew_too(tmp_path: Path) -> None:
+    folder = attempt(tmp_path, nodes=1, devices_per_node=2)
+    says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'])"
+    crew = Crew(folder, says, span="device")
+    assert Follow(folder, 1, crew.point, span="device", handle_signals=False, start=running(says)).run()
+    assert crew.ended() == "every rank ended, and none wrote a record"
+    assert sorted((folder / store.LOG).read_text().splitlines()) == ["[0] 0 0", "[1] 1 1"]
+
+
+def test_a_follower_that_is_interrupted_interrupts_the_run(tmp_path: Path) -> None:
+    folder = attempt(tmp_path, nodes=2)
+    crew = Crew(folder, WAITS)
+    follow = Follow(folder, 1, crew.point, handle_signals=False, start=running(WAITS))
+    soon(lambda: follow.interrupt(signal.SIGTERM))
+    follow.run()
+    assert crew.ended() == "interrupted by SIGTERM"
+
+
+def test_a_follower_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -> None:
+    def fails(*_: object) -> None:
+        raise ConnectionError("the fork server is gone")
+
+    folder = attempt(tmp_path, nodes=2)
+    crew = Crew(folder, WAITS)
+    with pytest.raises(ConnectionError):
+        Follow(folder, 1, crew.point, handle_signals=False, start=fails).run()  # type: ignore[arg-type]
+    assert "closed its connection" in crew.ended()
+
+
+@pytest.mark.parametrize(("launcher", "every_s"), [("local", 2.0), ("slurm", 10.0)])
+def test_a_shared_file_system_is_written_to_less_often(tmp_path: Path, launcher: str, every_s: float) -> None:
+    assert Supervisor(attempt(tmp_path, launcher=launcher), handle_signals=False).heartbeat.every_s == every_s
+
+
+def test_a_supervisor_of_many_runs_leaves_nothing_open(tmp_path: Path) -> None:
+    def one() -> int:
+        Supervisor(attempt(tmp_path), handle_signals=False, start=running("pass")).run()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    one()
+    assert one() == one()

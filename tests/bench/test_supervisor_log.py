@@ -1,0 +1,97 @@
+"""A file system that stalls delays neither the ranks nor those who watch them."""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from bench import store
+from bench.supervisor.heartbeat import Heartbeat
+from bench.supervisor.log import Log
+from bench.supervisor.rank_process import RankProcess, popen
+from bench.supervisor.verdict import RankState
+
+AT_ONCE_S = 0.5
+
+
+class Stalled:
+    """A file system that takes nothing until it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def opened(self, path: Path) -> BinaryIO:
+        assert self.released.wait(60)
+        return path.open("ab", buffering=0)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        assert self.released.wait(60)
+        path.write_bytes(content)
+
+
+def beat(step: int) -> list[RankState]:
+    return [RankState(0, None, False, None, "steps", step)]
+
+
+def test_every_line_stands_behind_its_rank(tmp_path: Path) -> None:
+    log = Log(tmp_path / "run.log")
+    for line in range(3):
+        log.write(line % 2, b"line %d" % line)
+    log.close(5)
+    assert (tmp_path / "run.log").read_text() == "[0] line 0\n[1] line 1\n[0] line 2\n"
+
+
+def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
+    """A pipe holds 64 KiB: a rank that printed more would wait for ever if its supervisor waited for the file."""
+    os.mkfifo(tmp_path / "run.log")  # to open one that nobody reads takes for ever
+    log = Log(tmp_path / "run.log")
+    command = [sys.executable, "-c", "for _ in range(20_000): print('x' * 100)"]
+    rank = RankProcess(0, command, dict(os.environ), {}, popen)
+    until = time.monotonic() + 30
+    while rank.exit_code is None and time.monotonic() < until:
+        time.sleep(0.05)
+        rank.drain(log.write)
+    assert rank.exit_code == 0
+    began = time.monotonic()
+    log.close(AT_ONCE_S)
+    assert time.monotonic() - began < 2 * AT_ONCE_S, "the end waits for a while, not for ever"
+    rank.close()
+
+
+def test_lines_that_were_lost_are_counted_where_they_are_missing(tmp_path: Path) -> None:
+    stalled, path = Stalled(), tmp_path / "run.log"
+    log = Log(path, stalled.opened)
+    for line in range(5000):
+        log.write(0, b"%d" % line)
+    stalled.released.set()
+    log.close(5)
+    *lines, last = path.read_text().splitlines()
+    assert lines == [f"[0] {line}" for line in range(len(lines))]
+    assert last == f"({5000 - len(lines)} lines are lost here: the file system did not take them)"
+    assert 1000 < len(lines) < 5000
+
+
+def test_a_heartbeat_that_cannot_be_written_is_skipped_for_a_later_one(tmp_path: Path) -> None:
+    stalled, began = Stalled(), time.monotonic()
+    heartbeat = Heartbeat(tmp_path, 2.0, stalled.replace)
+    heartbeat.show("running", beat(1))
+    heartbeat.show("running", beat(2))
+    heartbeat.end(beat(3), AT_ONCE_S)
+    assert time.monotonic() - began < 2 * AT_ONCE_S
+    stalled.released.set()
+    heartbeat.end(beat(4), 10)
+    shown = json.loads((tmp_path / store.HEARTBEAT).read_text())
+    assert (shown["state"], shown["ranks"][0]["step"]) == ("ended", 4)
+
+
+def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None:
+    heartbeat, seen = Heartbeat(tmp_path, 0.0), set()
+    for step in range(200):
+        heartbeat.show("running", beat(step))
+        if (tmp_path / store.HEARTBEAT).exists():
+            seen.add(json.loads((tmp_path / store.HEARTBEAT).read_text())["ranks"][0]["step"])
+    assert seen
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [store.HEARTBEAT]
