@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from analysis.metrics import Better, Metric, metrics
-from analysis.observed import tokens
+from analysis.observed import host, slowest_link, slowest_rank, tokens
 from bench.record import RunRecord
 
 Kind = Literal["text", "integer", "number", "truth"]
@@ -31,7 +31,8 @@ ORDER = (
     "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens", "evidence", "outcome",
     "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s", "effective_tokens_per_s",
     "model_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes",
-    "peak_rss_bytes", "data_wait_s", "slowest_over_median", "reason", "flags",
+    "peak_rss_bytes", "data_wait_s", "slowest_over_median", "slowest_rank", "slowest_host",
+    "slowest_link_node", "reason", "flags",
 )  # fmt: skip
 """The columns in order; a metric that is not named here comes before `reason`, by its name."""
 
@@ -81,6 +82,16 @@ def _padding_tokens(record: RunRecord) -> float | None:
     return counted.encoder_padding + counted.decoder_padding if counted else None
 
 
+def _slowest_host(record: RunRecord) -> str | None:
+    rank = slowest_rank(record)
+    return None if rank is None else host(record, rank // record.spec.devices_per_node)
+
+
+def _slowest_link_node(record: RunRecord) -> str | None:
+    node = slowest_link(record)
+    return None if node is None else host(record, node) or str(node)
+
+
 _FACTS = (
     Column("config_id", "what was measured: hash of the spec", "", "text", lambda r: r.config_id),
     Column("environment_id", "what it ran on: hash of device and versions", "", "text", _environment_id),
@@ -110,6 +121,9 @@ _FACTS = (
     Column("padding_tokens", "contained in the two before; mean over the window", "tokens", "number", _padding_tokens),
     Column("evidence", "measured, rehearsed (one real rank) or predicted", "", "text", lambda r: r.evidence),
     Column("outcome", "how the run ended", "", "text", lambda r: r.outcome.kind),
+    Column("slowest_rank", "rank that the others wait for, if one stands out", "", "integer", slowest_rank),
+    Column("slowest_host", "the host of that rank", "", "text", _slowest_host),
+    Column("slowest_link_node", "node whose link is slow, if one stands out: its host", "", "text", _slowest_link_node),
     Column("reason", "why it ended so; empty when ok", "", "text", lambda r: r.outcome.reason),
     Column("flags", "doubts about the row, separated by spaces", "", "text", lambda r: ""),  # analysis.table fills it
 )  # fmt: skip

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from analysis.observed import window
+from analysis.observed import slowest_link, slowest_rank, window
 from bench.intervals import series_interval
 from bench.record import RunRecord
 
@@ -56,6 +56,10 @@ def _memory_drift(record: RunRecord) -> bool:
     return any(rank.drift is not None and abs(rank.drift) > _DRIFT for rank in ranks)
 
 
+def _straggler(record: RunRecord) -> bool:
+    return slowest_rank(record) is not None or slowest_link(record) is not None
+
+
 def _dirty(record: RunRecord) -> bool:
     git = record.environment.git if record.environment else None
     return bool(git and git.get("dirty"))
@@ -68,6 +72,9 @@ FLAGS = {
     "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _wide),
     "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _skipped_steps),
     "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _memory_drift),
+    "straggler": Flag(
+        "waited for one of its ranks or links: slowest_rank, slowest_host and slowest_link_node name it", _straggler
+    ),
     "unverified": Flag("has no run of the reference engine beside it to compare its loss with", lambda record: False),
     "dirty": Flag("was made by code with uncommitted changes", _dirty),
 }

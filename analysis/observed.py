@@ -1,10 +1,12 @@
-"""What the metrics read in a record: its timed window, worst rank and rate of FLOPs; None where it does not tell."""
+"""What the metrics read in a record: its timed window, worst and slowest rank, rate of FLOPs; None where it does not
+tell."""
 
 from typing import Literal, NamedTuple
 
 from bench.errors import UserError
 from bench.predict.flops import flops_per_step
 from bench.record import RankMemory, RunRecord, Tokens
+from bench.stragglers import slow_links, slow_ranks
 
 _TERA = 1e12
 
@@ -48,6 +50,39 @@ def worst_rank(record: RunRecord, quantity: str) -> int | None:
     ranks = record.observations.memory if record.observations else ()
     values = [getattr(rank, quantity) for rank in ranks]
     return None if not values or None in values else max(values)
+
+
+def outside_collectives(record: RunRecord) -> tuple[float, ...]:
+    """Return each rank's own seconds in a step, outside its collectives; empty unless all ranks' are known.
+
+    Older records hold the time before the first collective instead. At stage 3 that tells nothing: weights are gathered
+    before anything is computed.
+    """
+    observed = record.observations
+    if observed is None or record.outcome.kind != "ok":
+        return ()
+    gathers_first = record.spec.engine.options.get("stage") == 3
+    ranks = observed.outside_collectives_s or (() if gathers_first else observed.before_collectives_s)
+    return ranks if len(ranks) == record.spec.world_size else ()
+
+
+def slowest_rank(record: RunRecord) -> int | None:
+    """Return the rank that the others wait for most, if one stands out (`bench.stragglers`)."""
+    own = outside_collectives(record)
+    return max(slow_ranks(own), key=own.__getitem__, default=None)
+
+
+def slowest_link(record: RunRecord) -> int | None:
+    """Return the node whose link is the slowest, if one stands out (`bench.stragglers`)."""
+    link = record.observations.link if record.observations else None
+    rates = link.nodes_bytes_per_s if link else ()
+    return min(slow_links(rates), key=lambda node: rates[node] or 0.0, default=None)
+
+
+def host(record: RunRecord, node: int) -> str | None:
+    """Return the host name of a node; None where hosts are unknown, or share a name."""
+    hosts = record.environment.hosts if record.environment else ()
+    return hosts[node] if len(hosts) == record.spec.nodes else None
 
 
 def tflops_per_device(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:

@@ -32,14 +32,12 @@ def tell(findings: Iterable[Finding], *, as_json: bool) -> int:
 
 
 def _print(finding: Finding) -> None:
+    """One line, and one for the remedy; neither is broken, for both hold paths and commands to be copied."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(width=_SUBJECT_WIDTH)
-    table.add_column(width=len("missing"))
-    table.add_column()
-    remedy = f"\n→ {finding.remedy}" if finding.remedy else ""
-    table.add_row(Text(finding.subject), Text(finding.state, _STYLES[finding.state]), Text(finding.found + remedy))
-    Console().print(table)
+    line = Text(f"{finding.subject:<{_SUBJECT_WIDTH}}  ")
+    line.append(f"{finding.state:<{len('missing')}}", _STYLES[finding.state]).append(f"  {finding.found}")
+    if finding.remedy:
+        line.append(f"\n{'':{_SUBJECT_WIDTH}}  → {finding.remedy}")
+    Console().print(line, soft_wrap=True)

@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,7 @@ def _looked(subject: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Tol
     except UserError as error:
         yield Finding(subject, "missing", f"{error.value}: {error.rule}", error.remedy)
     except Exception as error:  # a library raises whatever it likes
+        traceback.print_exc()
         lines = str(error).strip().splitlines() or [""]
         told = next((line for line in lines if "error:" in line), lines[0])
         yield Finding(subject, "missing", f"{type(error).__name__}: {told}")
@@ -188,8 +190,12 @@ def memory_counter() -> Iterator[Finding]:
 def _operation(name: str, needs: Needs) -> Iterator[Finding]:
     """Load an op of DeepSpeed's like a run does; what was never built is built."""
     if extensions.FOLDER not in os.environ:
-        rule = "no GPU here tells for which architecture to build"
-        raise UserError(f"op {name}", rule, "give --arch, e.g. 9.0 for H100 and H200, 8.0 for A100")
+        told, remedy = (
+            "no GPU here tells for which to build it",
+            "give --arch, e.g. 9.0 for H100 and H200, 8.0 for A100",
+        )
+        yield Finding(f"op {name}", "missing", told, remedy)
+        return
     folder, begin = Path(os.environ[extensions.FOLDER]), time.monotonic()
     built = extensions.load(name, needs.device, folder)
     how = f"built in {time.monotonic() - begin:.0f} s" if built else "loaded"

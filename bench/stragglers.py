@@ -8,13 +8,13 @@ _SLOW_LINK = 0.5
 
 
 def slow_ranks(outside_s: Sequence[float]) -> list[int]:
-    """Return the ranks whose own time in a step, outside its collectives, exceeds the median of the others' by more
-    than 20 % and by more than 20 ms."""
+    """Return the ranks whose own time in a step, outside its collectives, exceeds the others' median (the larger of two
+    middle ones) by more than 20 % and by more than 20 ms."""
     found = []
     for rank, own in enumerate(outside_s):
         others = [*outside_s[:rank], *outside_s[rank + 1 :]]
         if others:
-            usual = statistics.median(others)
+            usual = statistics.median_high(others)
             if own > _SLOWER * usual and own > usual + _LATER_S:
                 found.append(rank)
     return found

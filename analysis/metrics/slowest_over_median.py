@@ -1,19 +1,15 @@
-"""Straggling: the slowest rank's own time before its first collective, over the median rank's.
-
-Stage 3 gathers weights before it computes anything, so there that time tells nothing, and the column stays empty.
-"""
+"""Straggling: the slowest rank's own time in a step, outside its collectives, over the median rank's."""
 
 import statistics
 
+from analysis.observed import outside_collectives
 from bench.record import RunRecord
 
-LABEL, UNIT, BETTER = "slowest rank over median rank, before collectives", "ratio", "less"
+LABEL, UNIT, BETTER = "slowest rank over median rank, outside collectives", "ratio", "less"
 
 
 def value(record: RunRecord) -> float | None:
-    ranks = record.observations.before_collectives_s if record.observations else ()
-    gathers_first = record.spec.engine.options.get("stage") == 3
-    known = not gathers_first and record.outcome.kind == "ok" and len(ranks) == record.spec.world_size > 1
-    if not known or statistics.median(ranks) <= 0:
+    ranks = outside_collectives(record)
+    if len(ranks) < 2 or statistics.median(ranks) <= 0:
         return None
     return max(ranks) / statistics.median(ranks)

@@ -88,15 +88,16 @@ def _findings(
         rule = f"jobs run in {image}, and this is outside of it"
         raise UserError("--offline", rule, "leave it out: then a job is written that checks inside")
     if image:  # libraries and ops are the image's own
-        wanted = [Needs(device="cpu", data=kind.data, elsewhere=True) for kind in wanted]
+        wanted = [kind.model_copy(update={"operations": ()}) for kind in wanted]
+    _log().unlink(missing_ok=True)
     modes: tuple[Mode, ...] = ("check",) if args.offline else ("stage",) if image else ("stage", "check")
-    told: set[Finding] = set()
     for mode in modes:
-        for finding in (finding for kind in wanted for finding in _child(mode, kind, _variables(mode, asked), follow)):
+        told: set[Finding] = set()
+        for finding in (finding for kind in wanted for finding in _child(mode, kind, asked, follow)):
             if finding not in told:  # kinds of node share much
                 told.add(finding)
                 yield finding
-        if any(finding.state == "missing" for finding in told):
+        if mode == "stage" and any(finding.state == "missing" for finding in told):
             return
     if not args.offline and launchers.load(asked.launcher).QUEUES:
         yield _on_a_node(args, study, asked, image)
@@ -161,16 +162,15 @@ def _variables(mode: Mode, asked: Request) -> dict[str, str]:
     return dict(os.environ) | {name: str(value) for name, value in given.items() if name not in offline}
 
 
-def _child(mode: Mode, kind: Needs, variables: dict[str, str], follow: Callable[[str], None]) -> Iterator[Finding]:
+def _child(mode: Mode, kind: Needs, asked: Request, follow: Callable[[str], None]) -> Iterator[Finding]:
     """Stage or check in a process of its own, and yield what it finds."""
-    log = extensions.cache(os.environ) / "prepare.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log = _log()
     prefix = _without_network() if mode == "check" else ()
-    command = [*prefix, sys.executable, "-m", "bench.staging", mode]
-    with log.open("w") as noise:
+    command = [*prefix, *_python(asked), "-m", "bench.staging", mode]
+    with log.open("a") as noise:
         child = subprocess.Popen(
             command,
-            env=variables,
+            env=_variables(mode, asked),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=noise,
@@ -183,11 +183,29 @@ def _child(mode: Mode, kind: Needs, variables: dict[str, str], follow: Callable[
             if isinstance(told, str):
                 follow(f"{mode}: {told}")
             else:
-                yield Finding(**told)
+                found = Finding(**told)
+                yield found._replace(remedy=f"see {log}") if found.state == "missing" and not found.remedy else found
         if code := child.wait():
             yield Finding(mode, "missing", f"its process ended with {code}", f"see {log}")
     finally:
         _end(child)
+
+
+def _log() -> Path:
+    """Return the file that keeps what libraries and compilers print."""
+    path = extensions.cache(os.environ) / "prepare.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _python(asked: Request) -> tuple[str, ...]:
+    """Return the jobs' own Python where it can be named from here: not in a container, and not found by modules."""
+    python: tuple[str, ...] = getattr(asked.launcher_options, "python", None) or ()
+    if not python or not Path(python[0]).is_absolute() or getattr(asked.launcher_options, "container", None):
+        return (sys.executable,)
+    if not Path(python[0]).exists():
+        raise UserError(f"launcher.python={python[0]}", "not on this machine", "call prepare where it is")
+    return python
 
 
 def _conversation(child: "subprocess.Popen[str]", kind: Needs) -> Iterator[Any]:

@@ -10,6 +10,7 @@ answered.
 import argparse
 import contextlib
 import json
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from bench.cli import live
 from bench.dispatch.settle import settle
 from bench.dispatch.view import View, look
+from bench.launchers import SchedulerAway
 from bench.sweep import exclusions
 from bench.sweep.standing import Standing
 
@@ -43,7 +45,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settled(folder: Path) -> View:
-    view = look(folder)
+    """Look at a study after settling what can be; without its scheduler nothing can be told dead."""
+    try:
+        view = look(folder)
+    except SchedulerAway as error:
+        print(f"zeroscale: {error}; shown is what the folder says", file=sys.stderr)
+        return look(folder, ask=False)
     with contextlib.suppress(PermissionError, OSError):  # a folder that may only be read is shown as it is
         if settle(view):
             view = look(folder)

@@ -33,13 +33,13 @@ class View(NamedTuple):
         return state is not None and bool(state.live)
 
 
-def look(folder: Path) -> View:
-    """Look at a study's folder, and ask its scheduler about all its jobs at once; change nothing."""
+def look(folder: Path, *, ask: bool = True) -> View:
+    """Look at a study's folder and ask its scheduler about all its jobs at once, unless told not to; change nothing."""
     sweeps = asked.read(folder)
     seen = survey(folder)
     open_jobs = _worth_asking(seen)
     launcher = launchers.load(str(sweeps[-1].launcher["name"]))
-    queue: dict[Place, Any] = launcher.ask(open_jobs) if launcher.QUEUES and open_jobs else {}
+    queue: dict[Place, Any] = launcher.ask(open_jobs) if ask and launcher.QUEUES and open_jobs else {}
     return View(folder, sweeps, seen, queue, standings(asked.union(sweeps), seen, queue))
 
 

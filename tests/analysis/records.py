@@ -78,7 +78,7 @@ def observed(of: RunSpec, **more: Any) -> Observations:
             encoder=8.0 * of.global_batch, decoder=2.0 * of.global_batch, encoder_padding=3.0, decoder_padding=1.0
         ),
         "memory": memory(of.world_size),
-        "before_collectives_s": tuple(0.01 * (r + 1) for r in range(of.world_size)),
+        "outside_collectives_s": tuple(0.01 * (r + 1) for r in range(of.world_size)),
         **more,
     }
     return Observations.model_validate(plain)

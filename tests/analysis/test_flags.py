@@ -6,6 +6,7 @@ from records import failed, memory, run, spec, steps
 from analysis.flags import FLAGS, flags
 from analysis.table import run_table
 
+SLOW_LINK = {"backend": "gloo", "payload_bytes": 8, "bus_bytes_per_s": 1.0, "nodes_bytes_per_s": (9.0, 9.0, 4.0)}
 STEADY = tuple(0.1 + 0.0001 * (i % 2) for i in range(30))
 
 
@@ -21,6 +22,8 @@ def test_a_good_run_carries_none() -> None:
         ("wide", {"steps": steps(tuple(0.1 + 0.001 * (i * 7 % 30) for i in range(30)))}),
         ("skipped_steps", {"steps": steps(STEADY, skipped=(2, 9))}),
         ("memory_drift", {"steps": steps(STEADY), "memory": memory(2, drift=-0.011)}),
+        ("straggler", {"steps": steps(STEADY), "outside_collectives_s": (0.1, 0.2)}),
+        ("straggler", {"steps": steps(STEADY), "link": SLOW_LINK}),
         ("drill", {"steps": steps(STEADY), "drill": "sleep:1"}),
         ("dirty", {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": True}}}),
     ],
@@ -35,6 +38,7 @@ def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[s
         {"steps": steps((1.0, 1.001) * 10)},  # 20 s in 20 steps
         {"steps": steps(STEADY, skipped=(2,))},  # before the window
         {"steps": steps(STEADY), "memory": memory(2, drift=0.01)},
+        {"steps": steps(STEADY), "outside_collectives_s": (0.10, 0.12)},
         {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": False}}},
     ],
 )

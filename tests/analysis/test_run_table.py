@@ -1,5 +1,6 @@
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -10,7 +11,8 @@ from analysis import metrics as metrics_package
 from analysis.columns import SHOWN, columns
 from analysis.table import plain, run_table
 from bench.predict.flops import flops_per_step
-from bench.record import Outcome
+from bench.record import Link, Outcome
+from bench.spec import RunSpec
 
 ISSUE = [
     "config_id", "environment_id", "device", "machine", "repeat", "attempt", "study", "model", "parameters", "engine",
@@ -18,7 +20,8 @@ ISSUE = [
     "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens", "evidence", "outcome",
     "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s", "effective_tokens_per_s",
     "model_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes",
-    "peak_rss_bytes", "data_wait_s", "slowest_over_median", "reason", "flags",
+    "peak_rss_bytes", "data_wait_s", "slowest_over_median", "slowest_rank", "slowest_host",
+    "slowest_link_node", "reason", "flags",
 ]  # fmt: skip
 TIMING = [*ISSUE[ISSUE.index("step_s") : ISSUE.index("mfu")], "mfu", "hfu", "data_wait_s", "slowest_over_median"]
 UNITS = {"", "s", "bytes", "steps", "samples", "tokens", "samples/s", "tokens/s", "10^12 FLOP/s", "of peak", "ratio"}
@@ -123,7 +126,44 @@ def test_few_steps_have_a_median_and_no_interval() -> None:
 
 def test_one_rank_straggles_behind_nobody() -> None:
     assert row(run(spec(ranks=1))).slowest_over_median is None
-    assert row(run(spec(ranks=2), before_collectives_s=(0.1,))).slowest_over_median is None, "one of two is unknown"
+    assert row(run(spec(ranks=2), outside_collectives_s=(0.1,))).slowest_over_median is None, "one of two is unknown"
+
+
+def staged(stage: int, **more: Any) -> RunSpec:
+    of = spec(f"zero{stage}", **more)
+    return of.model_copy(update={"engine": of.engine.model_copy(update={"options": {"stage": stage}})})
+
+
+def test_the_slowest_rank_is_named_with_its_host_at_every_stage() -> None:
+    of = staged(3, nodes=2)
+    late = {"outside_collectives_s": (0.10, 0.11, 0.25, 0.10), "environment": {"hosts": ("a", "b")}}
+    told = row(run(of, **late))
+    assert (told.slowest_rank, told.slowest_host) == (2, "b")
+    assert told.slowest_over_median == pytest.approx(0.25 / 0.105)
+    nameless = row(run(of, **late | {"environment": {"hosts": ("a",)}}))  # both nodes call themselves so
+    assert (nameless.slowest_rank, nameless.slowest_host) == (2, None)
+
+
+def test_ranks_that_are_nearly_alike_have_no_slowest() -> None:
+    told = row(run(outside_collectives_s=(0.100, 0.119)))
+    assert (told.slowest_rank, told.slowest_host) == (None, None)
+    assert told.slowest_over_median == pytest.approx(0.119 / 0.1095)
+
+
+def test_a_slow_link_is_named_by_the_host_at_its_end() -> None:
+    def told(hosts: tuple[str, ...], *rates: float) -> str | None:
+        link = Link(backend="nccl", payload_bytes=8, bus_bytes_per_s=1e9, nodes_bytes_per_s=rates)
+        return row(run(spec(ranks=1, nodes=3), link=link, environment={"hosts": hosts})).slowest_link_node
+
+    assert told(("a", "b", "c"), 5e9, 4e9, 1e9) == "c"
+    assert told((), 5e9, 4e9, 1e9) == "2"
+    assert told(("a", "b", "c"), 5e9, 4e9, 3e9) is None
+
+
+@pytest.mark.parametrize(("stage", "ratio"), [(1, 0.02 / 0.015), (3, None)])
+def test_records_of_the_time_before_collectives_tell_it_but_for_stage_3(stage: int, ratio: float | None) -> None:
+    told = row(run(staged(stage), outside_collectives_s=(), before_collectives_s=(0.01, 0.02)))
+    assert told.slowest_over_median == (pytest.approx(ratio) if ratio else None)
 
 
 def test_the_worst_of_ranks_is_unknown_while_one_is() -> None:

@@ -1,0 +1,161 @@
+"""What runs inside an allocation, here without a scheduler: one conductor, and a member beside it for a second node."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from started_runs import ENDLESS, QUICK, Command, alive
+
+from bench import config, store
+from bench.machine import Machine
+from bench.record import Circumstance, Limits, Network, Outcome, RunRecord
+from bench.spec import RunSpec, config_id
+from bench.sweep import jobs
+from bench.sweep.asked import Todo
+from bench.sweep.jobs import Job
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def todo(*overrides: str, repeat: int = 0, limit_min: float = 2, control: bool = False) -> Todo:
+    spec = config.request(config.single([*QUICK, "machine=cpu", *overrides])).spec
+    circumstance = Circumstance(
+        study="s",
+        repeat=repeat,
+        attempt=0,
+        machine=Machine(name="cpu", device="cpu"),
+        launcher={"name": "slurm"},
+        limits=Limits(time_limit_min=limit_min, startup_s=60),
+        network=Network(rendezvous_host="127.0.0.1", interface="lo"),
+    )
+    return Todo(spec=spec, circumstance=circumstance, config_id=config_id(spec), control=control)
+
+
+class Allocation:
+    """A job as `srun` starts it: one process per node, told by Slurm's variables where it is."""
+
+    def __init__(self, study: Path, points: list[Todo], nodes: int = 1, **environment: str) -> None:
+        more: dict[str, Any] = {"control": next((p for p in points if p.control), None)}
+        job = Job(
+            name="s-1", mode="packed", nodes=nodes, devices_per_node=points[0].spec.devices_per_node, time_limit_min=30,
+            points=tuple(point for point in points if not point.control), **more,
+        )  # fmt: skip
+        self.study, self.folder = study, jobs.write(study, job)
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bench.allocation", str(self.folder)],
+                env=os.environ | {"OMP_NUM_THREADS": "1", "SLURM_PROCID": str(number)} | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for number in range(nodes)
+        ]
+
+    def end(self, timeout_s: float = 200) -> str:
+        """Wait for the end; return what the conductor said."""
+        said = [process.communicate(timeout=timeout_s)[0] for process in self.processes]
+        return said[0]
+
+    def records(self) -> list[RunRecord]:
+        found = [store.read_record(path) for path in store.find_records([self.study])]
+        return sorted(found, key=lambda record: (record.circumstance.started_at, record.circumstance.attempt))
+
+
+def at(folder: Path, point: Todo) -> list[store.Attempt]:
+    return store.attempts(folder / point.config_id)
+
+
+def test_points_follow_each_other_in_fresh_processes_between_two_control_points(tmp_path: Path) -> None:
+    two, four, control = todo("engine=zero2"), todo("engine=ddp"), todo("engine=zero1", control=True)
+    allocation = Allocation(tmp_path, [two, four, control])
+    allocation.end()
+    records = allocation.records()
+    assert [record.spec.engine.name for record in records] == ["zero1", "zero2", "ddp", "zero1"]
+    assert {record.outcome.kind for record in records} == {"ok"}
+    marks = [record.circumstance.launcher["control"] for record in records]
+    assert marks == [True, False, False, True]
+    assert [a.folder.name for a in at(tmp_path, control)] == ["0.0", "1.0"], "each its own repeat"
+    [(_, spent)] = jobs.allocations(allocation.folder)
+    assert spent.ended_at and spent.ended_at > spent.began_at
+
+
+def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path) -> None:
+    point = todo("engine=zero2", "devices_per_node=2", "data=text")
+    cold = Command(tmp_path / "cold", [*QUICK, "machine=cpu", "engine=zero2", "devices_per_node=2", "data=text"])
+    fresh = cold.record()
+    allocation = Allocation(tmp_path / "packed", [point], OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+    allocation.end()
+    [forked] = allocation.records()
+    assert forked.config_id == fresh.config_id and forked.environment and fresh.environment
+    assert forked.environment.environment_id == fresh.environment.environment_id
+    a, b = forked.observations, fresh.observations
+    assert a and b and a.steps and b.steps
+    common = min(len(a.steps.loss), len(b.steps.loss))
+    assert a.steps.loss[:common] == b.steps.loss[:common], "bitwise"
+    peaks = [m.peak_allocated_bytes for m in b.memory]  # gloo's threads free a few hundred bytes a little later
+    assert [m.peak_allocated_bytes for m in a.memory] == pytest.approx(peaks, rel=1e-5)
+    assert a.collectives == b.collectives and a.engine_config == b.engine_config
+
+
+def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_too(tmp_path: Path) -> None:
+    points = [
+        todo("nodes=2", "devices_per_node=1", "engine=zero1"),
+        todo("nodes=2", "devices_per_node=1", "engine=ddp"),
+    ]
+    allocation = Allocation(tmp_path, points, nodes=2)
+    allocation.end()
+    assert [record.outcome.kind for record in allocation.records()] == ["ok", "ok"]
+    assert [process.returncode for process in allocation.processes] == [0, 0]
+
+
+def test_what_has_an_answer_already_is_not_run_and_what_cannot_finish_is_left(tmp_path: Path) -> None:
+    done, long, short = todo("engine=zero1"), todo("engine=ddp", limit_min=60), todo("engine=zero2")
+    attempt = store.open_attempt(tmp_path / done.config_id, done.spec, done.circumstance)
+    store.conclude(attempt.folder, Outcome(kind="oom"))
+    said = Allocation(tmp_path, [done, long, short]).end()
+    assert "has its answer already" in said and "waits for another job" in said
+    assert len(at(tmp_path, done)) == 1 and at(tmp_path, long) == []
+
+
+def test_a_larger_micro_batch_is_pruned_within_the_job(tmp_path: Path) -> None:
+    small, large = todo("batch.micro=2"), todo("batch.micro=4")
+    for _ in range(2):
+        attempt = store.open_attempt(tmp_path / small.config_id, small.spec, small.circumstance)
+        store.conclude(attempt.folder, Outcome(kind="oom"))
+    said = Allocation(tmp_path, [small, large]).end()
+    [pruned] = at(tmp_path, large)
+    assert pruned.outcome == "pruned" and f"{small.config_id}/0.1" in pruned.reason and pruned.reason in said
+
+
+def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_process(tmp_path: Path) -> None:
+    spec = config.request(config.single([*ENDLESS, "machine=cpu"])).spec
+    point = todo().model_copy(update={"spec": spec, "config_id": config_id(spec)})
+    allocation = Allocation(tmp_path, [point, todo("engine=zero1")])
+    heartbeat = _stepping(tmp_path / point.config_id / "0.0", spec)
+    allocation.processes[0].send_signal(signal.SIGTERM)
+    allocation.end(timeout_s=60)
+    folder = tmp_path / point.config_id / "0.0"
+    interrupted = json.loads((folder / store.INTERRUPTED).read_bytes())
+    assert interrupted["signal"] == "SIGTERM" and not (folder / store.RECORD).exists()
+    assert alive([rank["pid"] for rank in heartbeat["ranks"]]) == []
+    assert allocation.records() == [], "nothing else was begun"
+
+
+def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        time.sleep(0.2)
+        try:
+            beat: dict[str, Any] = json.loads((folder / store.HEARTBEAT).read_bytes())
+        except (OSError, ValueError):
+            continue
+        if len(beat["ranks"]) == spec.world_size and all(rank["step"] >= 0 for rank in beat["ranks"]):
+            return beat
+    raise AssertionError("the run did not get there in time")

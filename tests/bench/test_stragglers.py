@@ -1,0 +1,37 @@
+import pytest
+
+from bench.stragglers import slow_links, slow_ranks
+
+
+@pytest.mark.parametrize(
+    ("outside_s", "slow"),
+    [
+        ((0.1, 0.1, 0.25, 0.1), [2]),
+        ((0.1, 0.25), [1]),  # of two, the other is the measure
+        ((0.1, 0.3, 0.1, 0.2), [1, 3]),
+        ((1.0, 1.2, 1.0), []),  # 20 % is not more than 20 %
+        ((1.0, 1.21, 1.0), [1]),
+        ((0.010, 0.030, 0.010), []),  # three times as long, and only 20 ms
+        ((0.010, 0.031, 0.010), [1]),
+        ((0.1, 0.1, 0.01), []),  # a fast one holds nobody up
+        ((5.0,), []),
+        ((), []),
+    ],
+)
+def test_a_slow_rank_exceeds_the_others_by_more_than_a_fifth_and_20_ms(outside_s: tuple, slow: list) -> None:
+    assert slow_ranks(outside_s) == slow
+
+
+@pytest.mark.parametrize(
+    ("rates", "slow"),
+    [
+        ((9.0, 9.0, 4.0, 9.0), [2]),
+        ((9.0, 9.0, 4.5, 9.0), []),  # half is not below half
+        ((9.0, 4.0), []),  # below 6.5, not below 3.25; two nodes have one rate anyhow
+        ((9.0, None, 9.0, 4.0), [3]),
+        ((None, None), []),
+        ((), []),
+    ],
+)
+def test_a_slow_link_carries_less_than_half_of_the_median(rates: tuple, slow: list) -> None:
+    assert slow_links(rates) == slow
