@@ -1,6 +1,7 @@
 """How a sweep is told before and after it is started."""
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -109,9 +110,11 @@ def fed(done: feed.Fed, folder: Path, *, as_json: bool) -> str:
     if done.pruned:
         lines.append(f"{done.pruned} points need not run (pruned)")
     if done.left:
-        go_on = "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {folder}"
+        go_on = (
+            "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {shlex.quote(str(folder))}"
+        )
         lines.append(f"{len(done.left)} points wait: {done.why_left}; {go_on}")
     if done.autopilot:
         lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
-    lines.append(f"how it goes: zeroscale status {folder}" if done.submitted else "nothing to submit")
+    lines.append(f"how it goes: zeroscale status {shlex.quote(str(folder))}" if done.submitted else "nothing to submit")
     return "\n".join(lines)

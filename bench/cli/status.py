@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.cli import live
 from bench.dispatch.settle import settle
 from bench.dispatch.view import View, look
-from bench.launchers import SchedulerAway
+from bench.errors import UserError
 from bench.sweep import exclusions
 from bench.sweep.standing import Standing
 
@@ -48,9 +48,10 @@ def _settled(folder: Path) -> View:
     """Look at a study after settling what can be; without its scheduler nothing can be told dead."""
     try:
         view = look(folder)
-    except SchedulerAway as error:
+    except UserError as error:
+        view = look(folder, ask=False)  # raises again if it is the folder that is wrong
         print(f"zeroscale: {error}; shown is what the folder says", file=sys.stderr)
-        return look(folder, ask=False)
+        return view
     with contextlib.suppress(PermissionError, OSError):  # a folder that may only be read is shown as it is
         if settle(view):
             view = look(folder)
