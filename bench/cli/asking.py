@@ -60,15 +60,15 @@ def _device_here() -> str:
 
 def line(asked: Request) -> str:
     """Describe a point in one line."""
-    return describe(asked.spec)
+    return describe(asked.spec, config_id(asked.spec))
 
 
-def describe(spec: RunSpec) -> str:
-    """Describe what is measured in one line."""
+def describe(spec: RunSpec, identity: str) -> str:
+    """Describe what is measured in one line; `identity` is its config_id."""
     devices = f"{spec.nodes} × {spec.devices_per_node}"
     extra = " checkpointing" if spec.activation_checkpointing else ""
     return (
-        f"{config_id(spec)}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  {devices} devices  "
+        f"{identity}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  {devices} devices  "
         f"micro {spec.batch.micro} × {spec.accumulation} = global {spec.global_batch}  "
         f"{spec.sequence.encoder}/{spec.sequence.decoder} tokens  {spec.data.name}{extra}"
     )

@@ -90,7 +90,7 @@ class Here:
         left = ""
         if self.seconds:
             left = f", about {_duration(statistics.median(self.seconds) * (count - number + 1))} left"
-        line, begin = asking.describe(todo.spec), time.monotonic()
+        line, begin = asking.describe(todo.spec, todo.config_id), time.monotonic()
         heading = f"[{number}/{count}{left}] {line}"
         _, record = point.measure(todo, self.folder, lambda doing: follow(f"{heading}: {doing}"))
         self._tried[todo.config_id] = store.attempts(self.folder / todo.config_id)

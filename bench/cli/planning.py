@@ -13,7 +13,7 @@ from bench.errors import UserError
 from bench.machine import Machine
 from bench.record import Limits, Network
 from bench.spec import config_id
-from bench.study import Pair, Study, control_pairs, order
+from bench.study import Overrides, Pair, Study, control_pairs, order
 from bench.sweep.asked import Point, Rules, Sweep
 
 _SHOWN = {
@@ -32,7 +32,7 @@ def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
     first = found.points[0].asked
     options = _options(found, args)
     apart = _apart([point.overrides for point in found.points])
-    controls = [_point(asked, pairs, set()) for asked, pairs in _controls(study, overrides, found, args)]
+    controls = [_point(made, set()) for made in _controls(study, overrides, found, args)]
     return Sweep(
         study=study.name,
         question=study.question,
@@ -42,7 +42,7 @@ def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
         limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
         network=Network.model_validate(options.get("network") or {}),
         rules=Rules(budget=study.budget, prune=not args.no_prune, max_queued=options.get("max_queued")),
-        points=tuple(_point(point.asked, point.overrides, apart) for point in found.points),
+        points=tuple(_point(point, apart) for point in found.points),
         order=tuple(order(len(found.points), study)),
         controls=tuple(controls),
     ), found
@@ -68,9 +68,7 @@ def _options(found: Expansion, args: argparse.Namespace) -> dict[str, Any]:
     return plain | given
 
 
-def _controls(
-    study: Study, overrides: Any, found: Expansion, args: argparse.Namespace
-) -> list[tuple[Request, tuple[Pair, ...]]]:
+def _controls(study: Study, overrides: Overrides, found: Expansion, args: argparse.Namespace) -> list[config.Point]:
     """Return the control point for every shape of allocation that the sweep needs."""
     pairs = control_pairs(study, overrides)
     shapes = dict.fromkeys((p.asked.spec.nodes, p.asked.spec.devices_per_node) for p in found.points)
@@ -79,15 +77,15 @@ def _controls(
         shaped = (*(pairs or ()), ("nodes", nodes), ("devices_per_node", devices))
         asked = config.request(shaped, args.config_dir)
         config.check(asked, asking.device(asked))
-        controls.append((asked, shaped))
+        controls.append(config.Point(asked, shaped, config_id(asked.spec)))
     return controls
 
 
-def _point(asked: Request, pairs: tuple[Pair, ...], apart: set[str]) -> Point:
-    texts = tuple(f"{key}={value}" for key, value in pairs)
+def _point(made: config.Point, apart: set[str]) -> Point:
+    asked, texts = made.asked, tuple(f"{key}={value}" for key, value in made.overrides)
     return Point(
-        config_id=config_id(asked.spec),
-        line="  ".join([asking.line(asked), *(text for text in texts if text in apart)]),
+        config_id=made.config_id,
+        line="  ".join([asking.describe(asked.spec, made.config_id), *(text for text in texts if text in apart)]),
         machine=asked.machine.name,
         nodes=asked.spec.nodes,
         devices_per_node=asked.spec.devices_per_node,
