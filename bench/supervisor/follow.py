@@ -1,14 +1,13 @@
 """The supervisor of every node but the first: starts its ranks, reports them to the lead, and obeys it."""
 
-import signal
 import socket
 import time
 from pathlib import Path
-from types import FrameType
 
 from bench import store
 from bench.record import Circumstance
 from bench.spec import RunSpec
+from bench.supervisor import signals
 from bench.supervisor.crew import Follower, MeetingPoint
 from bench.supervisor.node import POLL_S, Node, Span
 from bench.supervisor.rank_process import Start, popen
@@ -36,8 +35,7 @@ class Follow:
         self.crew = Follower(self.point, number, socket.gethostname())
         self._interrupted_by: int | None = None
         if handle_signals:
-            for sent in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(sent, self._hear_signal)
+            signals.heed(self.interrupt)
 
     def run(self) -> bool:
         """Return whether every rank of this node ended as it should."""
@@ -79,6 +77,3 @@ class Follow:
 
     def _hear(self, rank: int, line: bytes) -> None:
         self._output.append((rank, line.decode(errors="replace")))
-
-    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
-        self.interrupt(number)

@@ -7,11 +7,11 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from bench import store
 from bench.record import Circumstance, RunRecord
 from bench.spec import RunSpec
+from bench.supervisor import signals
 from bench.supervisor.background import Background
 from bench.supervisor.crew import Lead, MeetingPoint
 from bench.supervisor.heartbeat import Heartbeat, now
@@ -50,16 +50,14 @@ class Supervisor:
         self.crew = Lead(supervisors(self.spec, span), self._address())
         self.log = Log(folder / store.LOG)
         self.node = Node(folder, self.spec, self.circumstance, 0, self.log.write, span, start)
-        local = self.circumstance.launcher.get("name", "local") == "local"
-        self.heartbeat = Heartbeat(folder, _HEARTBEAT_S if local else _HEARTBEAT_FAR_S)
+        self.heartbeat = Heartbeat(folder, _heartbeat_s(self.circumstance))
         self.stop: Stop | None = None
         self.why = ""
         self._lost_at: float | None = None
         self._begin = time.monotonic()
         self._interrupted_by: signal.Signals | None = None
         if handle_signals:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self._hear_signal)
+            signals.heed(self.interrupt)
 
     def run(self) -> RunRecord | None:
         """Start the ranks, watch all of them to their end, and return the record, which is on the disk by then; None if
@@ -180,9 +178,11 @@ class Supervisor:
         writing.start(lambda: store.write_atomically(self.folder / store.INTERRUPTED, content))
         writing.wait(_WRITING_S)
 
-    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
-        self.interrupt(number)
-
     def _address(self) -> str:
         """Return where the ranks and the other supervisors find this one."""
         return self.circumstance.network.address(socket.gethostname()) if self.spec.nodes > 1 else "127.0.0.1"
+
+
+def _heartbeat_s(circumstance: Circumstance) -> float:
+    local = circumstance.launcher.get("name", "local") == "local"
+    return _HEARTBEAT_S if local else _HEARTBEAT_FAR_S

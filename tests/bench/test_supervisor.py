@@ -1,19 +1,23 @@
 """What a supervisor does for its callers, with ranks that are small programs instead of training processes."""
 
+import itertools
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_supervisor_log import Stalled
 
 from bench import config, store
-from bench.record import Circumstance, Limits, Network
+from bench.record import Circumstance, Limits, Network, RunRecord
+from bench.supervisor import node
 from bench.supervisor.crew import MeetingPoint
 from bench.supervisor.follow import Follow
 from bench.supervisor.heartbeat import Heartbeat
@@ -109,14 +113,16 @@ def test_a_rank_that_was_lost_before_the_signal_is_the_outcome(tmp_path: Path) -
 class Crew:
     """A lead in a thread, and its announcement."""
 
-    def __init__(self, folder: Path, program: str, **options: object) -> None:
+    record: RunRecord
+
+    def __init__(self, folder: Path, program: str, **options: Any) -> None:
         points: list[MeetingPoint] = []
         self.lead = Supervisor(
             folder,
             announce=points.append,
             handle_signals=False,
             start=running(program),
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         self._thread = threading.Thread(target=lambda: setattr(self, "record", self.lead.run()))
         self._thread.start()
@@ -126,7 +132,7 @@ class Crew:
 
     def ended(self) -> str:
         self._thread.join(30)
-        return str(self.record.outcome.reason)  # type: ignore[attr-defined]
+        return self.record.outcome.reason
 
 
 def test_supervisors_meet_without_a_file_where_somebody_announces_the_lead(tmp_path: Path) -> None:
@@ -155,6 +161,19 @@ def test_a_follower_that_is_interrupted_interrupts_the_run(tmp_path: Path) -> No
     soon(lambda: follow.interrupt(signal.SIGTERM))
     follow.run()
     assert crew.ended() == "interrupted by SIGTERM"
+
+
+def test_a_follower_tells_of_out_of_memory_kills_on_its_own_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = itertools.count()
+    monkeypatch.setattr(node, "_kernel_oom_kills", lambda: next(count))
+    folder = attempt(tmp_path, nodes=2)
+    dies = f"import os; os.environ['RANK'] == '3' and os.kill(os.getpid(), 9); {WAITS}"
+    crew = Crew(folder, dies)
+    assert not Follow(folder, 1, crew.point, handle_signals=False, start=running(dies)).run()
+    assert crew.ended() == "rank 3 was killed by SIGKILL by the kernel's out-of-memory killer in start"
+    assert list(crew.record.outcome.evidence["oom_kills"]) == [socket.gethostname()]
 
 
 def test_a_follower_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -> None:
