@@ -22,7 +22,7 @@ from bench.supervisor.forking import ForkServer
 from bench.supervisor.lead import Supervisor
 from bench.sweep import jobs, reconcile, survey
 from bench.sweep.asked import Todo
-from bench.sweep.pruning import Pruning
+from bench.sweep.pruning import pruned, to_confirm
 
 _PARTING_S = 15.0  # between the end of a point's time and the scheduler's warning that the allocation ends
 
@@ -38,7 +38,6 @@ class Conductor:
         first = self.todo[0].circumstance
         self.device = first.machine.device or device_kind()
         self.environment_id = environment_id(classify(self.device, self.job.devices_per_node))
-        self.pruning = Pruning({todo.key: todo.spec for todo in self.job.points})
         self.server = ForkServer(self.device)
         self.host = socket.gethostname()
         self.patience_s = first.limits.startup_s
@@ -90,7 +89,7 @@ class Conductor:
         for todo in self.todo:
             if self._wanted(todo):
                 yield todo
-                if self.job.prune and self.pruning.to_confirm(todo.key, self._tried()):
+                if self.job.prune and todo.kin and to_confirm(todo.kin, self._tried):
                     yield todo
         if control:
             yield control
@@ -99,11 +98,11 @@ class Conductor:
         """Whether a point has no answer yet; one that need not run gets its answer here."""
         config_folder, key = self.study_folder / todo.config_id, todo.key
         accept = FINAL if self.job.prune else FINAL - {"pruned"}
-        if store.answered(config_folder, key.repeat, key.machine, self.environment_id, accept):
+        if not todo.again and store.answered(config_folder, key.repeat, key.machine, self.environment_id, accept):
             return _say(todo, "has its answer already")
         if elsewhere := survey.busy_elsewhere(config_folder, key):
             return _say(todo, f"is under way in job {elsewhere.job or 'of another scheduler'}")
-        if self.job.prune and (outcome := self.pruning.by(key, self._tried())):
+        if self.job.prune and todo.kin and (outcome := pruned(todo.kin, self._tried)):
             attempt = store.open_attempt(config_folder, todo.spec, self._circumstance(todo))
             store.conclude(attempt.folder, outcome)
             return _say(todo, outcome.reason)
@@ -167,8 +166,8 @@ class Conductor:
                     traces = reconcile.Traces.read(attempt.folder)
                     store.conclude(attempt.folder, reconcile.outcome(traces, None, restarted=True))
 
-    def _tried(self) -> dict[str, list[store.Attempt]]:
-        return {todo.config_id: store.attempts(self.study_folder / todo.config_id) for todo in self.job.points}
+    def _tried(self, config_id: str) -> list[store.Attempt]:
+        return store.attempts(self.study_folder / config_id)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted_by = number

@@ -12,9 +12,8 @@ from bench import store
 from bench.cli import asking, live, point
 from bench.measure.environment import classify, device_kind, environment_id
 from bench.record import FINAL
-from bench.spec import RunSpec
 from bench.sweep.asked import Key, Point, Sweep, Todo
-from bench.sweep.pruning import Pruning
+from bench.sweep.pruning import Kin, kinships, pruned, to_confirm
 from bench.sweep.standing import given_up
 
 
@@ -32,9 +31,8 @@ class Here:
     def __init__(self, folder: Path, asked: list[Asked], *, quiet: bool, retry: bool) -> None:
         """`retry` goes on with points whose attempts are used up: somebody asked for them by name."""
         self.folder, self._asked, self._quiet, self._retry = folder, asked, quiet, retry
-        specs = {one.point.config_id: RunSpec.model_validate(one.point.spec) for one in asked}
-        self._pruning = Pruning({one.key: specs[one.key.config_id] for one in asked})
-        self._tried = {config_id: store.attempts(folder / config_id) for config_id in specs}
+        self._kin = kinships((one.key, one.point.spec) for one in asked)
+        self._attempts: dict[str, list[store.Attempt]] = {}
         self.kinds: list[str] = []
         self.seconds: list[float] = []
 
@@ -56,7 +54,7 @@ class Here:
                 continue
             ready = one.sweep.todo(one.point, one.key.repeat)
             yield ready
-            if one.sweep.rules.prune and self._pruning.to_confirm(one.key, self._tried):
+            if one.sweep.rules.prune and to_confirm(self._kin_of(one), self._tried):
                 yield ready
         if sweep and control:
             yield sweep.todo(control, 0, control=True)
@@ -68,7 +66,7 @@ class Here:
         environment = environment_id(classify(device, one.point.devices_per_node))
         done = store.answered(self.folder / one.key.config_id, one.key.repeat, one.key.machine, environment, accept)
         if done is None and not self._retry:
-            tried = [a for a in self._tried[one.key.config_id] if a.outcome and a.repeat == one.key.repeat]
+            tried = [a for a in self._tried(one.key.config_id) if a.outcome and a.repeat == one.key.repeat]
             if given_up(tried, one.sweep.rules.budget.attempts):
                 done = tried[-1]
         if done:
@@ -77,7 +75,7 @@ class Here:
 
     def _prune(self, one: Asked) -> bool:
         """Record that a point need not run, if so."""
-        outcome = self._pruning.by(one.key, self._tried)
+        outcome = pruned(self._kin_of(one), self._tried)
         if outcome:
             ready = one.sweep.todo(one.point, one.key.repeat)
             attempt = store.open_attempt(self.folder / one.key.config_id, ready.spec, ready.circumstance)
@@ -86,6 +84,15 @@ class Here:
             self._print(f"{one.point.line}  repeat {one.key.repeat}\n    {outcome.kind}: {outcome.reason}")
         return outcome is not None
 
+    def _kin_of(self, one: Asked) -> Kin:
+        return self._kin[one.key.config_id, one.key.machine]
+
+    def _tried(self, config_id: str) -> list[store.Attempt]:
+        """Return the attempts at a configuration, read again only after another."""
+        if config_id not in self._attempts:
+            self._attempts[config_id] = store.attempts(self.folder / config_id)
+        return self._attempts[config_id]
+
     def _measure(self, todo: Todo, number: int, count: int, follow: Callable[[str], None]) -> None:
         left = ""
         if self.seconds:
@@ -93,7 +100,7 @@ class Here:
         line, begin = asking.describe(todo.spec, todo.config_id), time.monotonic()
         heading = f"[{number}/{count}{left}] {line}"
         _, record = point.measure(todo, self.folder, lambda doing: follow(f"{heading}: {doing}"))
-        self._tried[todo.config_id] = store.attempts(self.folder / todo.config_id)
+        self._attempts.pop(todo.config_id, None)
         self.seconds.append(time.monotonic() - begin)
         self.kinds.append(record.outcome.kind)
         what = "control" if todo.control else f"repeat {record.circumstance.repeat}"

@@ -9,7 +9,7 @@ from typing import Any
 from bench import launchers
 from bench.config import Expansion
 from bench.dispatch import feed
-from bench.dispatch.group import group
+from bench.dispatch.group import Grouping
 from bench.spec import RunSpec
 from bench.sweep import jobs
 from bench.sweep.asked import Sweep
@@ -59,7 +59,7 @@ def as_text(sweep: Sweep, expansion: Expansion, folder: Path) -> str:
 def _planned(sweep: Sweep) -> list[Job]:
     """Return the jobs as they would be submitted to a cluster without limits of its own: planning asks nobody."""
     waiting = [Standing(key, point, sweep, "waiting", "", "", 0, "") for key, point in sweep.wanted()]
-    return group(waiting, _options(sweep), None, None)
+    return Grouping(_options(sweep)).jobs(waiting)
 
 
 def _options(sweep: Sweep) -> Any:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from bench import launchers
-from bench.dispatch.group import group
+from bench.dispatch.group import Grouping
 from bench.dispatch.settle import prune, settle, to_start
 from bench.dispatch.view import View, look
 from bench.errors import UserError
@@ -86,7 +86,10 @@ class Feeder:
             return [], f"{spent:.1f} of {budget:g} node-hours are spent"
         submitted: list[tuple[Job, str]] = []
         places, why = self._places()
-        for job in group(left, self._options, self._cluster.max_array_size, self._cluster.max_time_min):
+        grouping = Grouping(
+            self._options, self._cluster.max_array_size, self._cluster.max_time_min, self._view.kin() if left else None
+        )
+        for job in grouping.jobs(left):
             needs = len(job.points) if job.mode == "array" else 1
             if places is not None and needs > places:
                 return submitted, why

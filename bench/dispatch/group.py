@@ -1,68 +1,93 @@
 """How points become jobs. Pure, but for the jobs' names."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.sweep import jobs
-from bench.sweep.jobs import Job
+from bench.errors import UserError
+from bench.sweep.asked import Point, Todo
+from bench.sweep.jobs import Job, new_name
+from bench.sweep.pruning import Kin
 from bench.sweep.standing import Standing
 
-_JOB_SLACK_MIN = 3  # for an allocation to begin and to end
+_BEGIN_AND_END_MIN = 2  # of an allocation
+Kinships = Mapping[tuple[str, str], Kin]
 
 
-def group(left: Sequence[Standing], options: Any, max_array_size: int | None, max_time_min: int | None) -> list[Job]:
-    """Divide points of one sweep into jobs: one each, job arrays of equal resources, or packed allocations. Pure, but
-    for the jobs' names."""
-    shapes: dict[tuple[Any, ...], list[Standing]] = {}
-    for standing in left:
-        point = standing.point
-        shape = (point.nodes, point.devices_per_node)
-        shapes.setdefault((*shape, point.time_limit_min) if options.mode == "array" else shape, []).append(standing)
-    made = []
-    for members in shapes.values():
-        most = {"point": 1, "array": max_array_size or len(members), "packed": len(members)}[options.mode]
-        for chunk in _chunks(members, most, options, max_time_min):
-            made.append(_job(chunk, options, max_time_min))
-    return made
+class Grouping:
+    """Divides points into jobs: one each, job arrays of equal resources, or packed allocations of one shape.
 
+    `options` are the launcher's; the cluster's limits are None where it has none. UserError for a point that can never
+    finish there.
+    """
 
-def _chunks(members: Sequence[Standing], most: int, options: Any, max_time_min: int | None) -> Iterator[list[Standing]]:
-    """Cut points into jobs of at most `most`, packed ones also so that all of them can finish in the job's time."""
-    longest_min = min(options.job_max_min, max_time_min or math.inf)
-    chunk: list[Standing] = []
-    for standing in members:
-        full = len(chunk) == most or (options.mode == "packed" and chunk and _minutes([*chunk, standing]) > longest_min)
-        if full:
-            yield chunk
-            chunk = []
-        chunk.append(standing)
-    if chunk:
+    def __init__(
+        self,
+        options: Any,
+        max_array_size: int | None = None,
+        max_time_min: int | None = None,
+        kin: Kinships | None = None,
+    ) -> None:
+        self._options, self._kin = options, kin or {}
+        self._max_array_size, self._max_time_min = max_array_size, max_time_min
+
+    def jobs(self, left: Sequence[Standing]) -> list[Job]:
+        """Return the jobs for points, in their order. Pure, but for the jobs' names."""
+        shapes: dict[tuple[Any, ...], list[Standing]] = {}
+        for standing in left:
+            point = standing.point
+            limit = point.time_limit_min if self._options.mode == "array" else None
+            shapes.setdefault((point.nodes, point.devices_per_node, limit), []).append(standing)
+        return [self._job(chunk) for members in shapes.values() for chunk in self._chunks(members)]
+
+    def _chunks(self, members: Sequence[Standing]) -> Iterator[list[Standing]]:
+        """Cut points of one shape into jobs; packed ones so that all of their points can finish in the job's time."""
+        mode, array = self._options.mode, self._max_array_size or len(members)
+        longest_min = min(self._options.job_max_min, self._max_time_min or math.inf)
+        chunk: list[Standing] = []
+        for standing in members:
+            most = {"point": 1, "array": array, "packed": len(members)}[mode]
+            too_long = mode == "packed" and self._minutes([*chunk, standing]) > longest_min
+            if chunk and (len(chunk) == most or too_long):
+                yield chunk
+                chunk = []
+            chunk.append(standing)
         yield chunk
 
+    def _minutes(self, members: Sequence[Standing]) -> int:
+        """Return the time limit of a job: its points' limits one after the other, and the control point's twice."""
+        first, limits = members[0], [standing.point.time_limit_min or 0 for standing in members]
+        points = sum(limits) if self._options.mode == "packed" else max(limits)
+        control = self._control(first)
+        limits_min = points + 2 * ((control.time_limit_min or 0) if control else 0)
+        warning_min = float(self._options.warning_s) / 60
+        return math.ceil(limits_min + warning_min) + _BEGIN_AND_END_MIN
 
-def _minutes(members: Sequence[Standing]) -> int:
-    """Return the time limit of a packed job: all its points' limits, and the control point's twice."""
-    first = members[0]
-    control = first.sweep.control(first.point.nodes, first.point.devices_per_node)
-    limits = [standing.point.time_limit_min or 0 for standing in members]
-    return math.ceil(sum(limits) + 2 * ((control.time_limit_min or 0) if control else 0)) + _JOB_SLACK_MIN
+    def _control(self, standing: Standing) -> Point | None:
+        """Return the control point; only who runs a sequence of points can put one before and after it."""
+        shape = standing.point.nodes, standing.point.devices_per_node
+        return standing.sweep.control(*shape) if self._options.mode == "packed" else None
 
+    def _job(self, members: Sequence[Standing]) -> Job:
+        first = members[0]
+        sweep, point, control = first.sweep, first.point, self._control(first)
+        minutes = self._minutes(members)
+        if self._max_time_min is not None and minutes > self._max_time_min:
+            rule = f"{point.config_id} may take a job of {minutes} min, and the partition allows {self._max_time_min}"
+            raise UserError(f"launcher.time_limit_min={point.time_limit_min:.3g}", rule, "give it less time")
+        return Job(
+            name=new_name(sweep.study),
+            mode=self._options.mode,
+            nodes=point.nodes,
+            devices_per_node=point.devices_per_node,
+            time_limit_min=minutes,
+            prune=sweep.rules.prune,
+            span=self._options.span,
+            points=tuple(map(self._todo, members)),
+            control=sweep.todo(control, 0, control=True) if control else None,
+        )
 
-def _job(members: Sequence[Standing], options: Any, max_time_min: int | None) -> Job:
-    first = members[0]
-    sweep, point = first.sweep, first.point
-    control = sweep.control(point.nodes, point.devices_per_node) if options.mode == "packed" else None
-    longest = max(members, key=lambda standing: standing.point.time_limit_min or 0)
-    minutes = _minutes(members) if options.mode == "packed" else _minutes([longest])
-    return Job(
-        name=jobs.new_name(sweep.study),
-        mode=options.mode,
-        nodes=point.nodes,
-        devices_per_node=point.devices_per_node,
-        time_limit_min=min(minutes, max_time_min or minutes),
-        prune=sweep.rules.prune,
-        span=options.span,
-        points=tuple(standing.sweep.todo(standing.point, standing.key.repeat) for standing in members),
-        control=sweep.todo(control, 0, control=True) if control else None,
-    )
+    def _todo(self, standing: Standing) -> Todo:
+        key = standing.key
+        kin = self._kin.get((key.config_id, key.machine))
+        return standing.sweep.todo(standing.point, key.repeat, again=standing.final, kin=kin)

@@ -5,9 +5,8 @@ from typing import Any
 from bench import store
 from bench.dispatch.view import View
 from bench.record import Outcome
-from bench.spec import RunSpec
 from bench.sweep import jobs, reconcile
-from bench.sweep.pruning import Pruning
+from bench.sweep.pruning import pruned, to_confirm
 from bench.sweep.standing import Place, Standing
 from bench.sweep.survey import Open
 
@@ -50,36 +49,29 @@ def _ending(state: Any) -> reconcile.Ending:
 
 def prune(view: View) -> int:
     """Record which of the waiting points need not run; return how many."""
-    if not any(standing.outcome == "oom" for standing in view.standings):
-        return 0
-    pruning, pruned = _pruning(view), 0
+    count, kin = 0, view.kin()
     for standing in view.standings:
         may = standing.state == "waiting" and standing.sweep.rules.prune
-        if may and (outcome := pruning.by(standing.key, view.seen.tried)):
+        if may and (outcome := pruned(kin[standing.key[:2]], view.tried)):
             todo = standing.sweep.todo(standing.point, standing.key.repeat)
             attempt = store.open_attempt(view.folder / todo.config_id, todo.spec, todo.circumstance)
             store.conclude(attempt.folder, outcome)
-            pruned += 1
-    return pruned
-
-
-def _pruning(view: View) -> Pruning:
-    return Pruning({standing.key: RunSpec.model_validate(standing.point.spec) for standing in view.standings})
+            count += 1
+    return count
 
 
 def to_start(view: View) -> list[Standing]:
     """Return the points to be started: those that wait, and those that a second run shall confirm."""
-    ooms = any(standing.outcome == "oom" for standing in view.standings)
-    pruning = _pruning(view) if ooms else None
+    kin = view.kin()
     return [
         standing
         for standing in view.standings
         if standing.state == "waiting"
         or (
-            pruning
-            and standing.sweep.rules.prune
-            and standing.outcome == "oom"
+            standing.outcome == "oom"
             and standing.final
-            and pruning.to_confirm(standing.key, view.seen.tried)
+            and not standing.job
+            and standing.sweep.rules.prune
+            and to_confirm(kin[standing.key[:2]], view.tried)
         )
     ]

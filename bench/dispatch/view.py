@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import launchers
+from bench.store import Attempt
 from bench.sweep import asked, jobs
 from bench.sweep.asked import Sweep
+from bench.sweep.pruning import Kin, kinships
 from bench.sweep.standing import Place, Standing, standings
 from bench.sweep.survey import Survey, spent_node_hours, survey
 
@@ -23,6 +25,13 @@ class View(NamedTuple):
     def live(self) -> list[jobs.Submitted]:
         """The jobs that the scheduler still has, oldest first."""
         return [job for job in self.seen.jobs if any(self.is_live(job.name, task) for task in job.tasks)]
+
+    def kin(self) -> dict[tuple[str, str], Kin]:
+        """Return who is related to whom, by config_id and machine."""
+        return kinships((standing.key, standing.point.spec) for standing in self.standings)
+
+    def tried(self, config_id: str) -> list[Attempt]:
+        return self.seen.tried.get(config_id, [])
 
     def spent_node_hours(self) -> float:
         return spent_node_hours(self.seen.jobs)

@@ -14,6 +14,7 @@ from bench.machine import Machine
 from bench.record import Circumstance, Limits, Network
 from bench.spec import Frozen, Name, Positive, RunSpec
 from bench.study import Budget
+from bench.sweep.pruning import Kin
 
 FOLDER = "sweeps"
 
@@ -33,6 +34,8 @@ class Todo(Frozen):
     circumstance: Circumstance
     config_id: str
     control: bool = False
+    again: bool = False  # it has an answer, which is to be confirmed
+    kin: Kin | None = None
 
     @property
     def key(self) -> Key:
@@ -81,7 +84,9 @@ class Sweep(Frozen):
             point = self.points[index]
             yield Key(point.config_id, point.machine, repeat), point
 
-    def todo(self, point: Point, repeat: int, *, control: bool = False) -> Todo:
+    def todo(
+        self, point: Point, repeat: int, *, control: bool = False, again: bool = False, kin: Kin | None = None
+    ) -> Todo:
         """Return one attempt at a point, ready to be started."""
         limits = self.limits.model_copy(update={"time_limit_min": point.time_limit_min})
         circumstance = Circumstance(
@@ -96,7 +101,9 @@ class Sweep(Frozen):
             overrides=point.overrides,
         )
         spec = RunSpec.model_validate(point.spec)
-        return Todo(spec=spec, circumstance=circumstance, config_id=point.config_id, control=control)
+        return Todo(
+            spec=spec, circumstance=circumstance, config_id=point.config_id, control=control, again=again, kin=kin
+        )
 
     def control(self, nodes: int, devices_per_node: int) -> Point | None:
         """Return the control point for allocations of this shape, if the study has one."""

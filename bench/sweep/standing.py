@@ -1,16 +1,16 @@
 """Where every point of a sweep stands, from what the folder shows and what the scheduler says. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from bench.record import FINAL
 from bench.store import Attempt
 from bench.sweep.asked import Key, Point, Sweep
-from bench.sweep.jobs import Submitted
-from bench.sweep.survey import Survey
+from bench.sweep.survey import Open, Survey
 
 State = Literal["answered", "running", "pending", "waiting", "given up"]
-_PATIENCE = 10  # so many times the attempts allowed, where it was not the point's own fault
+_PATIENCE = 5  # so many times the attempts allowed, where it was not the point's own fault
 
 Place = tuple[str, int | None]
 """A job's name and task, as a scheduler knows it."""
@@ -42,6 +42,7 @@ class Standing(NamedTuple):
     why: str
     attempts: int
     folder: str  # of the attempt that tells most
+    job: str = ""  # that is to take it, while a scheduler has it
 
     @property
     def final(self) -> bool:
@@ -50,60 +51,68 @@ class Standing(NamedTuple):
 
 def standings(wanted: Mapping[Key, tuple[Sweep, Point]], seen: Survey, queue: Mapping[Place, Queued]) -> list[Standing]:
     """Return where everything asked for stands, in the order in which it was asked."""
-    places: dict[Key, tuple[Submitted, int | None]] = {}
-    for job in seen.jobs:
-        for key, task in job.points:
-            state = queue.get((job.name, task))
-            if state and state.live:
-                places[key] = (job, task)
-    return [_standing(key, *wanted[key], seen, queue, places.get(key)) for key in wanted]
+    view = _View(seen, queue)
+    return [view.standing(key, sweep, point) for key, (sweep, point) in wanted.items()]
 
 
-def _standing(
-    key: Key,
-    sweep: Sweep,
-    point: Point,
-    seen: Survey,
-    queue: Mapping[Place, Queued],
-    place: tuple[Submitted, int | None] | None,
-) -> Standing:
-    done = seen.of(key)
-    state, told = _state(key, sweep, done, seen, queue, place)
-    last = answer(done, sweep) or (done[-1] if done else None)
-    outcome = str(last.outcome) if last else ""
-    why = told or (last.reason if last else "")
-    folder = last.folder.relative_to(seen.folder).as_posix() if last else ""
-    return Standing(key, point, sweep, state, outcome, why, len(done), folder)
+class _View:
+    """The folder and the scheduler beside each other."""
 
+    def __init__(self, seen: Survey, queue: Mapping[Place, Queued]) -> None:
+        self._seen, self._queue = seen, queue
+        self._submitted: Counter[Key] = Counter()
+        self._places: dict[Key, Place] = {}
+        for job in seen.jobs:
+            for key, task in job.points:
+                self._submitted[key] += 1
+                if (state := queue.get((job.name, task))) and state.live:
+                    self._places[key] = (job.name, task)
 
-def _state(
-    key: Key,
-    sweep: Sweep,
-    done: list[Attempt],
-    seen: Survey,
-    queue: Mapping[Place, Queued],
-    place: tuple[Submitted, int | None] | None,
-) -> tuple[State, str]:
-    if answer(done, sweep):
-        return "answered", ""
-    for attempt in seen.open.get(key, ()):
-        state = queue.get((attempt.job, attempt.task)) if attempt.job else None
-        alive = not attempt.dead_here and (
-            (state.live and not state.pending and (state.restarts or 0) <= attempt.restart) if state else attempt.fresh
+    def standing(self, key: Key, sweep: Sweep, point: Point) -> Standing:
+        done, place = self._seen.of(key), self._places.get(key)
+        state, told = self._state(key, sweep, done, place)
+        last = answer(done, sweep) or (done[-1] if done else None)
+        return Standing(
+            key,
+            point,
+            sweep,
+            state,
+            outcome=str(last.outcome) if last else "",
+            why=told or (last.reason if last else ""),
+            attempts=len(done),
+            folder=last.folder.relative_to(self._seen.folder).as_posix() if last else "",
+            job=place[0] if place else "",
         )
-        if alive:
-            return "running", attempt.doing()
-    if place:
-        job, task = place
-        state = queue[job.name, task]
-        named = job.name if task is None else f"{job.name}[{task}]"
-        return (
-            "pending",
-            f"in job {named}: {f'{state.state.lower()} ({state.reason})' if state.pending else 'its turn comes'}",
-        )
-    if given_up(done, sweep.rules.budget.attempts):
-        return "given up", f"after {len(done)} attempts; the last: {done[-1].reason}"
-    return "waiting", f"again after: {done[-1].reason}" if done else ""
+
+    def _state(self, key: Key, sweep: Sweep, done: list[Attempt], place: Place | None) -> tuple[State, str]:
+        if answer(done, sweep):
+            return "answered", ""
+        for attempt in self._seen.open.get(key, ()):
+            if self._alive(attempt):
+                return "running", attempt.doing()
+        if place:
+            return "pending", self._pending(place)
+        limit = sweep.rules.budget.attempts
+        if given_up(done, limit):
+            return "given up", f"after {len(done)} attempts; the last: {done[-1].reason}"
+        if self._submitted[key] >= _PATIENCE * limit:
+            return "given up", f"{self._submitted[key]} jobs had it, and none of them came to an answer"
+        return "waiting", f"again after: {done[-1].reason}" if done else ""
+
+    def _alive(self, attempt: Open) -> bool:
+        """Whether an attempt without a record is under way: as its scheduler says, else by its last sign of life."""
+        if attempt.dead_here:
+            return False
+        state = self._queue.get((attempt.job, attempt.task)) if attempt.job else None
+        if state is None:
+            return attempt.fresh
+        return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
+
+    def _pending(self, place: Place) -> str:
+        name, task = place
+        state = self._queue[place]
+        told = f"{state.state.lower()} ({state.reason})" if state.pending else "its turn comes"
+        return f"in job {name}{'' if task is None else f'[{task}]'}: {told}"
 
 
 def answer(done: list[Attempt], sweep: Sweep) -> Attempt | None:

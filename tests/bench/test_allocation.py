@@ -19,6 +19,7 @@ from bench.spec import RunSpec, config_id
 from bench.sweep import jobs
 from bench.sweep.asked import Todo
 from bench.sweep.jobs import Job
+from bench.sweep.pruning import kinships
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -126,6 +127,8 @@ def test_what_has_an_answer_already_is_not_run_and_what_cannot_finish_is_left(tm
 
 def test_a_larger_micro_batch_is_pruned_within_the_job(tmp_path: Path) -> None:
     small, large = todo("batch.micro=2"), todo("batch.micro=4")
+    kin = kinships((point.key, point.spec.model_dump(mode="json")) for point in (small, large))
+    small, large = (point.model_copy(update={"kin": kin[point.key[:2]]}) for point in (small, large))
     for _ in range(2):
         attempt = store.open_attempt(tmp_path / small.config_id, small.spec, small.circumstance)
         store.conclude(attempt.folder, Outcome(kind="oom"))

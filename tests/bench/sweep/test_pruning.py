@@ -2,59 +2,66 @@
 
 from pathlib import Path
 
-from sweeps import attempt, spec
+from sweeps import attempt, point, spec
 
 from bench import store
+from bench.record import Outcome
 from bench.spec import RunSpec, config_id
 from bench.sweep.asked import Key
-from bench.sweep.pruning import Pruning
+from bench.sweep.pruning import kinships, pruned, to_confirm
 
 MICROS = (1, 2, 4, 8)
 
 
-def pruning(specs: list[RunSpec], repeats: int = 1) -> Pruning:
-    return Pruning({key(made, repeat): made for made in specs for repeat in range(repeats)})
+class Rules:
+    """Pruning as it is asked of the points of one sweep."""
+
+    def __init__(self, specs: list[RunSpec], repeats: int = 1) -> None:
+        wanted = ((key(made, repeat), point(made).spec) for made in specs for repeat in range(repeats))
+        self._kin = kinships(wanted)
+
+    def by(self, made: Key, folder: Path) -> Outcome | None:
+        return pruned(self._kin[made.config_id, made.machine], lambda config_id: store.attempts(folder / config_id))
+
+    def to_confirm(self, made: Key, folder: Path) -> bool:
+        return to_confirm(self._kin[made.config_id, made.machine], lambda config_id: store.attempts(folder / config_id))
 
 
 def key(made: RunSpec, repeat: int = 0) -> Key:
     return Key(config_id(made), "cpu", repeat)
 
 
-def tried(folder: Path) -> dict[str, list[store.Attempt]]:
-    return {entry.name: store.attempts(entry) for entry in folder.iterdir()}
-
-
 def test_a_larger_micro_batch_is_pruned_once_two_runs_have_shown_it(tmp_path: Path) -> None:
     one, two, four, eight = (spec(batch__micro=micro) for micro in MICROS)
-    rules = pruning([one, two, four, eight])
+    rules = Rules([one, two, four, eight])
     attempt(tmp_path, four, "oom")
-    assert rules.by(key(eight), tried(tmp_path)) is None, "one out-of-memory may be a mishap"
-    assert rules.to_confirm(key(four), tried(tmp_path))
+    assert rules.by(key(eight), tmp_path) is None, "one out-of-memory may be a mishap"
+    assert rules.to_confirm(key(four), tmp_path)
     attempt(tmp_path, four, "oom")
-    outcome = rules.by(key(eight), tried(tmp_path))
+    outcome = rules.by(key(eight), tmp_path)
     assert outcome and outcome.kind == "pruned"
     assert outcome.evidence == {"run": f"{config_id(four)}/0.1", "micro": 4}
-    assert not rules.to_confirm(key(four), tried(tmp_path)), "it is confirmed"
-    assert rules.by(key(two), tried(tmp_path)) is None, "a smaller one may fit"
-    assert rules.by(key(one), tried(tmp_path)) is None
+    assert not rules.to_confirm(key(four), tmp_path), "it is confirmed"
+    assert rules.by(key(two), tmp_path) is None, "a smaller one may fit"
+    assert rules.by(key(one), tmp_path) is None
 
 
 def test_where_repeats_are_asked_every_one_of_them_has_to_run_out_of_memory(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
-    rules = pruning([four, eight], repeats=3)
+    rules = Rules([four, eight], repeats=3)
     for repeat in range(2):
         attempt(tmp_path, four, "oom", repeat)
-    assert rules.by(key(eight), tried(tmp_path)) is None
-    assert not rules.to_confirm(key(four), tried(tmp_path)), "the third repeat will tell"
+    assert rules.by(key(eight), tmp_path) is None
+    assert not rules.to_confirm(key(four), tmp_path), "the third repeat will tell"
     attempt(tmp_path, four, "oom", 2)
-    assert rules.by(key(eight), tried(tmp_path))
+    assert rules.by(key(eight), tmp_path)
 
 
 def test_one_run_that_fitted_contradicts_all_others(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     for repeat, kind in enumerate(("oom", "oom", "ok")):
         attempt(tmp_path, four, kind, repeat)
-    assert pruning([four, eight]).by(key(eight), tried(tmp_path)) is None
+    assert Rules([four, eight]).by(key(eight), tmp_path) is None
 
 
 def test_nothing_is_said_about_points_that_differ_in_more_than_the_micro_batch(tmp_path: Path) -> None:
@@ -66,20 +73,20 @@ def test_nothing_is_said_about_points_that_differ_in_more_than_the_micro_batch(t
         spec(batch__micro=8, precision="fp32"),
         spec(batch__micro=8, nodes=2),
     ]
-    rules = pruning([four, *others])
+    rules = Rules([four, *others])
     for _ in range(2):
         attempt(tmp_path, four, "oom")
-    assert [rules.by(key(other), tried(tmp_path)) for other in others] == [None] * len(others)
+    assert [rules.by(key(other), tmp_path) for other in others] == [None] * len(others)
 
 
 def test_another_machine_is_another_question(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     for _ in range(2):
         attempt(tmp_path, four, "oom", machine="small")
-    assert pruning([four, eight]).by(key(eight), tried(tmp_path)) is None
+    assert Rules([four, eight]).by(key(eight), tmp_path) is None
 
 
 def test_nothing_is_confirmed_that_prunes_nothing(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     attempt(tmp_path, eight, "oom")
-    assert not pruning([four, eight]).to_confirm(key(eight), tried(tmp_path))
+    assert not Rules([four, eight]).to_confirm(key(eight), tmp_path)
