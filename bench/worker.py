@@ -5,12 +5,14 @@
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, models, store
@@ -116,7 +118,9 @@ class Rank:
         memory.forget_peak(self.device)  # that of the initialisation is kept for itself
         clock = clock_for(self.device)
         self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here)
-        series = loop.run(self.trainer, self.spec, open_window)
+        series = loop.Series()
+        with self.kept_if_asked_to_end(series):
+            loop.run(self.trainer, self.spec, open_window, series)
         closed = self.energy_so_far()
         self.devices_after = tuple(devices.snapshot()) if self.device.type == "cuda" else ()
         self.energy_j = closed - opened[0] if opened and opened[0] is not None and closed is not None else None
@@ -124,6 +128,23 @@ class Rank:
             self.rank, self.device, self.initialisation, self.initialisation_rss, self.warmup_peak, bool(opened)
         )
         return series
+
+    @contextlib.contextmanager
+    def kept_if_asked_to_end(self, series: "Series") -> Iterator[None]:
+        """Write the steps so far if somebody ends this run before it has its record: a scheduler, say, that wants the
+        nodes back."""
+        from bench.measure import observe
+
+        def write_and_end(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            with contextlib.suppress(Exception):  # between two blocks there may be nothing whole to write
+                store.fill(self.folder / store.STEPS, observe.steps_table(series))
+            os.kill(os.getpid(), number)
+
+        if self.rank == 0:
+            signal.signal(signal.SIGTERM, write_and_end)
+        yield
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def energy_so_far(self) -> float | None:
         """Return what this rank's device has used, in joules, up to now; None on a CPU."""

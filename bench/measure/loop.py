@@ -116,17 +116,17 @@ class Trainer:
         series.ranks.extend(_gather(torch.tensor(rows, dtype=torch.float64)))
 
 
-def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None]) -> Series:
-    """Warm up until steady, then measure until the interval is narrow enough or a budget ends.
+def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series: Series) -> None:
+    """Warm up until steady, then measure until the interval is narrow enough or a budget ends; fill `series` meanwhile.
 
     `open_window` is called once in between, off the clock.
     """
-    protocol, series = spec.measure, Series()
+    protocol = spec.measure
     while True:
         trainer.block(min(protocol.block_steps, protocol.warmup_max_steps - len(series.ranks)), series)
         if not _finite(series):
             series.stopped = "invalid"
-            return series
+            return
         if _rank_0_says(opens(series.step_s, protocol)):
             break
     series.cut = len(series.ranks)
@@ -139,7 +139,6 @@ def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None]) -> Ser
         series.window_s += float(torch.stack(block)[:, :, 0].sum(dim=0).max())
         reason = closes(series.step_s[series.cut :], series.window_s, protocol) if _finite(series) else "invalid"
         series.stopped = _rank_0_says(reason) or ""
-    return series
 
 
 def _gather(rows: torch.Tensor) -> list[torch.Tensor]:

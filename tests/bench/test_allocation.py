@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from started_runs import ENDLESS, QUICK, Command, alive
 
@@ -147,6 +148,7 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
     folder = tmp_path / point.config_id / "0.0"
     interrupted = json.loads((folder / store.INTERRUPTED).read_bytes())
     assert interrupted["signal"] == "SIGTERM" and not (folder / store.RECORD).exists()
+    assert pq.read_table(folder / store.STEPS).num_rows >= 6, "the steps so far are kept"
     assert alive([rank["pid"] for rank in heartbeat["ranks"]]) == []
     assert allocation.records() == [], "nothing else was begun"
 
@@ -159,6 +161,6 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
             beat: dict[str, Any] = json.loads((folder / store.HEARTBEAT).read_bytes())
         except (OSError, ValueError):
             continue
-        if len(beat["ranks"]) == spec.world_size and all(rank["step"] >= 0 for rank in beat["ranks"]):
+        if len(beat["ranks"]) == spec.world_size and all(rank["step"] >= 6 for rank in beat["ranks"]):
             return beat
     raise AssertionError("the run did not get there in time")
