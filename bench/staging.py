@@ -4,6 +4,7 @@ Reads Needs as JSON from standard input and prints JSON, line by line: a text sa
 Finding. `stage` may use the network and leaves all that is needed in caches; `check` does what a run will do first.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 from bench import data, extensions, models
@@ -45,7 +47,7 @@ def main() -> None:
     """Answer on standard output, which libraries are kept from."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what is half done is cleared away
+    signal.signal(signal.SIGTERM, _end)
     needs = Needs.model_validate_json(sys.stdin.read())
     os.environ["DS_ACCELERATOR"] = needs.device
     if needs.device == "cpu":
@@ -55,6 +57,16 @@ def main() -> None:
     os.environ |= extensions.environment(needs.operations, needs.device, os.environ)
     for told in {"stage": stage, "check": check}[sys.argv[1]](needs):
         print(json.dumps(told if isinstance(told, str) else told._asdict()), file=answers, flush=True)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End what was started, then this process, which clears away what is half done."""
+    signal.signal(number, signal.SIG_IGN)
+    os.killpg(0, number)
+    with contextlib.suppress(ChildProcessError):
+        while os.wait():  # ninja ends its compilers first, if it is let
+            pass
+    sys.exit(128 + number)
 
 
 def stage(needs: Needs) -> Iterator[Told]:
@@ -68,6 +80,8 @@ def check(needs: Needs) -> Iterator[Told]:
     """Do what a run does before its first step, up to the engine."""
     yield _network()
     yield from _looked("libraries", partial(_libraries, needs))
+    if needs.device == "cuda":
+        yield from _looked("GPU", _gpu)
     for spec in needs.models:
         yield from _looked(f"model {spec.model.name}", partial(_model, spec))
     for spec in needs.data:
@@ -113,6 +127,15 @@ def _libraries(needs: Needs) -> Iterator[Finding]:
     for name in _LIBRARIES:
         importlib.import_module(name)
     yield Finding("libraries", "ok", ", ".join(f"{name} {version(name)}" for name in _LIBRARIES))
+
+
+def _gpu() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        yield Finding("GPU", "ok", torch.cuda.get_device_name())
+    else:
+        yield Finding("GPU", "note", "none in sight: what needs one can be loaded here, and not be tried")
 
 
 def _model(spec: RunSpec) -> Iterator[Finding]:
@@ -190,11 +213,8 @@ def memory_counter() -> Iterator[Finding]:
 def _operation(name: str, needs: Needs) -> Iterator[Finding]:
     """Load an op of DeepSpeed's like a run does; what was never built is built."""
     if extensions.FOLDER not in os.environ:
-        told, remedy = (
-            "no GPU here tells for which to build it",
-            "give --arch, e.g. 9.0 for H100 and H200, 8.0 for A100",
-        )
-        yield Finding(f"op {name}", "missing", told, remedy)
+        remedy = "give --arch, e.g. 9.0 for H100 and H200, 8.0 for A100"
+        yield Finding(f"op {name}", "missing", "no GPU here tells for which to build it", remedy)
         return
     folder, begin = Path(os.environ[extensions.FOLDER]), time.monotonic()
     built = extensions.load(name, needs.device, folder)

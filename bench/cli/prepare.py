@@ -6,27 +6,23 @@
 
 Data sets and tokenizers are fetched, and the corpus is tokenised, into Hugging Face's cache (HF_HOME); DeepSpeed's ops
 are built for each kind of node: processor or GPU, versions, container image. Then all of it is used as a run would, in
-a process without a network. `--offline` does only that: on a compute node it shows what a run will find there.
-Exit code 0 if nothing is missing.
+a process without a network. `--offline` does only that: on a compute node it shows what a run will find there, and an
+op that nobody built for nodes of that kind is built. Exit code 0 if nothing is missing.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import re
 import shlex
-import shutil
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 from bench import config, extensions, launchers, store
-from bench.cli import asking, live
+from bench.cli import asking, live, stager
+from bench.cli.stager import Mode
 from bench.config import Request
 from bench.errors import UserError
 from bench.findings import Finding, tell
@@ -34,14 +30,9 @@ from bench.launchers import Work
 from bench.spec import RunSpec
 from bench.staging import Needs
 from bench.study import Study, control_pairs
-from bench.supervisor.rank_process import end_with_parent
 
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
-_WITHOUT_NETWORK = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))  # as root, and as others
-_END_S = 10.0
 _NODE_MIN = 30
-
-Mode = Literal["stage", "check"]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,14 +80,15 @@ def _findings(
         raise UserError("--offline", rule, "leave it out: then a job is written that checks inside")
     if image:  # libraries and ops are the image's own
         wanted = [kind.model_copy(update={"operations": ()}) for kind in wanted]
-    _log().unlink(missing_ok=True)
+    stager.log().unlink(missing_ok=True)
     modes: tuple[Mode, ...] = ("check",) if args.offline else ("stage",) if image else ("stage", "check")
     for mode in modes:
         told: set[Finding] = set()
-        for finding in (finding for kind in wanted for finding in _child(mode, kind, asked, follow)):
-            if finding not in told:  # kinds of node share much
-                told.add(finding)
-                yield finding
+        for kind in wanted:
+            for finding in stager.findings(mode, kind, _python(asked), _variables(mode, asked), follow):
+                if finding not in told:  # kinds of node share much
+                    told.add(finding)
+                    yield finding
         if mode == "stage" and any(finding.state == "missing" for finding in told):
             return
     if not args.offline and launchers.load(asked.launcher).QUEUES:
@@ -145,11 +137,15 @@ def _architectures(listed: str | None, asked: Request) -> list[str | None]:
     """Return the GPU architectures to build for; None is that of the GPU here."""
     if listed is None:
         return [None]
-    if variable := _variables("check", asked).get(extensions.ARCHITECTURES):
+    variables = _variables("check", asked)
+    if variable := variables.get(extensions.ARCHITECTURES):
         rule = f"jobs will find {extensions.ARCHITECTURES}={variable} in their environment, and build for that"
         raise UserError(f"--arch {listed}", rule, "unset the variable, or leave --arch out")
     if not re.fullmatch(r"\d+\.\d[a-f]?(,\d+\.\d[a-f]?)*", listed):
         raise UserError(f"--arch {listed}", "not a list of architectures", "write it like 8.0,9.0")
+    if "," in listed and extensions.FOLDER in variables:
+        rule = f"{extensions.FOLDER}={variables[extensions.FOLDER]} holds the builds for one"
+        raise UserError(f"--arch {listed}", rule, "unset the variable, or give one")
     return [*listed.split(",")]
 
 
@@ -162,42 +158,6 @@ def _variables(mode: Mode, asked: Request) -> dict[str, str]:
     return dict(os.environ) | {name: str(value) for name, value in given.items() if name not in offline}
 
 
-def _child(mode: Mode, kind: Needs, asked: Request, follow: Callable[[str], None]) -> Iterator[Finding]:
-    """Stage or check in a process of its own, and yield what it finds."""
-    log = _log()
-    prefix = _without_network() if mode == "check" else ()
-    command = [*prefix, *_python(asked), "-m", "bench.staging", mode]
-    with log.open("a") as noise:
-        child = subprocess.Popen(
-            command,
-            env=_variables(mode, asked),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=noise,
-            text=True,
-            start_new_session=True,  # it hears of Ctrl-C from here, and clears away what is half done
-            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
-        )
-    try:
-        for told in _conversation(child, kind):
-            if isinstance(told, str):
-                follow(f"{mode}: {told}")
-            else:
-                found = Finding(**told)
-                yield found._replace(remedy=f"see {log}") if found.state == "missing" and not found.remedy else found
-        if code := child.wait():
-            yield Finding(mode, "missing", f"its process ended with {code}", f"see {log}")
-    finally:
-        _end(child)
-
-
-def _log() -> Path:
-    """Return the file that keeps what libraries and compilers print."""
-    path = extensions.cache(os.environ) / "prepare.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def _python(asked: Request) -> tuple[str, ...]:
     """Return the jobs' own Python where it can be named from here: not in a container, and not found by modules."""
     python: tuple[str, ...] = getattr(asked.launcher_options, "python", None) or ()
@@ -206,33 +166,6 @@ def _python(asked: Request) -> tuple[str, ...]:
     if not Path(python[0]).exists():
         raise UserError(f"launcher.python={python[0]}", "not on this machine", "call prepare where it is")
     return python
-
-
-def _conversation(child: "subprocess.Popen[str]", kind: Needs) -> Iterator[Any]:
-    assert child.stdin and child.stdout
-    with contextlib.suppress(BrokenPipeError), child.stdin:  # it ended at once, which its exit code tells
-        child.stdin.write(kind.model_dump_json(by_alias=True))
-    with child.stdout:
-        yield from map(json.loads, child.stdout)
-
-
-def _end(child: "subprocess.Popen[str]") -> None:
-    """Ask a process that still runs to end, then insist."""
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-
-
-def _without_network() -> tuple[str, ...]:
-    """Return the command that takes the network away from another one; nothing where that is not allowed."""
-    for prefix in _WITHOUT_NETWORK if shutil.which("unshare") else ():
-        if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
-            return prefix
-    return ()
 
 
 def _on_a_node(args: argparse.Namespace, study: Study, asked: Request, image: str | None) -> Finding:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from bench import extensions
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, Pulse, without_folders
+from bench.measure.environment import device_kind
 from bench.record import Circumstance
 from bench.spec import RunSpec
 from bench.supervisor.crew import MeetingPoint
@@ -137,6 +139,8 @@ class Node:
         """The ranks' environment: the user's own, and what he did not choose himself."""
         threads = max(1, len(os.sched_getaffinity(0)) // self._spec.devices_per_node)
         chosen = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        device = self._circumstance.machine.device or device_kind()
+        chosen |= extensions.environment(extensions.operations(self._spec), device, os.environ)
         if self._spec.nodes == 1:
             chosen["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve must not matter
         elif interface := self._circumstance.network.interface:

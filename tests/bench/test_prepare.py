@@ -1,0 +1,326 @@
+"""`zeroscale prepare`: what is staged with a network is enough without one, and what is missing is said in a line."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import cli, config, extensions
+from bench.cli import prepare, stager
+from bench.config import Request
+from bench.errors import UserError
+
+TOKENIZER = "somebody/small-t5"
+TEXT = ("machine=cpu", "data=text", "sequence.encoder=64", "sequence.decoder=32")
+NATIVE = ("machine=cpu", "optimizer.implementation=native")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "bench.cli", "prepare", *words, "--json"]
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """An environment whose caches are empty at first."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TORCH_"))}
+    return kept | {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+class Prepared:
+    """One call of the command, with caches of its own, and what it found."""
+
+    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
+        done = subprocess.run(
+            command(*words), env=caches(folder) | environment, capture_output=True, text=True, timeout=200
+        )
+        self.code, self.findings = done.returncode, json.loads(done.stdout)
+
+    def states(self) -> list[tuple[str, str]]:
+        return [(finding["subject"], finding["state"]) for finding in self.findings]
+
+    def missing(self) -> list[str]:
+        return [f"{found['found']}; {found['remedy']}" for found in self.findings if found["state"] == "missing"]
+
+
+class Hub(ThreadingHTTPServer):
+    """Hugging Face's hub in small: it serves one tokenizer, with the headers that its clients want."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.folder, self.asked = folder, 0
+        self.address = f"http://127.0.0.1:{self.server_port}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_HEAD(self) -> bytes:
+        self.server.asked += 1
+        path = self.server.folder / self.path.rpartition("/")[2]
+        found = self.path.startswith(f"/{TOKENIZER}/resolve/") and path.is_file()
+        content = path.read_bytes() if found else b""
+        self.send_response(200 if found else 404)
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content)))
+        if not found:
+            self.send_header("X-Error-Code", "EntryNotFound")
+        self.end_headers()
+        return content
+
+    def do_GET(self) -> None:
+        self.wfile.write(self.do_HEAD())
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = ["<pad>", "</s>", "<unk>", "import", *(f"<extra_id_{n}>" for n in range(100))]
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="<pad>")
+    whole.save_pretrained(tmp_path / "hub")
+    with Hub(tmp_path / "hub") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.processes
+def test_what_was_staged_suffices_without_a_network(tmp_path: Path, hub: Hub) -> None:
+    words = (*TEXT, f"data.tokenizer={TOKENIZER}")
+    staged = Prepared(tmp_path, *words, HF_ENDPOINT=hub.address)
+    assert (staged.code, staged.missing()) == (0, [])
+    assert staged.states()[:2] == [("data text", "ok"), (f"tokenizer {TOKENIZER}", "ok")]
+    assert (
+        "4,000,000 bytes of text" in staged.findings[0]["found"] and str(tmp_path / "hf") in staged.findings[0]["found"]
+    )
+
+    asked = hub.asked
+    checked = Prepared(tmp_path, *words, "--offline", HF_ENDPOINT=hub.address)
+    assert (checked.code, hub.asked) == (0, asked)
+    network = "ok" if stager.without_network() else "note"
+    assert checked.states() == [
+        ("network", network), ("libraries", "ok"), ("model tiny", "ok"), ("data text", "ok"),
+        ("CPU memory counter", "ok"),
+    ]  # fmt: skip
+    assert len(list((tmp_path / "hf" / "datasets" / "generator").iterdir())) == 1, "the corpus was made again"
+
+
+@pytest.mark.processes
+def test_a_data_set_that_cannot_be_had_is_said_in_one_line_and_nothing_else_is_tried(tmp_path: Path) -> None:
+    staged = Prepared(tmp_path, *TEXT, "data.hub=nobody/nothing", HF_HUB_OFFLINE="1")
+    assert staged.code == 1
+    (line,) = staged.missing()
+    assert line.startswith("data.hub=nobody/nothing: ") and line.endswith("; mend the name or give data.files")
+    assert "libraries" not in dict(staged.states())
+
+
+@pytest.mark.processes
+def test_an_empty_cache_lacks_the_tokenizer(tmp_path: Path) -> None:
+    checked = Prepared(tmp_path, *TEXT, f"data.tokenizer={TOKENIZER}", "--offline")
+    assert checked.code == 1
+    (line,) = checked.missing()
+    assert line.startswith(f"data.tokenizer={TOKENIZER}: ")
+    assert line.endswith("call `zeroscale prepare` where there is a network")
+
+
+@pytest.mark.processes
+def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(command(*NATIVE), env=caches(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    builds = tmp_path / "cache" / "zeroscale" / "extensions"
+    while not list(builds.glob("*/.*/fused_adam/build.ninja")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, b"zeroscale: interrupted\n")
+    assert [path for folder in builds.iterdir() for path in folder.iterdir()] == []
+    assert users_of(tmp_path) == []
+
+
+def users_of(folder: Path) -> list[str]:
+    """Return the commands of living processes whose environment names `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (path / "environ").read_bytes():
+                found.append((path / "cmdline").read_bytes().decode())
+        except OSError:
+            continue  # it has ended, or is somebody else's
+    return found
+
+
+@pytest.mark.processes
+def test_a_job_in_a_container_is_checked_by_a_job_in_that_container(tmp_path: Path) -> None:
+    words = ("launcher=slurm_gpu_pyxis", "machine=h200", f"--results={tmp_path}")
+    staged = Prepared(tmp_path, *words)
+    assert staged.states() == [("data synthetic", "ok"), ("compute node", "note")]
+    script = tmp_path / "adhoc" / "prepare" / "node" / "job.sh"
+    assert str(script) in staged.findings[-1]["remedy"]
+    last = script.read_text().splitlines()[-3:]
+    assert "--container-image=/shared/my_project/images/zeroscale.sqsh" in last[1]
+    assert last[2].strip() == "python3 -m bench.cli prepare launcher=slurm_gpu_pyxis machine=h200 --offline"
+
+
+def test_the_command_itself_imports_no_training_library() -> None:
+    heavy = {"torch", "deepspeed", "transformers", "datasets"}
+    script = f"import sys, bench.cli.prepare; assert not {heavy} & set(sys.modules), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("launcher=slurm_gpu_pyxis", "machine=h200", "--offline"), "--offline: jobs run in /shared/"),
+        (("machine=h200", "--arch", "hopper"), "--arch hopper: not a list of architectures; write it like 8.0,9.0"),
+        (("study=smoke,paper",), "study=smoke,paper: one study at a time"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["prepare", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"zeroscale: {told}")
+
+
+def test_an_architecture_that_jobs_would_not_look_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
+    with pytest.raises(UserError, match=r"jobs will find TORCH_CUDA_ARCH_LIST=8\.0;9\.0"):
+        prepare._architectures("9.0", asked())
+
+
+def test_one_folder_of_builds_is_not_for_two_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/mine")
+    assert prepare._architectures("9.0", asked()) == ["9.0"]
+    with pytest.raises(UserError, match="TORCH_EXTENSIONS_DIR=/mine holds the builds for one"):
+        prepare._architectures("8.0,9.0", asked())
+
+
+def asked(*overrides: str) -> Request:
+    return config.request(config.single(overrides))
+
+
+def test_points_that_need_the_same_are_asked_for_once() -> None:
+    points = [
+        asked(
+            "machine=h200", "data=text", f"engine={engine}", f"batch.micro={micro}", f"optimizer.implementation={how}"
+        )
+        for engine in ("zero1", "zero2")
+        for micro in (1, 2)
+        for how in ("torch", "native")
+    ]
+    found = prepare.needs(points, ["8.0", "9.0"])
+    assert [(kind.device, kind.operations, kind.architecture) for kind in found] == [
+        ("cuda", (), None),
+        ("cuda", ("FusedAdam",), "8.0"),
+        ("cuda", ("FusedAdam",), "9.0"),
+    ]
+    assert [(len(kind.data), len(kind.models)) for kind in found] == [(1, 1), (0, 0), (0, 0)]
+
+
+def test_another_text_length_or_vocabulary_is_another_need() -> None:
+    points = [asked("data=text"), asked("data=text", "sequence.encoder=64"), asked("data=text", "model=mt5_small")]
+    (kind,) = prepare.needs(points)
+    assert (len(kind.data), len(kind.models)) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "operations"),
+    [
+        (("engine=ddp",), ()),
+        (("engine=zero3",), ()),
+        (("engine=zero2", "optimizer.implementation=native"), ("FusedAdam",)),
+        (("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native"), ("CPUAdam",)),
+        (("engine=zero3", "engine.zero_quantized_weights=true"), ("Quantizer",)),
+        (
+            ("engine=zero3", "engine.offload_param.device=nvme", "engine.offload_param.nvme_path=/scratch"),
+            ("PinMemory", "AsyncIO"),
+        ),
+    ],
+)
+def test_ops_that_a_run_loads(overrides: tuple[str, ...], operations: tuple[str, ...]) -> None:
+    assert extensions.operations(asked(*overrides).spec) == operations
+
+
+def folder_of_builds(device: str, *names: str, **variables: str) -> str:
+    return extensions.environment(names, device, {"XDG_CACHE_HOME": "/home", **variables})[extensions.FOLDER]
+
+
+def test_builds_for_unlike_nodes_are_kept_apart() -> None:
+    processor = folder_of_builds("cpu", "CPUAdam")
+    h100 = folder_of_builds("cuda", "FusedAdam", TORCH_CUDA_ARCH_LIST="9.0")
+    a100 = folder_of_builds("cuda", "FusedAdam", TORCH_CUDA_ARCH_LIST="8.0")
+    image = folder_of_builds("cuda", "FusedAdam", TORCH_CUDA_ARCH_LIST="9.0", ZEROSCALE_CONTAINER_DIGEST="sha256:12ab")
+    assert len({processor, h100, a100, image}) == 4
+    assert Path(h100).name.endswith("-sm90") and Path(image).name == f"{Path(h100).name}-sha256_12ab"
+    assert h100.startswith("/home/zeroscale/extensions/cpython-3")
+
+
+def test_an_op_for_the_processor_beside_a_gpu_is_the_processors() -> None:
+    assert folder_of_builds("cuda", "CPUAdam") == folder_of_builds("cpu", "CPUAdam")
+
+
+def test_a_folder_that_the_user_chose_and_runs_without_ops_are_left_alone() -> None:
+    assert extensions.environment(["CPUAdam"], "cpu", {extensions.FOLDER: "/mine"}) == {}
+    assert extensions.environment([], "cpu", {}) == {}
+
+
+@pytest.fixture
+def greeting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An op of DeepSpeed's that takes a second to build; return the folder of builds."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.ops import op_builder
+
+    class GreetingBuilder(op_builder.OpBuilder):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__("greeting")
+
+        def absolute_name(self) -> str:
+            return "greeting"
+
+        def sources(self) -> list[str]:
+            return [str(tmp_path / "greeting.cpp")]
+
+    (tmp_path / "greeting.cpp").write_text(
+        "#include <Python.h>\n"
+        'static PyModuleDef greeting = {PyModuleDef_HEAD_INIT, "greeting", nullptr, -1, nullptr};\n'
+        "PyMODINIT_FUNC PyInit_greeting() { return PyModule_Create(&greeting); }\n"
+    )
+    monkeypatch.setattr(op_builder, "GreetingBuilder", GreetingBuilder, raising=False)
+    monkeypatch.setattr(op_builder.OpBuilder, "_loaded_ops", {})
+    monkeypatch.setenv(extensions.FOLDER, str(tmp_path / "builds"))
+    return tmp_path / "builds"
+
+
+def test_an_op_is_built_once_and_put_into_its_place_whole(greeting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.ops import op_builder
+    from torch.utils import _cpp_extension_versioner, cpp_extension
+
+    assert extensions.load("Greeting", "cpu", greeting)
+    assert os.environ[extensions.FOLDER] == str(greeting)
+    assert [path.name for path in greeting.iterdir()] == ["greeting"]
+    op_builder.OpBuilder._loaded_ops.clear()  # what another process would not know
+    monkeypatch.setattr(cpp_extension, "JIT_EXTENSION_VERSIONER", _cpp_extension_versioner.ExtensionVersioner())
+    assert not extensions.load("Greeting", "cpu", greeting)
+
+
+def test_a_lock_of_a_build_that_was_killed_is_told_instead_of_waited_for(greeting: Path) -> None:
+    lock = greeting / "greeting" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (0, 0))
+    with pytest.raises(UserError, match=r"lock: left by a build that was killed.*; delete that file$"):
+        extensions.load("Greeting", "cpu", greeting)
