@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.cli import VERBS
+
 HEAVY = ("torch", "deepspeed", "transformers", "datasets", "pandas", "matplotlib", "hydra", "pydantic", "numpy")
 TRAINING = ("torch", "deepspeed", "transformers", "datasets", "pandas", "matplotlib")
 
@@ -29,12 +31,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert not imported_by("--help") & set(HEAVY)
 
 
-@pytest.mark.parametrize("words", [("run", "--dry-run"), ("sweep", "study=smoke", "--dry-run")])
+@pytest.mark.parametrize(
+    "words", [("run", "--dry-run"), ("sweep", "study=smoke", "--dry-run"), ("sweep", "study=testbed", "--dry-run")]
+)
 def test_planning_imports_no_training_library(words: tuple[str, ...]) -> None:
     assert not imported_by(*words) & set(TRAINING)
 
 
-@pytest.mark.parametrize("verb", ["run", "sweep", "doctor", "table", "report"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb: str) -> None:
     told = zeroscale(verb, "--help")
     assert told.returncode == 0

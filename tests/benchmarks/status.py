@@ -1,0 +1,67 @@
+"""What `zeroscale status` costs for ten thousand runs, as a ratio to Python's own start and in seconds.
+
+python -m tests.benchmarks.status [--rounds 5]
+
+The records are copies of a recorded one, with as many steps as a long window has.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.cli import asking, planning
+from bench.sweep import asked
+
+RUNS = 10_000
+_STEPS = 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as results:
+        folder = fill(Path(results))
+        command = [sys.executable, "-m", "bench.cli", "status", str(folder)]
+        status = [seconds(command) for _ in range(rounds)]
+    python = [seconds([sys.executable, "-c", "pass"]) for _ in range(rounds)]
+    told = statistics.median(status)
+    print(f"zeroscale status of {RUNS} runs: {told:.2f} s (slowest of {rounds}: {max(status):.2f})")
+    print(f"that is {told / statistics.median(python):.0f} times Python's own start")
+
+
+def fill(results: Path) -> Path:
+    """Return the folder of a study of 10,000 points, each with its record."""
+    parser = argparse.ArgumentParser()
+    asking.arguments(parser)
+    asking.sweep_arguments(parser)
+    axes = ["engine=ddp,zero0,zero1,zero2,zero3", f"seed={','.join(map(str, range(RUNS // 5)))}", "machine=cpu"]
+    sweep, _ = planning.sweep(parser.parse_args([*axes, "--results", str(results)]))
+    folder = results / sweep.study
+    asked.write(folder, sweep)
+    record = json.loads(next(Path("tests/data/runs/smoke").rglob("record.json")).read_text())
+    record["circumstance"]["machine"]["name"] = sweep.points[0].machine
+    for name, values in record["observations"]["steps"].items():
+        if isinstance(values, list) and values:
+            record["observations"]["steps"][name] = (values * _STEPS)[:_STEPS]
+    text = json.dumps(record, indent=1)
+    for point in sweep.points:
+        run = folder / point.config_id / "0.0"
+        run.mkdir(parents=True)
+        (run / "record.json").write_text(text)
+    return folder
+
+
+def seconds(command: list[str]) -> float:
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()
