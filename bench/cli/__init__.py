@@ -27,6 +27,7 @@ VERBS = {
     "cancel": Verb("bench.cli.cancel", "cancel the jobs of one sweep, and no others"),
     "prepare": Verb("bench.cli.prepare", "stage data and ops for nodes without a network, and check"),
     "doctor": Verb("bench.cli.doctor", "what this machine can do, and what it lacks"),
+    "predict": Verb("bench.cli.predict", "what memory a point needs, and the largest micro-batch that fits"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
 }

@@ -1,0 +1,136 @@
+"""Say before a run what memory it needs: by phase and by term, what fits, and how sure that is.
+
+  zeroscale predict model=mt5_xxl engine=zero3 nodes=8 devices_per_node=8 machine=a100_80
+  zeroscale predict model=mt5_xl engine=ddp,zero1,zero2,zero3 devices_per_node=8 machine=h100
+  zeroscale predict study=paper
+
+One point is told by term, several in a line each. GB are 10^9 bytes, of the rank that needs most.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from bench import config
+from bench.cli import asking
+from bench.config import Point
+from bench.errors import UserError
+from bench.measure.environment import device_kind
+from bench.predict.memory import Memory, Micro, largest_micro_batch, memory
+from bench.predict.segments import Device
+from bench.study import Study
+
+_DOUBT = """\
+Exact, by what torch, transformers and DeepSpeed allocate: weights, master weights, optimizer moments, buckets,
+  activations, logits and loss. Approximate: gradients under way, gathered layers (at most; stage 3 may hold fewer) and
+  working memory, which are bounded at the moment when most lives."""
+_DOUBT_CUDA = """
+Least sure is what lies beside tensors: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB that
+  the allocator may hold in pieces. No GPU run stands behind any of it yet."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="override of conf/config.yaml, or study=NAME")
+    parser.add_argument("--json", action="store_true", help="print JSON for another program; bytes, not GB")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0; whether a point fits is an answer, not a failure."""
+    points = _points(args)
+    if args.json:
+        print(json.dumps([_plain(point) for point in points], indent=1))
+    elif len(points) == 1:
+        print(_table(points[0]))
+    else:
+        print("\n".join(_line(point) for point in points))
+    return 0
+
+
+def _points(args: argparse.Namespace) -> list[Point]:
+    parsed = config.parse(args.overrides)
+    named = [values for key, values in parsed if key == "study"]
+    if any(len(values) != 1 for values in named):
+        raise UserError("study", "a prediction is for one study", "call predict once for each")
+    study = config.study(str(named[0][0]), args.config_dir) if named else Study(name="adhoc")
+    overrides = [(key, values) for key, values in parsed if key != "study"]
+    if not any(key == "launcher" for key, _ in overrides):  # nothing is started: any number of nodes may be asked for
+        overrides.append(("launcher", ["slurm"]))
+    return config.points(study, overrides, args.config_dir, asking.device).points
+
+
+def _device(point: Point) -> Device:
+    return "cpu" if (asking.device(point.asked) or device_kind()) == "cpu" else "cuda"
+
+
+def _micro(point: Point) -> Micro | None:
+    room = point.asked.machine.memory_bytes
+    return largest_micro_batch(point.asked.spec, room, _device(point)) if room else None
+
+
+def _fits(point: Point, needed: Memory) -> str:
+    room = point.asked.machine.memory_bytes
+    if room is None:
+        return "size of the device unknown"
+    return {True: "fits", False: "does not fit", None: "may fit"}[needed.fits(room)]
+
+
+def _line(point: Point) -> str:
+    needed = memory(point.asked.spec, _device(point))
+    low, high = needed.device
+    span = f"{_gb(low)}–{_gb(high)}" if high > low else _gb(low)
+    return f"{asking.line(point.asked)}\n    {span} GB: {_fits(point, needed)}"
+
+
+def _table(point: Point) -> str:
+    needed = memory(point.asked.spec, _device(point))
+    names = list(dict.fromkeys(name for phase in needed.phases for name in phase.terms))
+    rows = [["", *(phase.name for phase in needed.phases)]]
+    for name in names:
+        cells = [_gb(phase.terms.get(name, 0)) for phase in needed.phases]
+        if any(phase.terms.get(name, 0) for phase in needed.phases):
+            rows.append([name, *cells])
+    rows.append(["tensors in all", *(_gb(phase.total) for phase in needed.phases)])
+    text = "\n".join(f"{row[0]:<18}" + "".join(f"{cell:>16}" for cell in row[1:]) for row in rows)
+    return "\n\n".join(
+        [f"{asking.line(point.asked)}\nGB per rank at the peak of each phase", text, _verdict(point, needed)]
+    )
+
+
+def _verdict(point: Point, needed: Memory) -> str:
+    """Return what the device must have, what fits, and which terms to trust."""
+    low, high = needed.device
+    span = f"{_gb(low)} to {_gb(high)}" if high > low else _gb(low)
+    lines = [f"A device needs {span} GB in all; {_gb(needed.resident)} GB stay between steps."]
+    micro, room = _micro(point), point.asked.machine.memory_bytes
+    if micro and room:
+        lines.append(
+            f"{point.asked.machine.name} has {_gb(room)} GB: {_fits(point, needed)}. Largest micro-batch: "
+            f"{micro.surely or 'none'} surely, {micro.perhaps or 'none'} perhaps."
+        )
+    doubt = _DOUBT
+    if _device(point) == "cuda":
+        doubt += _DOUBT_CUDA.format(base="–".join(map(_gb, needed.base)), reserve=_gb(needed.reserve[1]))
+    return "\n".join([*lines, doubt])
+
+
+def _plain(point: Point) -> dict[str, Any]:
+    needed, micro = memory(point.asked.spec, _device(point)), _micro(point)
+    room = point.asked.machine.memory_bytes
+    return {
+        "config_id": point.config_id,
+        "point": asking.line(point.asked),
+        "phases": {phase.name: phase.terms for phase in needed.phases},
+        "resident_bytes": needed.resident,
+        "init_peak_bytes": needed.init_peak,
+        "peak_bytes": needed.peak,
+        "device_bytes": {"low": needed.device[0], "high": needed.device[1]},
+        "memory_bytes": room,
+        "fits": needed.fits(room) if room else None,
+        "largest_micro_batch": micro._asdict() if micro else None,
+    }
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.3g}" if count < 1e12 else f"{count / 1e9:.0f}"

@@ -1,0 +1,62 @@
+"""`zeroscale predict`: a table by term for one point, a line each for several, the same as JSON."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bench.cli import main
+
+
+def test_one_point_is_told_by_term_with_the_largest_micro_batch_and_the_doubt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["predict", "model=mt5_xxl", "engine=zero3", "nodes=8", "machine=a100_80"]) == 0
+    told = capsys.readouterr().out
+    for word in (
+        "initialisation",
+        "forward",
+        "backward",
+        "update",
+        "master weights",
+        "gathered layers",
+        "activations",
+        "logits and loss",
+        "a100_80 has 80 GB: fits",
+        "Largest micro-batch",
+        "Exact",
+        "Approximate",
+    ):
+        assert word in told
+
+
+def test_several_points_are_told_in_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", "model=mt5_xl", "engine=ddp,zero3", "devices_per_node=8", "machine=a100_40"]
+    assert main(words) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert ["does not fit" in line for line in told[1::2]] == [True, False]
+
+
+def test_json_holds_bytes_and_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=mt5_base", "engine=zero2", "machine=a100_40", "--json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)
+    totals = {name: sum(terms.values()) for name, terms in point["phases"].items()}
+    assert point["peak_bytes"] == max(totals["forward"], totals["backward"], totals["update"])
+    assert point["init_peak_bytes"] == totals["initialisation"]
+    assert point["device_bytes"]["low"] < point["device_bytes"]["high"] < point["memory_bytes"]
+    assert point["fits"] is True
+    assert point["largest_micro_batch"]["surely"] >= 4
+
+
+def test_a_machine_of_unknown_size_gets_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=tiny", "machine=cpu"]) == 0
+    assert "Largest micro-batch" not in capsys.readouterr().out
+
+
+def test_predicting_imports_no_training_library() -> None:
+    code = (
+        "import sys; from bench.cli import main; main(['predict', 'model=tiny', 'machine=a100_80']); "
+        "sys.exit(bool({'torch', 'deepspeed', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
