@@ -4,11 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study test lint bench schema install clean
+.PHONY: study testbed-study test lint bench bench-testbed schema install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
 	$(BIN)/zeroscale report results/runs/smoke --out results/reports/smoke && exit $$status
+
+# As root, with Debian's slurm-wlm, munge and iproute2: a real Slurm of four nodes on this machine, and down again.
+testbed-study: $(INSTALLED)
+	$(BIN)/python slurm/testbed_study.py
 
 test: lint
 	$(BIN)/pytest
@@ -17,12 +21,17 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy slurm/testbed
+	$(BIN)/mypy slurm/testbed slurm/testbed_study.py
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.overhead
 	$(BIN)/python -m tests.benchmarks.command
+	$(BIN)/python -m tests.benchmarks.expansion
+
+# As root, like testbed-study.
+bench-testbed: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.packed
 
 # The published form of a record, after bench/record.py has changed.
 schema: $(INSTALLED)

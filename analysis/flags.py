@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from analysis.observed import slowest_link, slowest_rank, window
+from analysis.stats.effective import FEW, few
 from bench.intervals import series_interval
 from bench.record import RunRecord
 
@@ -42,8 +43,13 @@ def _wide(record: RunRecord) -> bool:
     timed = window(record)
     if timed is None:
         return False
-    interval, asked = series_interval(timed.step_s), record.spec.measure.width
+    interval, asked = series_interval(timed.step_s), record.spec.measure.width  # by the rule that closes the window
     return interval is None or interval[1] - interval[0] > asked * statistics.median(timed.step_s)
+
+
+def _few(record: RunRecord) -> bool:
+    timed = window(record)
+    return timed is not None and few(timed.step_s)
 
 
 def _skipped_steps(record: RunRecord) -> bool:
@@ -70,6 +76,7 @@ FLAGS = {
     "short": Flag(f"has a window of less than {_SHORT_STEPS} steps and less than {_SHORT_S:g} s", _short),
     "unsteady": Flag("was timed before its steps were steady: the warm-up's budget ended first", _unsteady),
     "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _wide),
+    "few": Flag(f"has steps worth fewer than {FEW} independent ones: its 95 % intervals may cover less", _few),
     "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _skipped_steps),
     "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _memory_drift),
     "straggler": Flag(

@@ -9,18 +9,21 @@ step_s, rates     median over the repeats, with the interval of step_s and of to
 interval_kind     "within the run" for one repeat: what more steps of that run would give, not what another run would;
                   "between repeats" from six on; "range of repeats" for fewer, where no 95 % interval exists; or missing
 interval_level    0.95, or the probability that a range of so few holds the median
-flags             of any of the runs behind the numbers, and `mixed` where other repeats ended otherwise
+interval_n        what the interval rests on: the steps of the one run, or the repeats
+flags             of any of the runs behind the numbers, and `mixed` where other repeats ended otherwise; without `few`
+                  where there are repeats, for it doubts an interval within a run
 """
 
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from analysis.columns import Kind
+from analysis.stats.interval import LEVEL, Interval
+from analysis.stats.repeats import median_interval
 from analysis.table import plain, typed
-from bench.intervals import LEVEL, median_interval
 
 Row = dict[str, Any]
 
@@ -32,22 +35,13 @@ _WHAT = (
 _MEDIANS = ("samples_per_s", "effective_tokens_per_s", "model_tflops_per_device", "mfu", "hfu", "data_wait_s")
 _MAXIMA = ("peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes")
 _KINDS: dict[str, Kind] = {
-    "n": "integer", "runs": "integer", "interval_kind": "text", "interval_level": "number",
+    "n": "integer", "runs": "integer", "interval_kind": "text", "interval_level": "number", "interval_n": "integer",
     "tokens_per_s_low": "number", "tokens_per_s_high": "number",
 }  # fmt: skip
 COLUMNS = (
     *KEY, *_WHAT, "n", "runs", "outcome", "step_s", "step_s_low", "step_s_high", "tokens_per_s", "tokens_per_s_low",
-    "tokens_per_s_high", "interval_kind", "interval_level", *_MEDIANS, *_MAXIMA, "flags", "reason",
+    "tokens_per_s_high", "interval_kind", "interval_level", "interval_n", *_MEDIANS, *_MAXIMA, "flags", "reason",
 )  # fmt: skip
-
-
-class Interval(NamedTuple):
-    """Where a median lies with probability `level`; all None where nothing is known."""
-
-    low: float | None = None
-    high: float | None = None
-    kind: str | None = None
-    level: float | None = None
 
 
 def summarise(table: pd.DataFrame) -> pd.DataFrame:
@@ -85,36 +79,30 @@ def _last_attempts(rows: Sequence[Row]) -> list[Row]:
 
 
 def _timing(good: Sequence[Row]) -> Row:
-    steps, rates = ([row[name] for row in good] for name in ("step_s", "tokens_per_s"))
+    steps, rates = ([row[name] for row in good if row[name] is not None] for name in ("step_s", "tokens_per_s"))
     if len(good) == 1:
         of_steps, of_rates = _within(good[0])
     else:
-        of_steps, of_rates = _between(steps), _between(rates)
+        of_steps, of_rates = median_interval(steps), median_interval(rates)
     return {
-        "step_s": _median(steps), "step_s_low": of_steps.low, "step_s_high": of_steps.high,
-        "tokens_per_s": _median(rates), "tokens_per_s_low": of_rates.low, "tokens_per_s_high": of_rates.high,
-        "interval_kind": of_steps.kind, "interval_level": of_steps.level,
+        "step_s": _median(steps), **_ends("step_s", of_steps),
+        "tokens_per_s": _median(rates), **_ends("tokens_per_s", of_rates),
+        **{f"interval_{part}": getattr(of_steps, part, None) for part in ("kind", "level", "n")},
     }  # fmt: skip
 
 
-def _within(row: Row) -> tuple[Interval, Interval]:
+def _ends(name: str, interval: Interval | None) -> Row:
+    return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
+
+
+def _within(row: Row) -> tuple[Interval | None, Interval | None]:
     """Return the intervals of one run's step time and throughput. The run has one throughput; its doubt is, relative
     to it, that of the median step."""
     low, median, high, rate = row["step_s_low"], row["step_s"], row["step_s_high"], row["tokens_per_s"]
     if low is None or rate is None:
-        return Interval(), Interval()
-    kind = "within the run"
-    return Interval(low, high, kind, LEVEL), Interval(rate * median / high, rate * median / low, kind, LEVEL)
-
-
-def _between(values: Sequence[float | None]) -> Interval:
-    """Return the interval of the median of independent repeats."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return Interval()
-    if interval := median_interval(known):
-        return Interval(*interval, "between repeats", LEVEL)
-    return Interval(min(known), max(known), "range of repeats", 1 - 2 ** (1 - len(known)))
+        return None, None
+    of_steps = Interval(low, high, "within the run", LEVEL, row["n_steps"])
+    return of_steps, of_steps._replace(low=rate * median / high, high=rate * median / low)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -124,6 +112,8 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
+    if len(good) > 1:
+        raised = [flag for flag in raised if flag != "few"]
     if good and len(good) < len(answers):
         raised.append("mixed")
     return " ".join(dict.fromkeys(raised))

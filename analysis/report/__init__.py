@@ -3,8 +3,9 @@
 import tempfile
 from pathlib import Path
 
-from analysis import figures, formats
+from analysis import claims, figures, formats
 from analysis.reading import Reading
+from analysis.report.analogue import analogue, tables
 from analysis.report.page import Drawn, page
 from analysis.summary import summarise
 from analysis.table import table_of
@@ -35,14 +36,18 @@ def contents(found: Reading) -> dict[str, bytes]:
     verdicts = verify(list(found.records.values()))
     table = table_of(verdicts)
     summary = summarise(table)
+    judged = claims.findings(summary, {record.config_id: record.spec for record in found.records.values()})
+    notes = {record.circumstance.machine.name: record.circumstance.machine.note for record in found.records.values()}
+    section = analogue(judged, notes)
     files = {"runs.csv": formats.to_csv(table).encode(), "runs.md": formats.to_markdown(table).encode()}
+    files |= tables(judged, section)
     drawn = []
     for picture in figures.pictures():
         rendered = figures.render(picture, summary)
         names = {form: f"figures/{picture.name}.{form}" for form in rendered}
         files |= {names[form]: content for form, content in rendered.items()}
         drawn.append(Drawn(picture.title, figures.inline(picture.name, rendered["svg"], picture.alt), names))
-    return files | {PAGE: page(found, verdicts, table, summary, drawn).encode()}
+    return files | {PAGE: page(found, verdicts, table, summary, section, drawn).encode()}
 
 
 def _replace(out: Path, files: dict[str, bytes]) -> None:

@@ -14,6 +14,7 @@ from analysis.flags import FLAGS
 from analysis.numbers import MISSING, cell, significant, size
 from analysis.questions import choice, name
 from analysis.reading import Reading
+from analysis.report.analogue import HEAD, Analogue
 from analysis.report.answer import Answer, answers
 from analysis.report.doubts import doubts
 from analysis.report.provenance import provenance
@@ -38,7 +39,12 @@ class Cell(NamedTuple):
 
 
 def page(
-    found: Reading, verdicts: Sequence[Verdict], table: pd.DataFrame, summary: pd.DataFrame, drawn: Sequence[Drawn]
+    found: Reading,
+    verdicts: Sequence[Verdict],
+    table: pd.DataFrame,
+    summary: pd.DataFrame,
+    claims: Analogue | None,
+    drawn: Sequence[Drawn],
 ) -> str:
     """Return the whole report as HTML."""
     rows, answered, origin = plain(table), answers(summary), provenance([verdict.record for verdict in verdicts])
@@ -56,6 +62,8 @@ def page(
         asked=_asked(rows),
         answers=[_answer(answer, answered) for answer in answered],
         doubts=doubts(verdicts, plain(summary), origin),
+        claims=claims,
+        claims_head=HEAD,
         figures=[figure._replace(svg=Markup(figure.svg)) for figure in drawn],
         columns=[(column, column.name in shown) for column in columns().values()],
         runs=[_run(row, shown) for row in rows],

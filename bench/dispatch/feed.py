@@ -11,7 +11,7 @@ from bench.dispatch.group import Grouping
 from bench.dispatch.settle import prune, settle, to_start
 from bench.dispatch.view import View, look
 from bench.errors import UserError
-from bench.launchers import LaunchPlan, Work
+from bench.launchers import LaunchPlan, SchedulerAway, Work
 from bench.sweep import exclusions, jobs
 from bench.sweep.jobs import Job
 from bench.sweep.standing import Standing
@@ -32,12 +32,19 @@ class Fed(NamedTuple):
 
 def feed(folder: Path, *, autopilot: bool) -> Fed:
     """Settle what has ended and submit what has no answer, as far as the limits allow; return at once."""
+    try:
+        return _feed(folder, autopilot)
+    except OSError as error:
+        raise UserError(str(folder), f"cannot be written to ({error.strerror})", "free some space") from error
+
+
+def _feed(folder: Path, autopilot: bool) -> Fed:
     view = look(folder)
     concluded = settle(view)
     pruned = prune(look(folder) if concluded else view)
     view = look(folder) if concluded or pruned else view
     left = to_start(view)
-    feeder = Feeder(view)
+    feeder = Feeder(view, autopilot=autopilot)
     submitted, why_left = feeder.submit(left)
     taken = {todo.key for job, _ in submitted for todo in job.points}
     left = [standing for standing in left if standing.key not in taken]
@@ -68,7 +75,7 @@ def plan(
 class Feeder:
     """Submits jobs of one study."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, *, autopilot: bool) -> None:
         self._view = view
         sweep = view.sweeps[-1]
         options = dict(sweep.launcher)
@@ -76,6 +83,7 @@ class Feeder:
         self._options = self._launcher.Options.model_validate(options)
         self._rules = sweep.rules
         self._cluster = self._launcher.limits(self._options)
+        self._most, self._whose = self._limit(autopilot)
         self._exclude = [found.host for found in exclusions.read(view.folder)]
         self._handles = [job.handle for job in view.live if job.points and job.handle]
 
@@ -85,27 +93,44 @@ class Feeder:
         if left and budget is not None and spent >= budget:
             return [], f"{spent:.1f} of {budget:g} node-hours are spent"
         submitted: list[tuple[Job, str]] = []
-        places, why = self._places()
-        grouping = Grouping(
-            self._options, self._cluster.max_array_size, self._cluster.max_time_min, self._view.kin() if left else None
-        )
-        for job in grouping.jobs(left):
-            needs = len(job.points) if job.mode == "array" else 1
+        refused: dict[tuple[int, int], UserError] = {}  # by shape: no nodes may be left for one, and some for another
+        places = None if self._most is None else self._most - self._in_queue()
+        for job in self._jobs(left):
+            needs, shape = len(job.points) if job.mode == "array" else 1, (job.nodes, job.devices_per_node)
             if places is not None and needs > places:
-                return submitted, why
-            submitted.append((job, self._submit(job)))
-            places = places - needs if places is not None else None
-        return submitted, ""
+                return submitted, f"{self._whose} allows {self._most} jobs in the queue"
+            if shape in refused:
+                continue
+            try:
+                submitted.append((job, self._submit(job)))
+                places = None if places is None else places - needs
+            except SchedulerAway:
+                raise
+            except UserError as refusal:
+                refused[shape] = refusal
+        if refused and not self._handles:  # nothing is under way that could make room
+            raise next(iter(refused.values()))
+        return submitted, "; ".join(map(str, refused.values()))
 
-    def _places(self) -> tuple[int | None, str]:
-        """Return how many more jobs may be in the queue, and whose rule that is."""
-        in_queue = sum(self._view.is_live(job.name, task) for job in self._view.live for task in job.tasks)
+    def _jobs(self, left: Sequence[Standing]) -> list[Job]:
+        """Return the jobs for points; an array is never longer than the queue has places for its tasks."""
+        longest = min((limit for limit in (self._cluster.max_array_size, self._most) if limit), default=None)
+        kin = self._view.kin() if left else None
+        return Grouping(self._options, longest, self._cluster.max_time_min, kin).jobs(left)
+
+    def _limit(self, autopilot: bool) -> tuple[int | None, str]:
+        """Return how many jobs with points may be in the queue at a time, and whose rule that is. Where the cluster
+        counts, the autopilot's small job takes a place, and another one while it submits the next."""
         ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
-        rules = [(limit - in_queue, rule) for limit, rule in ((ours, "--max-queued"), (theirs, "the cluster")) if limit]
-        if not rules:
-            return None, ""
-        places, rule = min(rules)
-        return max(0, places), f"{rule} allows {places + in_queue} jobs in the queue"
+        theirs = max(1, theirs - 2) if theirs and autopilot else theirs
+        return min(
+            ((limit, rule) for limit, rule in ((ours, "--max-queued"), (theirs, "the cluster")) if limit),
+            default=(None, ""),
+        )
+
+    def _in_queue(self) -> int:
+        jobs_with_points = (job for job in self._view.live if job.points)
+        return sum(self._view.is_live(job.name, task) for job in jobs_with_points for task in job.tasks)
 
     def _submit(self, job: Job) -> str:
         folder = jobs.write(self._view.folder, job)

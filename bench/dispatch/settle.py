@@ -39,7 +39,9 @@ def _ended(attempt: Open, queue: dict[Place, Any]) -> Outcome | None:
         return None if attempt.fresh else reconcile.outcome(traces, None, restarted=False)
     if state.live:
         restarted = (state.restarts or 0) > attempt.restart
-        return reconcile.outcome(traces, _ending(state), restarted=True) if restarted else None
+        # A job counts as put back before its processes are asked to end: they may still have something to say.
+        silent = attempt.fresh and not traces.interrupted
+        return reconcile.outcome(traces, _ending(state), restarted=True) if restarted and not silent else None
     return reconcile.outcome(traces, _ending(state), restarted=False)
 
 

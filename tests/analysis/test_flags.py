@@ -7,7 +7,8 @@ from analysis.flags import FLAGS, flags
 from analysis.table import run_table
 
 SLOW_LINK = {"backend": "gloo", "payload_bytes": 8, "bus_bytes_per_s": 1.0, "nodes_bytes_per_s": (9.0, 9.0, 4.0)}
-STEADY = tuple(0.1 + 0.0001 * (i % 2) for i in range(30))
+STEADY = tuple(0.1 + 0.0001 * (i % 2) for i in range(240))
+SCATTERED = tuple(0.1 + 0.001 * (i * 7 % 30) for i in range(240))
 
 
 def test_a_good_run_carries_none() -> None:
@@ -17,9 +18,10 @@ def test_a_good_run_carries_none() -> None:
 @pytest.mark.parametrize(
     ("flag", "observations"),
     [
-        ("short", {"steps": steps(STEADY[:29])}),
+        ("few", {"steps": steps(STEADY[:199])}),
+        ("few", {"steps": steps(tuple(0.1 + 0.0001 * (i // 20 % 2) for i in range(240)))}),  # neighbours are alike
         ("unsteady", {"steps": steps(STEADY, steady=False)}),
-        ("wide", {"steps": steps(tuple(0.1 + 0.001 * (i * 7 % 30) for i in range(30)))}),
+        ("wide", {"steps": steps(SCATTERED)}),
         ("skipped_steps", {"steps": steps(STEADY, skipped=(2, 9))}),
         ("memory_drift", {"steps": steps(STEADY), "memory": memory(2, drift=-0.011)}),
         ("straggler", {"steps": steps(STEADY), "outside_collectives_s": (0.1, 0.2)}),
@@ -35,7 +37,7 @@ def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[s
 @pytest.mark.parametrize(
     "observations",
     [
-        {"steps": steps((1.0, 1.001) * 10)},  # 20 s in 20 steps
+        {"steps": steps(STEADY[:200])},
         {"steps": steps(STEADY, skipped=(2,))},  # before the window
         {"steps": steps(STEADY), "memory": memory(2, drift=0.01)},
         {"steps": steps(STEADY), "outside_collectives_s": (0.10, 0.12)},
@@ -46,13 +48,17 @@ def test_what_is_just_good_enough_raises_none(observations: dict[str, Any]) -> N
     assert flags(run(**observations)) == ()
 
 
+def test_a_short_window_is_of_few_steps_too() -> None:
+    assert flags(run(steps=steps(STEADY[:29]))) == ("short", "few")
+    assert flags(run(steps=steps((1.0, 1.001) * 10))) == ("few",), "20 s in 20 steps"
+
+
 def test_no_interval_at_all_is_wide() -> None:
-    assert flags(run(steps=steps(STEADY[:5]))) == ("short", "wide")
+    assert flags(run(steps=steps(STEADY[:5]))) == ("short", "wide", "few")
 
 
 def test_width_is_what_the_protocol_asked() -> None:
-    series = steps(tuple(0.1 + 0.001 * (i * 7 % 30) for i in range(30)))
-    assert flags(run(spec(measure={"width": 0.2}), steps=series)) == ()
+    assert flags(run(spec(measure={"width": 0.2}), steps=steps(SCATTERED))) == ()
 
 
 def test_a_failure_has_no_window_to_doubt() -> None:
@@ -61,5 +67,5 @@ def test_a_failure_has_no_window_to_doubt() -> None:
 
 def test_the_table_joins_flags_in_one_order() -> None:
     table = run_table([run(steps=steps(STEADY[:5], steady=False), drill="x")])
-    assert table["flags"][0] == "drill short unsteady wide unverified"
+    assert table["flags"][0] == "drill short unsteady wide few unverified"
     assert set(table["flags"][0].split()) <= set(FLAGS)

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from records import failed, run, save, spec
+from records import failed, run, save, spec, steps
 
 from bench.cli import main
 
@@ -10,7 +10,9 @@ from bench.cli import main
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     long = "rank 0: " + "out of memory " * 20
-    return save(tmp_path / "results" / "runs", run(spec("ddp")), run(), failed("oom", spec("zero3"), reason=long))
+    enough = steps((0.1,) * 200)
+    good = run(spec("ddp"), steps=enough), run(steps=enough)
+    return save(tmp_path / "results" / "runs", *good, failed("oom", spec("zero3"), reason=long))
 
 
 def test_text_shows_what_fits_and_every_reason_in_full(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,27 @@ def test_the_summary_comes_first_and_says_how_sure(page: Page) -> None:
     assert "within the run, n\xa0=\xa01" in page.html
 
 
+def test_several_nodes_show_what_becomes_of_the_studys_claims(tmp_path: Path) -> None:
+    seconds = {("zero2", 1): 0.25, ("zero3", 1): 0.5, ("zero2", 2): 0.75}
+    records = [run(spec(engine, nodes=nodes), steps=steps((s,) * 30)) for (engine, nodes), s in seconds.items()]
+    out = tmp_path / "out"
+    report.write(reading.read([save(tmp_path / "runs", *records, failed("oom", spec("zero3", nodes=2)))]), out)
+    page = Page((out / "report.html").read_text())
+    assert "an analogue and not a reproduction" in page.words and "tiny (0.000402M parameters) on cpu." in page.words
+    section = page.words[page.words.index("What becomes of the study's claims") : page.words.index("Figures")]
+    for line in (
+        "tiny, cpu as in the study 1 slower, 1 unknown (n = 1)",
+        "tiny, cpu cannot be told 1 slower, 1 unknown (n = 1)",
+        "zero2, micro 2, 2 samples per step and device, fp32 1 node 2 nodes slower 3.00 0.2500 (0.2500 to",
+        "C3 tiny, cpu 2 × 2 ranks, micro 2, fp32 zero2 zero3 unknown – 0.7500 (0.7500 to 0.7500, 95 %, n = 1) oom",
+    ):
+        assert line in section.replace("\xa0", " ")
+    assert {"claims.csv", "claims.md"} < {link["href"] for link in page.all("a")}
+    assert len((out / "claims.csv").read_text().splitlines()) == 1 + 6
+    assert "| C3 | ZeRO-2 had lower seconds per step" in (out / "claims.md").read_text()
+    assert "C1 says little there" in (out / "claims.md").read_text(), "every device keeps its work here"
+
+
 def test_a_second_report_replaces_the_first_and_nothing_else(runs: Path, out: Path, tmp_path: Path) -> None:
     first = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     again = tmp_path / "again"

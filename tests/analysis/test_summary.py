@@ -19,7 +19,8 @@ def lasting(*seconds, **more):
 def test_one_run_has_the_interval_within_it_and_says_so() -> None:
     window = (0.1, 0.4, 0.1) * 10
     (row,) = rows(run(steps=steps(window)))
-    assert (row["n"], row["runs"], row["interval_kind"], row["interval_level"]) == (1, 1, "within the run", 0.95)
+    assert (row["n"], row["runs"]) == (1, 1)
+    assert (row["interval_kind"], row["interval_level"], row["interval_n"]) == ("within the run", 0.95, 30)
     assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.1, 0.1, 0.4)
     rate = 30 * 40 / sum(window)
     assert row["tokens_per_s"] == pytest.approx(rate)
@@ -30,12 +31,14 @@ def test_one_run_has_the_interval_within_it_and_says_so() -> None:
 def test_a_run_too_short_for_an_interval_has_none() -> None:
     (row,) = rows(run(steps=steps((0.1,) * 4)))
     assert row["n"] == 1
-    assert [row[c] for c in ("interval_kind", "interval_level", "step_s_low", "tokens_per_s_high")] == [None] * 4
+    unknown = ("interval_kind", "interval_level", "interval_n", "step_s_low", "tokens_per_s_high")
+    assert [row[column] for column in unknown] == [None] * len(unknown)
 
 
 def test_few_repeats_have_a_range_with_its_own_level() -> None:
     (row,) = rows(*lasting(0.1, 0.3, 0.2))
     assert (row["n"], row["interval_kind"], row["interval_level"]) == (3, "range of repeats", 0.75)
+    assert row["interval_n"] == 3
     assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.2, 0.1, 0.3)
     assert row["tokens_per_s_low"] == pytest.approx(40 / 0.3)
 
@@ -44,6 +47,11 @@ def test_six_repeats_have_an_interval_between_them() -> None:
     (row,) = rows(*lasting(0.1, 0.3, 0.2, 0.6, 0.5, 0.4))
     assert (row["n"], row["interval_kind"], row["interval_level"]) == (6, "between repeats", 0.95)
     assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (pytest.approx(0.35), 0.1, 0.6)
+
+
+def test_few_steps_are_a_doubt_of_one_run_and_none_of_repeats() -> None:
+    assert "few" in rows(run())[0]["flags"].split()
+    assert "few" not in rows(*lasting(0.1, 0.3))[0]["flags"].split()
 
 
 def test_environments_machines_and_kinds_of_evidence_are_never_pooled() -> None:

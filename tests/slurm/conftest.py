@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from slurm_testbed import Testbed
+from node_processes import ours
+from slurm_testbed import Testbed, wait_for
+from sweeping import Study
 
 REQUIRE = "ZEROSCALE_REQUIRE_SLURM"
 
@@ -51,3 +54,45 @@ def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
         yield bed
     finally:
         bed("down")
+
+
+@pytest.fixture(scope="session")
+def small_disk(slurm_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A disk that is soon full; mounted before there are nodes, or they would not see it."""
+    folder = tmp_path_factory.mktemp("disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture(scope="session")
+def drilled(small_disk: Path) -> Iterator[Testbed]:
+    """Three nodes for mishaps: quick to schedule and to put a job back, with little room in the queue, slow to give a
+    node up unless told otherwise, so that it is our own supervisors who notice first."""
+    bed = Testbed("c")
+    try:
+        quick = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
+        again = f"AuthInfo=socket={bed.folder}/munge/socket,cred_expire=5"
+        urgent = "PartitionName=urgent Nodes=ALL PriorityTier=10 State=UP"
+        main = "PartitionName=main Nodes=ALL Default=YES State=UP"
+        preemption = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL", urgent, main)
+        lines = (quick, again, *preemption, "MessageTimeout=4")
+        limits = ("--max-array-size", "2", "--max-jobs", "30", "--slurmd-timeout-s", "60", "--kill-wait-s", "5")
+        bed.up("--nodes", "3", "--rate", "1gbit", *limits, *(word for line in lines for word in ("--conf", line)))
+        yield bed
+    finally:
+        bed("down")
+
+
+@pytest.fixture
+def study(drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Study]:
+    """A study on that testbed; whatever is left of its jobs goes with the test."""
+    monkeypatch.setenv("SLURM_CONF", str(drilled.folder / "slurm.conf"))
+    made = Study(drilled, tmp_path)
+    try:
+        yield made
+    finally:
+        drilled("controller", "start")
+        drilled("link", "all", "--rate", "1gbit", "--up")
+        drilled.slurm("scancel", "--user=root")
+        wait_for(lambda: not ours(drilled.name, made.folder), 60)

@@ -1,0 +1,128 @@
+"""The report's section on the study's claims: what became of each, and every caveat that a reader must know."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+from analysis import formats
+from analysis.claims import SOURCE, Claim, Comparison, Effect, Finding, as_table
+from analysis.numbers import MISSING, significant
+from analysis.summary import Row
+
+CSV, MARKDOWN = "claims.csv", "claims.md"
+
+
+class Analogue(NamedTuple):
+    """The section in plain values, for the page and for Markdown."""
+
+    what: str
+    caveats: tuple[str, ...]
+    findings: tuple[tuple[Claim, str, str, str], ...]  # claim, where, verdict, the counts behind it
+    comparisons: tuple[tuple[str, ...], ...]  # in the columns of HEAD
+
+
+HEAD = ("Claim", "Where", "Equal", "From", "To", "In steps per second", "Ratio", "From, s per step", "To, s per step")
+
+
+def analogue(found: Sequence[Finding], notes: Mapping[str, str]) -> Analogue | None:
+    """Return the section, or None for a set of runs in which nothing of the study's claims was compared; `notes` say
+    of a machine, by its name, what it is."""
+    if not found:
+        return None
+    compared = [comparison for finding in found for comparison in finding.comparisons]
+    machines = dict.fromkeys(finding.machine for finding in found)
+    known = [f"{machine}: {notes[machine]}." for machine in machines if notes.get(machine)]
+    return Analogue(
+        _what(compared),
+        (*known, *_caveats(compared)),
+        tuple((finding.claim, _where(finding), finding.verdict, _counts(finding)) for finding in found),
+        tuple(_told(finding, comparison) for finding in found for comparison in finding.comparisons),
+    )
+
+
+def tables(found: Sequence[Finding], section: Analogue | None) -> dict[str, bytes]:
+    """Return the tables that stand beside the page, by path."""
+    if section is None:
+        return {}
+    return {CSV: formats.to_csv(as_table(found)).encode(), MARKDOWN: _markdown(section).encode()}
+
+
+def _what(compared: Sequence[Comparison]) -> str:
+    rows = [row for comparison in compared for row in (comparison.before, comparison.after)]
+    built_last = {row["model"]: row for row in sorted(rows, key=lambda row: row["n"])}  # its parameters were counted
+    models = [f"{model} ({_millions(row)} parameters)" for model, row in built_last.items()]
+    machines = dict.fromkeys(row["machine"] for row in rows)
+    return (
+        f"This is an analogue and not a reproduction: the study ({SOURCE}) trained the mT5 family, 580M to 13B "
+        f"parameters, on machines of its own; here it is {_listed(models)} on {_listed(machines)}."
+    )
+
+
+def _caveats(compared: Sequence[Comparison]) -> Iterable[str]:
+    kinds = {row["interval_kind"] for comparison in compared for row in (comparison.before, comparison.after)}
+    if "within the run" in kinds:
+        yield (
+            "Intervals of n = 1 are of the steps within one run each: that two do not overlap says that these two runs "
+            "differ, not yet that two others would."
+        )
+    if "range of repeats" in kinds:
+        yield "The range of fewer than 6 repeats is no 95 % interval; each is shown with its own level."
+    yield (
+        f"{len(compared)} comparisons are not corrected for their number, and for C1 and C2 a single one that became "
+        "slower decides."
+    )
+    nodes = [(one.before, one.after) for one in compared if one.before["nodes"] != one.after["nodes"]]
+    if any(before["global_batch"] != after["global_batch"] for before, after in nodes):
+        yield (
+            "Where nodes are added to the same work per device, a step does more work on more nodes: no more steps per "
+            "second can be expected, and C1 says little there."
+        )
+    yield "Why it is so (C1: communication overhead) is not decided here."
+
+
+def _told(finding: Finding, comparison: Comparison) -> tuple[str, ...]:
+    ratio = MISSING if comparison.ratio is None else significant(comparison.ratio, 3)
+    before, after = _seconds(comparison.before), _seconds(comparison.after)
+    what = (finding.claim.id, _where(finding), comparison.held, *comparison.differ)
+    return *what, comparison.effect, ratio, before, after
+
+
+def _seconds(row: Row) -> str:
+    if row["step_s"] is None:
+        return str(row["outcome"]).replace("_", " ")
+    low, high = row["step_s_low"], row["step_s_high"]
+    known = low is not None
+    ends = f"{significant(low)} to {significant(high)}, {100 * row['interval_level']:.0f}\u00a0%" if known else MISSING
+    return f"{significant(row['step_s'])} ({ends}, n\u00a0=\u00a0{row['n']})"
+
+
+def _counts(finding: Finding) -> str:
+    if not finding.comparisons:
+        return "nothing to compare"
+    told = ", ".join(f"{count} {effect}" for effect in get_args(Effect) if (count := finding.counts[effect]))
+    repeats = {row["n"] for comparison in finding.comparisons for row in (comparison.before, comparison.after)} - {0}
+    return f"{told} (n\u00a0=\u00a0{' to '.join(map(str, sorted({min(repeats), max(repeats)})))})" if repeats else told
+
+
+def _where(finding: Finding) -> str:
+    return f"{finding.model}, {finding.machine}"
+
+
+def _millions(row: Row) -> str:
+    return f"{significant(row['parameters'] / 1e6, 3)}M" if row["parameters"] else "unknown"
+
+
+def _listed(words: Iterable[Any]) -> str:
+    *others, last = map(str, words)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _markdown(section: Analogue) -> str:
+    findings = [(claim.id, claim.text, *rest) for claim, *rest in section.findings]
+    caveats = [f"- {caveat}" for caveat in section.caveats]
+    verdicts = _table(("Claim", "The study", "Where", "Verdict", "Comparisons"), findings)
+    return "\n".join([section.what, "", *caveats, "", *verdicts, "", *_table(HEAD, section.comparisons)]) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return a Markdown table; all that stands in it are names, numbers and words of ours."""
+    return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]

@@ -1,0 +1,12 @@
+"""How sure the numbers are. Every interval says its kind, level and n; `few` says where its level is not kept.
+
+interval    what all of them return
+repeats     the median of independent repeats
+series      median, mean and rate of one run's autocorrelated steps
+effective   how many independent steps a run's steps are worth
+bootstrap   any other statistic, of repeats or of one run's steps
+ratio       one configuration's step time over another's
+compare     verdicts on many such pairs
+drift       what the machine did meanwhile, from its control points
+steady      where a series becomes steady
+"""

@@ -1,0 +1,79 @@
+"""Series of steps whose median, mean and effective size are known, a row each."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, signal, stats
+
+Array = np.ndarray
+
+
+class Process(NamedTuple):
+    draw: Callable[[np.random.Generator, int, int], Array]  # series, values of each
+    median: float
+    mean: float
+
+
+def ar1(coefficient: float) -> Callable[[np.random.Generator, int, int], Array]:
+    """Gaussian series of variance 1, in their stationary state from the start."""
+
+    def draw(rng: np.random.Generator, series: int, n: int) -> Array:
+        noise = rng.standard_normal((series, n))
+        noise[:, 1:] *= math.sqrt(1 - coefficient**2)
+        return signal.lfilter([1], [1, -coefficient], noise, axis=1)
+
+    return draw
+
+
+def lognormal(coefficient: float, sigma: float = 0.5) -> Process:
+    """Skewed steps around a median of 1; 0.5 is more than most machines scatter."""
+    draw = ar1(coefficient)
+    return Process(lambda *shape: np.exp(sigma * draw(*shape)), 1.0, math.exp(sigma**2 / 2))
+
+
+def slow_steps(part: float, slower: float = 0.5, noise: float = 0.02) -> Process:
+    """Steps of 1 s of which a part, at random, takes half as long again."""
+
+    def draw(rng: np.random.Generator, series: int, n: int) -> Array:
+        slow = rng.random((series, n)) < part
+        return 1 + noise * rng.standard_normal((series, n)) + slower * slow
+
+    def above(value: float) -> float:
+        return (1 - part) * stats.norm.sf(value, 1, noise) + part * stats.norm.sf(value, 1 + slower, noise) - 0.5
+
+    return Process(draw, optimize.brentq(above, 0.9, 1.1), 1 + slower * part)
+
+
+def hidden(coefficient: float, weight: float) -> Process:
+    """White noise with something slow below it, of `weight` in the variance: neighbours hardly show it."""
+    slow, fast = ar1(coefficient), ar1(0)
+    roots = math.sqrt(weight), math.sqrt(1 - weight)
+    return Process(lambda *shape: roots[0] * slow(*shape) + roots[1] * fast(*shape), 0.0, 0.0)
+
+
+PROCESSES = {
+    "independent, normal": Process(ar1(0), 0.0, 0.0),
+    "independent, lognormal": lognormal(0),
+    "5 % slow steps": slow_steps(0.05),
+    "1 % slow steps": slow_steps(0.01),
+    "AR(1) 0.3": Process(ar1(0.3), 0.0, 0.0),
+    "AR(1) 0.5": Process(ar1(0.5), 0.0, 0.0),
+    "AR(1) 0.5, lognormal": lognormal(0.5),
+    "AR(1) 0.8": Process(ar1(0.8), 0.0, 0.0),
+    "AR(1) 0.95": Process(ar1(0.95), 0.0, 0.0),
+    "AR(1) -0.5": Process(ar1(-0.5), 0.0, 0.0),
+    "AR(1) 0.9 below noise": hidden(0.9, 0.36),
+    "slow drift": hidden(0.999, 0.5),
+}
+
+
+def slowdown(coefficient: float, of_signs: bool) -> float:
+    """Return how many values of a Gaussian AR(1) series tell as much as one independent value, about its mean or, by
+    the signs' autocorrelation 2 / π arcsin ρ, about its median."""
+    lags = np.arange(1, 3000)
+    correlations = coefficient**lags
+    if of_signs:
+        correlations = 2 / math.pi * np.arcsin(correlations)
+    return float(1 + 2 * correlations.sum())

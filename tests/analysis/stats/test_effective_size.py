@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+from simulated import PROCESSES, ar1, slowdown
+
+from analysis.stats.effective import autocorrelation, effective_size, few, signs
+
+
+def test_worked_out_on_paper() -> None:
+    # centred: -1.5, -0.5, 0.5, 1.5, squares 5; lag 1: 0.75 - 0.25 + 0.75; lag 2: -1.5; lag 3: -2.25
+    series = np.array([1.0, 2.0, 3.0, 4.0])
+    assert autocorrelation(series) == pytest.approx([1, 0.25, -0.3, -0.45])
+    assert effective_size(series) == pytest.approx(4 / (2 * 1.25 - 1)), "the second pair is negative and ends the sum"
+
+
+def test_no_pair_counts_more_than_the_one_before_it_and_none_after_a_negative_one() -> None:
+    for series in ar1(0.6)(np.random.default_rng(0), 200, 31):
+        correlation, total, last = autocorrelation(series), 0.0, np.inf
+        for lag in range(0, 30, 2):
+            pair = correlation[lag] + correlation[lag + 1]
+            if pair <= 0:
+                break
+            last = min(last, pair)
+            total += last
+        assert effective_size(series) == pytest.approx(min(31 / (2 * total - 1), 31))
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.3, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("of_signs", [True, False], ids=["median", "mean"])
+def test_it_is_that_of_the_process(coefficient: float, of_signs: bool) -> None:
+    series = ar1(coefficient)(np.random.default_rng(1), 400, 4000)
+    sizes = effective_size(signs(series) if of_signs else series)
+    assert np.median(4000 / sizes) == pytest.approx(slowdown(coefficient, of_signs), rel=0.06)
+
+
+def test_swinging_steps_and_equal_ones_are_worth_their_number() -> None:
+    assert effective_size(np.array([1.0, 2.0] * 20)) == 40
+    assert effective_size(np.full(9, 0.1)) == 9
+    assert effective_size(np.array([3.0])) == 1
+
+
+def test_an_outlier_tells_nothing_about_the_median() -> None:
+    series = ar1(0.5)(np.random.default_rng(2), 1, 500)[0]
+    spoilt = np.where(np.arange(500) == np.argmax(series), 1e6, series)
+    assert effective_size(signs(spoilt)) == effective_size(signs(series))
+
+
+def test_few_are_less_than_two_hundred() -> None:
+    rng = np.random.default_rng(3)
+    assert few(np.full(199, 0.1))
+    assert not few(np.full(200, 0.1))
+    assert not few(PROCESSES["independent, lognormal"].draw(rng, 1, 400)[0])
+    assert few(PROCESSES["AR(1) 0.8"].draw(rng, 1, 400)[0])

@@ -1,0 +1,111 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from simulated import PROCESSES, ar1, slowdown
+
+from analysis.stats.effective import effective_size, few, signs
+from analysis.stats.interval import Interval
+from analysis.stats.series import mean_bounds, mean_interval, median_bounds, median_interval, rate_interval
+from bench.intervals import median_interval as of_independent
+
+STEPS = [0.12, 0.1, 0.11, 0.13, 0.15, 0.12, 0.11, 0.14, 0.16, 0.1, 0.12, 0.11, 0.13, 0.18, 0.1, 0.12, 0.11, 0.15]
+
+
+def spread(values: list[float]) -> tuple[float, int]:
+    """Standard error of the mean and degrees of freedom, term by term."""
+    n, size = len(values), float(effective_size(np.array(values)))
+    freedom = max(2, math.floor(math.sqrt(size)))
+    waves = [
+        sum(x * math.sqrt(2 / n) * math.cos(math.pi * j * (t + 0.5) / n) for t, x in enumerate(values))
+        for j in range(1, freedom + 1)
+    ]
+    return math.sqrt(sum(wave**2 for wave in waves) / freedom / n), freedom
+
+
+def test_the_median_lies_this_many_ranks_from_the_middle() -> None:
+    n, middle = len(STEPS), float(np.median(STEPS))
+    error, freedom = spread([float(np.sign(step - middle)) for step in STEPS])
+    ranks = stats.t.ppf(0.975, freedom) * error * n / 2
+    low, high = np.interp([(n + 1) / 2 - ranks, (n + 1) / 2 + ranks], np.arange(1, n + 1), sorted(STEPS))
+    told = median_interval(STEPS)
+    assert told == Interval(pytest.approx(low), pytest.approx(high), "within the run", 0.95, 18)
+    assert told.low < middle < told.high
+
+
+def test_the_ends_of_the_mean_have_the_quantile_as_their_skewed_t() -> None:
+    error, freedom = spread(STEPS)
+    skew = stats.skew(STEPS) / math.sqrt(effective_size(np.array(STEPS))) / 2
+    told = mean_interval(STEPS, level=0.9)
+    assert told is not None
+    for end, quantile in ((told.low, stats.t.ppf(0.95, freedom)), (told.high, stats.t.ppf(0.05, freedom))):
+        t = (np.mean(STEPS) - end) / error
+        assert t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / 6 == pytest.approx(quantile)
+    assert told.high - np.mean(STEPS) > np.mean(STEPS) - told.low, "what is rare and slow may have been missed"
+    assert told[2:] == ("within the run", 0.9, 18)
+
+
+def test_a_rate_is_an_amount_over_the_mean() -> None:
+    mean, rate = mean_interval(STEPS), rate_interval(STEPS, rate=50 / float(np.mean(STEPS)))
+    assert mean is not None
+    assert rate == Interval(pytest.approx(50 / mean.high), pytest.approx(50 / mean.low), "within the run", 0.95, 18)
+
+
+def test_equal_steps_leave_no_doubt_and_too_few_no_bound() -> None:
+    assert median_interval([0.1] * 30) == Interval(0.1, 0.1, "within the run", 0.95, 30)
+    assert mean_interval([0.1] * 30) == Interval(pytest.approx(0.1), pytest.approx(0.1), "within the run", 0.95, 30)
+    assert median_interval(STEPS[:5]) is None
+    assert mean_interval([0.1] * 5) is None
+    assert rate_interval([0.01, 0.5, 0.02, 0.9, 0.01, 2.0], rate=1.0) is None, "the mean's interval reaches zero"
+
+
+def covered(name: str, n: int, of_median: bool) -> float:
+    process = PROCESSES[name]
+    series = process.draw(np.random.default_rng(n), 2000, n)
+    low, high, _ = median_bounds(series) if of_median else mean_bounds(series)
+    truth = process.median if of_median else process.mean
+    return float(np.mean((low <= truth) & (truth <= high)))
+
+
+COEFFICIENTS = {
+    "independent, normal": 0.0, "independent, lognormal": 0.0, "5 % slow steps": 0.0, "AR(1) -0.5": 0.0,
+    "AR(1) 0.3": 0.3, "AR(1) 0.5": 0.5, "AR(1) 0.5, lognormal": 0.5, "AR(1) 0.8": 0.8,
+}  # fmt: skip
+"""Of neighbours, not counting on those that swing."""
+
+
+@pytest.mark.parametrize("size", [200, 300])
+@pytest.mark.parametrize("name", COEFFICIENTS)
+def test_two_hundred_effective_steps_hold_the_median_93_to_97_times_in_100(name: str, size: int) -> None:
+    n = math.ceil(size * slowdown(COEFFICIENTS[name], of_signs=True))
+    assert 0.93 <= covered(name, n, of_median=True) <= 0.97
+
+
+@pytest.mark.parametrize("size", [200, 300])
+@pytest.mark.parametrize("name", COEFFICIENTS)
+def test_two_hundred_effective_steps_hold_the_mean_93_to_97_times_in_100(name: str, size: int) -> None:
+    n = math.ceil(size * slowdown(COEFFICIENTS[name], of_signs=False))
+    assert 0.93 <= covered(name, n, of_median=False) <= 0.97
+
+
+def test_short_series_lose_little_where_independent_ranks_lose_all() -> None:
+    series = ar1(0.8)(np.random.default_rng(4), 1000, 100)
+    ranks = np.array([of_independent(steps) for steps in series.tolist()])
+    assert np.mean((ranks[:, 0] <= 0) & (ranks[:, 1] >= 0)) < 0.65
+    assert covered("AR(1) 0.8", 100, of_median=True) >= 0.91
+
+
+def test_steps_that_are_not_few_are_covered_also_where_their_size_is_only_estimated() -> None:
+    process, n = PROCESSES["AR(1) 0.5"], math.ceil(250 * slowdown(0.5, of_signs=True))
+    series = process.draw(np.random.default_rng(5), 4000, n)
+    enough = effective_size(signs(series)) >= 200
+    low, high, _ = median_bounds(series[enough])
+    assert enough.mean() > 0.6
+    assert 0.93 <= np.mean((low <= 0) & (high >= 0)) <= 0.97
+
+
+def test_a_drift_longer_than_the_window_is_beyond_every_method_and_mostly_flagged() -> None:
+    assert covered("slow drift", 1000, of_median=True) < 0.7
+    series = PROCESSES["slow drift"].draw(np.random.default_rng(6), 200, 1000)
+    assert np.mean([few(steps) for steps in series]) > 0.6

@@ -1,0 +1,125 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from simulated import PROCESSES, ar1
+
+from analysis.stats.compare import compare, holm, superiority, verdicts
+from analysis.stats.ratio import of_runs, of_steps
+from analysis.stats.series import median_interval
+
+FAST, SLOW = [[0.100], [0.101], [0.103]], [[0.200], [0.203], [0.201]]
+
+
+def noisy(centre: float, seed: int, runs: int = 1, n: int = 400) -> list[list[float]]:
+    series = ar1(0.5)(np.random.default_rng(seed), runs, n)
+    return (centre * np.exp(0.02 * series)).tolist()
+
+
+def test_runs_are_compared_by_welchs_test_of_their_logarithms() -> None:
+    ours, theirs = ([math.log(run[0]) for run in side] for side in (FAST, SLOW))
+    parts = [np.var(side, ddof=1) / 3 for side in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(part**2 / 2 for part in parts)
+    apart, error = np.mean(ours) - np.mean(theirs), math.sqrt(sum(parts))
+    reach = stats.t.ppf(0.975, freedom) * error
+    told = of_runs(FAST, SLOW)
+    assert told.value == pytest.approx(math.exp(apart))
+    assert told.interval is not None
+    assert told.interval[:2] == pytest.approx((math.exp(apart - reach), math.exp(apart + reach)))
+    assert told.interval[2:] == ("between repeats", 0.95, 6)
+    assert told.p == pytest.approx(2 * stats.t.sf(abs(apart) / error, freedom))
+
+
+def test_good_nodes_are_not_taken_for_a_good_configuration_where_both_ran_on_them() -> None:
+    nodes = np.array([1.0, 1.3, 0.8, 1.1])
+    one, other = ([[seconds] for seconds in nodes * scale] for scale in ([1, 1.01, 1, 1.01], [1.05, 1.05, 1.06, 1.05]))
+    assert compare(one, other).p > 0.5
+    assert compare(one, other, blocked=True).p < 0.01
+
+
+def test_steps_are_compared_by_both_intervals_together() -> None:
+    one, other = noisy(0.1, 1)[0], noisy(0.11, 2)[0]
+    ours, theirs = median_interval(one), median_interval(other)
+    assert ours is not None
+    assert theirs is not None
+    middles = math.log(np.median(one)), math.log(np.median(other))
+    below = math.hypot(middles[0] - math.log(ours.low), math.log(theirs.high) - middles[1])
+    told = of_steps(one, other)
+    assert told.value == pytest.approx(math.exp(middles[0] - middles[1]))
+    assert told.interval is not None
+    assert told.interval.low == pytest.approx(told.value * math.exp(-below))
+    assert told.interval[2:] == ("within the runs", 0.95, 800)
+
+
+def test_p_is_where_the_interval_ends_at_no_difference() -> None:
+    one, other = noisy(0.1, 1)[0], noisy(0.1001, 2)[0]
+    p = of_steps(one, other).p
+    interval = of_steps(one, other, level=1 - p).interval
+    assert 0.01 < p < 0.99
+    assert interval is not None
+    assert 1 in (pytest.approx(interval.low, abs=2e-4), pytest.approx(interval.high, abs=2e-4))
+
+
+def test_three_runs_a_side_are_the_unit_and_fewer_leave_the_steps() -> None:
+    assert compare(FAST, SLOW).unit == "run"
+    few = compare(noisy(0.1, 1, runs=3), noisy(0.1, 2, runs=2))
+    assert few.unit == "step"
+    assert few.interval is not None
+    assert few.interval.kind == "within the runs"
+    assert few.interval.n == 5 * 400
+
+
+def test_nothing_is_detected_where_nothing_is_known() -> None:
+    told = compare([[0.1, 0.1]], [[0.2] * 50])
+    assert (told.ratio, told.interval, told.p) == (pytest.approx(0.5), None, 1.0)
+    assert verdicts([told]) == ["no detectable difference"]
+
+
+def test_equal_steps_differ_surely_or_not_at_all() -> None:
+    assert compare([[0.1] * 30], [[0.1] * 30]).p == compare([[0.1] * 30] * 3, [[0.1] * 30] * 3).p == 1
+    assert compare([[0.1] * 30], [[0.2] * 30]).p == compare([[0.1] * 30] * 3, [[0.2] * 30] * 3).p == 0
+
+
+def test_superiority_by_hand() -> None:
+    # 1 beats 2, 3, 4; 2 beats 3, 4 and ties; 3 beats 4 and ties: 7 of 9
+    assert superiority([1, 2, 3], [2, 3, 4]) == pytest.approx(7 / 9)
+    told = compare([[1.0], [2.0], [3.0]], [[2.0], [3.0], [4.0]])
+    assert (told.superiority, told.cliffs_delta) == (pytest.approx(7 / 9), pytest.approx(5 / 9))
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_verdicts() -> None:
+    alike = compare(noisy(0.1, 3), noisy(0.1, 4))
+    assert verdicts([compare(FAST, SLOW), compare(SLOW, FAST), alike]) == [
+        "faster", "slower", "no detectable difference",
+    ]  # fmt: skip
+
+
+def test_one_chance_in_thirty_is_no_difference_among_many_pairs() -> None:
+    one = compare(FAST, SLOW)._replace(p=0.03)
+    assert verdicts([one]) == ["faster"]
+    assert verdicts([one] * 2) == ["no detectable difference"] * 2
+    assert verdicts([one] * 2, level=0.9) == ["faster"] * 2
+
+
+def test_three_runs_suffice_for_a_clear_difference_among_ten_pairs() -> None:
+    assert verdicts([compare(FAST, SLOW)] * 10) == ["faster"] * 10
+    ranks = stats.mannwhitneyu([0.100, 0.101, 0.103], [0.200, 0.203, 0.201], method="exact")
+    assert ranks.pvalue == pytest.approx(0.1), "what it finds at best"
+
+
+@pytest.mark.parametrize("name", ["independent, lognormal", "AR(1) 0.5, lognormal"])
+def test_steps_of_equal_configurations_are_told_apart_one_time_in_twenty(name: str) -> None:
+    rng = np.random.default_rng(7)
+    one, other = (PROCESSES[name].draw(rng, 600, 500) for _ in range(2))
+    told = [of_steps(*pair) for pair in zip(one, 1.1 * other, strict=True)]
+    covered = np.mean([ratio.interval.low <= 1 / 1.1 <= ratio.interval.high for ratio in told if ratio.interval])
+    assert 0.93 <= covered <= 0.98
+    alarms = np.mean([of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
+    assert 0.02 <= alarms <= 0.07

@@ -1,0 +1,171 @@
+"""What becomes of the study's claims, on sets of runs whose answer is known beforehand."""
+
+from typing import Any
+
+import pytest
+from records import failed, run, spec, steps
+
+from analysis.claims import Finding, as_table, findings
+from analysis.summary import summarise
+from analysis.table import plain, run_table
+from bench.record import RunRecord
+
+
+def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, **more: Any) -> RunRecord:
+    """A run of one rank per node whose median step takes `seconds`, with the interval `seconds` ± `jitter`."""
+    around = {name: more.pop(name) for name in ("machine", "attempt", "torch", "evidence") if name in more}
+    window = (seconds - jitter, seconds, seconds + jitter) * 10
+    return run(spec(engine, ranks=1, nodes=nodes, **more), steps=steps(window), **around)
+
+
+def found(*records: RunRecord) -> list[Finding]:
+    return findings(summarise(run_table(records)), {record.config_id: record.spec for record in records})
+
+
+def told(*records: RunRecord) -> dict[str, tuple[str, dict[str, int]]]:
+    """Return verdict and counts by claim, of a set on one machine with one model."""
+    of_set = found(*records)
+    assert [finding.claim.id for finding in of_set] == ["C1", "C2", "C3"]
+    return {finding.claim.id: (finding.verdict, dict(finding.counts)) for finding in of_set}
+
+
+def pairs(claim: str, *records: RunRecord) -> list[tuple[str, str, str]]:
+    (finding,) = [finding for finding in found(*records) if finding.claim.id == claim]
+    return [(*comparison.differ, comparison.effect) for comparison in finding.comparisons]
+
+
+# -- each claim
+
+
+def test_one_step_that_became_slower_with_more_nodes_is_as_in_the_study() -> None:
+    records = [at("zero1", 1, 1.0), at("zero1", 2, 0.6), at("zero1", 4, 0.8)]
+    assert told(*records)["C1"] == ("as in the study", {"faster": 2, "slower": 1})
+    assert pairs("C1", *records) == [
+        ("1 node", "2 nodes", "faster"), ("1 node", "4 nodes", "faster"), ("2 nodes", "4 nodes", "slower"),
+    ]  # fmt: skip
+
+
+def test_steps_that_are_always_faster_on_more_nodes_are_not_as_in_the_study() -> None:
+    records = [at(engine, nodes, 1.0 / nodes) for engine in ("ddp", "zero3") for nodes in (1, 2, 4)]
+    assert told(*records)["C1"] == ("not as in the study", {"faster": 6})
+
+
+def test_faster_or_not_told_apart_leaves_the_first_claim_open() -> None:
+    records = [at("zero1", 1, 1.0), at("zero1", 2, 0.6, 0.05), at("zero1", 4, 0.65, 0.05)]
+    assert told(*records)["C1"] == ("cannot be told", {"faster": 2, "no detectable difference": 1})
+
+
+def test_every_pair_of_stages_is_compared_at_every_node_count() -> None:
+    seconds = {"zero0": 1.0, "zero1": 1.1, "zero2": 1.1, "zero3": 1.5}
+    records = [at(engine, nodes, s * nodes) for engine, s in seconds.items() for nodes in (1, 2)]
+    assert told(*records)["C2"] == ("as in the study", {"slower": 10, "no detectable difference": 2})
+    assert told(*records)["C3"] == ("as in the study", {"slower": 2})
+    assert pairs("C3", *records) == [("zero2", "zero3", "slower")] * 2
+
+
+def test_stages_that_are_each_faster_than_the_one_before_are_not_as_in_the_study() -> None:
+    records = [at(f"zero{stage}", 2, 1.0 - 0.2 * stage) for stage in range(4)]
+    assert told(*records)["C2"] == ("not as in the study", {"faster": 6})
+    assert told(*records)["C3"] == ("not as in the study", {"faster": 1})
+
+
+def test_the_third_claim_is_of_every_node_count() -> None:
+    ahead = [at("zero2", 2, 1.0), at("zero3", 2, 2.0)]
+    assert told(*ahead)["C3"] == ("as in the study", {"slower": 1})
+    even = told(*ahead, at("zero2", 4, 1.0), at("zero3", 4, 1.005))
+    assert even["C3"] == ("cannot be told", {"slower": 1, "no detectable difference": 1})
+    behind = told(*ahead, at("zero2", 4, 2.0), at("zero3", 4, 1.0))
+    assert behind["C3"] == ("not as in the study", {"slower": 1, "faster": 1})
+
+
+# -- what is not known
+
+
+def test_where_nothing_was_compared_nothing_can_be_told() -> None:
+    records = [at("ddp", 1, 1.0), at("ddp", 2, 2.0)]
+    assert told(*records)["C2"] == told(*records)["C3"] == ("cannot be told", {})
+
+
+def test_without_an_interval_or_a_number_the_effect_is_unknown() -> None:
+    short = run(spec("zero1", ranks=1, nodes=2), steps=steps((9.0,) * 3))
+    out_of_memory = failed("oom", spec("zero1", ranks=1, nodes=4))
+    lost_early = failed("node_failure", spec("zero1", ranks=1, nodes=8), torch=None)
+    assert told(at("zero1", 1, 1.0), short, out_of_memory, lost_early)["C1"] == ("cannot be told", {"unknown": 6})
+
+
+def test_a_failure_that_was_made_good_for_does_not_count() -> None:
+    early = failed("node_failure", spec("zero1", ranks=1, nodes=2), torch=None)
+    again = at("zero1", 2, 0.5, attempt=1)
+    assert told(early, at("zero1", 1, 1.0), again)["C1"] == ("not as in the study", {"faster": 1})
+
+
+# -- what may be compared
+
+
+def test_machines_in_one_folder_are_kept_apart() -> None:
+    quick, slow = ({"machine": {"name": name}} for name in ("quick_link", "slow_link"))
+    records = [at("zero1", 1, 1.0, **quick), at("zero1", 2, 0.5, **quick)]
+    records += [at("zero1", 1, 1.0, attempt=1, **slow), at("zero1", 2, 3.0, attempt=1, **slow)]
+    first = [finding for finding in found(*records) if finding.claim.id == "C1"]
+    assert [(finding.machine, finding.verdict) for finding in first] == [
+        ("quick_link", "not as in the study"), ("slow_link", "as in the study"),
+    ]  # fmt: skip
+    assert [comparison.ratio for finding in first for comparison in finding.comparisons] == [0.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"torch": "2.12.0"},
+        {"evidence": "rehearsed"},
+        {"seed": 1},
+        {"precision": "bf16"},
+        {"batch": {"micro": 1}},
+        {"measure": {"width": 0.5}},
+        {"model": {"name": "tiny", "parameters": 401}},
+        {"machine": {"name": "other"}},
+    ],
+    ids=str,
+)
+def test_two_that_differ_in_anything_else_are_never_compared(other: dict[str, Any]) -> None:
+    assert found(at("zero1", 1, 1.0), at("zero1", 2, 0.5, **other)) == []
+    assert found(at("zero2", 2, 1.0), at("zero3", 2, 0.5, **other)) == []
+
+
+def test_nodes_are_added_to_the_same_work_per_device_or_per_step() -> None:
+    def after(samples: int) -> list[tuple[str, str, str]]:
+        first = at("zero1", 1, 1.0, batch={"micro": 2, "global": 8})
+        return pairs("C1", first, at("zero1", 2, 0.5, batch={"micro": 2, "global": samples}))
+
+    assert after(8) == after(16) == [("1 node", "2 nodes", "faster")]
+    with pytest.raises(ValueError, match="not enough values"):
+        after(12)
+
+
+def test_a_set_on_one_node_says_nothing_of_the_study() -> None:
+    assert found(*(run(spec(f"zero{stage}", ranks=ranks)) for stage in range(4) for ranks in (1, 2))) == []
+    assert found() == []
+
+
+def test_one_model_that_was_tried_on_several_nodes_does_not_speak_for_another() -> None:
+    other = {"model": {"name": "other"}}
+    of_set = found(at("zero1", 1, 1.0), at("zero1", 2, 2.0), at("zero2", 1, 1.0, **other), at("zero3", 1, 2.0, **other))
+    assert {finding.model for finding in of_set} == {"tiny"}
+
+
+# -- the table
+
+
+def test_the_table_has_both_sides_of_every_comparison() -> None:
+    first, second = at("zero2", 2, 1.0, 0.25), at("zero3", 2, 2.0, 0.5)
+    rows = plain(as_table(found(first, second)))
+    assert [row["claim"] for row in rows] == ["C2", "C3"]
+    row = rows[1]
+    assert (row["before"], row["after"], row["effect"], row["ratio"]) == ("zero2", "zero3", "slower", 2.0)
+    assert [row[f"before_{name}"] for name in ("config_id", "n", "step_s", "step_s_low", "step_s_high")] == [
+        first.config_id, 1, 1.0, 0.75, 1.25,
+    ]  # fmt: skip
+    assert [row[f"after_{name}"] for name in ("config_id", "n", "step_s", "step_s_low", "step_s_high")] == [
+        second.config_id, 1, 2.0, 1.5, 2.5,
+    ]  # fmt: skip
+    assert row["before_interval_kind"] == "within the run"

@@ -1,0 +1,205 @@
+"""What the statistics hold: how often intervals cover the truth, and how often tests find what is there, or is not.
+
+python -m tests.benchmarks.coverage [--series 2000] [--only median mean tests]
+
+Simulated series, whose truth is known. In front of each row stands the size, the effective sample size for the median
+or the mean, from the scatter of the estimates themselves, and how many of the series carry the flag `few`. Then, for
+each way to an interval at 95 %, the per cent of series that it covers; for the one that `analysis.stats` takes, also of
+those that are not `few`. One that finds no bound counts as covering.
+
+The last process drifts as far as it scatters, over more steps than are seen: nothing in the series tells its median.
+"""
+
+import argparse
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import scipy.fft
+from scipy import stats
+
+from analysis.stats import bootstrap
+from analysis.stats.effective import FEW, autocorrelation, effective_size, signs
+from analysis.stats.ratio import of_steps
+from analysis.stats.series import mean_bounds, median_bounds
+from bench.intervals import series_interval
+from tests.analysis.stats.simulated import PROCESSES
+
+Array = np.ndarray
+Ends = tuple[Array, Array]
+
+LENGTHS = (30, 100, 300, 1000, 3000)
+NORMAL = stats.norm.ppf(0.975)
+CHUNK = 500  # series at a time, so that a laptop holds them
+RESAMPLED = 2  # of these chunks, for the bootstrap: it takes longer than all others together
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--series", type=int, default=2000)
+    parser.add_argument("--only", nargs="+", choices=("median", "mean", "tests"), default=("median", "mean", "tests"))
+    args = parser.parse_args()
+    if "median" in args.only:
+        table("median", MEDIANS, args.series)
+    if "mean" in args.only:
+        table("mean", MEANS, args.series)
+    if "tests" in args.only:
+        tests(10 * args.series)
+
+
+def table(what: str, methods: dict[str, Callable[[Array], Ends]], count: int) -> None:
+    """Print the coverage of each method for each process and length."""
+    print(f"\n{what:<24}{'n':>5}{'size':>6}{'few':>5}  {'  '.join(f'{name:>9}' for name in methods)}  not few")
+    for name, n in itertools.product(PROCESSES, LENGTHS):
+        print(f"{name:<24}{n:>5}{row(what, name, n, methods, count)}", flush=True)
+
+
+def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]], count: int) -> str:
+    process = PROCESSES[name]
+    rng = np.random.default_rng([*name.encode(), n])
+    truth = process.median if what == "median" else process.mean
+    errors, few = [], []
+    covered: dict[str, list[Array]] = {way: [] for way in methods}
+    for chunk in (process.draw(rng, CHUNK, n) for _ in range(math.ceil(count / CHUNK))):
+        influence = np.sign(chunk - truth) if what == "median" else chunk - truth
+        errors.append(influence.mean(axis=1) ** 2 / influence.var())
+        few.append(effective_size(signs(chunk) if what == "median" else chunk) < FEW)
+        for way, method in methods.items():
+            if way != "blocks" or len(errors) <= RESAMPLED:
+                low, high = method(chunk)
+                covered[way].append((low <= truth) & (truth <= high))
+    shares = [np.mean(np.concatenate(found)) for found in covered.values()]
+    flagged, ours = np.concatenate(few), np.concatenate(covered["taken"])
+    rest = f"{100 * ours[~flagged].mean():7.1f}" if (~flagged).sum() >= count / 20 else f"{'–':>7}"
+    told = "  ".join(f"{100 * share:9.1f}" for share in shares)
+    return f"{1 / np.mean(np.concatenate(errors)):6.0f}{100 * flagged.mean():4.0f}%  {told}  {rest}"
+
+
+def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
+    """The order statistics between which the median lies, were the series `size` independent values."""
+    n = series.shape[1]
+    reach = quantile * n / np.sqrt(size) / 2
+    ordered = np.sort(series, axis=1)
+    place = np.array([(n + 1) / 2 - reach, (n + 1) / 2 + reach]) * np.ones((2, len(series))) - 1
+    below = np.clip(np.floor(place).astype(int), 0, n - 2)
+    part = np.clip(place - below, 0, 1)
+    low, high = (
+        np.take_along_axis(ordered, below[side][:, None], 1)[:, 0] * (1 - part[side])
+        + np.take_along_axis(ordered, below[side][:, None] + 1, 1)[:, 0] * part[side]
+        for side in (0, 1)
+    )
+    return np.where(place[0] < 0, -np.inf, low), np.where(place[0] < 0, np.inf, high)
+
+
+def cosines(series: Array, count: int) -> Array:
+    """The size by a fixed number of cosines."""
+    n = series.shape[1]
+    slowest = scipy.fft.dct(series, axis=1)[:, 1 : count + 1]
+    return n * series.var(axis=1) / ((slowest**2).mean(axis=1) / (2 * n))
+
+
+def prewhitened(series: Array) -> Array:
+    """The size of an autoregression of the order that Akaike's criterion takes, by Levinson's recursion."""
+    n, correlation = series.shape[1], autocorrelation(series)
+    order = min(int(10 * math.log10(n)), n // 4)
+    coefficients = np.zeros((len(series), order + 1))
+    coefficients[:, 0] = 1
+    error, size, best = np.ones(len(series)), np.full(len(series), float(n)), np.zeros(len(series))
+    for p in range(1, order + 1):
+        partial = -(coefficients[:, :p] * correlation[:, p:0:-1]).sum(axis=1) / error
+        coefficients[:, 1 : p + 1] += partial[:, None] * coefficients[:, :p][:, ::-1].copy()
+        error = error * (1 - partial**2)
+        criterion = n * np.log(error) + 2 * p
+        size = np.where(criterion < best, n * coefficients.sum(axis=1) ** 2 / error, size)
+        best = np.minimum(best, criterion)
+    return size
+
+
+def blocks(statistic: Callable[..., Array]) -> Callable[[Array], Ends]:
+    """The moving-block bootstrap, series by series."""
+
+    def ends(series: Array) -> Ends:
+        found = [bootstrap.within_run(steps, statistic, resamples=399) for steps in series]
+        return np.array([i.low if i else -np.inf for i in found]), np.array([i.high if i else np.inf for i in found])
+
+    return ends
+
+
+def harness(series: Array) -> Ends:
+    ends = np.array([series_interval(tuple(steps)) or (-np.inf, np.inf) for steps in series.tolist()])
+    return ends[:, 0], ends[:, 1]
+
+
+def scattered(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
+    """The mean and the standard error of `size` independent values."""
+    reach = quantile * series.std(axis=1) / np.sqrt(size)
+    return series.mean(axis=1) - reach, series.mean(axis=1) + reach
+
+
+def usual(n: int) -> int:
+    return max(2, int(0.41 * n ** (2 / 3)))  # Lazarus, Lewis, Stock & Watson's count of cosines
+
+
+MEDIANS: dict[str, Callable[[Array], Ends]] = {
+    "ranks": lambda x: ranks(x, np.full(len(x), x.shape[1])),
+    "blocks": blocks(np.median),
+    "autoregr.": lambda x: ranks(x, prewhitened(signs(x))),
+    "Geyer": lambda x: ranks(x, effective_size(signs(x))),
+    "harness": harness,
+    "n^⅔ cos": lambda x: ranks(x, cosines(signs(x), usual(x.shape[1])), stats.t.ppf(0.975, usual(x.shape[1]))),
+    "taken": lambda x: median_bounds(x)[:2],
+}
+MEANS: dict[str, Callable[[Array], Ends]] = {
+    "t": lambda x: scattered(x, np.full(len(x), x.shape[1] - 1), stats.t.ppf(0.975, x.shape[1] - 1)),
+    "blocks": blocks(np.mean),
+    "Geyer": lambda x: scattered(x, effective_size(x)),
+    "n^⅔ cos": lambda x: scattered(x, cosines(x, usual(x.shape[1])), stats.t.ppf(0.975, usual(x.shape[1]))),
+    "unskewed": lambda x: mean_bounds(x, correction=0)[:2],
+    "Hall": lambda x: mean_bounds(x, correction=1)[:2],
+    "taken": lambda x: mean_bounds(x)[:2],
+}
+RUNS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "heavy tails": lambda rng, shape: rng.standard_t(3, shape),
+    "skewed": lambda rng, shape: rng.exponential(size=shape),
+    "30 % bad nodes": lambda rng, shape: 0.1 * rng.standard_normal(shape) + 3 * (rng.random(shape) < 0.3),
+}
+
+
+def tests(count: int) -> None:
+    """Print, for runs of equal and of different configurations, the per cent called different, by one pair's limit of
+    5 % and by that of the smallest p among ten pairs, 0.5 %."""
+    print(f"\n{'runs':<16}{'a side':>6}  {'alike, 5 %':>16}  {'alike, 0.5 %':>16}  {'10 scatters apart, 0.5 %':>24}")
+    print(f"{'':<22}  {'Welch   ranks':>16}  {'Welch   ranks':>16}  {'Welch   ranks':>24}")
+    rng = np.random.default_rng(0)
+    for name, draw in RUNS.items():
+        for n in (3, 4, 5, 6, 10):
+            one, other = draw(rng, (count, n)), draw(rng, (count, n))
+            alike, apart = chances(one, other), chances(one + 10, other)
+            limits = ((alike, 0.05, 16), (alike, 0.005, 16), (apart, 0.005, 24))
+            told = [f"{100 * np.mean(p[0] <= a):5.1f}{100 * np.mean(p[1] <= a):8.1f}".rjust(w) for p, a, w in limits]
+            print(f"{name:<16}{n:>6}  {'  '.join(told)}", flush=True)
+    pairs(count // 20)
+
+
+def pairs(count: int) -> None:
+    """Print the per cent of pairs of equal configurations that their steps alone call different at 5 %."""
+    rng = np.random.default_rng(0)
+    for name in ("independent, lognormal", "AR(1) 0.5, lognormal"):
+        for n in (30, 100, 300, 1000):
+            one, other = (np.exp(PROCESSES[name].draw(rng, count, n) / 10) for _ in range(2))
+            called = np.mean([of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
+            print(f"{n:>5} steps each, {name:<24}{100 * called:5.1f}", flush=True)
+
+
+def chances(one: Array, other: Array) -> Ends:
+    """p of Welch's test and of Mann and Whitney's."""
+    return (
+        stats.ttest_ind(one, other, axis=1, equal_var=False).pvalue,
+        stats.mannwhitneyu(one, other, axis=1, method="exact").pvalue,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What a packed allocation saves: the same points packed into one job, and as one job with a cold start for each.
+
+  python -m tests.benchmarks.packed [--points 24]      (as root, with slurm-wlm, munge and iproute2: slurm/testbed)
+
+On a testbed of its own, two nodes for every point, one job at a time. Half of the cold jobs run before the packed one
+and half after it, so that a drift of the machine meets both alike. Every point makes the same few steps, so what is
+left of the wall time, from calling `zeroscale sweep` to the end of the last job, is the fixed cost of points.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from bench import store
+from bench.sweep import jobs
+from tests.slurm.slurm_testbed import Testbed
+
+ENGINES = ("zero1", "zero2", "zero3")
+POINT = (
+    "model=tiny", "machine=cpu", "nodes=2", "devices_per_node=1", "precision=fp32", "batch.micro=1",
+    "sequence.encoder=32", "sequence.decoder=16", "engine.reduce_bucket_size=1000000", "measure.warmup_steps=3",
+    "measure.warmup_max_steps=3", "measure.block_steps=3", "measure.min_steps=6", "measure.max_steps=6",
+    "launcher=slurm_testbed", "launcher.throttle=1", "launcher.job_max_min=600",
+)  # fmt: skip
+AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
+"""A queue that starts a job as soon as it may: waiting in it is not what a cold start costs."""
+
+
+class Spent(NamedTuple):
+    """Seconds that some points took."""
+
+    points: int
+    wall_s: float
+    allocated_s: float  # of it in allocations: without the queue between them
+    steps_s: float
+
+    def and_(self, other: Self) -> "Spent":
+        return Spent(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def told(self) -> str:
+        return (
+            f"{self.points} points in {self.wall_s:.1f} s, {self.allocated_s:.1f} s of it in allocations, "
+            f"{self.steps_s:.1f} s of it steps: {self.fixed_s:.2f} s per point beside its steps"
+        )
+
+    @property
+    def fixed_s(self) -> float:
+        return (self.wall_s - self.steps_s) / self.points
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=int, default=24, help="a multiple of 6: three engines, two halves")
+    seeds = range(parser.parse_args().points // len(ENGINES))
+    first, second = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
+    bed = Testbed("b")
+    try:
+        bed.up("--nodes", "2", "--rate", "1gbit", "--conf", AT_ONCE)
+        sweep(bed, "point", [1000], ENGINES[:1])  # what is read from the disk is in memory from now on
+        print(f"load {os.getloadavg()[0]:.1f} before", flush=True)
+        cold = sweep(bed, "point", first)
+        packed = sweep(bed, "packed", seeds)
+        cold = cold.and_(sweep(bed, "point", second))
+    finally:
+        bed("down")
+    print(f"packed: {packed.told()}\ncold:   {cold.told()}")
+    print(f"packed ÷ cold: fixed cost of a point {packed.fixed_s / cold.fixed_s:.3f}, ", end="")
+    print(f"wall {packed.wall_s / cold.wall_s:.3f}; load {os.getloadavg()[0]:.1f} after")
+
+
+def sweep(bed: Testbed, mode: str, seeds: Sequence[int], engines: Sequence[str] = ENGINES) -> Spent:
+    """Measure all engines with all seeds; return what it took."""
+    with tempfile.TemporaryDirectory() as results:
+        axes = (f"engine={','.join(engines)}", f"seed={','.join(map(str, seeds))}", f"launcher.mode={mode}")
+        began_at = time.time()
+        zeroscale(bed, "sweep", *POINT, *axes, "--results", results)
+        zeroscale(bed, "status", f"{results}/adhoc", "--wait")
+        return spent(Path(results, "adhoc"), began_at)
+
+
+def zeroscale(bed: Testbed, *words: str) -> None:
+    environment = os.environ | {"SLURM_CONF": str(bed.folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "bench.cli", *words], env=environment, stdout=subprocess.DEVNULL, check=True)
+
+
+def spent(folder: Path, began_at: float) -> Spent:
+    """Return what the jobs in a study's folder took since `began_at`; every point must have ended ok."""
+    records = [store.read_record(path) for path in folder.glob("*/*.*/record.json")]
+    assert all(record.outcome.kind == "ok" for record in records), [record.outcome for record in records]
+    series = [
+        record.observations.steps.step_s for record in records if record.observations and record.observations.steps
+    ]
+    stretches = [stretch for job in jobs.submitted(folder) for _, stretch in jobs.allocations(job.folder)]
+    ends = [stretch.ended_at or time.time() for stretch in stretches]
+    allocated_s = sum(end - stretch.began_at for end, stretch in zip(ends, stretches, strict=True))
+    return Spent(len(records), max(ends) - began_at, allocated_s, sum(map(sum, series)))
+
+
+if __name__ == "__main__":
+    main()

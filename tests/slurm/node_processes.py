@@ -1,0 +1,56 @@
+"""The processes of ours on a testbed's nodes, which live in namespaces of this machine."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_testbed import wait_for
+
+from bench.measure.channel import Beat, Pulse
+
+_NAMESPACES = Path("/run/netns")
+
+
+class Rank(NamedTuple):
+    """The process of a rank, and where it last said that it is."""
+
+    pid: int
+    beat: Beat
+
+
+def ours(bed_name: str, folder: Path) -> list[str]:
+    """Return the command lines of what runs for a study: all of ours on any node of a testbed, since ranks and fork
+    servers name no folder, and whatever names the study's folder anywhere. Zombies have no command line."""
+    nodes = {namespace.stat().st_ino for namespace in _NAMESPACES.glob(f"{bed_name}[0-9]*")}
+    found = []
+    for process, words in _processes():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            on_a_node = (process / "ns/net").stat().st_ino in nodes
+            if str(folder) in words or (on_a_node and " bench." in words):
+                found.append(f"{process.name}: {words}")
+    return found
+
+
+def stepping(node: str) -> Rank:
+    """Wait until the rank on a node makes steps, and return it."""
+    wait_for(lambda: any(rank.beat.step >= 0 for rank in _ranks(node)), 90)
+    return next(_ranks(node))
+
+
+def _ranks(node: str) -> Iterator[Rank]:
+    """Yield the ranks on a node, read from the memory that each shares with its supervisor: the heartbeat is older."""
+    namespace = (_NAMESPACES / node).stat().st_ino
+    for process, words in _processes():
+        with contextlib.suppress(OSError):
+            if "bench.fork_server" in words and (process / "ns/net").stat().st_ino == namespace:
+                for descriptor in (process / "fd").iterdir():
+                    if "zeroscale-pulse" in str(descriptor.readlink()):
+                        with descriptor.open("r+b") as shared:
+                            yield Rank(int(process.name), Pulse(shared.fileno(), 1).read(0))
+
+
+def _processes() -> Iterator[tuple[Path, str]]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            yield process, (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")

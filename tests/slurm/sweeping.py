@@ -1,0 +1,134 @@
+"""Sweeps on a testbed as a user starts them, and what must hold after every mishap."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from node_processes import ours
+from slurm_testbed import Testbed, wait_for
+
+from bench import cli, store
+from bench.record import Circumstance, RunRecord
+from bench.sweep.asked import Key
+
+_SMALL = (  # a model whose gradients pass a slow link in no time
+    "model=tiny", "model.name=minute", "model.parameters=null", "model.shape.d_model=32", "model.shape.d_kv=16",
+    "model.shape.d_ff=64", "model.shape.encoder_layers=2", "model.shape.decoder_layers=1", "model.shape.heads=2",
+    "engine=ddp", "machine=cpu", "precision=fp32", "sequence.encoder=32", "sequence.decoder=16", "devices_per_node=1",
+    "measure.block_steps=3", "measure.warmup_steps=3", "measure.warmup_max_steps=6",
+    "launcher=slurm_testbed", "launcher.warning_s=0",
+)  # fmt: skip
+QUICK = (*_SMALL, "launcher.time_limit_min=3", "measure.min_steps=6", "measure.min_s=0", "measure.max_steps=12")
+"""Points that are over in seconds."""
+ENDLESS = (*_SMALL, "measure.min_steps=1000000", "measure.max_steps=1000000", "measure.max_s=600")
+"""Points that somebody has to end."""
+
+_PATIENCE_S = 150.0  # on a machine with other work: an allocation begins with seconds of imports
+_MAY_STAY = {
+    True: {"answered", "waiting", "given up", "running", "pending"},
+    False: {"answered", "waiting", "given up"},
+}
+"""What may become of a point, with jobs in the queue and without."""
+
+
+class Study:
+    """A study on a testbed, in a results folder of its own."""
+
+    def __init__(self, bed: Testbed, results: Path) -> None:
+        self.bed, self.results, self.folder = bed, results, results / "adhoc"
+        self._seen: set[Path] = set()
+
+    def start(self, verb: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+        """Start the `zeroscale` command in a process of its own."""
+        command = [sys.executable, "-m", "bench.cli", verb, *words]
+        own = os.environ | {"OMP_NUM_THREADS": "1"} | environment  # sbatch exports it: the ranks see it too
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+
+    def __call__(self, verb: str, *words: str, code: int = 0, **environment: str) -> str:
+        """Run the `zeroscale` command and return what it says; the exit code must be `code`."""
+        process = self.start(verb, *words, **environment)
+        output, errors = process.communicate(timeout=_PATIENCE_S)
+        assert process.returncode == code, output + errors
+        return output or errors
+
+    def asking(self, *words: str) -> tuple[str, ...]:
+        return ("sweep", *words, "--results", str(self.results), "--json")
+
+    def sweep(self, *words: str, **environment: str) -> dict[str, Any]:
+        """Submit points, and return what the command says that it did."""
+        told: dict[str, Any] = json.loads(self(*self.asking(*words), code=0, **environment))
+        return told
+
+    def resume(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self("resume", str(self.folder), "--json"))
+        return told
+
+    def status(self) -> dict[str, Any]:
+        """Return what `zeroscale status` says; called in this process, because it is called often."""
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            cli.main(["status", str(self.folder), "--json"])
+        told: dict[str, Any] = json.loads(output.getvalue())
+        return told
+
+    def until(self, what: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until `zeroscale status` tells what is wanted."""
+        until = time.monotonic() + _PATIENCE_S
+        while not what(told := self.status()):
+            assert time.monotonic() < until, f"{json.dumps(told, indent=1)}\n{self.log()}"
+            time.sleep(0.5)
+
+    def ended(self) -> None:
+        """Wait until the queue has no job of this study any more."""
+        self.until(lambda told: not told["jobs"])
+
+    def next_record(self) -> RunRecord:
+        """Wait for one record more than there were when this was last asked."""
+        self.until(lambda _: bool(self.new()))
+        (path,) = self.new()
+        self._seen.add(path)
+        return store.read_record(path)
+
+    def new(self) -> set[Path]:
+        return set(self._paths()) - self._seen
+
+    def records(self) -> list[RunRecord]:
+        return [store.read_record(path) for path in self._paths()]
+
+    def attempts(self) -> set[Path]:
+        return set(self.folder.glob("*/[0-9]*.[0-9]*"))
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in self.folder.glob("jobs/*/slurm-*.log"))
+
+    def check(self) -> list[str]:
+        """Assert what must hold after any mishap, and return the points' states, sorted: each has one final answer or
+        may still get it, every attempt has its record or a job that is at it, none of our processes is left over."""
+        told, finals, attempts = self.status(), Counter[Key](), Counter[Key]()
+        points = {Key(point["config_id"], point["machine"], point["repeat"]): point for point in told["points"]}
+        for folder in self.attempts():
+            circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
+            key = Key(folder.parent.name, circumstance.machine.name, circumstance.repeat)
+            if not (folder / store.RECORD).exists():
+                handle = self.folder / "jobs" / circumstance.launcher["job"] / "handle"
+                assert handle.read_text() in told["jobs"], f"{folder} is forgotten"
+            elif not circumstance.launcher["control"]:
+                attempts[key] += 1
+                finals[key] += store.read_record(folder / store.RECORD).outcome.final
+        for key, point in points.items():
+            assert point["state"] in _MAY_STAY[bool(told["jobs"])], point
+            assert (finals[key], attempts[key]) == (point["state"] == "answered", point["attempts"]), point
+        assert set(attempts) <= set(points), "nobody asked for these"
+        if not told["jobs"]:
+            wait_for(lambda: not ours(self.bed.name, self.folder), 30)
+        return sorted(point["state"] for point in told["points"])
+
+    def _paths(self) -> list[Path]:
+        return list(self.folder.glob("*/*.*/record.json"))

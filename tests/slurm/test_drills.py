@@ -1,0 +1,74 @@
+"""What befalls the points of an allocation, on a real Slurm: each mishap is one record, and the sweep goes on."""
+
+import os
+import signal
+
+import pytest
+from node_processes import stepping
+from slurm_testbed import Testbed
+from sweeping import ENDLESS, QUICK, Study
+
+from bench.record import RunRecord
+from bench.stragglers import slow_links, slow_ranks
+
+pytestmark = pytest.mark.processes
+
+
+def told(record: RunRecord | None) -> tuple[str, str]:
+    assert record
+    return record.outcome.kind, record.outcome.reason
+
+
+@pytest.mark.timeout(400)
+def test_what_befalls_a_point_is_its_record_and_the_next_one_follows(study: Study, drilled: Testbed) -> None:
+    first, second = drilled.node(1), drilled.node(2)
+    study.sweep(*ENDLESS, "nodes=2", "batch.micro=1,2,3,4", "launcher.time_limit_min=0.5")
+
+    os.kill(stepping(second).pid, signal.SIGKILL)
+    kind, reason = told(study.next_record())
+    assert kind == "error" and "rank 1 was killed by SIGKILL in" in reason, reason
+
+    stepping(second)
+    drilled("link", second, "--down")
+    kind, reason = told(study.next_record())
+    assert kind == "node_failure" and f"({second}) has not been heard of" in reason, reason
+    drilled("link", second, "--up")
+
+    stepping(second)
+    drilled("controller", "stop")
+    _, errors = study.start("status", str(study.folder)).communicate(timeout=60)
+    assert "Unable to contact" in errors and not study.new(), "of a scheduler that is away nothing is concluded"
+    drilled("controller", "start")
+    assert told(study.next_record()) == ("timeout", "the time limit of 0.5 min was reached")
+
+    stepping(second)
+    urgent = ("--partition=urgent", "--exclusive", f"--nodelist={first}", "--output=/dev/null")
+    drilled.slurm("sbatch", *urgent, "--wrap=true")
+    study.ended()
+    record = study.next_record()
+    assert told(record) == ("preempted", "the job was preempted")
+    assert "PREEMPTED" in record.outcome.evidence["scheduler"]["words"]
+    assert study.check() == ["waiting"] * 4
+
+
+@pytest.mark.timeout(300)
+def test_a_slow_link_and_a_slow_rank_are_named_and_the_slow_node_is_left_out(study: Study, drilled: Testbed) -> None:
+    slow = drilled.node(3)
+    drilled("link", slow, "--rate", "100mbit")
+    study.sweep(*QUICK, "nodes=3", "batch.micro=1,2,3", ZEROSCALE_DRILL="rank=1 step=0 action=slow")
+    study.ended()
+    assert study.check() == ["answered", "answered", "waiting"]
+    for record in study.records():
+        seen = record.observations
+        assert seen and seen.link and seen.drill
+        assert slow_links(seen.link.nodes_bytes_per_s) == [2], seen.link
+        assert slow_ranks(seen.outside_collectives_s) == [1], seen.outside_collectives_s
+    (excluded,) = study.status()["excluded_nodes"]
+    assert excluded["host"] == slow and len(excluded["runs"]) == 2, excluded
+
+    assert "Requested node configuration is not available" in study("resume", str(study.folder), code=2)
+    told = study.sweep(*QUICK, "launcher.begin=now+1hour", "nodes=2,3", "batch.micro=1,2,3")
+    (job,) = told["submitted"]
+    assert job["points"] == 3 and told["left"] == 1, "what needs three nodes waits; what needs two does not"
+    assert f" ExcNodeList={slow} " in drilled.slurm("scontrol", "show", "job", "--oneliner", job["job"])
+    assert study.check() == ["answered"] * 2 + ["pending"] * 3 + ["waiting"]

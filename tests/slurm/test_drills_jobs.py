@@ -1,0 +1,96 @@
+"""What befalls a whole job, on a real Slurm: put back into the queue, its node lost, its time over, its disk full."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from node_processes import stepping
+from slurm_testbed import Testbed, wait_for
+from sweeping import ENDLESS, QUICK, Study
+
+pytestmark = pytest.mark.processes
+
+
+def set_slurmd_timeout(bed: Testbed, seconds: int) -> None:
+    """Have Slurm give a silent node up sooner or later from now on."""
+    conf = bed.folder / "slurm.conf"
+    conf.write_text(re.sub("SlurmdTimeout=.*", f"SlurmdTimeout={seconds}", conf.read_text()))
+    bed.slurm("scontrol", "reconfigure")
+
+
+@contextlib.contextmanager
+def killed_slurmd(bed: Testbed, node: str) -> Iterator[None]:
+    """Kill a node's slurmd, and nothing else there; start it again once Slurm has given the node up."""
+    set_slurmd_timeout(bed, 3)
+    bed("slurmd", node, "stop")
+    try:
+        yield
+    finally:
+        wait_for(lambda: bed.state(node) == "down*", 60)
+        bed("slurmd", node, "start")
+        wait_for(lambda: bed.state(node) == "idle", 60)
+        set_slurmd_timeout(bed, 60)
+
+
+def last_node(bed: Testbed, job: str) -> str:
+    """Wait until a job runs, and return the last of its nodes."""
+    asked = ("squeue", "--noheader", "--jobs", job, "--states=RUNNING", "--format=%N")
+    wait_for(lambda: bool(bed.slurm(*asked).strip()), 60)
+    return bed.slurm("scontrol", "show", "hostnames", bed.slurm(*asked).strip()).split()[-1]
+
+
+def fill(disk: Path) -> None:
+    """Leave no block free on a disk."""
+    with (disk / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
+
+
+@pytest.mark.timeout(500)
+def test_a_job_that_is_put_back_settles_what_it_had_begun_and_begins_anew(study: Study, drilled: Testbed) -> None:
+    study.sweep(*ENDLESS, "nodes=2", "launcher.time_limit_min=20")
+    (job,) = study.status()["jobs"]
+
+    stepping(drilled.node(2))
+    drilled.slurm("scontrol", "requeue", job)
+    put_back = study.next_record().outcome
+    assert (put_back.kind, put_back.reason) == ("preempted", "the job was asked to end and put back into the queue")
+
+    node = last_node(drilled, job)
+    stepping(node)
+    with killed_slurmd(drilled, node):
+        put_back = study.next_record().outcome
+        assert put_back.kind == "preempted" and put_back.evidence["interrupted"]["signal"] == "SIGTERM", put_back
+        other = last_node(drilled, job)
+        assert other != node
+
+    stepping(other)
+    drilled.slurm("scontrol", "update", f"JobId={job}", "EndTime=now+1")
+    study.ended()
+    over = study.next_record().outcome
+    assert (over.kind, over.reason) == ("timeout", "the job reached its time limit")
+    assert over.evidence["scheduler"]["state"] == "TIMEOUT" and " TIMEOUT " in over.evidence["scheduler"]["words"]
+    assert study.check() == ["waiting"]
+    assert {record.circumstance.launcher["restart"] for record in study.records()} == {0, 1, 2}
+
+
+@pytest.mark.timeout(400)
+def test_a_full_disk_loses_no_record_and_the_sweep_goes_on_when_there_is_room(
+    study: Study, drilled: Testbed, small_disk: Path
+) -> None:
+    study = Study(drilled, small_disk / "runs")
+    study.sweep(*QUICK, "batch.micro=1,2", "measure.min_s=4", "measure.max_s=4", "measure.max_steps=5000")
+    stepping(drilled.node(1))
+    fill(small_disk)
+    study.ended()
+    assert study.next_record().outcome.kind == "ok" and len(study.records()) == 1
+    assert study.check() == ["answered", "waiting"]
+    fill(small_disk)
+    assert "No space left" in study("resume", str(study.folder), code=2)
+
+    (small_disk / "ballast").unlink()
+    study.resume()
+    study.ended()
+    assert study.check() == ["answered"] * 2

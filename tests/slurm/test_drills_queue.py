@@ -1,0 +1,109 @@
+"""Submitting to a real Slurm: killed on the way, twice at once, into a queue with little room, and taken back."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from node_processes import ours, stepping
+from slurm_testbed import Testbed, wait_for
+from sweeping import ENDLESS, QUICK, Study
+
+pytestmark = pytest.mark.processes
+
+_GATE = """#!/bin/sh
+: > "$GATE/$$"
+until [ -e "$GATE/open" ]; do sleep 0.1; done
+exec {sbatch} "$@"
+"""
+
+
+class Gate:
+    """An `sbatch` that waits at a gate: whoever calls it has looked at the queue, and submits when the gate opens."""
+
+    def __init__(self, folder: Path) -> None:
+        self._gate, program = folder / "gate", folder / "bin" / "sbatch"
+        self._gate.mkdir()
+        program.parent.mkdir()
+        program.write_text(_GATE.format(sbatch=shutil.which("sbatch")))
+        program.chmod(0o755)
+        self.environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "GATE": str(self._gate)}
+
+    def wait_for(self, callers: int) -> None:
+        wait_for(lambda: len(list(self._gate.iterdir())) == callers, 60)
+
+    def open(self) -> None:
+        (self._gate / "open").touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def queued(bed: Testbed) -> list[str]:
+    return bed.slurm("squeue", "--noheader", "--format=%i").split()
+
+
+@pytest.mark.timeout(200)
+def test_a_sweep_killed_while_it_submits_goes_on_where_it_was(study: Study, drilled: Testbed, gate: Gate) -> None:
+    points = (*QUICK, "launcher.begin=now+1hour", "launcher.mode=array", "batch.micro=1,2,3,4,5,6,7,8")
+    for moment in ("sweeps/*", "jobs/*/job.json", "jobs/*/handle"):
+        before = len(list(study.folder.glob(moment)))
+        with study.start(*study.asking(*points)) as command:
+            while len(list(study.folder.glob(moment))) == before:
+                assert command.poll() is None
+            command.kill()
+        wait_for(lambda: not ours(drilled.name, study.folder))  # sbatch outlives its caller
+    before = len(queued(drilled))
+    with study.start(*study.asking(*points), **gate.environment) as command:
+        gate.wait_for(callers=1)
+        command.kill()
+    gate.open()
+    wait_for(lambda: len(queued(drilled)) == before + 1)
+    study.sweep(*points)
+    assert study.check() == ["pending"] * 8
+    assert len(queued(drilled)) == len(study.status()["jobs"]) == 4, "of two tasks each: no array may be longer here"
+
+
+@pytest.mark.timeout(200)
+def test_cancelling_a_sweep_takes_back_its_own_jobs_and_no_others(study: Study, drilled: Testbed) -> None:
+    foreign = drilled.slurm("sbatch", "--parsable", "--begin=now+1hour", "--job-name=adhoc-foreign", "--wrap=true")
+    task_per_device = ("launcher.mode=point", "launcher.span=device", "devices_per_node=2")
+    study.sweep(*ENDLESS, *task_per_device, "launcher.time_limit_min=20", "batch.micro=1,2")
+    stepping(drilled.node(1))
+    study("cancel", str(study.folder))
+    study.ended()
+    assert queued(drilled) == foreign.split()
+    assert study.check() == ["waiting"] * 2
+    (begun,) = study.records()
+    assert (begun.outcome.kind, begun.outcome.reason) == ("cancelled", "the job was cancelled")
+
+
+@pytest.mark.timeout(300)
+def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study, drilled: Testbed, gate: Gate) -> None:
+    both = [study.start(*study.asking(*QUICK, "batch.micro=1,2"), **gate.environment) for _ in range(2)]
+    gate.wait_for(callers=2)
+    gate.open()
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert len(queued(drilled)) == 2
+    study.ended()
+    assert study.check() == ["answered"] * 2
+    attempts = study.attempts()
+
+    script = next(study.folder.glob("jobs/*/job.sh"))
+    late = drilled.slurm("sbatch", "--parsable", str(script)).strip()
+    wait_for(lambda: late not in queued(drilled), 90)
+    assert study.check() == ["answered"] * 2 and study.attempts() == attempts
+    assert (script.parent / f"slurm-{late}.log").read_text().count("has its answer already") == 2
+
+
+@pytest.mark.timeout(300)
+def test_the_autopilot_finishes_a_sweep_in_a_queue_with_little_room(study: Study) -> None:
+    points = (*QUICK, "launcher.mode=array", "launcher.throttle=2", "batch.micro=1,2,3,4")
+    told = study.sweep(*points, "--autopilot", "--max-queued=2")
+    assert [job["points"] for job in told["submitted"]] == [2] and told["left"] == 2 and told["autopilot"]
+    study.ended()
+    assert study.check() == ["answered"] * 4
+    assert sorted(record.circumstance.launcher["task"] for record in study.records()) == [0, 0, 1, 1]
+    assert {record.outcome.kind for record in study.records()} == {"ok"}

@@ -1,0 +1,39 @@
+"""`make testbed-study`: refused in one line where it cannot be, and leaving nothing behind wherever it is stopped."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_testbed import Testbed
+
+PROGRAM = Path(__file__).parents[2] / "slurm/testbed_study.py"
+
+
+def study(bed: Testbed, results: Path, *before: str) -> subprocess.Popen[str]:
+    """Start the program on a testbed and in folders of the test's own."""
+    own = ["--name", bed.name, "--subnet", bed.subnet, "--results", str(results), "--report", str(results / "report")]
+    command = [*before, sys.executable, str(PROGRAM), *own]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_only_root_may(slurm_possible: None, other_testbed: Testbed, tmp_path: Path) -> None:
+    with study(other_testbed, tmp_path / "runs", "unshare", "--user") as process:
+        printed, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said.splitlines() == [said.strip()] and "needs root; use sudo" in said
+    assert "zeroscale" not in printed.replace(str(PROGRAM.parent), ""), "nothing was measured"
+    assert other_testbed.leftovers() == [] and not (tmp_path / "runs").exists()
+
+
+def test_stopped_on_the_way_it_leaves_nothing_behind(
+    slurm_possible: None, other_testbed: Testbed, tmp_path: Path
+) -> None:
+    with study(other_testbed, tmp_path / "runs") as process:
+        assert process.stdout
+        assert any(" status " in line for line in process.stdout), "it submitted, and waits"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert other_testbed.leftovers() == []
+    assert list((tmp_path / "runs/400mbit/testbed/sweeps").iterdir()), "it can be gone on with"
