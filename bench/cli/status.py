@@ -33,29 +33,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every point is answered."""
-    view = _settled(args.folder)
+    view, answers = _settled(args.folder)
     if args.wait:
         with live.line(quiet=args.json) as follow:
-            while view.live or any(standing.state in ("running", "pending") for standing in view.standings):
+            while _under_way(view, answers):
                 follow(_summary(view))
                 time.sleep(_WAIT_S)
-                view = _settled(args.folder)
+                view, answers = _settled(args.folder)
     print(_json(view) if args.json else _text(view))
     return 0 if all(standing.final for standing in view.standings) else 1
 
 
-def _settled(folder: Path) -> View:
-    """Look at a study after settling what can be; without its scheduler nothing can be told dead."""
+def _under_way(view: View, answers: bool) -> bool:
+    """Whether something may still change by itself; of a scheduler that does not answer nobody knows."""
+    if not answers:
+        return not all(standing.final for standing in view.standings)
+    return bool(view.live) or any(standing.state in ("running", "pending") for standing in view.standings)
+
+
+def _settled(folder: Path) -> tuple[View, bool]:
+    """Look at a study after settling what can be, and whether its scheduler answered; without it nothing can be told
+    dead."""
     try:
         view = look(folder)
     except UserError as error:
         view = look(folder, ask=False)  # raises again if it is the folder that is wrong
         print(f"zeroscale: {error}; shown is what the folder says", file=sys.stderr)
-        return view
+        return view, False
     with contextlib.suppress(PermissionError, OSError):  # a folder that may only be read is shown as it is
         if settle(view):
             view = look(folder)
-    return view
+    return view, True
 
 
 def _text(view: View) -> str:

@@ -114,10 +114,13 @@ class Sweep(Frozen):
 def write(study_folder: Path, sweep: Sweep) -> Path:
     """Write down what was asked; a sweep asked again at the same moment gets a file of its own."""
     folder = study_folder / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0
-    while not store.fill(path := folder / f"{stem}-{number}.json", store.to_json(sweep)):
-        number += 1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while not store.fill(path := folder / f"{stem}-{number}.json", store.to_json(sweep)):
+            number += 1
+    except OSError as error:
+        raise UserError(str(study_folder), f"cannot be written to ({error.strerror})", "free some space") from error
     return path
 
 

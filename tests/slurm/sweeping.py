@@ -119,7 +119,7 @@ class Study:
             if not (folder / store.RECORD).exists():
                 handle = self.folder / "jobs" / circumstance.launcher["job"] / "handle"
                 assert handle.read_text() in told["jobs"], f"{folder} is forgotten"
-            elif not circumstance.launcher["control"]:
+            elif not circumstance.launcher.get("control"):
                 attempts[key] += 1
                 finals[key] += store.read_record(folder / store.RECORD).outcome.final
         for key, point in points.items():

@@ -88,7 +88,8 @@ def test_a_full_disk_loses_no_record_and_the_sweep_goes_on_when_there_is_room(
     assert study.next_record().outcome.kind == "ok" and len(study.records()) == 1
     assert study.check() == ["answered", "waiting"]
     fill(small_disk)
-    assert "No space left" in study("resume", str(study.folder), code=2)
+    for words in (("resume", str(study.folder)), study.asking(*QUICK)):
+        assert "cannot be written to (No space left on device)" in study(*words, code=2)
 
     (small_disk / "ballast").unlink()
     study.resume()
