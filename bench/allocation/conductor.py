@@ -35,6 +35,7 @@ class Conductor:
         self.study_folder = folder.parent.parent
         self.todo = self.job.todo(place.task)
         self.began_at = time.time()
+        self.ends_at = place.end(self.job.time_limit_min, self.began_at)
         first = self.todo[0].circumstance
         self.device = first.machine.device or device_kind()
         self.environment_id = environment_id(classify(self.device, self.job.devices_per_node))
@@ -111,7 +112,7 @@ class Conductor:
     def _time_for(self, todo: Todo) -> bool:
         """Whether a point can finish in the time left, the last control point after it included."""
         limit_min = todo.circumstance.limits.time_limit_min or 0.0
-        left_s = self.place.left_s(self.job.time_limit_min, self.began_at) - _PARTING_S
+        left_s = self.ends_at - time.time() - _PARTING_S
         left_s -= float(todo.circumstance.launcher.get("warning_s", 0))
         if self.job.control and not todo.control:
             left_s -= 60 * (self.job.control.circumstance.limits.time_limit_min or 0.0)
@@ -133,6 +134,7 @@ class Conductor:
             span=self.job.span,
             start=self.server.start,
             scheduled=True,
+            ends_at=self.ends_at,
             handle_signals=False,
         )
         if self.interrupted_by:

@@ -1,6 +1,5 @@
 """Where in an allocation a process is, from the environment that Slurm gave it."""
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
@@ -28,7 +27,6 @@ class Place(NamedTuple):
             ends_at=float(ends_at) if ends_at else None,
         )
 
-    def left_s(self, time_limit_min: float, began_at: float) -> float:
-        """Return the seconds until the allocation ends; where Slurm did not say, by the job's own limit."""
-        ends_at = self.ends_at or began_at + 60 * time_limit_min
-        return ends_at - time.time()
+    def end(self, time_limit_min: float, began_at: float) -> float:
+        """Return when the allocation ends, in seconds since the epoch; where Slurm did not say, by the job's limit."""
+        return self.ends_at or began_at + 60 * time_limit_min

@@ -35,18 +35,20 @@ class Supervisor:
         *,
         announce: Callable[[MeetingPoint], None] | None = None,
         scheduled: bool = False,
+        ends_at: float | None = None,
         handle_signals: bool = True,
         span: Span = "node",
         start: Start = popen,
     ) -> None:
         """`announce` tells the other supervisors where this one is, instead of a file in the folder. `scheduled`: after
-        an interruption there is a scheduler to ask why, so that no record is written then."""
+        an interruption there is a scheduler to ask why, so that no record is written then; `ends_at` is when its
+        allocation ends, in seconds since the epoch."""
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self.limits = self.circumstance.limits
         self.announce = announce or (lambda point: point.write(folder))
-        self.scheduled = scheduled
+        self.scheduled, self.ends_at = scheduled, ends_at
         self.crew = Lead(supervisors(self.spec, span), self._address())
         self.log = Log(folder / store.LOG)
         self.node = Node(folder, self.spec, self.circumstance, 0, self.log.write, span, start)
@@ -173,7 +175,10 @@ class Supervisor:
         """Write at once where an interrupted run was: whoever sent the signal may soon end this process as well."""
         assert self._interrupted_by
         ranks = [{"rank": state.rank, "phase": state.phase, "step": state.step} for state in self.states()]
-        content = json.dumps({"signal": self._interrupted_by.name, "at": now(), "ranks": ranks}, indent=1).encode()
+        left_s = None if self.ends_at is None else round(self.ends_at - time.time())
+        told = {"signal": self._interrupted_by.name, "at": now(), "left_s": left_s, "ranks": ranks}
+        told["warning_s"] = self.circumstance.launcher.get("warning_s")
+        content = json.dumps(told, indent=1).encode()
         writing = Background()
         writing.start(lambda: store.write_atomically(self.folder / store.INTERRUPTED, content))
         writing.wait(_WRITING_S)

@@ -63,11 +63,19 @@ def _decide(traces: Traces, ending: Ending | None, restarted: bool) -> tuple[Out
         return "node_failure", "the job was put back into the queue with no time to say a word, as when a node fails"
     if ending and ending.state in _BY_STATE:
         return _BY_STATE[ending.state]
+    if traces.interrupted and _warned(traces.interrupted):
+        return "timeout", "the scheduler gave warning that the time of its job was over"
     if traces.interrupted:
         return "cancelled", f"interrupted by {traces.interrupted['signal']}, and the scheduler does not say why"
     if ending:
         return "error", f"the job ended as {ending.state} and left no record; its log may tell more"
     return "error", "no record, and the scheduler no longer knows the job"
+
+
+def _warned(interrupted: dict[str, Any]) -> bool:
+    """Whether a run was asked to end when its job's time was almost over. Slurm's warning may come a minute early."""
+    left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
+    return left_s is not None and warning_s is not None and left_s <= warning_s + 60
 
 
 def _json(path: Path) -> dict[str, Any] | None:
