@@ -101,8 +101,11 @@ def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path)
     assert a and b and a.steps and b.steps
     common = min(len(a.steps.loss), len(b.steps.loss))
     assert a.steps.loss[:common] == b.steps.loss[:common], "bitwise"
-    peaks = [m.peak_allocated_bytes for m in b.memory]  # gloo's threads free a few hundred bytes a little later
-    assert [m.peak_allocated_bytes for m in a.memory] == pytest.approx(peaks, rel=1e-5)
+    resident = [memory.resident_bytes for memory in b.memory]
+    assert [memory.resident_bytes for memory in a.memory] == pytest.approx(resident, rel=1e-4)
+    # With overlap_comm the peak depends on when gloo's threads let go of a bucket.
+    peaks = [memory.peak_allocated_bytes for memory in b.memory]
+    assert [memory.peak_allocated_bytes for memory in a.memory] == pytest.approx(peaks, rel=0.03)
     assert a.collectives == b.collectives and a.engine_config == b.engine_config
 
 

@@ -32,7 +32,7 @@ Ends = tuple[Array, Array]
 LENGTHS = (30, 100, 300, 1000, 3000)
 NORMAL = stats.norm.ppf(0.975)
 CHUNK = 500  # series at a time, so that a laptop holds them
-RESAMPLED = 2  # of these chunks, for the bootstrap: it takes longer than all others together
+SLOW = {"blocks": 2, "harness": 1}  # of these chunks: either takes longer than all others together
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]
         errors.append(influence.mean(axis=1) ** 2 / influence.var())
         few.append(effective_size(signs(chunk) if what == "median" else chunk) < FEW)
         for way, method in methods.items():
-            if way != "blocks" or len(errors) <= RESAMPLED:
+            if len(errors) <= SLOW.get(way, len(errors)):
                 low, high = method(chunk)
                 covered[way].append((low <= truth) & (truth <= high))
     shares = [np.mean(np.concatenate(found)) for found in covered.values()]
