@@ -78,7 +78,8 @@ def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) ->
 
     Step times are skewed, rare slow steps above all, and a mean of them is too. Hall's transformation (Journal of the
     Royal Statistical Society B 54, 1992) takes that out; of some hundred steps with a few slow ones, Student's interval
-    covers too little and the transformed one too much. With half the `correction` both are held.
+    covers too little and the transformed one too much; half the `correction` holds both. Where slow steps are so rare
+    that a window has three, or none, no interval knows how rare.
     """
     mean, spread = series.mean(axis=-1), _spread(series)
     skew = correction * _skewness(series) / np.sqrt(spread.size)

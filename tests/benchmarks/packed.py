@@ -9,6 +9,7 @@ left of the wall time, from calling `zeroscale sweep` to the end of the last job
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,7 +58,11 @@ class Spent(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=24, help="a multiple of 6: three engines, two halves")
-    seeds = range(parser.parse_args().points // len(ENGINES))
+    points = parser.parse_args().points
+    if points < 1 or points % (2 * len(ENGINES)):
+        parser.error(f"--points {points}: must be a multiple of {2 * len(ENGINES)}")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the testbed is taken down
+    seeds = range(points // len(ENGINES))
     first, second = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
     bed = Testbed("b")
     try:
