@@ -35,6 +35,7 @@ class Here:
         self._attempts: dict[str, list[store.Attempt]] = {}
         self.kinds: list[str] = []
         self.seconds: list[float] = []
+        self._skipped = 0
 
     def run(self) -> bool:
         """Measure what has no answer yet; return whether everything asked for ended `ok`."""
@@ -66,11 +67,13 @@ class Here:
         environment = environment_id(classify(device, one.point.devices_per_node))
         done = store.answered(self.folder / one.key.config_id, one.key.repeat, one.key.machine, environment, accept)
         if done is None and not self._retry:
-            tried = [a for a in self._tried(one.key.config_id) if a.outcome and a.repeat == one.key.repeat]
+            place = one.key.repeat, one.key.machine
+            tried = [a for a in self._tried(one.key.config_id) if a.outcome and (a.repeat, a.machine) == place]
             if given_up(tried, one.sweep.rules.budget.attempts):
                 done = tried[-1]
         if done:
             self.kinds.append(str(done.outcome))
+            self._skipped += 1
         return done is not None
 
     def _prune(self, one: Asked) -> bool:
@@ -112,7 +115,7 @@ class Here:
 
     def summary(self, as_json: bool) -> str:
         """Return how the points ended."""
-        outcomes, skipped = Counter(self.kinds), max(0, len(self.kinds) - len(self.seconds))
+        outcomes, skipped = Counter(self.kinds), self._skipped
         if as_json:
             plain = {"study": self.folder.name, "outcomes": outcomes, "skipped": skipped, "folder": str(self.folder)}
             return json.dumps(plain)
