@@ -54,6 +54,12 @@ class Attempt(NamedTuple):
     environment_id: str | None = None
 
 
+def unwritable(folder: Path, error: OSError) -> UserError:
+    """Return what to tell a user whose results cannot be written: a full disk, a folder of somebody else's."""
+    rule = f"cannot be written to ({error.strerror})"
+    return UserError(str(folder), rule, "free some space or choose another results folder")
+
+
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write `content` to `path` so that a reader sees the old file or the whole new one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -60,7 +60,7 @@ def _settled(folder: Path) -> tuple[View, bool]:
         view = look(folder, ask=False)  # raises again if it is the folder that is wrong
         print(f"zeroscale: {error}; shown is what the folder says", file=sys.stderr)
         return view, False
-    with contextlib.suppress(PermissionError, OSError):  # a folder that may only be read is shown as it is
+    with contextlib.suppress(OSError):  # a folder that may only be read is shown as it is
         if settle(view):
             view = look(folder)
     return view, True

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from bench import launchers
+from bench import launchers, store
 from bench.dispatch.group import Grouping
 from bench.dispatch.settle import prune, settle, to_start
 from bench.dispatch.view import View, look
@@ -35,7 +35,7 @@ def feed(folder: Path, *, autopilot: bool) -> Fed:
     try:
         return _feed(folder, autopilot)
     except OSError as error:
-        raise UserError(str(folder), f"cannot be written to ({error.strerror})", "free some space") from error
+        raise store.unwritable(folder, error) from error
 
 
 def _feed(folder: Path, autopilot: bool) -> Fed:

@@ -120,7 +120,7 @@ def write(study_folder: Path, sweep: Sweep) -> Path:
         while not store.fill(path := folder / f"{stem}-{number}.json", store.to_json(sweep)):
             number += 1
     except OSError as error:
-        raise UserError(str(study_folder), f"cannot be written to ({error.strerror})", "free some space") from error
+        raise store.unwritable(study_folder, error) from error
     return path
 
 
