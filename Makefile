@@ -28,6 +28,8 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.overhead
 	$(BIN)/python -m tests.benchmarks.command
 	$(BIN)/python -m tests.benchmarks.expansion
+	$(BIN)/python -m tests.benchmarks.status
+	$(BIN)/python -m tests.benchmarks.prediction
 
 # As root, like testbed-study.
 bench-testbed: $(INSTALLED)
