@@ -20,6 +20,7 @@ from bench.record import FINAL, Circumstance, Outcome, RunRecord
 from bench.supervisor.crew import MeetingPoint
 from bench.supervisor.forking import ForkServer
 from bench.supervisor.lead import Supervisor
+from bench.supervisor.node import supervisors
 from bench.sweep import jobs, reconcile, survey
 from bench.sweep.asked import Todo
 from bench.sweep.pruning import pruned, to_confirm
@@ -70,11 +71,13 @@ class Conductor:
 
     def _go_through(self) -> int:
         network = self.todo[0].circumstance.network
-        supervisors = self.job.nodes * (self.job.devices_per_node if self.job.span == "device" else 1)
-        self.members = Members(supervisors - 1, network.address(self.host), self.folder, self.patience_s)
+        others = supervisors(self.todo[0].spec, self.job.span) - 1
+        self.members = Members(others, network.address(self.host), self.folder, self.patience_s)
         for todo in self._sequence():
-            if self.interrupted_by or not self._time_for(todo):
+            if self.interrupted_by:
                 break
+            if not self._time_for(todo):
+                continue  # a shorter one may still fit, and so does the last control point
             self._answer(todo)
             if lost := self.members.wait():
                 return _complain(f"{', '.join(lost)} cannot be reached any more")

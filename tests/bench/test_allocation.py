@@ -127,6 +127,7 @@ def test_what_has_an_answer_already_is_not_run_and_what_cannot_finish_is_left(tm
     said = Allocation(tmp_path, [done, long, short]).end()
     assert "has its answer already" in said and "waits for another job" in said
     assert len(at(tmp_path, done)) == 1 and at(tmp_path, long) == []
+    assert [attempt.outcome for attempt in at(tmp_path, short)] == ["ok"], "a shorter one fits"
 
 
 def test_a_larger_micro_batch_is_pruned_within_the_job(tmp_path: Path) -> None:
