@@ -26,13 +26,13 @@ class Column(NamedTuple):
 
 
 ORDER = (
-    "config_id", "environment_id", "device", "machine", "repeat", "attempt", "study", "model", "parameters", "engine",
-    "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node", "world_size", "micro",
-    "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens", "evidence", "outcome",
-    "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s", "effective_tokens_per_s",
-    "model_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes",
-    "peak_rss_bytes", "data_wait_s", "slowest_over_median", "slowest_rank", "slowest_host",
-    "slowest_link_node", "reason", "flags",
+    "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "model",
+    "parameters", "engine", "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node",
+    "world_size", "micro", "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens",
+    "evidence", "outcome", "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s",
+    "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s", "model_tflops_per_device", "mfu", "hfu",
+    "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes", "data_wait_s",
+    "slowest_over_median", "slowest_rank", "slowest_host", "slowest_link_node", "reason", "flags",
 )  # fmt: skip
 """The columns in order; a metric that is not named here comes before `reason`, by its name."""
 
@@ -61,6 +61,12 @@ def _environment_id(record: RunRecord) -> str | None:
 
 def _device(record: RunRecord) -> str | None:
     return record.environment.classification.device if record.environment else None
+
+
+def _allocation(record: RunRecord) -> str | None:
+    slurm = record.environment.slurm if record.environment else {}
+    parts = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")  # requeued, it is another one
+    return ".".join(slurm[part] for part in parts if part in slurm) if "SLURM_JOB_ID" in slurm else None
 
 
 def _parameters(record: RunRecord) -> int | None:
@@ -97,6 +103,7 @@ _FACTS = (
     Column("environment_id", "what it ran on: hash of device and versions", "", "text", _environment_id),
     Column("device", "the device's own name", "", "text", _device),
     Column("machine", "node type asked for, a file of conf/machine", "", "text", lambda r: r.circumstance.machine.name),
+    Column("allocation", "Slurm job that it ran in: those of one are not independent", "", "text", _allocation),
     Column("repeat", "repeat of this configuration, from 0", "", "integer", lambda r: r.circumstance.repeat),
     Column("attempt", "attempt at this repeat, from 0", "", "integer", lambda r: r.circumstance.attempt),
     Column("study", "study that the run belongs to", "", "text", lambda r: r.circumstance.study),

@@ -106,7 +106,7 @@ def interval_note(rows: Sequence[Row]) -> str:
     """Say which intervals a figure of `rows` draws."""
     kinds = sorted({(row["interval_kind"], row["interval_level"]) for row in rows if row["interval_kind"]})
     told = " or ".join(f"{100 * level:.0f} %, {kind}" for kind, level in kinds)
-    return f"Bars: interval of the median ({told}). Hollow: none is known." if told else "No interval is known."
+    return f"Bars: interval ({told}). Hollow: none is known." if told else "No interval is known."
 
 
 def _place(question: Question) -> tuple[Any, ...]:

@@ -51,6 +51,8 @@ def series(row: Row) -> str:
         words.append(f"× {row['accumulation']} accumulated")
     if row["activation_checkpointing"]:
         words.append("checkpointed")
+    if row["variant"]:
+        words.append(f"({row['variant']})")
     return " ".join(words)
 
 

@@ -1,13 +1,16 @@
 """The summary: one row per configuration, machine, environment class and kind of evidence; none is ever pooled.
 
 Its columns are those of the run table that say what was measured, then
-n                 repeats that ended ok, drills left out; the numbers come from them
+variant           what else sets configurations of an engine apart in this set (`analysis.variants`); empty for nothing
+n                 allocations in which repeats ended ok, drills left out; the numbers come from these runs. Runs that
+                  share an allocation share its nodes and count once, with their median; outside of Slurm each counts
 runs              rows of the run table, all attempts
 outcome           ok if n > 0, else how the last attempt ended; reason with it
 step_s, rates     median over the repeats, with the interval of step_s and of tokens_per_s as *_low and *_high
 *_bytes           maximum over the repeats: the worst one decides what fits
-interval_kind     "within the run" for one repeat: what more steps of that run would give, not what another run would;
-                  "between repeats" from six on; "range of repeats" for fewer, where no 95 % interval exists; or missing
+interval_kind     "within the run" for n = 1: what more steps there would give, not what another allocation would (of
+                  several runs in it, from the lowest end to the highest); "between repeats" from six on; "range of
+                  repeats" for fewer, where no 95 % interval exists; or missing
 interval_level    0.95, or the probability that a range of so few holds the median
 interval_n        what the interval rests on: the steps of the one run, or the repeats
 flags             of any of the runs behind the numbers, and `mixed` where other repeats ended otherwise; without `few`
@@ -15,7 +18,7 @@ flags             of any of the runs behind the numbers, and `mixed` where other
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -35,39 +38,46 @@ _WHAT = (
 _MEDIANS = ("samples_per_s", "effective_tokens_per_s", "model_tflops_per_device", "mfu", "hfu", "data_wait_s")
 _MAXIMA = ("peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes")
 _KINDS: dict[str, Kind] = {
-    "n": "integer", "runs": "integer", "interval_kind": "text", "interval_level": "number", "interval_n": "integer",
-    "tokens_per_s_low": "number", "tokens_per_s_high": "number",
+    "variant": "text", "n": "integer", "runs": "integer", "interval_kind": "text", "interval_level": "number",
+    "interval_n": "integer",
 }  # fmt: skip
 COLUMNS = (
-    *KEY, *_WHAT, "n", "runs", "outcome", "step_s", "step_s_low", "step_s_high", "tokens_per_s", "tokens_per_s_low",
-    "tokens_per_s_high", "interval_kind", "interval_level", "interval_n", *_MEDIANS, *_MAXIMA, "flags", "reason",
+    *KEY, *_WHAT, "variant", "n", "runs", "outcome", "step_s", "step_s_low", "step_s_high", "tokens_per_s",
+    "tokens_per_s_low", "tokens_per_s_high", "interval_kind", "interval_level", "interval_n", *_MEDIANS, *_MAXIMA,
+    "flags", "reason",
 )  # fmt: skip
 
 
-def summarise(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the summary of a run table, in the order in which its configurations appear."""
+def summarise(table: pd.DataFrame, variants: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Return the summary of a run table, in the order in which its configurations appear; `variants` by config_id."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in plain(table):
         groups.setdefault(tuple(row[name] for name in KEY), []).append(row)
-    rows = [_summary(rows) for rows in groups.values()]
+    told = variants or {}
+    rows = [_summary(rows) | {"variant": told.get(rows[0]["config_id"], "")} for rows in groups.values()]
     return typed({name: [row[name] for row in rows] for name in COLUMNS}, _KINDS)
 
 
 def _summary(rows: Sequence[Row]) -> Row:
-    answers = _last_attempts(rows)
-    good = [row for row in answers if row["outcome"] == "ok" and "drill" not in row["flags"].split()]
+    answers, good = _last_attempts(rows), answering(rows)
     told = (good or answers)[-1]
     return {
         **{name: rows[0][name] for name in (*KEY, *_WHAT)},
-        "n": len(good),
+        "n": len(_by_allocation(good)),
         "runs": len(rows),
         "outcome": told["outcome"],
         **_timing(good),
-        **{name: _median([row[name] for row in good]) for name in _MEDIANS},
+        **{name: _typical(good, name) for name in _MEDIANS},
         **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
         "flags": _flags(good, answers),
         "reason": told["reason"],
     }
+
+
+def answering(rows: Sequence[Row]) -> list[Row]:
+    """Return those rows of the run table that the numbers of one configuration come from: of every repeat the last
+    attempt, if it ended ok and was no drill."""
+    return [row for row in _last_attempts(rows) if row["outcome"] == "ok" and "drill" not in row["flags"].split()]
 
 
 def _last_attempts(rows: Sequence[Row]) -> list[Row]:
@@ -78,15 +88,19 @@ def _last_attempts(rows: Sequence[Row]) -> list[Row]:
     return list(last.values())
 
 
+def _by_allocation(good: Sequence[Row]) -> list[list[Row]]:
+    """Return runs by what they shared; one outside of Slurm stands by itself."""
+    groups: dict[Any, list[Row]] = {}
+    for place, row in enumerate(good):
+        groups.setdefault(row["allocation"] or place, []).append(row)
+    return list(groups.values())
+
+
 def _timing(good: Sequence[Row]) -> Row:
-    steps, rates = ([row[name] for row in good if row[name] is not None] for name in ("step_s", "tokens_per_s"))
-    if len(good) == 1:
-        of_steps, of_rates = _within(good[0])
-    else:
-        of_steps, of_rates = median_interval(steps), median_interval(rates)
+    of_steps, of_rates = _interval(good, "step_s"), _interval(good, "tokens_per_s")
     return {
-        "step_s": _median(steps), **_ends("step_s", of_steps),
-        "tokens_per_s": _median(rates), **_ends("tokens_per_s", of_rates),
+        "step_s": _typical(good, "step_s"), **_ends("step_s", of_steps),
+        "tokens_per_s": _typical(good, "tokens_per_s"), **_ends("tokens_per_s", of_rates),
         **{f"interval_{part}": getattr(of_steps, part, None) for part in ("kind", "level", "n")},
     }  # fmt: skip
 
@@ -95,24 +109,27 @@ def _ends(name: str, interval: Interval | None) -> Row:
     return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
 
 
-def _within(row: Row) -> tuple[Interval | None, Interval | None]:
-    """Return the intervals of one run's step time and throughput. The run has one throughput; its doubt is, relative
-    to it, that of the median step."""
-    low, median, high, rate = row["step_s_low"], row["step_s"], row["step_s_high"], row["tokens_per_s"]
-    if low is None or rate is None:
-        return None, None
-    of_steps = Interval(low, high, "within the run", LEVEL, row["n_steps"])
-    return of_steps, of_steps._replace(low=rate * median / high, high=rate * median / low)
+def _interval(good: Sequence[Row], name: str) -> Interval | None:
+    allocations = _by_allocation(good)
+    if len(allocations) != 1:
+        return median_interval([value for rows in allocations if (value := _typical(rows, name)) is not None])
+    ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
+    if any(low is None for low, _ in ends):
+        return None
+    steps = sum(row["n_steps"] for row in good)
+    return Interval(min(low for low, _ in ends), max(high for _, high in ends), "within the run", LEVEL, steps)
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+def _typical(good: Sequence[Row], name: str) -> float | None:
+    """Return the median over allocations of the median over the runs in each; None where no run tells it."""
+    told = [[row[name] for row in rows if row[name] is not None] for rows in _by_allocation(good)]
+    medians = [statistics.median(values) for values in told if values]
+    return statistics.median(medians) if medians else None
 
 
 def _flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
-    if len(good) > 1:
+    if len(_by_allocation(good)) > 1:
         raised = [flag for flag in raised if flag != "few"]
     if good and len(good) < len(answers):
         raised.append("mixed")

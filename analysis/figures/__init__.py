@@ -1,4 +1,4 @@
-"""One file per picture: `figure(summary) -> matplotlib Figure`, TITLE and ALT, its content for who cannot see it."""
+"""One file per picture: `figure(results) -> matplotlib Figure`, TITLE and ALT, its content for who cannot see it."""
 
 import html
 import importlib
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import matplotlib
-import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.drawing import INK, STYLE
+from analysis.results import Results
 
 FORMATS = ("svg", "pdf", "png")
 _PNG_DPI = 200
@@ -24,7 +24,7 @@ class Picture(NamedTuple):
     name: str
     title: str
     alt: str
-    figure: Callable[[pd.DataFrame], Figure]
+    figure: Callable[[Results], Figure]
 
 
 def pictures() -> list[Picture]:
@@ -34,9 +34,9 @@ def pictures() -> list[Picture]:
     return [Picture(name, module.TITLE, module.ALT, module.figure) for name, module in modules]
 
 
-def render(picture: Picture, summary: pd.DataFrame) -> dict[str, bytes]:
-    """Draw a picture once and return its file in every format; equal summaries give equal bytes."""
-    figure = picture.figure(summary)
+def render(picture: Picture, results: Results) -> dict[str, bytes]:
+    """Draw a picture once and return its file in every format; equal results give equal bytes."""
+    figure = picture.figure(results)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": picture.name}):
         return {form: _saved(figure, form) for form in FORMATS}
 

@@ -1,11 +1,11 @@
 """Memory against micro-batch, a curve per engine: the peak of live tensor bytes over steady steps on the worst rank."""
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
 from analysis.curves import Quantity, curves
 from analysis.numbers import UNITS, power_of
+from analysis.results import Results
 
 TITLE = "Memory by engine and micro-batch"
 ALT = "Peak allocated bytes against micro-batch, a curve per engine, a panel per question. The tables hold the numbers."
@@ -13,9 +13,9 @@ PLACE = 2
 
 
 @drawing.styled
-def figure(summary: pd.DataFrame) -> Figure:
+def figure(results: Results) -> Figure:
     """Draw the peak allocated memory per rank in the largest binary unit that it fills."""
-    peaks = summary["peak_allocated_bytes"].dropna()
+    peaks = results.summary["peak_allocated_bytes"].dropna()
     power = power_of(float(peaks.max()) if len(peaks) else 0.0)
     peak = Quantity("peak_allocated_bytes", f"peak allocated, {UNITS[power]}", unit=1024**power)
-    return curves(summary, peak, lambda rows: "Peak over steady steps, on the rank with most.")
+    return curves(results.summary, peak, lambda rows: "Peak over steady steps, on the rank with most.")

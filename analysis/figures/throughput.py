@@ -1,11 +1,11 @@
 """Throughput against micro-batch, a curve per engine, until memory ends it."""
 
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from analysis import drawing
 from analysis.curves import Quantity, curves
+from analysis.results import Results
 
 TITLE = "Throughput by micro-batch"
 ALT = "Tokens per second against micro-batch, a curve per engine, a panel per question. The tables hold the numbers."
@@ -22,6 +22,6 @@ _RATE = Quantity(
 
 
 @drawing.styled
-def figure(summary: pd.DataFrame) -> Figure:
+def figure(results: Results) -> Figure:
     """Draw tokens/s over all ranks, encoder and decoder with padding, with intervals where they are known."""
-    return curves(summary, _RATE, drawing.interval_note)
+    return curves(results.summary, _RATE, drawing.interval_note)

@@ -1,7 +1,7 @@
-"""Lower end of the 95 % rank-based interval of the median step time, from this run's own steps."""
+"""Lower end of the 95 % interval of the median step time, from this run's own steps."""
 
 from analysis.observed import window
-from bench.intervals import series_interval
+from analysis.stats.series import median_interval
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "lower end of the median step time's 95 % interval within the run", "s", "less"
@@ -9,5 +9,5 @@ LABEL, UNIT, BETTER = "lower end of the median step time's 95 % interval within 
 
 def value(record: RunRecord) -> float | None:
     timed = window(record)
-    interval = series_interval(timed.step_s) if timed else None
-    return interval[0] if interval else None
+    interval = median_interval(timed.step_s) if timed else None
+    return interval.low if interval else None

@@ -7,8 +7,7 @@ from analysis import claims, figures, formats
 from analysis.reading import Reading
 from analysis.report.analogue import analogue, tables
 from analysis.report.page import Drawn, page
-from analysis.summary import summarise
-from analysis.table import table_of
+from analysis.results import of_verdicts
 from analysis.verify import verify
 from bench.errors import UserError
 
@@ -34,20 +33,19 @@ def write(found: Reading, out: Path) -> Path:
 def contents(found: Reading) -> dict[str, bytes]:
     """Return every file of the report by its path, the page last."""
     verdicts = verify(list(found.records.values()))
-    table = table_of(verdicts)
-    summary = summarise(table)
-    judged = claims.findings(summary, {record.config_id: record.spec for record in found.records.values()})
+    results = of_verdicts(verdicts, found)
+    judged = claims.findings(results.summary, results.specs)
     notes = {record.circumstance.machine.name: record.circumstance.machine.note for record in found.records.values()}
     section = analogue(judged, notes)
-    files = {"runs.csv": formats.to_csv(table).encode(), "runs.md": formats.to_markdown(table).encode()}
+    files = {"runs.csv": formats.to_csv(results.table).encode(), "runs.md": formats.to_markdown(results.table).encode()}
     files |= tables(judged, section)
     drawn = []
     for picture in figures.pictures():
-        rendered = figures.render(picture, summary)
+        rendered = figures.render(picture, results)
         names = {form: f"figures/{picture.name}.{form}" for form in rendered}
         files |= {names[form]: content for form, content in rendered.items()}
         drawn.append(Drawn(picture.title, figures.inline(picture.name, rendered["svg"], picture.alt), names))
-    return files | {PAGE: page(found, verdicts, table, summary, section, drawn).encode()}
+    return files | {PAGE: page(found, verdicts, results.table, results.summary, section, drawn).encode()}
 
 
 def _replace(out: Path, files: dict[str, bytes]) -> None:

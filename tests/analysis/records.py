@@ -1,10 +1,13 @@
 """Records made by hand for the tests: small, with numbers whose results can be worked out on paper."""
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.reading import Reading
+from analysis.results import Results, judged
 from bench import store
 from bench.machine import Machine
 from bench.record import (
@@ -62,6 +65,13 @@ def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -
     return Steps.model_validate(plain)
 
 
+def scattered(low: float, middle: float, high: float) -> tuple[float, ...]:
+    """Thirty steps of three lengths in no order: the interval of their median is from `low` to `high`."""
+    window = [low, middle, high] * 10
+    random.Random(0).shuffle(window)
+    return tuple(window)
+
+
 def memory(ranks: int, peak: int = 10 * MIB, **more: Any) -> tuple[RankMemory, ...]:
     """Rank r holds r MiB more than rank 0."""
     alike = {"init_peak_bytes": peak // 2, "peak_rss_bytes": 7 * peak, **more}
@@ -117,6 +127,11 @@ def failed(kind: OutcomeKind, of: RunSpec | None = None, reason: str = "why", **
 def machine(**peaks: float) -> Machine:
     """A node type whose dense peaks are known."""
     return Machine.model_validate({"name": "known", "peak_tflops": peaks})
+
+
+def results(*records: RunRecord) -> Results:
+    """The results of records that lie nowhere."""
+    return judged(Reading({Path(f"run{place}", "record.json"): record for place, record in enumerate(records)}, (), ()))
 
 
 def save(folder: Path, *records: RunRecord) -> Path:

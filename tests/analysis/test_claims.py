@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from records import failed, run, spec, steps
+from records import failed, run, scattered, spec, steps
 
 from analysis.claims import Finding, as_table, findings
 from analysis.summary import summarise
@@ -14,7 +14,7 @@ from bench.record import RunRecord
 def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, **more: Any) -> RunRecord:
     """A run of one rank per node whose median step takes `seconds`, with the interval `seconds` ± `jitter`."""
     around = {name: more.pop(name) for name in ("machine", "attempt", "torch", "evidence") if name in more}
-    window = (seconds - jitter, seconds, seconds + jitter) * 10
+    window = scattered(seconds - jitter, seconds, seconds + jitter)
     return run(spec(engine, ranks=1, nodes=nodes, **more), steps=steps(window), **around)
 
 

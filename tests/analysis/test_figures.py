@@ -7,20 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from records import MIB, failed, memory, run, spec, steps
+from records import MIB, failed, memory, results, run, scattered, spec, steps
 
 from analysis import drawing, figures
 from analysis.figures import memory as memory_figure
 from analysis.figures import throughput
-from analysis.summary import summarise
-from analysis.table import run_table
+from analysis.stats.series import rate_interval
 
 BLUE = drawing.COLOURS[0]
-WINDOW = (0.09, 0.1, 0.11) * 10
-
-
-def summary(*records):
-    return summarise(run_table(records))
+WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:
@@ -45,7 +40,7 @@ def reasons(axes: Axes) -> set[tuple[str, float, str]]:
 def sweep() -> Figure:
     """ddp until memory ends it, zero1 with a hole; on 1 rank ddp only."""
     return throughput.figure(
-        summary(
+        results(
             *(run(spec("ddp", micro), steps=steps(WINDOW)) for micro in (2, 4)),
             failed("oom", spec("ddp", 8)),
             *(run(spec("zero1", micro), steps=steps(WINDOW)) for micro in (2, 8)),
@@ -86,8 +81,9 @@ def test_throughput_draws_intervals_and_hollow_points_without() -> None:
     (hollow,) = [line for line in one.lines if line.get_marker() == "o"]
     assert hollow.get_markerfacecolor() == "none"
     (segment,) = two.collections[0].get_segments()
-    # 0.09, 0.1, 0.11 in turn: the interval of the median step is from 0.09 to 0.11
-    assert sorted(segment[:, 1]) == pytest.approx([400 / 1.1, 400 / 0.9])
+    interval = rate_interval(WINDOW, 400)
+    assert interval is not None
+    assert sorted(segment[:, 1]) == pytest.approx(interval[:2])
 
 
 def test_what_compares_has_one_scale() -> None:
@@ -97,28 +93,31 @@ def test_what_compares_has_one_scale() -> None:
         run(spec(precision="bf16"), steps=steps((0.01,) * 30)),
         run(spec(ranks=1), memory=memory(1, peak=99)),
     ]
-    assert len({axes.get_ylim() for axes in memory_figure.figure(summary(*records)).axes}) == 1
-    limits = {axes.get_title(loc="left"): axes.get_ylim() for axes in throughput.figure(summary(*records)).axes}
+    assert len({axes.get_ylim() for axes in memory_figure.figure(results(*records)).axes}) == 1
+    limits = {axes.get_title(loc="left"): axes.get_ylim() for axes in throughput.figure(results(*records)).axes}
     assert limits["tiny · 2 ranks · bf16"] == limits["tiny · 2 ranks · fp32"] != limits["tiny · 1 rank · fp32"]
 
 
 def test_a_set_without_any_number_is_still_drawn() -> None:
     for module in (throughput, memory_figure):
-        (axes,) = module.figure(summary(failed("host_oom"), failed("hang", spec("zero2")))).axes
+        (axes,) = module.figure(results(failed("host_oom"), failed("hang", spec("zero2")))).axes
         assert {text for text, _, _ in reasons(axes)} == {"host OOM", "hang"}
         assert len(axes.get_yticks()) == 0
 
 
-def test_two_configurations_in_one_place_are_both_drawn_and_not_joined() -> None:
+def test_configurations_of_one_engine_that_differ_elsewhere_are_series_of_their_own() -> None:
     twins = [run(), run(spec(optimizer={"eps": 1e-6})), run(spec(micro=4))]
-    (axes,) = throughput.figure(summary(*twins)).axes
+    drawn = throughput.figure(results(*twins))
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == [
+        "zero1 (optimizer.eps=1e-06)", "zero1 (optimizer.eps=1e-08)"
+    ]  # fmt: skip
+    (axes,) = drawn.axes
     assert len(points(axes)) == 3
-    assert joins(axes) == []
 
 
 def stages() -> Figure:
     return memory_figure.figure(
-        summary(
+        results(
             *(run(spec("ddp", micro), memory=memory(2, peak=micro * 100 * MIB)) for micro in (2, 4)),
             run(spec("zero1", 2), memory=()),
             failed("oom", spec("zero1", 4)),
@@ -143,7 +142,7 @@ def test_memory_shows_why_a_number_is_not_there() -> None:
 def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> None:
     drawn = sweep()
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["ddp", "zero1"]
-    assert drawn.get_supxlabel() == "Bars: interval of the median (95 %, within the run). Hollow: none is known."
+    assert drawn.get_supxlabel() == "Bars: interval (95 %, within the run). Hollow: none is known."
 
 
 def test_series_differ_for_every_eye() -> None:
@@ -156,7 +155,7 @@ def test_series_differ_for_every_eye() -> None:
 def test_figures_keep_no_state_and_are_the_same_each_time() -> None:
     picture = figures.pictures()[0]
     before = matplotlib_state()
-    first, second = (figures.render(picture, summary(run())) for _ in range(2))
+    first, second = (figures.render(picture, results(run())) for _ in range(2))
     assert first == second
     assert matplotlib_state() == before
     assert first["pdf"].startswith(b"%PDF")
@@ -169,7 +168,7 @@ def matplotlib_state() -> tuple[list[int], float]:
 
 def test_an_inline_figure_is_one_labelled_element_with_ids_of_its_own() -> None:
     for picture in figures.pictures():
-        svg = figures.inline(picture.name, figures.render(picture, summary(run()))["svg"], picture.alt)
+        svg = figures.inline(picture.name, figures.render(picture, results(run()))["svg"], picture.alt)
         root = ElementTree.fromstring(svg)
         assert root.get("aria-label") == picture.alt
         ids = set(re.findall(r'\bid="([^"]+)"', svg))

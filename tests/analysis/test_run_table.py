@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from records import MIB, failed, machine, memory, observed, run, spec, steps
+from records import MIB, failed, machine, memory, observed, run, scattered, spec, steps
 
 from analysis import columns as columns_module
 from analysis import metrics as metrics_package
@@ -15,13 +15,13 @@ from bench.record import Link, Outcome
 from bench.spec import RunSpec
 
 ISSUE = [
-    "config_id", "environment_id", "device", "machine", "repeat", "attempt", "study", "model", "parameters", "engine",
-    "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node", "world_size", "micro",
-    "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens", "evidence", "outcome",
-    "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s", "effective_tokens_per_s",
-    "model_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes",
-    "peak_rss_bytes", "data_wait_s", "slowest_over_median", "slowest_rank", "slowest_host",
-    "slowest_link_node", "reason", "flags",
+    "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "model",
+    "parameters", "engine", "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node",
+    "world_size", "micro", "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens",
+    "evidence", "outcome", "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s",
+    "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s", "model_tflops_per_device", "mfu", "hfu",
+    "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes", "data_wait_s",
+    "slowest_over_median", "slowest_rank", "slowest_host", "slowest_link_node", "reason", "flags",
 ]  # fmt: skip
 TIMING = [*ISSUE[ISSUE.index("step_s") : ISSUE.index("mfu")], "mfu", "hfu", "data_wait_s", "slowest_over_median"]
 UNITS = {"", "s", "bytes", "steps", "samples", "tokens", "samples/s", "tokens/s", "10^12 FLOP/s", "of peak", "ratio"}
@@ -47,16 +47,17 @@ def test_every_column_says_what_it_means_and_its_unit() -> None:
 
 
 def test_numbers_of_a_run_worked_out_by_hand() -> None:
-    # global batch 2 × 2 ranks × 3 = 12; 20 steps of 0.1 s and 10 of 0.4 s in 6.5 s, pauses between blocks left out
+    # global batch 2 × 2 ranks × 3 = 12; 10 steps each of 0.1, 0.15 and 0.4 s in 6.5 s, pauses between blocks left out
     of = spec(micro=2, ranks=2, batch={"micro": 2, "accumulation": 3})
-    window = (0.1, 0.4, 0.1) * 10
+    window = scattered(0.1, 0.15, 0.4)
     told = row(run(of, steps=steps(window, window_s=6.5), tokens=observed(of).tokens))
     assert (told.global_batch, told.world_size, told.accumulation) == (12, 2, 3)
     assert (told.encoder_tokens, told.decoder_tokens, told.padding_tokens) == (96, 24, 4)
-    assert (told.n_steps, told.step_s) == (30, 0.1)
-    assert (told.step_s_low, told.step_s_high) == (0.1, 0.4)  # the 10th and the 21st of 30
+    assert (told.n_steps, told.step_s) == (30, 0.15)
+    assert (told.step_s_low, told.step_s_high) == (0.1, 0.4)
     assert told.samples_per_s == pytest.approx(30 * 12 / 6.5)
     assert told.tokens_per_s == pytest.approx(30 * 120 / 6.5)
+    assert told.tokens_per_s_low < told.tokens_per_s < told.tokens_per_s_high
     assert told.effective_tokens_per_s == pytest.approx(30 * 116 / 6.5)
     assert told.data_wait_s == 0.001
     assert told.slowest_over_median == pytest.approx(0.02 / 0.015)

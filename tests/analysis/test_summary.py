@@ -1,8 +1,9 @@
 import pytest
-from records import failed, memory, run, spec, steps
+from records import failed, memory, run, scattered, spec, steps
 
 from analysis.questions import by_question, choice, name
 from analysis.report.answer import answers
+from analysis.stats.series import rate_interval
 from analysis.summary import COLUMNS, summarise
 from analysis.table import plain, run_table
 
@@ -17,15 +18,16 @@ def lasting(*seconds, **more):
 
 
 def test_one_run_has_the_interval_within_it_and_says_so() -> None:
-    window = (0.1, 0.4, 0.1) * 10
+    window = scattered(0.1, 0.2, 0.4)
     (row,) = rows(run(steps=steps(window)))
     assert (row["n"], row["runs"]) == (1, 1)
     assert (row["interval_kind"], row["interval_level"], row["interval_n"]) == ("within the run", 0.95, 30)
-    assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.1, 0.1, 0.4)
+    assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (0.2, 0.1, 0.4)
     rate = 30 * 40 / sum(window)
     assert row["tokens_per_s"] == pytest.approx(rate)
-    assert row["tokens_per_s_low"] == pytest.approx(rate / 4)
-    assert row["tokens_per_s_high"] == pytest.approx(rate)
+    of_rate = rate_interval(window, rate)
+    assert of_rate is not None
+    assert (row["tokens_per_s_low"], row["tokens_per_s_high"]) == pytest.approx(of_rate[:2])
 
 
 def test_a_run_too_short_for_an_interval_has_none() -> None:
@@ -93,7 +95,7 @@ def test_an_empty_table_has_an_empty_summary() -> None:
 
 
 def at(engine: str, seconds: float, jitter: float = 0.0, **more):
-    return run(spec(engine, **more), steps=steps((seconds - jitter, seconds, seconds + jitter) * 10))
+    return run(spec(engine, **more), steps=steps(scattered(seconds - jitter, seconds, seconds + jitter)))
 
 
 def test_the_fastest_and_what_is_not_told_apart_from_it() -> None:
@@ -137,3 +139,22 @@ def test_an_environment_is_named_where_two_ran_the_same() -> None:
 def test_a_failure_before_its_environment_was_known_stands_with_its_question() -> None:
     (asked,) = by_question(summarise(run_table([failed("oom", spec(micro=64), torch=None), run()])))
     assert [row["micro"] for row in asked[1]] == [2, 64]
+
+
+def test_runs_that_share_an_allocation_count_once_with_their_median() -> None:
+    slurm = {"slurm": {"SLURM_CLUSTER_NAME": "c", "SLURM_JOB_ID": "7"}}
+    shared = [run(repeat=i, steps=steps((s,) * 30), environment=slurm) for i, s in enumerate((0.1, 0.3))]
+    (row,) = rows(*shared, run(repeat=2, steps=steps((0.4,) * 30)))
+    assert (row["n"], row["runs"]) == (2, 3)
+    assert row["step_s"] == pytest.approx(0.3)  # of 0.2 and 0.4
+    assert (row["interval_kind"], row["interval_n"]) == ("range of repeats", 2)
+    (alone,) = rows(*shared)
+    assert (alone["n"], alone["step_s"]) == (1, pytest.approx(0.2))
+    assert (alone["interval_kind"], alone["interval_n"]) == ("within the run", 60)
+    assert (alone["step_s_low"], alone["step_s_high"]) == (0.1, 0.3)
+
+
+def test_a_requeued_job_is_another_allocation() -> None:
+    jobs = [{"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}]
+    (row,) = rows(*(run(repeat=i, environment={"slurm": slurm}) for i, slurm in enumerate(jobs)))
+    assert row["n"] == 2
