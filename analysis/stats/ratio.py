@@ -1,5 +1,6 @@
 """One configuration's step time over another's, from their runs or, where those are too few, from their steps."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from scipy import stats
 
 from analysis.stats.effective import Array
 from analysis.stats.interval import LEVEL, Interval
-from analysis.stats.series import LEAST, median_bounds, student
+from analysis.stats.series import LEAST, mean_bounds, median_bounds, student
 
 Runs = Sequence[Sequence[float]]
 """The steps, in their order and in seconds, of each run of one configuration."""
@@ -41,22 +42,46 @@ def of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
 
 
 def of_steps(one: Sequence[float], other: Sequence[float], level: float = LEVEL) -> Ratio:
-    """Return the ratio of the medians of two series of steps: what more steps of the same runs would give.
+    """Return the ratio of the medians of two series of steps: what more steps of the same runs would give. Of few
+    steps, too few to bound a median, that of their geometric means.
 
-    The interval joins those of the two medians as independent estimates, each end by itself (MOVER: Donner & Zou,
+    The interval joins those of the two sides as independent estimates, each end by itself (MOVER: Donner & Zou,
     Statistical Methods in Medical Research 21, 2012); p is the level at which such an interval ends at 1.
     """
-    value, n = float(np.median(one) / np.median(other)), len(one) + len(other)
+    n = len(one) + len(other)
     if min(len(one), len(other)) < LEAST:
-        return Ratio(value, None, 1.0)
-    ours, theirs = (median_bounds(np.asarray(steps, float), level) for steps in (one, other))
-    if not np.isfinite([ours.low, ours.high, theirs.low, theirs.high]).all():
-        return Ratio(value, None, 1.0)
-    below = np.hypot(np.log(np.median(one) / ours.low), np.log(theirs.high / np.median(other)))
-    above = np.hypot(np.log(ours.high / np.median(one)), np.log(np.median(other) / theirs.low))
-    interval = Interval(float(value / np.exp(below)), float(value * np.exp(above)), "within the runs", level, n)
-    reach = below if value > 1 else above
-    return Ratio(value, interval, _chance(abs(np.log(value)), reach, np.minimum(ours.freedom, theirs.freedom), level))
+        return Ratio(float(np.median(one) / np.median(other)), None, 1.0)
+    series = [np.asarray(steps, float) for steps in (one, other)]
+    sides = [_median(steps, level) for steps in series]
+    if not np.isfinite([(side.low, side.high) for side in sides]).all():
+        sides = [_geometric_mean(steps, level) for steps in series]
+    apart = sides[0].log - sides[1].log
+    below = np.hypot(sides[0].log - sides[0].low, sides[1].high - sides[1].log)
+    above = np.hypot(sides[0].high - sides[0].log, sides[1].log - sides[1].low)
+    value, low, high = (float(np.exp(x)) for x in (apart, apart - below, apart + above))
+    freedom = np.minimum(sides[0].freedom, sides[1].freedom)
+    chance = _chance(abs(apart), below if apart > 0 else above, freedom, level)
+    return Ratio(value, Interval(low, high, "within the runs", level, n), chance)
+
+
+class _Side(NamedTuple):
+    """Logarithm of a step time, with the ends of its interval, and its degrees of freedom."""
+
+    log: float
+    low: float
+    high: float
+    freedom: Array
+
+
+def _median(steps: Array, level: float) -> _Side:
+    bounds = median_bounds(steps, level)
+    low = float(np.log(bounds.low)) if bounds.low > 0 else -math.inf
+    return _Side(float(np.log(np.median(steps))), low, float(np.log(bounds.high)), bounds.freedom)
+
+
+def _geometric_mean(steps: Array, level: float) -> _Side:
+    bounds = mean_bounds(np.log(steps), level)
+    return _Side(float(np.log(steps).mean()), float(bounds.low), float(bounds.high), bounds.freedom)
 
 
 def _chance(apart: float, reach: Array, freedom: Array, level: float) -> float:

@@ -52,6 +52,24 @@ def test_steps_are_compared_by_both_intervals_together() -> None:
     assert told.interval[2:] == ("within the runs", 0.95, 800)
 
 
+def test_few_steps_are_compared_by_their_geometric_means() -> None:
+    """Six steps that creep upwards do not bound their median at 95 %, and yet nobody doubts such a factor."""
+    one, other = [1.41, 1.34, 1.36, 1.32, 1.35, 1.32], [2.32, 2.35, 2.39, 2.44, 2.36, 2.55]
+    assert median_interval(other) is None
+    told = of_steps(one, other)
+    assert told.value == pytest.approx(stats.gmean(one) / stats.gmean(other))
+    assert told.interval is not None
+    assert 0.45 < told.interval.low < told.value < told.interval.high < 0.7
+    assert told.p < 0.01
+
+
+@pytest.mark.parametrize("n", [8, 16, 40])
+def test_few_steps_of_equal_configurations_are_told_apart_one_time_in_twenty(n: int) -> None:
+    rng = np.random.default_rng(n)
+    pairs = zip(*(np.exp(0.03 * ar1(0.5)(rng, 1000, n)) for _ in range(2)), strict=True)
+    assert np.mean([of_steps(*pair).p <= 0.05 for pair in pairs]) <= 0.05
+
+
 def test_p_is_where_the_interval_ends_at_no_difference() -> None:
     one, other = noisy(0.1, 1)[0], noisy(0.1001, 2)[0]
     p = of_steps(one, other).p
