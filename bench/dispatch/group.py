@@ -33,12 +33,18 @@ class Grouping:
 
     def jobs(self, left: Sequence[Standing]) -> list[Job]:
         """Return the jobs for points, in their order. Pure, but for the jobs' names."""
-        shapes: dict[tuple[Any, ...], list[Standing]] = {}
+        alike: dict[tuple[Any, ...], list[Standing]] = {}
         for standing in left:
-            point = standing.point
-            limit = point.time_limit_min if self._options.mode == "array" else None
-            shapes.setdefault((point.nodes, point.devices_per_node, limit), []).append(standing)
-        return [self._job(chunk) for members in shapes.values() for chunk in self._chunks(members)]
+            alike.setdefault(self._shared(standing), []).append(standing)
+        return [self._job(chunk) for members in alike.values() for chunk in self._chunks(members)]
+
+    def _shared(self, standing: Standing) -> tuple[Any, ...]:
+        """Return what points must agree in to share a job. Repeats of a point in one allocation, on the same nodes,
+        would tell less than as many in several."""
+        point, mode = standing.point, self._options.mode
+        limit = point.time_limit_min if mode == "array" else None
+        repeat = standing.key.repeat if mode == "packed" else None
+        return point.nodes, point.devices_per_node, limit, repeat
 
     def _chunks(self, members: Sequence[Standing]) -> Iterator[list[Standing]]:
         """Cut points of one shape into jobs; packed ones so that all of their points can finish in the job's time."""

@@ -66,3 +66,10 @@ def test_the_control_point_is_run_twice_in_every_packed_job() -> None:
     assert job.control and job.control.config_id == control.config_id
     assert job.time_limit_min == 10 + 2 * 7 + 3
     assert Grouping(options("point"), None, None).jobs(waiting(made))[0].control is None
+
+
+def test_repeats_of_a_point_never_share_an_allocation() -> None:
+    """Where they did, they would share its nodes, and count as one."""
+    thrice = sweep([point(spec(batch__micro=micro)) for micro in (1, 2)], repeats=3)
+    made = Grouping(options("packed"), None, None).jobs(waiting(thrice))
+    assert [[todo.key.repeat for todo in job.points] for job in made] == [[0, 0], [1, 1], [2, 2]]
