@@ -37,6 +37,12 @@ def decode(plain: Mapping[str, Any]) -> Request:
 
 def check(asked: Request, device: str | None) -> None:
     """Check the rules that hold between spec, machine, launcher and, where it is known, the device ("cpu", "cuda")."""
+    check_rank(asked, device)
+    file_of(launchers, asked.launcher).check(asked.launcher_options, asked.spec)
+
+
+def check_rank(asked: Request, device: str | None) -> None:
+    """Check all of it but the launcher's: what decides whether a single rank can run."""
     spec, machine = asked.spec, asked.machine
     device = machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
@@ -51,7 +57,6 @@ def check(asked: Request, device: str | None) -> None:
     engine, source = file_of(engines, spec.engine.backend), file_of(data, spec.data.source)
     engine.check(valid(engine.Options, spec.engine.options), spec, device)
     source.check(valid(source.Options, spec.data.options), spec)
-    file_of(launchers, asked.launcher).check(asked.launcher_options, spec)
 
 
 @functools.cache

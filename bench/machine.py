@@ -19,6 +19,7 @@ class Machine(Frozen):
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per device
     power_w: float | None = Field(None, gt=0)  # board limit per device
+    price_per_device_hour: float | None = Field(None, gt=0)  # the user's, in a currency of their own; never built in
     source: str = ""
     note: str = ""
 

@@ -66,6 +66,7 @@ class Circumstance(Frozen):
     launcher: dict[str, Any] = {}  # name and options
     limits: Limits = Limits()
     network: Network = Network()
+    rehearsed_rank: int | None = Field(None, ge=0)  # the only real rank of a rehearsal; None: all of them are real
     overrides: tuple[str, ...] = ()  # what was asked, word for word
     started_at: str = ""  # ISO 8601, UTC
 
@@ -166,6 +167,7 @@ class Observations(Frozen):
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
     outside_collectives_s: tuple[float, ...] = ()  # per rank: an untimed step less the time in its collectives
+    compute_s: tuple[float, ...] = ()  # rehearsed: of the window's steps, communication absent
     before_collectives_s: tuple[float, ...] = ()  # the same until the first collective; not written any more
     link: Link | None = None
     energy_j: tuple[float | None, ...] = ()  # per device over the window

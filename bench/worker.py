@@ -51,6 +51,7 @@ class Rank:
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        self.rehearses = self.circumstance.rehearsed_rank is not None
         self.drill = Drill.planted()
         self.recorded = False
         self.phases_s = {"start": time.time() - float(os.environ.get(STARTED_AT, time.time()))}
@@ -67,10 +68,12 @@ class Rank:
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
         with self.phase("imports"):
-            from bench.measure import link, memory
+            from bench.measure import link, memory, peers
             from bench.measure.device import find_device
 
-            self.device = find_device(self.circumstance.machine, self.spec, self.local_rank)
+            self.peers: peers.Peers = peers.Alone() if self.rehearses else peers.Group()
+            devices = 1 if self.rehearses else self.spec.devices_per_node
+            self.device = find_device(self.circumstance.machine, devices, self.local_rank)
             os.environ["DS_ACCELERATOR"] = self.device.type  # else DeepSpeed guesses from what is installed
             memory.count_on(self.device)
             self.engine_file = engines.load(self.spec.engine.backend)
@@ -79,7 +82,7 @@ class Rank:
             self.rendezvous()
             self.describe_environment()
         with self.phase("link"):
-            self.link = link.probe(self.device, self.spec)
+            self.link = None if self.rehearses else link.probe(self.device, self.spec)
 
     def build(self) -> None:
         """Open the data, build the model inside its engine, and make sure that it is the one it is called."""
@@ -89,7 +92,7 @@ class Rank:
         with self.phase("data"):
             self.source = data.load(spec.data.source)
             self.batches = self.source.micro_batches(spec, self.rank)
-            self.data_facts = self.source.describe(spec) if self.rank == 0 else {}
+            self.data_facts = self.source.describe(spec) if self.peers.writes else {}
         with memory.traced(self.device) as self.initialisation:
             with self.phase("model"):
                 module = self.family.build(spec, self.engine_file.construction(spec))
@@ -117,7 +120,7 @@ class Rank:
 
         memory.forget_peak(self.device)  # that of the initialisation is kept for itself
         clock = clock_for(self.device)
-        self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here)
+        self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here, self.peers)
         series = loop.Series()
         with self.kept_if_asked_to_end(series):
             loop.run(self.trainer, self.spec, open_window, series)
@@ -141,7 +144,7 @@ class Rank:
                 store.fill(self.folder / store.STEPS, observe.steps_table(series))
             os.kill(os.getpid(), number)
 
-        if self.rank == 0:
+        if self.peers.writes:
             signal.signal(signal.SIGTERM, write_and_end)
         yield
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -175,8 +178,8 @@ class Rank:
         from bench.measure import observe
 
         self.channel.beat("record")
-        views = observe.gather(observe.RankView(self.memory, self.phases_s, seen, self.energy_j))
-        if self.rank == 0:
+        views = self.peers.gather(observe.RankView(self.memory, self.phases_s, seen, self.energy_j))
+        if self.peers.writes:
             observed = observe.observations(
                 self.spec,
                 series,
@@ -187,7 +190,7 @@ class Rank:
                 data=self.data_facts,
                 drill=self.drill.text if self.drill else None,
             )
-            self.write(observed, series)
+            self.write(observe.rehearsed(observed) if self.rehearses else observed, series)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -205,10 +208,15 @@ class Rank:
 
     def rendezvous(self) -> None:
         """Form the process group. On a single node rank 0 listens on the socket that its supervisor opened for it, so
-        that no port can be taken in between."""
+        that no port can be taken in between. A rehearsal's group only pretends to have others."""
         import torch.distributed as dist
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+        if self.rehearses:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.spec.world_size)
+            return
         listener = os.environ.get(LISTENER)
         meeting_point = TCPStore(
             os.environ["MASTER_ADDR"],
@@ -224,8 +232,6 @@ class Rank:
         """Write environment.json at once, so that a run that fails later is known by its environment class too."""
         import torch
 
-        from bench.measure import observe
-
         here = {
             "rank": self.rank,
             "host": socket.gethostname(),
@@ -233,8 +239,8 @@ class Rank:
             "threads": torch.get_num_threads(),
             "device": self.device_uuid(),
         }
-        ranks: list[dict[str, Any]] = observe.gather(here)
-        if self.rank == 0:
+        ranks: list[dict[str, Any]] = self.peers.gather(here)
+        if self.peers.writes:
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
             found = environment.classify(self.device.type, self.spec.devices_per_node)
             description = environment.probe(found, hosts, {"ranks": ranks})
@@ -258,6 +264,7 @@ class Rank:
             store.fill(self.folder / store.STEPS, observe.steps_table(series))
         record = RunRecord(
             config_id=config_id(self.spec),
+            evidence="rehearsed" if self.rehearses else "measured",
             spec=self.spec,
             circumstance=self.circumstance,
             environment=self.environment.model_copy(update={"devices_after": self.devices_after}),

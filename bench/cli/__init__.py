@@ -9,9 +9,16 @@ import importlib
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from bench.errors import UserError, nearest
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose complaints are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(self.prog.split()[-1], message, f"see `{self.prog} --help`")
 
 
 class Verb(NamedTuple):
@@ -28,8 +35,16 @@ VERBS = {
     "prepare": Verb("bench.cli.prepare", "stage data and ops for nodes without a network, and check"),
     "doctor": Verb("bench.cli.doctor", "what this machine can do, and what it lacks"),
     "predict": Verb("bench.cli.predict", "what memory a point needs, and the largest micro-batch that fits"),
+    "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
+    "compare": Verb(
+        "analysis.cli.compare", "which configurations are faster, slower or the same in another set; a gate"
+    ),
+    "ab": Verb("bench.cli.ab", "measure two git revisions or two environments in turn, and compare them"),
+    "ledger": Verb("analysis.cli.ledger", "the study's claims beside what was measured, with verdicts"),
+    "bundle": Verb("analysis.cli.bundle", "a study in one file: to redraw every figure, to repeat any point"),
+    "export": Verb("analysis.cli.export", "one run per record for TensorBoard or MLflow"),
 }
 _USAGE_ERROR = 2
 
@@ -61,14 +76,14 @@ def _run(name: str, words: list[str]) -> int:
     if name not in VERBS:
         raise UserError(name, "no such verb", nearest(name, VERBS))
     verb = importlib.import_module(VERBS[name].module)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         f"zeroscale {name}",
         description=verb.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     verb.arguments(parser)
-    code: int = verb.run(parser.parse_args(words))
+    code: int = verb.run(parser.parse_intermixed_args(words))  # options may stand between overrides
     return code
 
 

@@ -64,6 +64,7 @@ class DataParallel:
     """The engine; see `bench.engines.Engine`."""
 
     def __init__(self, module: "Module", spec: RunSpec, options: Options) -> None:
+        import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
         self._given: dict[str, Any] = {
@@ -73,6 +74,8 @@ class DataParallel:
             "find_unused_parameters": False,  # T5 uses all of them, and searching costs time
         }
         self._model = DistributedDataParallel(module.to(torch_dtype(spec.precision)), **self._given)
+        if dist.get_backend() == "fake":
+            self._model.register_comm_hook(None, _pretended())
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._update = Update(trained, spec.precision, spec.optimizer, options.fp16)
         self._spec, self._options = spec, options
@@ -103,3 +106,17 @@ class DataParallel:
         optimizer = {"type": "torch.optim.AdamW", **self._spec.optimizer.model_dump(mode="json")}
         scale = {"fp16": self._options.fp16.model_dump()} if self._spec.precision == "fp16" else {}
         return {"ddp": self._given, "precision": self._spec.precision, "optimizer": optimizer, **scale}
+
+
+def _pretended() -> Any:
+    """Return DDP's own all-reduce for a rehearsal: DDP asks for the result of the work, and pretended work has none."""
+    import torch
+    import torch.distributed as dist
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        dist.all_reduce(bucket.buffer())
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    return hook

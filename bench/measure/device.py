@@ -5,18 +5,18 @@ import torch
 from bench.machine import Machine
 from bench.measure.environment import cpu_model
 from bench.measure.failures import Refused
-from bench.spec import RunSpec
 
 
-def find_device(machine: Machine, spec: RunSpec, local_rank: int) -> torch.device:
-    """Return this rank's device and make it the current one; raise Refused for another device than `machine` names."""
+def find_device(machine: Machine, devices: int, local_rank: int) -> torch.device:
+    """Return this rank's device, one of `devices` that this node must have, and make it the current one; raise Refused
+    for another device than `machine` names."""
     kind = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cpu":
         _refuse_unless(machine, cpu_model())
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    if count < spec.devices_per_node:
-        raise Refused(f"devices_per_node={spec.devices_per_node} but this node has {count}")
+    if count < devices:
+        raise Refused(f"devices_per_node={devices} but this node has {count}")
     torch.cuda.set_device(local_rank)
     _refuse_unless(machine, torch.cuda.get_device_name(local_rank))
     return torch.device("cuda", local_rank)

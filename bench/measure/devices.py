@@ -35,6 +35,12 @@ def driver_version() -> str | None:
     return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
 
 
+def memory_bytes(device: int | str = 0) -> int | None:
+    """Return the memory of a device that nobody uses."""
+    answer: int | None = _ask(device, lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
+    return answer
+
+
 def energy_j(device: int | str) -> float | None:
     """Return the energy a device has used since its driver was loaded, in joules; None where it keeps no count."""
     answer: float | None = _ask(device, lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)

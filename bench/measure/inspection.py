@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 
 from bench.measure.collectives import CollectiveCounter, wait_for
 from bench.measure.loop import Trainer
@@ -28,7 +27,7 @@ def inspect(trainer: Trainer, device: torch.device) -> Inspection:
     seen, outside = Inspection(), []
     for _ in range(_STEPS):
         wait_for(device)
-        dist.barrier()
+        trainer.peers.barrier()
         counter, begin = CollectiveCounter(lambda: wait_for(device)), time.perf_counter()
         fetched = trainer.fetch()
         with counter:

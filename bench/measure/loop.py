@@ -5,18 +5,16 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from bench.data import MicroBatch
 from bench.engines import Engine
 from bench.measure.clock import Clock
+from bench.measure.peers import Peers
 from bench.measure.window import closes, is_steady, opens
 from bench.spec import RunSpec
-
-T = TypeVar("T")
 
 
 class Fetched(NamedTuple):
@@ -63,7 +61,9 @@ class Trainer:
         clock: Clock,
         device: torch.device,
         hook: Callable[[str, int], None],
+        peers: Peers,
     ) -> None:
+        self.peers = peers
         self._spec, self._engine, self._batches = spec, engine, batches
         self._clock, self._device, self._hook = clock, device, hook
         self._steps = 0
@@ -89,9 +89,11 @@ class Trainer:
 
     def block(self, steps: int, series: Series) -> None:
         """Run and time `steps` steps, then gather what every rank saw and append it to `series`."""
-        waits, losses, norms, padding = [], [], [], []
+        waits, padding = [], []
+        losses: list[torch.Tensor | float] = []
+        norms: list[torch.Tensor | float | None] = []
         clock, skipped = self._clock, self._engine.skipped_steps()
-        dist.barrier()
+        self.peers.barrier()
         clock.begin()
         for _ in range(steps):
             asked = time.perf_counter()
@@ -109,11 +111,13 @@ class Trainer:
                 norms[-1] = None if self._spec.precision == "fp16" else math.inf
             self._steps += 1
         seconds = clock.end()
+        if not self.peers.real:  # what others would have sent is missing in both
+            losses, norms = [math.nan] * steps, [None] * steps
         rows = [
             (second, waited, float(loss), _number(norm), *pads)
             for second, waited, loss, norm, pads in zip(seconds, waits, losses, norms, padding, strict=True)
         ]
-        series.ranks.extend(_gather(torch.tensor(rows, dtype=torch.float64)))
+        series.ranks.extend(self.peers.all_gather(torch.tensor(rows, dtype=torch.float64)))
 
 
 def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series: Series) -> None:
@@ -121,13 +125,14 @@ def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series
 
     `open_window` is called once in between, off the clock.
     """
-    protocol = spec.measure
+    protocol, peers = spec.measure, trainer.peers
+    sound = _finite if peers.real else _meaningless
     while True:
         trainer.block(min(protocol.block_steps, protocol.warmup_max_steps - len(series.ranks)), series)
-        if not _finite(series):
+        if not sound(series):
             series.stopped = "invalid"
             return
-        if _rank_0_says(opens(series.step_s, protocol)):
+        if peers.agreed(opens(series.step_s, protocol)):
             break
     series.cut = len(series.ranks)
     series.steady = is_steady(series.step_s, protocol.block_steps)
@@ -137,22 +142,8 @@ def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series
         trainer.block(min(protocol.block_steps, protocol.max_steps - done), series)
         block = series.ranks[series.cut + done :]
         series.window_s += float(torch.stack(block)[:, :, 0].sum(dim=0).max())
-        reason = closes(series.step_s[series.cut :], series.window_s, protocol) if _finite(series) else "invalid"
-        series.stopped = _rank_0_says(reason) or ""
-
-
-def _gather(rows: torch.Tensor) -> list[torch.Tensor]:
-    """Exchange (steps, columns) between ranks; return one (ranks, columns) tensor per step."""
-    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, rows)
-    return list(torch.stack(parts, dim=1))
-
-
-def _rank_0_says(decision: T) -> T:
-    """Return rank 0's decision on every rank: a rank that decided for itself could leave the others waiting."""
-    box = [decision]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+        reason = closes(series.step_s[series.cut :], series.window_s, protocol) if sound(series) else "invalid"
+        series.stopped = peers.agreed(reason) or ""
 
 
 def _number(norm: "torch.Tensor | float | None") -> float:
@@ -164,3 +155,8 @@ def _number(norm: "torch.Tensor | float | None") -> float:
 def _finite(series: Series) -> bool:
     """Whether every loss so far, and every gradient norm that was told, is a finite number."""
     return bool(series.column("loss").isfinite().all()) and not bool(series.column("gradient_norm").isinf().any())
+
+
+def _meaningless(series: Series) -> bool:
+    """A rehearsal's losses say nothing, so they are not looked at."""
+    return True

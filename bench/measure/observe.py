@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import torch.distributed as dist
 
 from bench.measure import memory
 from bench.measure.inspection import Inspection
@@ -53,13 +52,6 @@ def rank_memory(
     )
 
 
-def gather(value: Any) -> list[Any]:
-    """Return every rank's value on rank 0, and an empty list elsewhere."""
-    box: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(value, box)
-    return box or []
-
-
 def observations(
     spec: RunSpec,
     series: Series,
@@ -67,7 +59,7 @@ def observations(
     *,
     parameters: int,
     engine_config: dict[str, Any],
-    link: Link,
+    link: Link | None,
     data: dict[str, Any],
     drill: str | None,
 ) -> Observations:
@@ -87,6 +79,15 @@ def observations(
         data=data,
         drill=drill,
     )
+
+
+def rehearsed(observed: Observations) -> Observations:
+    """Leave out what a rehearsal cannot know: losses, and step times, in which communication is missing. What is left
+    of the window is the time that a step computes."""
+    assert observed.steps
+    compute_s = observed.steps.step_s[observed.steps.cut :]
+    unknown = {"steps": None, "tokens": None, "outside_collectives_s": ()}
+    return observed.model_copy(update={**unknown, "compute_s": compute_s})
 
 
 def steps(series: Series) -> Steps:

@@ -49,7 +49,7 @@ class Supervisor:
         self.limits = self.circumstance.limits
         self.announce = announce or (lambda point: point.write(folder))
         self.scheduled, self.ends_at = scheduled, ends_at
-        self.crew = Lead(supervisors(self.spec, span), self._address())
+        self.crew = Lead(supervisors(self.spec, span, self.circumstance), self._address())
         self.log = Log(folder / store.LOG)
         self.node = Node(folder, self.spec, self.circumstance, 0, self.log.write, span, start)
         self.heartbeat = Heartbeat(folder, _heartbeat_s(self.circumstance))
@@ -94,8 +94,7 @@ class Supervisor:
         return [*self.node.states(), *(state for member in members for state in member.ranks)]
 
     def _start(self) -> None:
-        loopback = "127.0.0.1" if self.spec.nodes == 1 else ""
-        with socket.create_server((loopback, 0), backlog=self.spec.world_size) as listener:
+        with socket.create_server(("" if self._far else "127.0.0.1", 0), backlog=self.spec.world_size) as listener:
             port = listener.getsockname()[1]
             point = MeetingPoint(self.crew.host, port, self.crew.port, self.crew.token)
             if self.crew.nodes > 1:
@@ -185,7 +184,12 @@ class Supervisor:
 
     def _address(self) -> str:
         """Return where the ranks and the other supervisors find this one."""
-        return self.circumstance.network.address(socket.gethostname()) if self.spec.nodes > 1 else "127.0.0.1"
+        return self.circumstance.network.address(socket.gethostname()) if self._far else "127.0.0.1"
+
+    @property
+    def _far(self) -> bool:
+        """Whether there are other nodes to be met."""
+        return self.spec.nodes > 1 and self.circumstance.rehearsed_rank is None
 
 
 def _heartbeat_s(circumstance: Circumstance) -> float:

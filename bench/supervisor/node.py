@@ -27,8 +27,10 @@ Span = Literal["node", "device"]
 """What one supervisor looks after: all ranks of a node, or one of them, where a site starts a task per device."""
 
 
-def supervisors(spec: RunSpec, span: Span) -> int:
+def supervisors(spec: RunSpec, span: Span, circumstance: Circumstance | None = None) -> int:
     """Return how many supervisors a run has."""
+    if circumstance and circumstance.rehearsed_rank is not None:
+        return 1
     return spec.nodes if span == "node" else spec.world_size
 
 
@@ -46,7 +48,7 @@ class Node:
         start: Start = popen,
     ) -> None:
         self._folder, self._spec, self._circumstance, self._write = folder, spec, circumstance, write
-        self._numbers = _numbers(spec, span, number)
+        self._numbers = _numbers(spec, circumstance, span, number)
         self._start = start
         self._pulse = Pulse.create(spec.devices_per_node)
         self._ranks: list[RankProcess] = []
@@ -57,7 +59,7 @@ class Node:
         environment = self._environment(point)
         command = [sys.executable, "-m", "bench.worker", str(self._folder)]
         for rank in self._numbers:
-            local_rank = rank % self._spec.devices_per_node
+            local_rank = self._local_rank(rank)
             descriptors = {PULSE: self._pulse.descriptor}
             if listener and rank == 0:
                 descriptors[LISTENER] = listener.fileno()
@@ -80,7 +82,7 @@ class Node:
         killed = any(rank.exit_code == -signal.SIGKILL for rank in self._ranks)
         oom_kills = _kernel_oom_kills() - self._oom_kills if killed else 0
         for rank in self._ranks:
-            beat = self._pulse.read(rank.rank % self._spec.devices_per_node)
+            beat = self._pulse.read(self._local_rank(rank.rank))
             stacks = without_folders(rank.heard.decode(errors="replace"))[-_STACKS_CHARACTERS:]
             found.append(
                 RankState(
@@ -128,6 +130,11 @@ class Node:
             rank.close()
         os.close(self._pulse.descriptor)
 
+    def _local_rank(self, rank: int) -> int:
+        """Return a rank's number on its node, which is that of its device; the one of a rehearsal has the node for
+        itself."""
+        return 0 if self._circumstance.rehearsed_rank is not None else rank % self._spec.devices_per_node
+
     def _wait(self, seconds: float) -> None:
         """Give the ranks some time to end."""
         until = time.monotonic() + seconds
@@ -141,7 +148,7 @@ class Node:
         chosen = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         device = self._circumstance.machine.device or device_kind()
         chosen |= extensions.environment(extensions.operations(self._spec), device, os.environ)
-        if self._spec.nodes == 1:
+        if self._spec.nodes == 1 or self._circumstance.rehearsed_rank is not None:
             chosen["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve must not matter
         elif interface := self._circumstance.network.interface:
             chosen |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
@@ -158,8 +165,10 @@ class Node:
         return chosen | dict(os.environ) | given
 
 
-def _numbers(spec: RunSpec, span: Span, number: int) -> range:
+def _numbers(spec: RunSpec, circumstance: Circumstance, span: Span, number: int) -> range:
     """Return the ranks of one of a run's supervisors; ranks are numbered node by node."""
+    if circumstance.rehearsed_rank is not None:
+        return range(circumstance.rehearsed_rank, circumstance.rehearsed_rank + 1)
     own = spec.devices_per_node if span == "node" else 1
     return range(number * own, (number + 1) * own)
 

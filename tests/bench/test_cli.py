@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import VERBS
+from bench.cli import VERBS, main
 
 HEAVY = ("torch", "deepspeed", "transformers", "datasets", "pandas", "matplotlib", "hydra", "pydantic", "numpy")
 TRAINING = ("torch", "deepspeed", "transformers", "datasets", "pandas", "matplotlib")
@@ -81,3 +81,19 @@ def test_doctor_says_what_this_machine_can_do() -> None:
     by_subject = {finding["subject"]: finding for finding in findings}
     assert by_subject["torch"]["state"] == "ok"
     assert by_subject["CPU memory counter"]["found"] == "counts a tensor's bytes exactly"
+
+
+def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "model=tiny", "--dry-run", "engine=zero2"]) == 0
+    assert "zero2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["run", "--bogus"], "run: unrecognized arguments: --bogus; see `zeroscale run --help`"),
+    (["sweep", "--max-queued", "0"], "sweep: argument --max-queued: 0 is not a positive number; see `zeroscale sweep"),
+])  # fmt: skip
+def test_a_wrong_option_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"zeroscale: {told}")
+    assert error.count("\n") == 1

@@ -165,9 +165,10 @@ def harness_block(spec: object, engine: object, ready: list) -> Callable[[], flo
     from bench.measure.channel import Channel, Pulse
     from bench.measure.clock import HostClock
     from bench.measure.loop import Series, Trainer
+    from bench.measure.peers import Group
 
     channel = Channel(None, Pulse.create(1), 0)
-    trainer = Trainer(spec, engine, itertools.cycle(ready), HostClock(), torch.device("cpu"), channel.beat)
+    trainer = Trainer(spec, engine, itertools.cycle(ready), HostClock(), torch.device("cpu"), channel.beat, Group())
 
     def block() -> float:
         series = Series()

@@ -1,0 +1,81 @@
+"""The other ranks, as far as measuring needs them: agreeing on what comes next, and handing in what was seen.
+
+The engine has its collectives; these are the harness's own, off the clock. In a rehearsal there are no others.
+"""
+
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class Peers(Protocol):
+    """All ranks of a run, seen from one of them."""
+
+    @property
+    def real(self) -> bool:
+        """Whether there are as many ranks as the process group says; only then do losses mean something."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether this is the rank that writes for all."""
+
+    def barrier(self) -> None: ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value where `writes`, and an empty list elsewhere."""
+
+    def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Exchange (steps, columns) between ranks; return one (ranks, columns) tensor per step."""
+
+    def agreed(self, decision: T) -> T:
+        """Return rank 0's decision on every rank: a rank that decided for itself could leave the others waiting."""
+
+
+class Group:
+    """The ranks of torch's process group."""
+
+    real = True
+
+    @property
+    def writes(self) -> bool:
+        return dist.get_rank() == 0
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def gather(self, value: Any) -> list[Any]:
+        box: list[Any] | None = [None] * dist.get_world_size() if self.writes else None
+        dist.gather_object(value, box)
+        return box or []
+
+    def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, rows)
+        return list(torch.stack(parts, dim=1))
+
+    def agreed(self, decision: T) -> T:
+        box = [decision]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+class Alone:
+    """The one real rank of a rehearsal, whose process group only pretends to have others."""
+
+    real = False
+    writes = True
+
+    def barrier(self) -> None:
+        pass
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        return list(rows.unsqueeze(1))
+
+    def agreed(self, decision: T) -> T:
+        return decision

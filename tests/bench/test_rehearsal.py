@@ -1,0 +1,122 @@
+"""One real rank of many: held against runs in which all ranks were real, and against ZeRO's arithmetic."""
+
+import csv
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bench import cli
+from bench.record import RunRecord
+
+SHORT = (
+    "measure.warmup_steps=2", "measure.warmup_max_steps=2", "measure.block_steps=1", "measure.min_steps=3",
+    "measure.max_steps=3",
+)  # fmt: skip
+LARGE = ("model=tiny", "precision=bf16", "batch.micro=1", "sequence.encoder=16", "sequence.decoder=8", "nodes=128",
+         "devices_per_node=8")  # fmt: skip
+SMALL_BUCKETS = "engine.reduce_bucket_size=100000"
+STAGE_3 = (
+    "engine=zero3", SMALL_BUCKETS, "engine.stage3_prefetch_bucket_size=100000", "engine.stage3_max_reuse_distance=0",
+    "engine.stage3_param_persistence_threshold=0", "engine.stage3_max_live_parameters=100000",
+)  # fmt: skip
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    """A real run of two ranks over gloo for each engine, by its engine."""
+    lines = (Path(__file__).parent / "predict" / "peaks.csv").read_text().splitlines()
+    runs = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    return {
+        engine: next(run for run in runs if {f"engine={engine}", "devices_per_node=2"} <= set(run["overrides"].split()))
+        for engine in ("ddp", "zero0", "zero1", "zero2", "zero3")
+    }
+
+
+REAL = recorded()
+ASKED = {
+    **{engine: tuple(run["overrides"].split()) for engine, run in REAL.items()},
+    "the last of 1024": (*LARGE, "engine=zero2", SMALL_BUCKETS, "--rank", "1023"),
+    "the first of 1024": (*LARGE, *STAGE_3),
+}
+
+
+@pytest.fixture(scope="module")
+def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+    """Every rehearsal of this file, two at a time."""
+    results = tmp_path_factory.mktemp("rehearsals")
+
+    def rehearse(name: str) -> RunRecord:
+        words = (*ASKED[name], *SHORT, "--json", "--results", str(results / name.replace(" ", "_")))
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.cli", "rehearse", *words],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return RunRecord.model_validate_json(done.stdout)
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(ASKED, pool.map(rehearse, ASKED), strict=True))
+
+
+@pytest.mark.parametrize("engine", REAL)
+def test_memory_is_that_of_a_real_run(rehearsals: dict[str, RunRecord], engine: str) -> None:
+    observed = rehearsals[engine].observations
+    assert observed is not None
+    (own,) = observed.memory
+    for name, allowed in [("init_peak_bytes", 0.07), ("resident_bytes", 0.01), ("peak_allocated_bytes", 0.03)]:
+        assert getattr(own, name) == pytest.approx(int(REAL[engine][name]), rel=allowed), name
+
+
+def test_of_a_thousand_ranks_each_holds_its_part(rehearsals: dict[str, RunRecord]) -> None:
+    """ZeRO's arithmetic (arXiv 1910.02054, section 3): 2 Ψ + 12 Ψ / n at stages 1 and 2, 14 Ψ / n at stage 3, whose
+    gradients are gone between steps; every one of the 83 tensors of stage 3 is padded to a multiple of n."""
+    last, first = (rehearsals[name].observations for name in ("the last of 1024", "the first of 1024"))
+    assert last is not None
+    assert first is not None
+    count = last.parameters
+    assert last.memory[0].rank == 1023
+    assert last.memory[0].resident_bytes == pytest.approx(2 * count + 12 * count / 1024, rel=0.002)
+    padded = first.collectives["reduce_scatter"].payload_bytes / 2 if first.collectives else 0
+    buckets = 2 * 100_000
+    assert count < padded < count + 83 * 1024
+    assert first.memory[0].resident_bytes == pytest.approx(14 * padded / 1024 + buckets, rel=0.03)
+
+
+def test_what_cannot_be_true_is_empty(rehearsals: dict[str, RunRecord]) -> None:
+    record = rehearsals["the last of 1024"]
+    observed = record.observations
+    assert (record.evidence, record.outcome.kind, record.circumstance.rehearsed_rank) == ("rehearsed", "ok", 1023)
+    assert observed is not None
+    assert (observed.steps, observed.tokens, observed.link, observed.outside_collectives_s) == (None, None, None, ())
+    assert len(observed.compute_s) == 3
+    assert min(observed.compute_s) > 0
+
+
+def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[str, RunRecord]) -> None:
+    """Stage 2: every gradient once in bf16, a few scalars beside them; then the weights, padded to ranks."""
+    observed = rehearsals["the last of 1024"].observations
+    assert observed is not None
+    assert observed.collectives is not None
+    assert observed.collectives["all_reduce"].payload_bytes == pytest.approx(2 * observed.parameters, abs=64)
+    assert 0 <= observed.collectives["all_gather"].payload_bytes - 2 * observed.parameters < 4 * 1024 * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of them"),
+        (("engine=zero3", "--rank", "3"), "--rank 3: at stage 3 DeepSpeed compares rank 0's lists"),
+        (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs here and now; leave it out"),
+        (("model=mt5_xxl", "engine=ddp", "batch.micro=64"), "mt5_xxl: one rank needs"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_said_before_anything_starts(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ("rehearse", "model=tiny", "nodes=2", "devices_per_node=8", *words, "--results", str(tmp_path))
+    assert cli.main(asked) == 2
+    assert capsys.readouterr().err.startswith(f"zeroscale: {told}")
+    assert not list(tmp_path.iterdir())
