@@ -1,9 +1,9 @@
 """Which of two configurations is faster, and whether that can be told at all, among many such pairs."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import numpy as np
 from scipy import stats
 
 from analysis.stats.interval import LEVEL, Interval
@@ -41,7 +41,7 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
     `blocked` says that the first run of both shared an allocation, and so the second …: good nodes then help both.
     """
     if min(len(one), len(other)) >= LEAST_RUNS:
-        medians, others = ([float(np.median(run)) for run in runs] for runs in (one, other))
+        medians, others = ([statistics.median(run) for run in runs] for runs in (one, other))
         return Comparison(*of_runs(one, other, level, blocked=blocked), superiority(medians, others), "run")
     steps, others = ([step for run in runs for step in run] for runs in (one, other))
     return Comparison(*of_steps(steps, others, level), superiority(steps, others), "step")

@@ -13,7 +13,7 @@ FEW = 200
 def few(step_s: ArrayLike) -> bool:
     """Whether a run's steps are worth too few independent ones for its 95 % intervals, of the median or the mean."""
     steps = np.asarray(step_s, float)
-    return bool(min(effective_size(signs(steps)), effective_size(steps)) < FEW)
+    return steps.size < FEW or any(effective_size(series) < FEW for series in (signs(steps), steps))
 
 
 def signs(series: Array) -> Array:
@@ -21,7 +21,8 @@ def signs(series: Array) -> Array:
 
     They are what a median averages: it is as sure as the mean of its signs, and one outlier changes nothing.
     """
-    return np.sign(series - np.median(series, axis=-1, keepdims=True))
+    ordered, n = np.sort(series, axis=-1), series.shape[-1]  # numpy's own median takes ten times as long for a run's
+    return np.sign(series - (ordered[..., [(n - 1) // 2]] + ordered[..., [n // 2]]) / 2)
 
 
 def effective_size(series: Array) -> Array:

@@ -1,6 +1,7 @@
 """One configuration's step time over another's, from their runs or, where those are too few, from their steps."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ def of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
     sharing an allocation. Of three runs a side a rank test finds nothing, whatever they are (p ≥ 0.1), of five nothing
     among ten pairs; `tests/benchmarks/coverage.py` counts the false alarms of both where nothing is normal.
     """
-    ours, theirs = (np.log([np.median(run) for run in runs]) for runs in (one, other))
+    ours, theirs = (np.log([statistics.median(run) for run in runs]) for runs in (one, other))
     value, n = float(np.exp(np.mean(ours) - np.mean(theirs))), len(one) + len(other)
     if not any(np.ptp(logs) for logs in ([ours - theirs] if blocked else [ours, theirs])):  # no spread to test by
         return Ratio(value, Interval(value, value, "between repeats", level, n), float(value == 1))

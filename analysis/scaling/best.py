@@ -1,0 +1,124 @@
+"""The best configurations of a question: the fastest, those that tie with it, and throughput against memory.
+
+The table has a row per configuration of each question, the fastest first, those that failed last, with columns of the
+summary and these of its own:
+standing        fastest, tied, slower, or failed
+ratio           seconds per sample over the fastest's
+pareto          front, tied or dominated
+memory_ratio    seconds per sample over the fastest of those that need no more memory, with its memory_verdict
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import pandas as pd
+
+from analysis.questions import Question, by_question
+from analysis.results import Results
+from analysis.scaling.cells import BASIS, PLACE, TIME, WHERE, basis, compared, frame, with_ends
+from analysis.scaling.once import once
+from analysis.scaling.pace import Pace, Paces, against, paces
+from analysis.scaling.ranking import Ranking, Rival, ranked
+from analysis.stats.compare import Comparison, Verdict, verdicts
+from analysis.summary import Row
+
+COLUMNS = (
+    *WHERE, *PLACE, *TIME, *with_ends("tokens_per_s"), "peak_allocated_bytes", "standing", *with_ends("ratio"), *BASIS,
+    "pareto", *with_ends("memory_ratio"), "memory_verdict", "flags", "reason",
+)  # fmt: skip
+
+Place = Literal["front", "tied", "dominated"]
+"""Front: none that needs no more memory is faster. Tied: one is, but not detectably. Dominated: detectably."""
+
+
+class Standing(NamedTuple):
+    """A configuration in the plane of throughput and memory."""
+
+    row: Row
+    leaner: Row | None  # the fastest of those that need no more memory; None for the leanest of all
+    comparison: Comparison | None  # seconds per sample, its own over that one's
+    verdict: Verdict | None  # corrected for the number of configurations; of one on the front, what more memory buys
+
+    @property
+    def place(self) -> Place:
+        if self.comparison is None or self.comparison.ratio < 1:
+            return "front"
+        return "dominated" if self.verdict == "slower" else "tied"
+
+
+class Best(NamedTuple):
+    """The answer to one question, in rows of the summary."""
+
+    question: Question
+    fastest: Row | None  # of the lowest seconds per sample; None where nothing was measured
+    rivals: tuple[Rival, ...]  # all others with a number, the fastest first
+    standings: tuple[Standing, ...]  # all whose memory is known, the leanest first
+    failed: tuple[Row, ...]
+
+    @property
+    def ties(self) -> tuple[Row, ...]:
+        """The rivals that are not detectably slower than the fastest, the fastest of them first."""
+        return tuple(rival.row for rival in self.rivals if rival.verdict != "slower")
+
+    @property
+    def front(self) -> tuple[Row, ...]:
+        """The Pareto front of throughput against peak allocated bytes, the leanest first."""
+        return tuple(standing.row for standing in self.standings if standing.place == "front")
+
+
+@once
+def best(results: Results) -> tuple[Best, ...]:
+    """Return one answer per question, in the order of `questions.by_question`. Where the evidence is not measured
+    there is no fastest: a rehearsal communicates nothing, so it ranks nothing."""
+    pace = paces(results)
+    return tuple(_best(question, rows, pace) for question, rows in by_question(results.summary))
+
+
+def as_table(found: Sequence[Best]) -> pd.DataFrame:
+    """Return a row per configuration of each question."""
+    return frame([cells for best in found for cells in _cells(best)], COLUMNS)
+
+
+def _best(question: Question, rows: Sequence[Row], pace: Paces) -> Best:
+    failed = tuple(row for row in rows if not row["n"])
+    ranking = ranked(rows, pace) if question["evidence"] == "measured" else None
+    if ranking is None:
+        return Best(question, None, (), (), failed)
+    return Best(question, ranking.fastest, ranking.rivals, _standings(ranking, pace), failed)
+
+
+def _standings(ranking: Ranking, pace: Paces) -> tuple[Standing, ...]:
+    """Compare each configuration with one other, the fastest that is as lean: one is enough to dominate it."""
+    stood = list(_beside_the_leaner(ranking, pace))
+    told = iter(verdicts([standing.comparison for standing in stood if standing.comparison]))
+    return tuple(standing._replace(verdict=next(told)) if standing.comparison else standing for standing in stood)
+
+
+def _beside_the_leaner(ranking: Ranking, pace: Paces) -> Iterator[Standing]:
+    sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
+    front: tuple[Row, Pace] | None = None
+    for row in sorted(sized, key=lambda row: row["peak_allocated_bytes"]):  # of equals the fastest comes first
+        here = pace(row)
+        assert here is not None  # it was ranked
+        comparison = against(here, front[1]) if front else None
+        yield Standing(row, front and front[0], comparison, None)
+        if comparison is None or comparison.ratio < 1:
+            front = row, here
+
+
+def _cells(best: Best) -> Iterator[Row]:
+    standings = {standing.row["config_id"]: standing for standing in best.standings}
+    if best.fastest:
+        yield {**best.fastest, "standing": "fastest", **_stood(standings.get(best.fastest["config_id"]))}
+    for rival in best.rivals:
+        told = {"standing": "slower" if rival.verdict == "slower" else "tied", **basis(rival.comparison)}
+        stood = _stood(standings.get(rival.row["config_id"]))
+        yield {**rival.row, **told, **compared("ratio", rival.comparison), **stood}
+    yield from ({**row, "standing": "failed"} for row in best.failed)
+
+
+def _stood(standing: Standing | None) -> Row:
+    if standing is None:
+        return {}
+    ratio = compared("memory_ratio", standing.comparison)
+    return {"pareto": standing.place, "memory_verdict": standing.verdict, **ratio}

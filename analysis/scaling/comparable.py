@@ -1,0 +1,140 @@
+"""Which rows of the summary a curve may join: those that differ in nodes and batch only, one thing of the batch held.
+
+A machine and an environment class never mix; the class holds the devices per node and not the nodes, so more nodes of
+the same kind stay in it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from analysis.questions import series
+from analysis.results import Results
+from analysis.scaling.once import once
+from analysis.summary import Row
+from analysis.table import plain
+from bench.spec import Batch, EngineSpec, RunSpec, canonical
+
+Law = Literal["strong", "weak"]
+"""Strong: every node count does the same global batch. Weak: every device makes as many micro-steps per step; at equal
+micro-batch it does the same work."""
+BatchChoice = Literal["equal micro-batch", "best micro-batch"]
+"""Two questions: what nodes bring to one setting, and to who sets the micro-batch anew for each node count."""
+
+LAWS: Mapping[Law, str] = {"strong": "global_batch", "weak": "accumulation"}
+"""What is held besides, a column of the summary."""
+
+
+class Track(NamedTuple):
+    """The rows of one curve by node count, the smallest first; at equal micro-batch one row each."""
+
+    law: Law
+    batch: BatchChoice
+    spec: RunSpec  # of any of its rows
+    by_nodes: Mapping[int, Sequence[Row]]
+
+    @property
+    def any_row(self) -> Row:
+        return next(iter(self.by_nodes.values()))[0]
+
+    @property
+    def environment_id(self) -> str | None:
+        """None where all failed before theirs was known."""
+        known = (row["environment_id"] for rows in self.by_nodes.values() for row in rows)
+        return next((name for name in known if name), None)
+
+    @property
+    def held(self) -> int:
+        """The global batch of a strong track, the accumulation of a weak one."""
+        return int(self.any_row[LAWS[self.law]])
+
+    @property
+    def micro(self) -> int | None:
+        return int(self.any_row["micro"]) if self.batch == "equal micro-batch" else None
+
+    @property
+    def name(self) -> str:
+        """Engine, micro-batch and work, e.g. "zero2, micro 4, 256 samples per step"."""
+        micro = "best micro-batch" if self.micro is None else f"micro {self.micro}"
+        return ", ".join([series(self.any_row | {"accumulation": 1}), micro, self._work()])
+
+    def _work(self) -> str:
+        if self.law == "strong":
+            return f"{self.held} samples per step"
+        if self.micro is None:
+            return f"{self.held} micro-step{'s' if self.held > 1 else ''}"
+        return f"{self.micro * self.held} samples per step and device"
+
+
+@once
+def tracks(results: Results) -> tuple[Track, ...]:
+    """Return every track of at least two node counts, in the order of the summary.
+
+    The best micro-batch is a question only where a node count was tried with two, and where one was tried at two node
+    counts: else each had the one that its batch left it.
+    """
+    found = (_tracks(results, rows, law) for rows in families(results) for law in LAWS)
+    return tuple(track for of_law in found for track in of_law)
+
+
+def families(results: Results) -> list[list[Row]]:
+    """Return the measured rows that are equal in everything but nodes and batch, one of each nodes and batch.
+
+    A run that failed before it knew its environment stands with those that asked the same.
+    """
+    groups: dict[tuple[str | None, ...], list[Row]] = {}
+    classes: dict[tuple[str | None, ...], str | None] = {}
+    measured = [row for row in plain(results.summary) if row["evidence"] == "measured"]
+    for row in sorted(measured, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):
+        asked = (row["machine"], _but_nodes_and_batch(results.specs[row["config_id"]]))
+        known = classes.setdefault(asked, row["environment_id"])
+        environment = row["environment_id"] if row["environment_id"] or row["n"] else known
+        groups.setdefault((*asked, environment), []).append(row)
+    return [_one_each(rows) for rows in groups.values()]
+
+
+def differ_in_engine(one: Track, other: Track) -> bool:
+    """Whether two tracks differ in the engine and nothing else."""
+    same = (one.law, one.batch, one.held, one.micro, one.any_row["machine"])
+    classes = {one.environment_id, other.environment_id} - {None}
+    return (
+        same == (other.law, other.batch, other.held, other.micro, other.any_row["machine"])
+        and len(classes) <= 1
+        and _but_engine(one.spec) == _but_engine(other.spec)
+    )
+
+
+def _tracks(results: Results, rows: Sequence[Row], law: Law) -> Iterator[Track]:
+    for held in _grouped(rows, LAWS[law]):
+        equal = [_by_nodes(of_micro) for of_micro in _grouped(held, "micro")]
+        equal = [by_nodes for by_nodes in equal if len(by_nodes) > 1]
+        best = [_by_nodes(held)] if equal and any(len(tried) > 1 for tried in _by_nodes(held).values()) else []
+        spec = results.specs[held[0]["config_id"]]
+        yield from (Track(law, "equal micro-batch", spec, by_nodes) for by_nodes in equal)
+        yield from (Track(law, "best micro-batch", spec, by_nodes) for by_nodes in best)
+
+
+def _one_each(rows: Sequence[Row]) -> list[Row]:
+    """Return the first row of each nodes and batch: an attempt that failed early does not stand beside its answer."""
+    first: dict[tuple[int, ...], Row] = {}
+    for row in rows:
+        first.setdefault((row["nodes"], row["micro"], row["accumulation"]), row)
+    return list(first.values())
+
+
+def _by_nodes(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    return {int(group[0]["nodes"]): group for group in _grouped(sorted(rows, key=lambda row: row["nodes"]), "nodes")}
+
+
+def _grouped(rows: Sequence[Row], name: str) -> list[list[Row]]:
+    groups: dict[object, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return list(groups.values())
+
+
+def _but_nodes_and_batch(spec: RunSpec) -> str:
+    return canonical(spec.model_copy(update={"nodes": 1, "batch": Batch(micro=1)}))
+
+
+def _but_engine(spec: RunSpec) -> str:
+    return _but_nodes_and_batch(spec.model_copy(update={"engine": EngineSpec(name="any", backend="any")}))

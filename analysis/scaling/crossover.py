@@ -1,0 +1,145 @@
+"""At which node count one engine overtakes another, or falls behind: only between node counts that were measured.
+
+The table has a row per node count of each pair of curves, one and other: what was asked of either as `one_*` and
+`other_*`, the ratio of seconds per sample, the one's over the other's, the verdict on the one, and whether and where
+they cross in a word (found) and in a sentence (told).
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import pandas as pd
+
+from analysis.results import Results
+from analysis.scaling.cells import BASIS, BATCH, basis, compared, frame, with_ends
+from analysis.scaling.comparable import BatchChoice, Law, Track, differ_in_engine, tracks
+from analysis.scaling.pace import Paces, against, paces
+from analysis.scaling.ranking import ranked
+from analysis.stats.compare import Comparison, Verdict, verdicts
+from analysis.summary import Row
+
+_SIDE = ("config_id", *BATCH, "n", "outcome", "step_s", "flags")
+COLUMNS = (
+    "law", "batch", "one", "other", "machine", "environment_id", "model", "nodes", "devices_per_node",
+    *(f"{side}_{name}" for side in ("one", "other") for name in _SIDE),
+    *with_ends("ratio"), *BASIS, "verdict", "found", "told",
+)  # fmt: skip
+
+Found = Literal["between", "none seen", "cannot be told"]
+
+
+class Meeting(NamedTuple):
+    """Two engines at one node count; None is a side that was never asked for, a comparison without both numbers, a
+    verdict without a comparison."""
+
+    nodes: int
+    one: Row | None
+    other: Row | None
+    comparison: Comparison | None  # seconds per sample, the one's over the other's
+    verdict: Verdict | None  # of the one, corrected for the node counts of its crossover
+
+
+class Crossover(NamedTuple):
+    """Two engines over node counts, all else equal."""
+
+    law: Law
+    batch: BatchChoice
+    names: tuple[str, str]  # of their curves
+    engines: tuple[str, str]
+    meetings: tuple[Meeting, ...]  # the smallest node count first
+
+    @property
+    def between(self) -> tuple[tuple[int, int], ...]:
+        """Node counts between which the detectably faster one becomes the detectably slower one."""
+        told = [meeting for meeting in self.meetings if meeting.verdict in ("faster", "slower")]
+        pairs = itertools.pairwise(told)
+        return tuple((one.nodes, other.nodes) for one, other in pairs if one.verdict != other.verdict)
+
+    @property
+    def found(self) -> Found:
+        """None is seen where the smallest and the largest node count that both were measured at tell the same engine
+        to be faster and none between them tells another."""
+        if self.between:
+            return "between"
+        compared = [meeting.verdict for meeting in self.meetings if meeting.verdict]
+        settled = len(compared) > 1 and "no detectable difference" not in (compared[0], compared[-1])
+        return "none seen" if settled else "cannot be told"
+
+    @property
+    def told(self) -> str:
+        """In words, e.g. "zero3 overtakes zero2 between 2 and 4 nodes"."""
+        one, other = self.engines
+        if self.found == "between":
+            return "; ".join(self._change(*pair) for pair in self.between)
+        if self.found == "cannot be told":
+            return f"whether {one} and {other} cross cannot be told"
+        compared = [meeting for meeting in self.meetings if meeting.verdict]
+        faster, slower = (one, other) if compared[0].verdict == "faster" else (other, one)
+        return (
+            f"no crossover seen: {faster} is faster than {slower} on {compared[0].nodes} to {compared[-1].nodes} nodes"
+        )
+
+    def _change(self, before: int, after: int) -> str:
+        verdict = next(meeting.verdict for meeting in self.meetings if meeting.nodes == after)
+        one, other = self.engines if verdict == "faster" else self.engines[::-1]
+        return f"{one} overtakes {other} between {before} and {after} nodes"
+
+
+def crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "zero3"),)) -> list[Crossover]:
+    """Return what becomes of each pair of engines on every pair of curves that differ in the engine only."""
+    pace, by_engine = paces(results), _by_engine(tracks(results))
+    return [
+        _crossover(one, other, pace)
+        for pair in pairs
+        for one in by_engine.get(pair[0], ())
+        for other in by_engine.get(pair[1], ())
+        if differ_in_engine(one, other)
+    ]
+
+
+def as_table(found: Sequence[Crossover]) -> pd.DataFrame:
+    """Return a row per node count of each pair of curves."""
+    return frame([_cells(crossover, meeting) for crossover in found for meeting in crossover.meetings], COLUMNS)
+
+
+def _crossover(one: Track, other: Track, pace: Paces) -> Crossover:
+    met = list(_meetings(one, other, pace))
+    compared = [meeting.comparison for meeting in met if meeting.comparison]
+    told = iter(verdicts(compared))
+    judged = tuple(meeting._replace(verdict=next(told)) if meeting.comparison else meeting for meeting in met)
+    engines = (str(one.any_row["engine"]), str(other.any_row["engine"]))
+    return Crossover(one.law, one.batch, (one.name, other.name), engines, judged)
+
+
+def _meetings(one: Track, other: Track, pace: Paces) -> Iterator[Meeting]:
+    for nodes in sorted({*one.by_nodes, *other.by_nodes}):
+        ours, theirs = (_standing(track.by_nodes, nodes, pace) for track in (one, other))
+        paced = [pace(row) if row else None for row in (ours, theirs)]
+        comparison = against(paced[0], paced[1]) if paced[0] and paced[1] else None
+        yield Meeting(nodes, ours, theirs, comparison, None)
+
+
+def _standing(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:
+    """Return the row that stands for a track at a node count: the fastest, or how its smallest micro-batch failed."""
+    rows = by_nodes.get(nodes, ())
+    ranking = ranked(rows, pace)
+    return ranking.fastest if ranking else min(rows, key=lambda row: row["micro"], default=None)
+
+
+def _by_engine(found: Sequence[Track]) -> dict[str, list[Track]]:
+    groups: dict[str, list[Track]] = {}
+    for track in found:
+        groups.setdefault(track.any_row["engine"], []).append(track)
+    return groups
+
+
+def _cells(crossover: Crossover, meeting: Meeting) -> Row:
+    sides = {"one": meeting.one or {}, "other": meeting.other or {}}
+    return {
+        **sides["other"], **sides["one"], "nodes": meeting.nodes,
+        "law": crossover.law, "batch": crossover.batch, "found": crossover.found, "told": crossover.told,
+        **dict(zip(sides, crossover.names, strict=True)),
+        **{f"{side}_{name}": row.get(name) for side, row in sides.items() for name in _SIDE},
+        **compared("ratio", meeting.comparison), **basis(meeting.comparison), "verdict": meeting.verdict,
+    }  # fmt: skip

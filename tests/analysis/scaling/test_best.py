@@ -1,0 +1,126 @@
+"""Best configurations: ties are called ties, and memory is bought only by what is detectably faster."""
+
+import numpy as np
+from clusters import asked, measured, out_of_memory
+from records import MIB, results, run, steps
+
+from analysis.scaling.best import Best, best
+from analysis.scaling.pace import Pace
+from analysis.scaling.ranking import ranked
+from bench.record import RunRecord
+
+
+def only(*records: RunRecord) -> Best:
+    (found,) = best(results(*records))
+    return found
+
+
+def engines(rows: object) -> list[str]:
+    return [row["engine"] for row in rows]  # type: ignore[attr-defined]
+
+
+def one(engine: str, seconds: float, peak: int = 10) -> list[RunRecord]:
+    return measured(asked(1, engine=engine), seconds, peak=peak * MIB)
+
+
+def test_the_fastest_its_ties_and_what_is_slower() -> None:
+    found = only(*one("ddp", 1.0), *one("zero1", 1.0001), *one("zero3", 1.5), *out_of_memory(asked(1, engine="zero0")))
+    assert found.fastest is not None
+    assert found.fastest["engine"] == "ddp"
+    assert engines(rival.row for rival in found.rivals) == ["zero1", "zero3"]
+    assert [rival.verdict for rival in found.rivals] == ["no detectable difference", "slower"]
+    assert engines(found.ties) == ["zero1"]
+    assert engines(found.failed) == ["zero0"]
+
+
+def test_micro_batches_compete_by_samples_per_second() -> None:
+    small, large = measured(asked(1, micro=2), 1.0), measured(asked(1, micro=4), 1.5)
+    found = only(*small, *large)
+    assert found.fastest is not None
+    assert found.fastest["micro"] == 4
+    assert round(found.rivals[0].comparison.ratio, 6) == round((1.0 / 4) / (1.5 / 8), 6)
+
+
+def test_no_rival_is_faster_beside_the_fastest() -> None:
+    """Seven steps are compared by their means: b has the lower median, a the lower mean."""
+    steps = {"a": [1.0, 1.0, 1.1, 1.11, 1.11, 1.11, 1.12], "b": [1.1, 1.1, 1.1, 1.1, 1.12, 1.13, 1.14]}
+    found = ranked([{"engine": "a"}, {"engine": "b"}], lambda row: Pace({row["engine"]: steps[row["engine"]]}))
+    assert found is not None
+    assert found.fastest["engine"] == "a"
+    assert found.rivals[0].comparison.ratio > 1
+
+
+def test_node_counts_are_questions_of_their_own() -> None:
+    records = [*measured(asked(1), 1.0), *measured(asked(2), 1.1)]
+    assert [found.question["nodes"] for found in best(results(*records))] == [1, 2]
+
+
+def test_good_nodes_are_not_taken_for_a_good_engine() -> None:
+    """Allocations differ by tens of percent, engines by one: within each allocation the same one is faster."""
+    nodes = [1.0, 1.3, 0.8, 1.1]
+    records = [
+        run(
+            asked(1, engine=engine),
+            repeat=i,
+            steps=steps((scale * s,) * 7),
+            environment={"slurm": {"SLURM_JOB_ID": f"{i}"}},
+        )
+        for engine, scales in (("zero1", (1, 1, 1, 1)), ("zero2", (1.01, 1.012, 1.009, 1.01)))
+        for i, (s, scale) in enumerate(zip(nodes, scales, strict=True))
+    ]
+    assert only(*records).ties == ()
+
+
+def test_what_is_rehearsed_ranks_nothing() -> None:
+    found = only(*measured(asked(1), 1.0, evidence="rehearsed"))
+    assert (found.fastest, found.rivals, found.standings) == (None, (), ())
+
+
+def test_the_pareto_front_by_hand() -> None:
+    """More memory buys zero1 and ddp speed; zero2 needs more than zero3 and is no faster, zero0 more than zero1."""
+    records = [*one("zero3", 2.0, 10), *one("zero2", 2.5, 20), *one("zero1", 1.5, 30), *one("zero0", 1.7, 40),
+               *one("ddp", 1.0, 50)]  # fmt: skip
+    found = only(*records)
+    assert engines(found.front) == ["zero3", "zero1", "ddp"]
+    told = [(one.row["engine"], one.place, one.leaner and one.leaner["engine"]) for one in found.standings]
+    assert told == [
+        ("zero3", "front", None),
+        ("zero2", "dominated", "zero3"),
+        ("zero1", "front", "zero3"),
+        ("zero0", "dominated", "zero1"),
+        ("ddp", "front", "zero1"),
+    ]
+
+
+def test_who_is_heavier_and_not_detectably_slower_is_tied_with_the_front() -> None:
+    found = only(*one("zero2", 1.0, 10), *one("zero1", 1.0001, 20))
+    assert [(one.row["engine"], one.place) for one in found.standings] == [("zero2", "front"), ("zero1", "tied")]
+
+
+def test_on_the_front_by_a_difference_that_cannot_be_told_is_said() -> None:
+    lean, heavy = only(*one("zero2", 1.0001, 10), *one("zero1", 1.0, 20)).standings
+    assert (lean.place, lean.verdict) == ("front", None)
+    assert (heavy.place, heavy.verdict) == ("front", "no detectable difference")
+
+
+def test_of_equal_memory_the_fastest_is_on_the_front() -> None:
+    found = only(*one("zero2", 1.5), *one("zero1", 1.0))
+    assert engines(found.front) == ["zero1"]
+    assert found.standings[1].place == "dominated"
+
+
+def test_without_a_number_there_is_no_best() -> None:
+    found = only(*out_of_memory(asked(1)))
+    assert (found.fastest, found.ties, found.front, len(found.failed)) == (None, (), (), 1)
+
+
+def test_the_truly_fastest_is_nearly_always_among_the_fastest_and_its_ties() -> None:
+    rng, kept, rounds = np.random.default_rng(4), 0, 250
+    speeds = {"zero0": 1.0, "zero1": 1.0, "zero2": 0.995, "zero3": 1.02, "ddp": 1.0}
+    for _ in range(rounds):
+        drawn = {engine: seconds * np.exp(0.01 * rng.standard_normal(3)) for engine, seconds in speeds.items()}
+        paces = {engine: Pace({f"{engine}{i}": [one] for i, one in enumerate(runs)}) for engine, runs in drawn.items()}
+        found = ranked([{"engine": engine} for engine in speeds], lambda row: paces[row["engine"]])  # noqa: B023
+        assert found is not None
+        kept += "zero2" in engines((found.fastest, *found.ties))
+    assert kept / rounds >= 0.95

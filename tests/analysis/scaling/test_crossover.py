@@ -1,0 +1,112 @@
+"""Where one engine overtakes another, told only where both were measured and the difference can be detected."""
+
+from clusters import asked, measured, out_of_memory, repeats
+from records import failed, results
+
+from analysis.scaling.crossover import Crossover, crossovers
+from analysis.stats.compare import compare, holm
+from bench.record import RunRecord
+
+
+def engines(two: dict[int, float], three: dict[int, float]) -> list[RunRecord]:
+    """Seconds per step by nodes; equal work per device."""
+    return [
+        record
+        for engine, times in (("zero2", two), ("zero3", three))
+        for nodes, seconds in times.items()
+        for record in measured(asked(nodes, engine=engine), seconds)
+    ]
+
+
+def only(*records: RunRecord) -> Crossover:
+    (found,) = crossovers(results(*records))
+    return found
+
+
+def test_a_crossover_lies_between_two_measured_node_counts() -> None:
+    found = only(*engines({1: 1.0, 2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.3, 4: 1.5}))
+    assert [meeting.verdict for meeting in found.meetings] == ["faster", "faster", "slower"]
+    assert (found.found, found.between) == ("between", ((2, 4),))
+    assert found.told == "zero3 overtakes zero2 between 2 and 4 nodes"
+
+
+def test_falling_behind_is_the_other_one_overtaking() -> None:
+    found = only(*engines({1: 1.1, 2: 1.2}, {1: 1.0, 2: 1.3}))
+    assert found.told == "zero2 overtakes zero3 between 1 and 2 nodes"
+
+
+def test_where_they_tie_in_between_it_lies_somewhere_around() -> None:
+    found = only(*engines({1: 1.0, 2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.2, 4: 1.5}))
+    assert found.meetings[1].verdict == "no detectable difference"
+    assert found.between == ((1, 4),)
+
+
+def test_they_may_cross_twice() -> None:
+    found = only(*engines({1: 1.0, 2: 1.2, 4: 1.5}, {1: 1.1, 2: 1.1, 4: 1.6}))
+    assert found.between == ((1, 2), (2, 4))
+    assert found.told == "zero3 overtakes zero2 between 1 and 2 nodes; zero2 overtakes zero3 between 2 and 4 nodes"
+
+
+def test_none_is_seen_where_the_ends_agree() -> None:
+    found = only(*engines({1: 1.0, 2: 1.2, 4: 1.4}, {1: 1.1, 2: 1.2, 4: 1.5}))
+    assert found.found == "none seen"
+    assert found.told == "no crossover seen: zero2 is faster than zero3 on 1 to 4 nodes"
+
+
+def test_it_cannot_be_told_where_they_tie_at_an_end() -> None:
+    assert only(*engines({1: 1.0, 2: 1.2}, {1: 1.1, 2: 1.2})).found == "cannot be told"
+
+
+def test_what_failed_is_shown_and_tells_nothing() -> None:
+    records = engines({2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.3, 4: 1.5})
+    found = only(*records, *out_of_memory(asked(1, engine="zero2")))
+    first = found.meetings[0]
+    assert first.one is not None
+    assert (first.nodes, first.one["outcome"], first.comparison, first.verdict) == (1, "oom", None, None)
+    assert found.between == ((2, 4),)
+    alone = only(*engines({1: 1.0, 2: 1.2}, {1: 1.1}), *out_of_memory(asked(2, engine="zero3")))
+    assert alone.found == "cannot be told", "one node count is no line"
+
+
+def test_many_node_counts_are_corrected_for() -> None:
+    two = {n: repeats(1.0, 0.01, seed=n) for n in (1, 2, 4, 8)}
+    three = {n: repeats(1.03, 0.01, seed=100 + n) for n in (1, 2, 4, 8)}
+    records = [
+        record
+        for engine, times in (("zero2", two), ("zero3", three))
+        for n, seconds in times.items()
+        for record in measured(asked(n, engine=engine), seconds)
+    ]
+    chances = [compare([[s] for s in two[n]], [[s] for s in three[n]]).p for n in two]
+    told = [meeting.verdict != "no detectable difference" for meeting in only(*records).meetings]
+    assert told == [p <= 0.05 for p in holm(chances)]
+    assert told != [p <= 0.05 for p in chances], "else the test would show nothing"
+
+
+def test_only_what_differs_in_the_engine_alone_is_paired() -> None:
+    two = [record for n in (1, 2) for record in measured(asked(n, engine="zero2"), 1.0)]
+    three = [record for n in (1, 2) for record in measured(asked(n, engine="zero3", precision="bf16"), 1.0)]
+    assert crossovers(results(*two, *three)) == []
+
+
+def test_environments_do_not_meet_although_a_run_failed_before_its_own_was_known() -> None:
+    two = [record for n in (2, 4) for record in measured(asked(n, engine="zero2"), 1.0)]
+    three = [record for n in (2, 4) for record in measured(asked(n, engine="zero3"), 1.0, torch="3.0")]
+    early = failed("hang", asked(1, engine="zero2"), torch=None)
+    assert crossovers(results(early, *two, *three)) == []
+    assert len(crossovers(results(early, *two, *engines({}, {2: 1.0, 4: 1.0})))) == 1
+
+
+def test_at_the_best_micro_batch_samples_per_second_decide() -> None:
+    """At 2 nodes zero3 makes twice the samples in less than twice the time, at a micro-batch that zero2 cannot hold."""
+    records = engines({1: 1.0, 2: 1.0}, {1: 1.1, 2: 1.1})
+    records += measured(asked(2, engine="zero3", micro=4), 1.8)
+    records += out_of_memory(asked(2, engine="zero2", micro=4))
+    (found,) = (one for one in crossovers(results(*records)) if one.batch == "best micro-batch")
+    assert found.told == "zero3 overtakes zero2 between 1 and 2 nodes"
+    last = found.meetings[-1]
+    assert last.one is not None
+    assert last.other is not None
+    assert (last.one["micro"], last.other["micro"]) == (2, 4)
+    assert last.comparison is not None
+    assert round(last.comparison.ratio, 6) == round((1.0 / 8) / (1.8 / 16), 6)

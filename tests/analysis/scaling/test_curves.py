@@ -1,0 +1,196 @@
+"""Efficiency, speed-up and serial fraction over node counts, against numbers worked out on paper."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from clusters import asked, measured, out_of_memory, repeats
+from records import failed, results
+from scipy import stats
+
+from analysis.scaling.curves import Curve, curves
+from bench.record import RunRecord
+
+
+def only(*records: RunRecord, **picked: str) -> Curve:
+    found = [curve for curve in curves(results(*records)) if all(getattr(curve, k) == v for k, v in picked.items())]
+    assert len(found) == 1, [curve.name for curve in found]
+    return found[0]
+
+
+def strong(seconds: dict[int, float], samples: int = 64, **more: Any) -> list[RunRecord]:
+    return [record for n, s in seconds.items() for record in measured(asked(n, samples=samples, **more), s)]
+
+
+def weak(seconds: dict[int, float], **more: Any) -> list[RunRecord]:
+    return [record for n, s in seconds.items() for record in measured(asked(n, **more), s)]
+
+
+def test_strong_efficiency_by_hand() -> None:
+    curve = only(*strong({1: 8.0, 2: 5.0, 4: 4.0}))
+    assert (curve.law, curve.batch) == ("strong", "equal micro-batch")
+    assert curve.name == "zero2, micro 2, 64 samples per step"
+    assert [point.nodes for point in curve.points] == [1, 2, 4]
+    assert [point.speedup.value for point in curve.points if point.speedup] == pytest.approx([1, 1.6, 2])
+    assert [point.efficiency.value for point in curve.points if point.efficiency] == pytest.approx([1, 0.8, 0.5])
+
+
+def test_weak_efficiency_by_hand() -> None:
+    curve = only(*weak({1: 1.0, 2: 1.25, 4: 2.0}))
+    assert (curve.law, curve.name) == ("weak", "zero2, micro 2, 2 samples per step and device")
+    assert [point.efficiency.value for point in curve.points if point.efficiency] == pytest.approx([1, 0.8, 0.5])
+    assert [point.speedup.value for point in curve.points if point.speedup] == pytest.approx([1, 1.6, 2])
+    assert {point.serial_fraction for point in curve.points} == {None}, "it is of the same work on more nodes"
+
+
+def test_amdahls_law_has_its_own_serial_fraction_at_every_node_count() -> None:
+    curve = only(*strong({n: 0.1 + 0.9 / n for n in (1, 2, 4, 8)}))
+    first, *others = (point.serial_fraction for point in curve.points)
+    assert first is None
+    assert [fraction.value for fraction in others if fraction] == pytest.approx([0.1] * 3)
+
+
+def test_the_base_is_the_smallest_measured_node_count_and_counts_as_one() -> None:
+    records = [*out_of_memory(asked(1, samples=64)), *strong({2: 6.0, 4: 4.0})]
+    curve = only(*records)
+    assert curve.base is not None
+    assert curve.base.nodes == 2
+    assert curve.base.row["step_s_low"] < 6 < curve.base.row["step_s_high"]
+    assert curve.base.efficiency == curve.base.speedup == (1, None), "by definition, so without an interval"
+    last = curve.points[-1]
+    assert last.speedup is not None
+    assert last.efficiency is not None
+    assert last.serial_fraction is not None
+    assert (last.speedup.value, last.efficiency.value) == pytest.approx((1.5, 0.75))
+    assert last.serial_fraction.value == pytest.approx((1 / 1.5 - 1 / 2) / (1 - 1 / 2))
+
+
+def test_what_failed_stays_without_a_number() -> None:
+    curve = only(*strong({1: 8.0, 2: 5.0}), *out_of_memory(asked(4, samples=64)))
+    last = curve.points[-1]
+    assert (last.nodes, last.row["outcome"], last.row["n"]) == (4, "oom", 0)
+    assert (last.speedup, last.efficiency, last.serial_fraction) == (None, None, None)
+
+
+def test_a_curve_of_failures_has_no_base() -> None:
+    curve = only(*(record for n in (1, 2) for record in out_of_memory(asked(n))), law="weak")
+    assert curve.base is None
+    assert [point.row["outcome"] for point in curve.points] == ["oom", "oom"]
+
+
+def test_who_failed_before_its_environment_was_known_stands_with_those_that_asked_the_same() -> None:
+    early = failed("hang", asked(4, samples=64), torch=None)
+    curve = only(*strong({1: 8.0, 2: 5.0}), early)
+    assert [point.row["outcome"] for point in curve.points] == ["ok", "ok", "hang"]
+    again = measured(asked(4, samples=64), 4.0, attempt=1)
+    assert [point.row["outcome"] for point in only(*strong({1: 8.0, 2: 5.0}), early, *again).points] == ["ok"] * 3
+
+
+def test_from_three_allocations_on_the_interval_is_between_repeats() -> None:
+    ours, theirs = repeats(8.0, 0.02, seed=1), repeats(5.0, 0.02, seed=2)
+    curve = only(*measured(asked(1, samples=64), ours), *measured(asked(2, samples=64), theirs))
+    test = stats.ttest_ind(np.log(ours), np.log(theirs), equal_var=False)
+    low, high = np.exp(test.confidence_interval(0.95))
+    last = curve.points[-1]
+    for estimate, factor in ((last.speedup, 1), (last.efficiency, 1 / 2)):
+        assert estimate is not None
+        assert estimate.interval is not None
+        assert estimate.interval[:2] == pytest.approx((low * factor, high * factor))
+        assert estimate.interval[2:] == ("between repeats", 0.95, 6)
+
+
+def test_of_fewer_allocations_it_is_within_the_runs() -> None:
+    last = only(*strong({1: 8.0, 2: 5.0})).points[-1]
+    assert last.speedup is not None
+    assert last.speedup.interval is not None
+    assert last.speedup.interval.low < 1.6 < last.speedup.interval.high
+    assert last.speedup.interval[2:] == ("within the runs", 0.95, 60)
+
+
+def test_the_serial_fraction_falls_with_the_speedup() -> None:
+    last = only(*strong({1: 8.0, 2: 5.0})).points[-1]
+    assert last.speedup is not None
+    assert last.speedup.interval is not None
+    assert last.serial_fraction is not None
+    assert last.serial_fraction.interval is not None
+    assert last.serial_fraction.interval.low == pytest.approx(2 / last.speedup.interval.high - 1)
+    assert last.serial_fraction.interval.high == pytest.approx(2 / last.speedup.interval.low - 1)
+    assert last.serial_fraction.interval[2:] == last.speedup.interval[2:]
+
+
+def test_two_questions_equal_and_best_micro_batch() -> None:
+    """Samples per second: 1 node 4, 8 at micro 2, 4; 2 nodes 10, 8. So the best ones are micro 4, then micro 2."""
+    times = {(1, 2): 1.0, (1, 4): 1.0, (2, 2): 0.8, (2, 4): 2.0}
+    records = [record for (n, micro), s in times.items() for record in measured(asked(n, micro=micro), s)]
+    found = {curve.name: curve for curve in curves(results(*records))}
+    last = {name: curve.points[-1] for name, curve in found.items()}
+    assert {name: point.efficiency.value for name, point in last.items() if point.efficiency} == {
+        "zero2, micro 2, 2 samples per step and device": pytest.approx(1.25),
+        "zero2, micro 4, 4 samples per step and device": pytest.approx(0.5),
+        "zero2, best micro-batch, 1 micro-step": pytest.approx((10 / 2) / (8 / 1)),
+    }
+    best = found["zero2, best micro-batch, 1 micro-step"]
+    assert [point.row["micro"] for point in best.points] == [4, 2]
+    assert [point.micros for point in best.points] == [(2, 4), (2, 4)]
+
+
+def test_a_micro_batch_as_fast_as_the_best_ties_with_it_and_one_that_failed_was_asked_for() -> None:
+    alike = [*measured(asked(1, micro=2), 1.0), *measured(asked(1, micro=4), 2.0)]
+    records = [*alike, *out_of_memory(asked(1, micro=8)), *measured(asked(2, micro=2), 1.0)]
+    first = only(*records, law="weak", batch="best micro-batch").points[0]
+    assert first.micros == (2, 4, 8)
+    assert {first.row["micro"], *(row["micro"] for row in first.tied)} == {2, 4}
+
+
+def test_where_every_node_count_has_the_micro_batch_that_its_batch_left_it_none_is_the_best() -> None:
+    """With one micro-step each, 8 samples are micro 4 on one node and micro 2 on two."""
+    records = [*measured(asked(1, micro=4), 1.0), *measured(asked(2, micro=2), 0.6)]
+    assert curves(results(*records)) == ()
+
+
+def test_one_global_batch_at_several_micro_batches_is_strong_scaling_only() -> None:
+    asking = [asked(n, micro=micro, samples=64) for n in (1, 2, 4) for micro in (1, 2, 4)]
+    found = curves(results(*(record for of in asking for record in measured(of, 1.0))))
+    assert sorted(curve.name for curve in found) == [
+        "zero2, best micro-batch, 64 samples per step",
+        *(f"zero2, micro {micro}, 64 samples per step" for micro in (1, 2, 4)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of", "around"),
+    [
+        ({"precision": "bf16"}, {}),
+        ({"ranks": 4}, {}),
+        ({"activation_checkpointing": True}, {}),
+        ({"sequence": {"encoder": 8, "decoder": 4}}, {}),
+        ({"engine": "zero3"}, {}),
+        ({"seed": 1}, {}),
+        ({"model": {"name": "other"}}, {}),
+        ({"model": {"attention": "eager"}}, {}),
+        ({}, {"machine": {"name": "faster"}}),
+        ({}, {"torch": "3.0"}),
+        ({}, {"evidence": "rehearsed"}),
+    ],
+)
+def test_what_differs_in_more_than_nodes_is_no_curve(of: dict[str, Any], around: dict[str, Any]) -> None:
+    records = [*measured(asked(1, samples=64), 8.0), *measured(asked(2, samples=64, **of), 5.0, **around)]
+    assert curves(results(*records)) == ()
+
+
+def test_published_scaling_of_t5_3b() -> None:
+    """NVIDIA NeMo-Megatron-Launcher README, tag 23.08.02, section 7.2: T5-3B on nodes of 8 A100-80GB, tensor parallel 2
+    (so four data-parallel ranks each), global batch 2160, micro-batch 27, encoder 512; its encoder tokens per second.
+    """
+    tokens_per_s = {1: 110769, 2: 215579, 4: 417644, 5: 515100, 10: 957506, 20: 1626353}
+    records = strong({n: 2160 * 512 / rate for n, rate in tokens_per_s.items()}, samples=2160, micro=27, ranks=4)
+    curve = only(*records)
+    told = {point.nodes: point.efficiency.value for point in curve.points if point.efficiency}
+    by_hand = {1: 1.0, 2: 0.9731, 4: 0.9426, 5: 0.9300, 10: 0.8644, 20: 0.7341}
+    assert told == pytest.approx(by_hand, abs=5e-5)
+    assert told == pytest.approx({n: rate / (n * tokens_per_s[1]) for n, rate in tokens_per_s.items()})
+    last = curve.points[-1].serial_fraction
+    assert last is not None
+    assert last.value == pytest.approx(0.01906, abs=5e-6)
+    assert curve.fit is not None
+    assert [curve.fit.at(n) * 512 for n in tokens_per_s] == pytest.approx(list(tokens_per_s.values()), rel=0.02)

@@ -1,0 +1,25 @@
+"""Work that several ask for is done once for a set of results, and forgotten with it."""
+
+import gc
+import weakref
+
+from clusters import asked, measured
+from records import results
+
+from analysis.scaling.best import best
+from analysis.scaling.curves import curves
+
+
+def test_it_is_worked_out_once_for_each_set() -> None:
+    one, other = (results(*measured(asked(1), 1.0), *measured(asked(2), seconds)) for seconds in (1.1, 1.2))
+    assert curves(one) is curves(one)
+    assert curves(one) != curves(other)
+
+
+def test_it_keeps_no_results_alive() -> None:
+    found = results(*measured(asked(1), 1.0))
+    best(found)
+    alive = weakref.ref(found)
+    del found
+    gc.collect()
+    assert alive() is None

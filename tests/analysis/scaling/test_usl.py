@@ -1,0 +1,148 @@
+"""The universal scalability law on curves whose parameters are known."""
+
+import math
+
+import numpy as np
+import pytest
+from clusters import asked, measured
+from records import results
+from scipy import optimize
+
+from analysis.scaling.curves import curves
+from analysis.scaling.pace import Pace
+from analysis.scaling.usl import Fit, fit
+
+NODES = (1, 2, 4, 8, 16)
+RATE, CONTENTION, COHERENCY = 50.0, 0.05, 0.004
+PEAK = math.sqrt((1 - CONTENTION) / COHERENCY)  # 15.4 nodes
+
+
+def seconds(n: float, contention: float = CONTENTION, coherency: float = COHERENCY) -> float:
+    """Of a sample."""
+    return (1 + contention * (n - 1) + coherency * n * (n - 1)) / (RATE * n)
+
+
+def drawn(rng: np.random.Generator, spread: float = 0.02, runs: int = 3, **law: float) -> dict[int, Pace]:
+    """Allocations whose logarithms are normal."""
+    return {
+        n: Pace({str(i): [seconds(n, **law) * np.exp(spread * rng.standard_normal())] for i in range(runs)})
+        for n in NODES
+    }
+
+
+def told(points: dict[int, Pace]) -> Fit:
+    found = fit(points)
+    assert found is not None
+    return found
+
+
+def test_an_exact_curve_gives_its_parameters_back() -> None:
+    found = told({n: Pace({"only": [seconds(n)] * 30}) for n in NODES})
+    assert found.rate.value == pytest.approx(RATE)
+    assert found.contention.value == pytest.approx(CONTENTION)
+    assert found.coherency.value == pytest.approx(COHERENCY)
+    assert found.peak is not None
+    assert found.peak.value == pytest.approx(PEAK)
+    assert found.measured == NODES
+    assert found.misfit is None, "steps that are all alike tell no error"
+    assert found.at(4) == pytest.approx(1 / seconds(4))
+
+
+def test_the_peak_is_where_the_law_is_highest() -> None:
+    found = told(drawn(np.random.default_rng(0)))
+    assert found.peak is not None
+    top = optimize.minimize_scalar(lambda n: -found.at(n), bounds=(1, 200), method="bounded")
+    assert found.peak.value == pytest.approx(top.x, rel=1e-4)
+
+
+def test_four_node_counts_are_too_few() -> None:
+    points = drawn(np.random.default_rng(0))
+    assert fit({n: points[n] for n in NODES[:4]}) is None
+
+
+def test_it_is_the_least_squares_of_the_logarithms() -> None:
+    points = drawn(np.random.default_rng(5))
+    found = told(points)
+
+    def residuals(parameters: np.ndarray) -> list[float]:
+        rate, contention, coherency = parameters
+        law = {n: (1 + contention * (n - 1) + coherency * n * (n - 1)) / (rate * n) for n in NODES}
+        return [math.log(points[n].typical / law[n]) for n in NODES]
+
+    other = optimize.least_squares(residuals, (40, 0.1, 0.01), bounds=(0, np.inf), xtol=1e-12).x
+    assert (found.rate.value, found.contention.value, found.coherency.value) == pytest.approx(tuple(other), rel=0.05)
+
+
+def test_an_unsure_point_pulls_less() -> None:
+    def scattered(spread: float) -> dict[int, Pace]:
+        steps = np.exp(spread * np.random.default_rng(1).standard_normal(400))
+        off = {n: Pace({"only": list(1.2 * seconds(n) * steps)}) for n in (16,)}
+        sure = np.exp(0.01 * np.random.default_rng(2).standard_normal(400))
+        return {n: Pace({"only": list(seconds(n) * sure)}) for n in NODES} | off
+
+    assert abs(told(scattered(0.5)).coherency.value - COHERENCY) < abs(
+        told(scattered(0.01)).coherency.value - COHERENCY
+    )
+
+
+def test_the_same_runs_give_the_same_intervals() -> None:
+    points = drawn(np.random.default_rng(0))
+    assert fit(points) == fit(points)
+
+
+def test_where_crosstalk_may_be_nothing_there_is_no_peak() -> None:
+    found = told(drawn(np.random.default_rng(2), coherency=0.0))
+    assert found.coherency.interval is not None
+    assert found.coherency.interval.low == 0
+    assert found.peak is None
+
+
+def test_nodes_that_bring_nothing_wait_for_each_other_all_the_time() -> None:
+    found = told({n: Pace({"only": [0.02] * 30}) for n in NODES})
+    assert (found.rate.value, found.contention.value) == (pytest.approx(50), pytest.approx(1))
+    assert found.coherency.value == pytest.approx(0, abs=1e-9)
+
+
+def test_where_every_node_hurts_the_peak_is_one() -> None:
+    found = told({n: Pace({"only": [0.02 * (1 + 0.1 * (n - 1))] * 30}) for n in NODES})
+    assert found.peak is not None
+    assert found.peak.value == 1
+
+
+def test_the_rate_of_one_node_may_stay_open() -> None:
+    """Seconds that grow as n - 1 are all crosstalk: of one node there would be none."""
+    assert fit({n: Pace({"only": [0.1 * (n - 1)] * 30}) for n in (2, 4, 8, 16, 32)}) is None
+
+
+def test_of_three_allocations_each_the_interval_is_between_repeats_else_within_the_runs() -> None:
+    found = told(drawn(np.random.default_rng(0)))
+    assert found.coherency.interval is not None
+    assert found.coherency.interval[2:] == ("between repeats", 0.95, 15)
+    single = [record for n in NODES for record in measured(asked(n, samples=64), 64 * seconds(n))]
+    (curve,) = curves(results(*single))
+    assert curve.fit is not None
+    assert curve.fit.coherency.value == pytest.approx(COHERENCY, rel=0.1)
+    assert curve.fit.coherency.interval is not None
+    assert curve.fit.coherency.interval[2:] == ("within the runs", 0.95, 150)
+
+
+def _covered(truth: dict[str, float], law: dict[str, float], rounds: int = 150) -> dict[str, float]:
+    rng, inside = np.random.default_rng(11), dict.fromkeys(truth, 0)
+    for _ in range(rounds):
+        found = told(drawn(rng, **law))
+        for name, value in truth.items():
+            estimate = getattr(found, name)
+            inside[name] += estimate is not None and estimate.interval.low <= value <= estimate.interval.high
+    return {name: count / rounds for name, count in inside.items()}
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    truth = {"rate": RATE, "contention": CONTENTION, "coherency": COHERENCY, "peak": PEAK}
+    for name, covered in _covered(truth, {}).items():
+        assert covered >= 0.92, name
+
+
+def test_a_peak_is_seldom_seen_where_there_is_none() -> None:
+    rng = np.random.default_rng(12)
+    seen = sum(told(drawn(rng, coherency=0.0)).peak is not None for _ in range(150))
+    assert seen / 150 <= 0.06
