@@ -1,22 +1,30 @@
-"""A quantity against micro-batch: a curve per engine, a panel per question, and a strip below zero that says, engine by
-engine, why a number is not there."""
+"""A quantity against micro-batch or nodes: a curve per engine, a panel per group of rows, and a strip below zero that
+says, engine by engine, why a number is not there."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import Formatter, ScalarFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import Formatter, MaxNLocator, ScalarFormatter
 
-from analysis import drawing
-from analysis.drawing import Panel
+from analysis import drawing, panels
+from analysis.panels import Grid, Panel
 from analysis.questions import series
 from analysis.summary import Row
 
-_SPREAD = 0.5  # of the room between two micro-batches, so that intervals stand side by side
-_LINE = 0.075  # height of one line of the strip, as a part of the height above zero
-_EDGE = 0.5  # of the room between two micro-batches, left and right of the outer ones
+MOST = 14
+"""Curves of a figure: more cannot be told apart."""
+
+_IDEAL: Any = {"color": drawing.INK, "linestyle": (0, (5, 3)), "linewidth": 0.8}
+_SPREAD = 0.5  # of the room between two places, so that intervals stand side by side
+_LINE_IN = 0.1  # height of a line of the strip
+_GAP = 0.4  # lines between zero and the strip, where the tick's label is
+_AROUND_IN, _ABOVE_IN = 0.75, 0.85  # of a panel: title and labels; what it has at least above zero
+_TICKS = 6  # at most; more are slow to draw
+_EDGE = 0.5  # of the room between two places, left and right of the outer ones
 
 
 class Quantity(NamedTuple):
@@ -28,7 +36,10 @@ class Quantity(NamedTuple):
     high: str = ""
     unit: float = 1.0
     formatter: Callable[[], Formatter] = ScalarFormatter
-    alike: Sequence[str] = ("model",)  # questions that agree in these share their scale
+    alike: Sequence[str] = ("model",)  # panels that agree in these share their scale
+    across: str = "micro"  # column whose values stand side by side
+    across_label: str = "micro-batch"
+    ideal: float | None = None  # drawn across
 
 
 class Number(NamedTuple):
@@ -38,79 +49,125 @@ class Number(NamedTuple):
     interval: tuple[float, float] | None
 
 
-def curves(summary: pd.DataFrame, quantity: Quantity, note: Callable[[Sequence[Row]], str]) -> Figure:
-    """Draw `quantity` of every configuration of a summary; `note` says how to read it, below."""
-    drawn, panels = drawing.panels(summary)
-    labels = sorted({series(row) for panel in panels for row in panel.rows})
-    for panel in panels:
-        for index, label in enumerate(labels):
-            _curve(panel, quantity, label, (index + 0.5) / len(labels) - 0.5, index)
-        _scale(panel, quantity, labels, [other for other in panels if _alike(panel, other, quantity)])
-    if panels:
-        panels[0].axes.set_ylabel(quantity.label)
+class Sheet(NamedTuple):
+    """A panel, and by the name of a curve its rows at each place; only the curves that were asked for there."""
+
+    panel: Panel
+    places: list[int]
+    rows: dict[str, list[list[Row]]]
+    numbers: dict[str, list[list[Number]]]
+
+    @property
+    def gaps(self) -> list[str]:
+        """The curves that lack a number at some place that another one was asked at."""
+        return [label for label, cells in self.numbers.items() if not all(cells)]
+
+
+def curves(grid: Grid, quantity: Quantity, note: Callable[[Sequence[Row]], str]) -> Figure:
+    """Draw `quantity` of every row of a grid's panels; `note` says how to read it, below."""
+    labels, left_out = _labels(grid.panels)
+    sheets = [_sheet(panel, quantity, labels) for panel in grid.panels]
+    line = _line(grid, max((len(sheet.gaps) for sheet in sheets), default=0))
+    for sheet in sheets:
+        for label in sheet.rows:
+            _curve(sheet, label, labels, hollow=bool(quantity.low))
+        _scale(sheet, quantity, [other for other in sheets if _alike(sheet, other, quantity)], line)
+        _strip(sheet, labels, line)
+    if grid.panels:
+        grid.panels[0].axes.set_ylabel(quantity.label)
     keys = [drawing.key(label, index) for index, label in enumerate(labels)]
-    drawing.legend(drawn, keys, note([row for panel in panels for row in panel.rows]))
-    return drawn
+    if quantity.ideal is not None:
+        keys.append(Line2D([], [], label="ideal", **_IDEAL))
+    told = note([row for panel in grid.panels for row in panel.rows])
+    drawing.legend(grid.figure, keys, told, grid.left_out, left_out)
+    return grid.figure
 
 
-def _curve(panel: Panel, quantity: Quantity, label: str, place: float, index: int) -> None:
+def _labels(drawn: Sequence[Panel]) -> tuple[list[str], str]:
+    """Return the curves' names in order, at most MOST, and a sentence about what that leaves out."""
+    numbers: Counter[str] = Counter()
+    for panel in drawn:
+        for row in panel.rows:
+            numbers[series(row)] += row["n"] > 0
+    most = sorted(name for name, _ in numbers.most_common(MOST))
+    return most, panels.left_out(len(numbers), "curves", "fewest numbers", MOST)
+
+
+def _sheet(panel: Panel, quantity: Quantity, labels: Sequence[str]) -> Sheet:
+    places = sorted({row[quantity.across] for row in panel.rows})
+    found: dict[str, list[list[Row]]] = {label: [[] for _ in places] for label in labels}
+    for row in panel.rows:
+        if (label := series(row)) in found:
+            found[label][places.index(row[quantity.across])].append(row)
+    rows = {label: cells for label, cells in found.items() if any(cells)}
+    numbers = {label: [_numbers(cell, quantity) for cell in cells] for label, cells in rows.items()}
+    return Sheet(panel, places, rows, numbers)
+
+
+def _curve(sheet: Sheet, label: str, labels: Sequence[str], *, hollow: bool) -> None:
     """Draw one engine: a point for every number, a line between neighbours that both have exactly one."""
-    cells = [_numbers(cell, quantity) for cell in _cells(panel, label)]
-    xs = [position + _SPREAD * place for position in range(len(cells))]
-    for x, numbers in zip(xs, cells, strict=True):
-        for number in numbers:
-            _point(panel, number, x, index, hollow=bool(quantity.low) and number.interval is None)
-    for (x, here), (other, there) in itertools.pairwise(zip(xs, cells, strict=True)):
-        if len(here) == len(there) == 1:
-            panel.axes.plot([x, other], [here[0].value, there[0].value], color=drawing.colour(index), zorder=2)
+    axes, index = sheet.panel.axes, labels.index(label)
+    aside = _SPREAD * ((index + 0.5) / len(labels) - 0.5)
+    cells = [(place + aside, numbers) for place, numbers in enumerate(sheet.numbers[label])]
+    colour, points = drawing.colour(index), [(x, number) for x, numbers in cells for number in numbers]
+    bars = [(x, *number.interval) for x, number in points if number.interval]
+    if bars:
+        axes.vlines(*zip(*bars, strict=True), color=colour, linewidth=0.9)
+    for known, fill in ((True, colour), (False, "none" if hollow else colour)):
+        some = [(x, number.value) for x, number in points if (number.interval is not None) == known]
+        if some:
+            axes.plot(*zip(*some, strict=True), markerfacecolor=fill, **drawing.point(index), zorder=3)
+    for single, neighbours in itertools.groupby(cells, key=lambda cell: len(cell[1]) == 1):
+        line = [(x, number.value) for x, (number, *_) in neighbours] if single else []
+        if len(line) > 1:
+            axes.plot(*zip(*line, strict=True), color=colour, zorder=2)
 
 
-def _point(panel: Panel, number: Number, x: float, index: int, *, hollow: bool) -> None:
-    colour = drawing.colour(index)
-    if number.interval:
-        panel.axes.vlines(x, *number.interval, color=colour, linewidth=0.9)
-    fill = "none" if hollow else colour
-    panel.axes.plot(x, number.value, markerfacecolor=fill, **drawing.point(index), zorder=3)
-
-
-def _scale(panel: Panel, quantity: Quantity, labels: Sequence[str], alike: Sequence[Panel]) -> None:
+def _scale(sheet: Sheet, quantity: Quantity, alike: Sequence[Sheet], line: float) -> None:
     """Begin at zero, end where the highest of the panels alike ends, and leave room below for what has no number."""
-    axes, micros = panel.axes, _micros(panel)
-    known = [number for other in alike for number in _numbers(other.rows, quantity)]
-    top = 1.08 * max((max((number.value, *(number.interval or ()))) for number in known), default=1.0) or 1.0
-    lines = max(len(_gaps(other, quantity, labels)) for other in alike)
-    axes.set_ylim(-_LINE * lines * top, top)
+    axes = sheet.panel.axes
+    known = [number for other in alike for cells in other.numbers.values() for number in itertools.chain(*cells)]
+    highest = max((max((number.value, *(number.interval or ()))) for number in known), default=1.0)
+    top = 1.08 * max(highest, quantity.ideal or 0.0) or 1.0
+    lines = max(len(other.gaps) for other in alike)
+    axes.set_ylim(-line * (lines + _GAP) * top if lines else 0, top)
+    axes.yaxis.set_major_locator(MaxNLocator(_TICKS))
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top] if known else [])
     axes.yaxis.set_major_formatter(quantity.formatter())
     axes.axhline(0, color=drawing.INK, linewidth=0.6)
-    axes.set_xlim(-_EDGE, len(micros) - 1 + _EDGE)
-    axes.set_xticks(range(len(micros)), [str(micro) for micro in micros])
-    axes.set_xlabel("micro-batch")
-    for line, label in enumerate(_gaps(panel, quantity, labels)):
-        _gap(panel, quantity, label, -_LINE * (line + 0.5) * top, labels.index(label))
+    if quantity.ideal is not None:
+        axes.axhline(quantity.ideal, zorder=1, **_IDEAL)
+    axes.set_xlim(-_EDGE, len(sheet.places) - 1 + _EDGE)
+    axes.set_xticks(range(len(sheet.places)), [str(place) for place in sheet.places])
+    axes.set_xlabel(quantity.across_label)
 
 
-def _gap(panel: Panel, quantity: Quantity, label: str, y: float, index: int) -> None:
-    """Write one line of the strip: the engine's marker, and what happened at each micro-batch without a number."""
-    beside = panel.axes.get_yaxis_transform()  # the marker stands where a tick's label would
-    panel.axes.plot(-0.035, y, **drawing.point(index), markersize=3, transform=beside, clip_on=False, gid="strip")
-    for position, cell in enumerate(_cells(panel, label)):
-        if not _numbers(cell, quantity):
-            drawing.write_reason(panel.axes, position, y, cell[0] if cell else None, drawing.colour(index))
+def _line(grid: Grid, lines: int) -> float:
+    """Make room for a strip of so many lines in every panel; return a line's height as a part of that above zero."""
+    if not grid.panels:
+        return 0.0
+    place = grid.panels[0].axes.get_subplotspec()
+    assert place is not None
+    rows, strip = place.get_gridspec().nrows, (lines + _GAP) * _LINE_IN
+    panel = grid.figure.get_figheight() / rows
+    missing = max(0.0, _AROUND_IN + _ABOVE_IN + strip - panel)
+    grid.figure.set_figheight(rows * (panel + missing))
+    return _LINE_IN / (panel + missing - _AROUND_IN - strip)
 
 
-def _gaps(panel: Panel, quantity: Quantity, labels: Sequence[str]) -> list[str]:
-    """Return the engines of a panel that lack a number at some micro-batch that another one was asked at."""
-    asked = [label for label in labels if any(_cells(panel, label))]
-    return [label for label in asked if not all(_numbers(cell, quantity) for cell in _cells(panel, label))]
-
-
-def _cells(panel: Panel, label: str) -> list[list[Row]]:
-    return [[row for row in panel.rows if series(row) == label and row["micro"] == m] for m in _micros(panel)]
-
-
-def _micros(panel: Panel) -> list[int]:
-    return sorted({row["micro"] for row in panel.rows})
+def _strip(sheet: Sheet, labels: Sequence[str], height: float) -> None:
+    """Write a line per curve with gaps: its marker, and what happened at each place without a number."""
+    axes = sheet.panel.axes
+    beside, top = axes.get_yaxis_transform(), axes.get_ylim()[1]  # the marker stands where a tick's label would
+    for line, label in enumerate(sheet.gaps):
+        y, index = -height * (line + _GAP + 0.5) * top, labels.index(label)
+        axes.plot(-0.035, y, **drawing.point(index), markersize=3, transform=beside, clip_on=False, gid="strip")
+        for place, (rows, numbers) in enumerate(zip(sheet.rows[label], sheet.numbers[label], strict=True)):
+            if not numbers:
+                why = rows[0] if rows else None
+                drawing.write_reason(
+                    axes, place, y, why, drawing.colour(index), panels.room_in(axes) / len(sheet.places)
+                )
 
 
 def _numbers(rows: Sequence[Row], quantity: Quantity) -> list[Number]:
@@ -124,5 +181,5 @@ def _interval(row: Row, quantity: Quantity) -> tuple[float, float] | None:
     return row[quantity.low] / quantity.unit, row[quantity.high] / quantity.unit
 
 
-def _alike(one: Panel, other: Panel, quantity: Quantity) -> bool:
-    return all(one.question[part] == other.question[part] for part in quantity.alike)
+def _alike(one: Sheet, other: Sheet, quantity: Quantity) -> bool:
+    return all(one.panel.question[part] == other.panel.question[part] for part in quantity.alike)

@@ -1,19 +1,19 @@
-"""What the figures share: the look for print, one panel per question, and how cells without a number are shown.
+"""What the figures share: the look for print, the legend, and how cells without a number are shown.
 
 Figures are built without pyplot: no state that outlives them, no display.
 """
 
 import math
+import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
-import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.questions import QUESTION, Question, by_question, name
 from analysis.summary import Row
 
 INK = "#1b1b1d"
@@ -33,6 +33,7 @@ STYLE: Any = {
     "grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.6,
     "xtick.major.size": 0, "ytick.major.size": 2.5, "ytick.major.width": 0.6,
     "lines.linewidth": 1.2, "lines.markersize": 4.5, "legend.frameon": False,
+    "text.parse_math": False,  # a dollar in somebody's option is a dollar
     "svg.fonttype": "none", "pdf.fonttype": 42, "figure.facecolor": "white", "savefig.facecolor": "white",
 }  # fmt: skip
 """Text stays text in SVG and PDF, so that it can be searched and edited."""
@@ -40,36 +41,15 @@ STYLE: Any = {
 styled = matplotlib.rc_context(STYLE)
 """Decorates what draws or saves a figure, so that it looks the same whatever the caller's settings are."""
 
-_COLUMNS, _WIDTH_IN, _HEIGHT_IN = 3, 7.2, 2.5  # 7.2 in is the text width of two columns in print
-_PER_LINE = 6  # entries of a legend
+_ENTRY_IN, _LETTER_IN = 0.6, 0.06  # a legend's entry without its letters, and one letter
+_NOTE_LETTERS_PER_IN = 20
+_REASON, _LEAST, _REASON_LETTER_IN = 5.5, 3.8, 0.055  # points, and width of a letter of the first
+_LEGEND_LINE_IN = 0.16
 _FAILURES = {"oom": "OOM", "host_oom": "host OOM"}
 
 
-class Panel(NamedTuple):
-    """The axes of one question and the rows of the summary that answer it."""
-
-    axes: Axes
-    question: Question
-    rows: Sequence[Row]
-
-
-def panels(summary: pd.DataFrame) -> tuple[Figure, list[Panel]]:
-    """Return a figure with a titled panel per question."""
-    questions = sorted(by_question(summary), key=lambda asked: _place(asked[0]))
-    columns = {0: 1, 1: 1, 2: 2, 4: 2}.get(len(questions), _COLUMNS)
-    lines = math.ceil(len(questions) / columns) or 1
-    width = _WIDTH_IN if columns > 1 else _WIDTH_IN * 0.6
-    figure = Figure(figsize=(width, 0.6 + _HEIGHT_IN * lines), layout="constrained")
-    drawn: list[Panel] = []
-    for index, (question, rows) in enumerate(questions):
-        axes = figure.add_subplot(lines, columns, index + 1)
-        axes.set_title(name(question, [asked for asked, _ in questions]))
-        drawn.append(Panel(axes, question, rows))
-    return figure, drawn
-
-
-def write_reason(axes: Axes, x: float, y: float, row: Row | None, colour: str) -> None:
-    """Write why there is no number at a place: how the run ended, or that there was none."""
+def write_reason(axes: Axes, x: float, y: float, row: Row | None, colour: str, room_in: float = math.inf) -> None:
+    """Write why there is no number at a place so wide: how the run ended, or that there was none."""
     if row is None:
         text = "not run"
     elif row["outcome"] == "ok":
@@ -77,14 +57,27 @@ def write_reason(axes: Axes, x: float, y: float, row: Row | None, colour: str) -
     else:
         text = _FAILURES.get(row["outcome"], row["outcome"].replace("_", " "))
     style = {"color": INK, "alpha": 0.6} if row is None else {"color": colour, "fontweight": "bold"}
-    axes.text(x, y, text, ha="center", va="center", fontsize=5.5, **style)
+    size = min(_REASON, max(_LEAST, _REASON * room_in / (_REASON_LETTER_IN * len(text))))
+    axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)
 
 
-def legend(figure: Figure, handles: Sequence[Line2D], note: str) -> None:
-    """Put one legend above all panels, and below them how to read them."""
+def legend(figure: Figure, handles: Sequence[Artist], *notes: str) -> None:
+    """Put one legend above all panels, and below them how to read them; empty notes are none."""
+    width = figure.get_figwidth()
     if handles:
-        figure.legend(handles=list(handles), loc="outside upper left", ncols=min(len(handles), _PER_LINE))
-    figure.supxlabel(note, x=0.01, ha="left", fontsize=6.5, alpha=0.75)
+        for handle in handles:
+            handle.set_label(cut(str(handle.get_label()), int((width - _ENTRY_IN) / _LETTER_IN)))
+        entries = [_ENTRY_IN + _LETTER_IN * len(str(handle.get_label())) for handle in handles]
+        across = len(entries) if sum(entries) <= width else max(1, int(width / max(entries)))
+        figure.set_figheight(figure.get_figheight() + _LEGEND_LINE_IN * ((len(entries) - 1) // across))
+        figure.legend(handles=list(handles), loc="outside upper left", ncols=across)
+    said = textwrap.wrap(" ".join(note for note in notes if note), int(_NOTE_LETTERS_PER_IN * width))
+    figure.supxlabel("\n".join(said), x=0.01, ha="left", fontsize=6.5, alpha=0.75)
+
+
+def cut(text: str, letters: int) -> str:
+    """Return a text that has at most so many letters."""
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
 def key(label: str, index: int) -> Line2D:
@@ -94,7 +87,8 @@ def key(label: str, index: int) -> Line2D:
 
 def point(index: int) -> dict[str, Any]:
     """Return how a point of series number `index` looks."""
-    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)], "linestyle": "none"}
+    turn, place = divmod(index, len(MARKERS))
+    return {"color": colour(index), "marker": MARKERS[(place + turn) % len(MARKERS)], "linestyle": "none"}
 
 
 def colour(index: int) -> str:
@@ -107,10 +101,3 @@ def interval_note(rows: Sequence[Row]) -> str:
     kinds = sorted({(row["interval_kind"], row["interval_level"]) for row in rows if row["interval_kind"]})
     told = " or ".join(f"{100 * level:.0f} %, {kind}" for kind, level in kinds)
     return f"Bars: interval ({told}). Hollow: none is known." if told else "No interval is known."
-
-
-def _place(question: Question) -> tuple[Any, ...]:
-    """Models apart, then precisions and the rest, with the ranks counting upwards beside each other."""
-    others = [str(question[part]) for part in QUESTION if part not in ("model", "environment_id")]
-    nodes, devices = question["nodes"], question["devices_per_node"]
-    return question["model"], question["precision"], nodes * devices, nodes, others

@@ -1,8 +1,12 @@
 """What the metrics read in a record: its timed window, worst and slowest rank, rate of FLOPs; None where it does not
 tell."""
 
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from analysis.stats import series
+from analysis.stats.interval import Interval
 from bench.errors import UserError
 from bench.predict.flops import flops_per_step
 from bench.record import RankMemory, RunRecord, Tokens
@@ -36,6 +40,18 @@ def steps_per_s(record: RunRecord) -> float | None:
     return len(timed.step_s) / timed.seconds if timed else None
 
 
+def step_interval(record: RunRecord) -> Interval | None:
+    """Return the interval of the median step time, from the run's own steps."""
+    timed = window(record)
+    return _median_interval(timed.step_s) if timed else None
+
+
+def rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
+    """Return the interval of a rate over the window, from the run's own steps; None where the rate is."""
+    timed = window(record)
+    return _rate_interval(timed.step_s, rate) if timed and rate is not None else None
+
+
 def tokens(record: RunRecord) -> Tokens | None:
     """Return the tokens that were counted in the window, per optimizer step; None where no step was in it."""
     observed = record.observations
@@ -44,12 +60,30 @@ def tokens(record: RunRecord) -> Tokens | None:
     return observed.tokens
 
 
+def token_rate(record: RunRecord, counted: Callable[[Tokens], float]) -> float | None:
+    """Return tokens per second over all ranks and the whole window; `counted` picks them from those of a step."""
+    rate, per_step = steps_per_s(record), tokens(record)
+    return None if rate is None or per_step is None else rate * counted(per_step)
+
+
+def energy_j(record: RunRecord) -> float | None:
+    """Return what all devices used over the window; None unless every one told."""
+    told = record.observations.energy_j if record.observations else ()
+    known = [energy for energy in told if energy is not None]
+    return sum(known) if window(record) and len(known) == record.spec.world_size else None
+
+
 def worst_rank(record: RunRecord, quantity: str) -> int | None:
     """Return the largest of all ranks' `quantity`, a field of RankMemory; None where one of them is unknown."""
+    return max(by_rank(record, quantity), default=None)
+
+
+def by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
+    """Return every rank's `quantity`, a field of RankMemory; empty where one of them is unknown."""
     assert quantity in RankMemory.model_fields
     ranks = record.observations.memory if record.observations else ()
-    values = [getattr(rank, quantity) for rank in ranks]
-    return None if not values or None in values else max(values)
+    values = tuple([getattr(rank, quantity) for rank in ranks])
+    return () if None in values else values
 
 
 def outside_collectives(record: RunRecord) -> tuple[float, ...]:
@@ -101,3 +135,8 @@ def utilisation(record: RunRecord, kind: Literal["model", "hardware"]) -> float 
     """Return `tflops_per_device` divided by the machine's dense peak in the run's precision; None for no known peak."""
     rate, peak = tflops_per_device(record, kind), record.circumstance.machine.peak_tflops.get(record.spec.precision)
     return None if rate is None or not peak else rate / peak
+
+
+# Both ends of an interval are columns, asked for one soon after the other.
+_median_interval = functools.lru_cache(maxsize=8)(series.median_interval)
+_rate_interval = functools.lru_cache(maxsize=8)(series.rate_interval)

@@ -33,10 +33,18 @@ def by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
 
 def name(question: Question, among: Sequence[Question]) -> str:
     """Name a question: model and ranks, and whatever else sets it apart from others of the model."""
+    return " · ".join([question["model"], ranks(question), *apart(question, among)])
+
+
+def ranks(question: Question | Row) -> str:
+    """Write on how many ranks something ran, by nodes where there are several."""
     nodes, devices = question["nodes"], question["devices_per_node"]
-    ranks = f"{nodes} × {devices} ranks" if nodes > 1 else f"{devices} rank{'s' if devices > 1 else ''}"
-    varying = [part for part in _MORE if _sets_apart(part, question, among)]
-    return " · ".join([question["model"], ranks, *(_part(part, question[part]) for part in varying)])
+    return f"{nodes} × {devices} ranks" if nodes > 1 else f"{devices} rank{'s' if devices > 1 else ''}"
+
+
+def apart(question: Question, among: Sequence[Question]) -> list[str]:
+    """Name what besides its place sets a question apart from others of the model."""
+    return [_part(part, question[part]) for part in _MORE if _sets_apart(part, question, among)]
 
 
 def choice(row: Row) -> str:

@@ -3,6 +3,7 @@
   zeroscale table results/runs/smoke
   zeroscale table results/runs --format csv > runs.csv
   zeroscale table results/runs/smoke --columns engine,world_size,micro,tokens_per_s,flags
+  zeroscale table results/runs/paper --price 2.5
 
 Text shows the columns that fit a terminal; Markdown, CSV and JSON show all of them. CSV and JSON are exact. The report
 says what each column means.
@@ -25,17 +26,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
     parser.add_argument("--columns", metavar="A,B,…", help="only these, in this order")
+    parser.add_argument(
+        "--price", type=float, metavar="P", help="of a device per hour, in your currency; fills cost_per_million_tokens"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0; what is no record is named on standard error."""
-    from analysis import formats, reading, table
+    from analysis import formats, prices, reading, results
 
-    found = reading.read(args.paths)
+    found = results.read(args.paths)
     reading.warn(found)
-    if not found.records:
+    if found.table.empty:
         raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
-    frame = _chosen(table.run_table(list(found.records.values())), args.columns)
+    priced = found.table if args.price is None else prices.priced(found.table, args.price)
+    frame = _chosen(priced, args.columns)
     if args.format == "text":
         _print(frame if args.columns else _readable(frame))
     else:
@@ -58,7 +63,7 @@ def _readable(frame: "DataFrame") -> "DataFrame":
     from analysis.columns import SHOWN
 
     told = frame.notna() & (frame.astype("string") != "")
-    return frame[[name for name in (*SHOWN, "reason") if told[name].any()]]
+    return frame[[name for name in (*SHOWN, "cost_per_million_tokens", "reason") if told[name].any()]]
 
 
 def _print(frame: "DataFrame") -> None:

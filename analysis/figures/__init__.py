@@ -1,4 +1,7 @@
-"""One file per picture: `figure(results) -> matplotlib Figure`, TITLE and ALT, its content for who cannot see it."""
+"""One file per picture: `figure(results) -> matplotlib Figure`, TITLE, PLACE and ALT, what it says to who cannot see.
+
+Where a set may have nothing to show, such as no second node count, the file says so by `applies(results) -> bool`.
+"""
 
 import html
 import importlib
@@ -6,7 +9,7 @@ import io
 import pkgutil
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -25,19 +28,23 @@ class Picture(NamedTuple):
     title: str
     alt: str
     figure: Callable[[Results], Figure]
+    applies: Callable[[Results], bool]
 
 
-def pictures() -> list[Picture]:
-    """Return every picture, in the order of PLACE and then of their names."""
+def pictures(results: Results | None = None) -> list[Picture]:
+    """Return every picture that has something to show of `results`, or that there is at all, by PLACE and name."""
     modules = [(name, importlib.import_module(f"{__name__}.{name}")) for _, name, _ in pkgutil.iter_modules(__path__)]
     modules.sort(key=lambda named: (named[1].PLACE, named[0]))
-    return [Picture(name, module.TITLE, module.ALT, module.figure) for name, module in modules]
+    found = [_picture(name, module) for name, module in modules]
+    return [picture for picture in found if results is None or picture.applies(results)]
 
 
 def render(picture: Picture, results: Results) -> dict[str, bytes]:
     """Draw a picture once and return its file in every format; equal results give equal bytes."""
     figure = picture.figure(results)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": picture.name}):
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)  # laid out once, not for every format anew
         return {form: _saved(figure, form) for form in FORMATS}
 
 
@@ -49,6 +56,10 @@ def inline(name: str, svg: bytes, alt: str) -> str:
     text = text.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     text = text.replace(INK, "currentColor").replace("fill: #ffffff", "fill: none")  # the page may be dark
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt)}" ', 1)
+
+
+def _picture(name: str, module: Any) -> Picture:
+    return Picture(name, module.TITLE, module.ALT, module.figure, getattr(module, "applies", lambda results: True))
 
 
 def _saved(figure: Figure, form: str) -> bytes:

@@ -2,14 +2,14 @@
 
 from matplotlib.figure import Figure
 
-from analysis import drawing
+from analysis import drawing, panels
 from analysis.curves import Quantity, curves
 from analysis.numbers import UNITS, power_of
 from analysis.results import Results
 
 TITLE = "Memory by engine and micro-batch"
 ALT = "Peak allocated bytes against micro-batch, a curve per engine, a panel per question. The tables hold the numbers."
-PLACE = 2
+PLACE = 3
 
 
 @drawing.styled
@@ -18,4 +18,5 @@ def figure(results: Results) -> Figure:
     peaks = results.summary["peak_allocated_bytes"].dropna()
     power = power_of(float(peaks.max()) if len(peaks) else 0.0)
     peak = Quantity("peak_allocated_bytes", f"peak allocated, {UNITS[power]}", unit=1024**power)
-    return curves(results.summary, peak, lambda rows: "Peak over steady steps, on the rank with most.")
+    grid = panels.grid(panels.by_question(results.summary))
+    return curves(grid, peak, lambda rows: "Peak over steady steps, on the rank with most.")

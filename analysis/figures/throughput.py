@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from analysis import drawing
+from analysis import drawing, panels
 from analysis.curves import Quantity, curves
 from analysis.results import Results
 
@@ -24,4 +24,5 @@ _RATE = Quantity(
 @drawing.styled
 def figure(results: Results) -> Figure:
     """Draw tokens/s over all ranks, encoder and decoder with padding, with intervals where they are known."""
-    return curves(results.summary, _RATE, drawing.interval_note)
+    grid = panels.grid(panels.by_question(results.summary))
+    return curves(grid, _RATE, drawing.interval_note)

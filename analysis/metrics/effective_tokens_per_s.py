@@ -1,13 +1,14 @@
 """Throughput in tokens over all ranks, encoder and decoder, without padding."""
 
-from analysis.observed import steps_per_s, tokens
-from bench.record import RunRecord
+from analysis.observed import token_rate
+from bench.record import RunRecord, Tokens
 
 LABEL, UNIT, BETTER = "tokens per second, without padding", "tokens/s", "more"
 
 
 def value(record: RunRecord) -> float | None:
-    rate, counted = steps_per_s(record), tokens(record)
-    if rate is None or counted is None:
-        return None
-    return rate * (counted.encoder + counted.decoder - counted.encoder_padding - counted.decoder_padding)
+    return token_rate(record, _effective)
+
+
+def _effective(counted: Tokens) -> float:
+    return counted.encoder + counted.decoder - counted.encoder_padding - counted.decoder_padding

@@ -1,13 +1,11 @@
 """Upper end of the 95 % interval of the median step time, from this run's own steps."""
 
-from analysis.observed import window
-from analysis.stats.series import median_interval
+from analysis.observed import step_interval
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "upper end of the median step time's 95 % interval within the run", "s", "less"
 
 
 def value(record: RunRecord) -> float | None:
-    timed = window(record)
-    interval = median_interval(timed.step_s) if timed else None
+    interval = step_interval(record)
     return interval.high if interval else None

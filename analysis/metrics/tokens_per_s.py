@@ -1,11 +1,10 @@
 """Throughput in tokens over all ranks, encoder and decoder, padding included."""
 
-from analysis.observed import steps_per_s, tokens
+from analysis.observed import token_rate
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "tokens per second, padding included", "tokens/s", "more"
 
 
 def value(record: RunRecord) -> float | None:
-    rate, counted = steps_per_s(record), tokens(record)
-    return None if rate is None or counted is None else rate * (counted.encoder + counted.decoder)
+    return token_rate(record, lambda counted: counted.encoder + counted.decoder)

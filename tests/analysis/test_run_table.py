@@ -19,12 +19,20 @@ ISSUE = [
     "parameters", "engine", "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node",
     "world_size", "micro", "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens",
     "evidence", "outcome", "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s",
-    "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s", "model_tflops_per_device", "mfu", "hfu",
-    "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes", "data_wait_s",
-    "slowest_over_median", "slowest_rank", "slowest_host", "slowest_link_node", "reason", "flags",
+    "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s", "encoder_tokens_per_s", "decoder_tokens_per_s",
+    "padding_tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu", "hfu",
+    "peak_allocated_bytes", "peak_allocated_spread_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes",
+    "data_wait_s", "data_wait_share", "compute_s", "slowest_over_median", "energy_j_per_million_tokens",
+    "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node", "reason", "flags",
 ]  # fmt: skip
-TIMING = [*ISSUE[ISSUE.index("step_s") : ISSUE.index("mfu")], "mfu", "hfu", "data_wait_s", "slowest_over_median"]
-UNITS = {"", "s", "bytes", "steps", "samples", "tokens", "samples/s", "tokens/s", "10^12 FLOP/s", "of peak", "ratio"}
+TIMING = [
+    *ISSUE[ISSUE.index("step_s") : ISSUE.index("peak_allocated_bytes")],
+    *ISSUE[ISSUE.index("data_wait_s") : ISSUE.index("slowest_rank")],
+]
+UNITS = {
+    "", "s", "bytes", "steps", "samples", "tokens", "samples/s", "tokens/s", "10^12 FLOP/s", "of peak", "ratio",
+    "of step time", "J/10^6 tokens", "currency/10^6 tokens",
+}  # fmt: skip
 
 
 def row(record, *others) -> SimpleNamespace:

@@ -1,0 +1,120 @@
+"""How alike the ranks of a run are: each one's own time in a step, outside its collectives, and its memory."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis import drawing, panels
+from analysis.numbers import UNITS, power_of
+from analysis.observed import by_rank, outside_collectives
+from analysis.results import Results
+from bench.record import RunRecord
+from bench.stragglers import slow_ranks
+
+TITLE = "Spread over ranks"
+ALT = (
+    "A line per run, a tick per rank: its own time in a step outside collectives over the median rank's, and its peak "
+    "memory less the median rank's. The tables hold the numbers."
+)
+PLACE = 8
+
+_NOTE = (
+    "Ticks: ranks. Own time is of one untimed step, so it has no interval. Marked: ranks that the others wait for, "
+    "more than 20 % and 20 ms slower than the others' median."
+)
+_MOST, _LETTERS = 20, 44  # lines, and of what they are called
+_WIDTH_IN, _LINE_IN, _AROUND_IN = 7.2, 0.32, 1.2
+_TICK: Any = {"color": drawing.COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
+_SLOW: Any = {"color": drawing.COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
+
+
+class Ranks(NamedTuple):
+    """One run: by rank, seconds of its own and peak bytes, each empty unless all ranks' are known."""
+
+    own_s: Sequence[float]
+    peak_bytes: Sequence[int]
+
+
+def applies(results: Results) -> bool:
+    """Whether a run of several ranks tells of each."""
+    return bool(_telling(results.table).any())
+
+
+@drawing.styled
+def figure(results: Results) -> Figure:
+    """Draw the runs with the largest spread, of every configuration the one whose ranks differ most."""
+    most, number = _most_spread(results.table)
+    shown = [_ranks(results.record(place)) for place in most]
+    drawn = Figure(figsize=(_WIDTH_IN, _AROUND_IN + _LINE_IN * len(shown)), layout="constrained")
+    left, right = drawn.subplots(1, 2, sharey=True)
+    _own(left, shown)
+    _memory(right, shown)
+    labels = ["\n".join(drawing.cut(word, _LETTERS) for word in words) for words in panels.names(results, most)]
+    left.set_yticks(range(len(labels)), labels)
+    left.set_ylim(len(labels) - 0.4, -0.6)
+    keys = [Line2D([], [], label="a rank", **_TICK), Line2D([], [], label="a slow rank, by its number", **_SLOW)]
+    drawing.legend(drawn, keys, _NOTE, panels.left_out(number, "configurations", "smallest spread", _MOST))
+    return drawn
+
+
+def _telling(table: pd.DataFrame) -> "pd.Series[bool]":
+    """Which rows of the run table ended ok, were no drill, and tell of several ranks."""
+    known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
+    return (table["outcome"] == "ok") & ~table["flags"].str.contains("drill") & known
+
+
+def _most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
+    """Return rows of the run table, of every configuration the one whose ranks differ most, the worst first and at most
+    _MOST; and how many configurations there are."""
+    told = table.reset_index(drop=True)[_telling(table).to_numpy(bool)]
+    worst = told.sort_values(["slowest_over_median", "peak_allocated_spread_bytes"], ascending=False, kind="stable")
+    places = worst.drop_duplicates("config_id").index
+    return [int(place) for place in places[:_MOST]], len(places)
+
+
+def _ranks(record: RunRecord) -> Ranks:
+    peaks = by_rank(record, "peak_allocated_bytes")
+    complete = len(peaks) == record.spec.world_size
+    return Ranks(outside_collectives(record), peaks if complete else ())
+
+
+def _own(axes: Axes, shown: Sequence[Ranks]) -> None:
+    for y, run in enumerate(shown):
+        if not run.own_s:
+            _unknown(axes, y)
+            continue
+        middle = statistics.median(run.own_s)
+        slow = slow_ranks(run.own_s)
+        for rank, own in enumerate(run.own_s):
+            axes.plot(own / middle, y, **(_SLOW if rank in slow else _TICK))
+            if rank in slow:
+                axes.annotate(str(rank), (own / middle, y), xytext=(0, 4), textcoords="offset points", fontsize=6)
+    axes.axvline(1, color=drawing.INK, linewidth=0.6, zorder=1)
+    if not any(run.own_s for run in shown):
+        axes.set_xticks([])
+    axes.set_xlabel("own time,\nover the median rank's")
+
+
+def _memory(axes: Axes, shown: Sequence[Ranks]) -> None:
+    away = [abs(peak - statistics.median(run.peak_bytes)) for run in shown for peak in run.peak_bytes]
+    power = power_of(max(away, default=0))
+    most = max(away, default=0) / 1024**power
+    for y, run in enumerate(shown):
+        if not run.peak_bytes:
+            _unknown(axes, y)
+            continue
+        middle = statistics.median(run.peak_bytes)
+        axes.plot([(peak - middle) / 1024**power for peak in run.peak_bytes], [y] * len(run.peak_bytes), **_TICK)
+    axes.axvline(0, color=drawing.INK, linewidth=0.6, zorder=1)
+    axes.set_xlim(-1.1 * most or -1, 1.1 * most or 1)
+    axes.set_xlabel(f"peak allocated, {UNITS[power]},\nless the median rank's")
+
+
+def _unknown(axes: Axes, y: int) -> None:
+    across = axes.get_yaxis_transform()
+    axes.text(0.02, y, "unknown", transform=across, va="center", fontsize=5.5, alpha=0.6)

@@ -1,0 +1,113 @@
+"""The steps of runs in their order, with the cut between warm-up and window."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from analysis import drawing, panels
+from analysis.numbers import significant
+from analysis.results import Results
+from analysis.summary import Row
+from bench.record import RunRecord
+
+TITLE = "Steps in their order"
+ALT = (
+    "Seconds of every step of a run, a panel per run, with the cut between warm-up and window, the median and its "
+    "interval. The tables hold the numbers."
+)
+PLACE = 9
+
+_NOTE = (
+    "For as many questions as there is room, a run of the fastest configuration, and runs whose steps were not steady "
+    "as the window opened. A step's time is the slowest rank's. Triangles: warm-up steps beyond the scale, and the "
+    "slowest of them."
+)
+_MOST = 12  # panels
+_UNSTEADY = _MOST // 2  # panels that unsteady runs may take from the fastest
+STEP: Any = {"color": drawing.COLOURS[0], "marker": ".", "markersize": 3, "linewidth": 0.6}
+WARM: Any = {"color": drawing.COLOURS[6], "marker": ".", "markersize": 3, "linewidth": 0.6}
+_BEYOND: Any = {"color": drawing.COLOURS[6], "marker": "^", "markersize": 3, "linestyle": "none"}
+_BAND: Any = {"color": drawing.COLOURS[1], "alpha": 0.3, "linewidth": 0}
+_MEDIAN: Any = {"color": drawing.COLOURS[4], "linewidth": 0.9}
+
+
+def applies(results: Results) -> bool:
+    """Whether any run was timed."""
+    return bool(results.table["step_s"].notna().any())
+
+
+@drawing.styled
+def figure(results: Results) -> Figure:
+    """Draw seconds per step against the step's number, a panel per run."""
+    chosen, left_out = _chosen(results)
+    drawn, axes = panels.empty(len(chosen))
+    for one, place, words in zip(axes, chosen, panels.names(results, chosen), strict=True):
+        panels.title(one, " · ".join(words).split(" · "))
+        one.set_xlabel("step")
+        one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        one.yaxis.set_major_locator(MaxNLocator(5))
+        _draw(one, results.table.iloc[place], results.record(place))
+    if axes:
+        axes[0].set_ylabel("s per step")
+    drawing.legend(drawn, _keys(), _NOTE, left_out)
+    return drawn
+
+
+def _chosen(results: Results) -> tuple[list[int], str]:
+    """Return rows of the run table in its order, at most _MOST, and a sentence about those that are left out."""
+    timed = _timed(results)
+    flagged = timed & results.table["flags"].str.contains("unsteady")
+    unsteady = [int(place) for place in flagged.to_numpy(bool).nonzero()[0]]
+    fastest = filter(None, (_fastest(group.rows) for group in panels.by_question(results.summary)))
+    wanted = itertools.chain(unsteady[:_UNSTEADY], (results.behind(row)[0] for row in fastest), unsteady)
+    shown: dict[int, None] = {}
+    while len(shown) < _MOST and (place := next(wanted, None)) is not None:
+        shown[place] = None
+    return sorted(shown), f"Shown: {len(shown)} of {timed.sum()} timed runs."
+
+
+def _timed(results: Results) -> "pd.Series[bool]":
+    """Which rows of the run table were timed, drills left out."""
+    return results.table["step_s"].notna() & ~results.table["flags"].str.contains("drill")
+
+
+def _fastest(rows: Sequence[Row]) -> Row | None:
+    return max((row for row in rows if row["n"]), key=lambda row: row["tokens_per_s"] or 0.0, default=None)
+
+
+def _draw(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
+    assert record.observations is not None and record.observations.steps is not None  # it was timed
+    step_s, cut = record.observations.steps.step_s, record.observations.steps.cut
+    warm, timed = step_s[:cut], step_s[cut:]
+    top = 1.3 * max(timed)
+    inside = [(x, second) for x, second in enumerate(warm) if second <= top]
+    beyond = [x for x, second in enumerate(warm) if second > top]
+    axes.plot([x for x, _ in inside], [second for _, second in inside], **WARM)
+    if beyond:
+        axes.plot(beyond, [0.97 * top] * len(beyond), **_BEYOND)
+        axes.text(cut, 0.97 * top, f" {significant(max(warm), 3)} s", fontsize=6, va="center")
+    window = range(cut, len(step_s))
+    if pd.notna(row["step_s_low"]):
+        axes.fill_between([window[0], window[-1]], row["step_s_low"], row["step_s_high"], **_BAND)
+    axes.plot(window, timed, zorder=2, **STEP)
+    axes.hlines(row["step_s"], window[0], window[-1], zorder=3, **_MEDIAN)
+    axes.axvline(cut - 0.5, color=drawing.INK, linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.set_ylim(0, top)
+    axes.set_xlim(-0.5, len(step_s) - 0.5)
+
+
+def _keys() -> list[Line2D | Patch]:
+    return [
+        Line2D([], [], label="warm-up", **WARM),
+        Line2D([], [], label="cut", color=drawing.INK, linewidth=0.8, linestyle=(0, (2, 2))),
+        Line2D([], [], label="window", **STEP),
+        Line2D([], [], label="median", **_MEDIAN),
+        Patch(label="its 95 % interval within the run", **_BAND),
+    ]

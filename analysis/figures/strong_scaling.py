@@ -1,0 +1,24 @@
+"""Strong scaling: efficiency against nodes, where the global batch stays the same on any number of nodes."""
+
+from matplotlib.figure import Figure
+
+from analysis import drawing, efficiency
+from analysis.results import Results
+
+TITLE = "Strong scaling"
+ALT = (
+    "Efficiency against nodes, a curve per engine, a dashed line where it would be ideal; "
+    "the global batch is the same on all nodes. The tables hold the numbers."
+)
+PLACE = 5
+
+
+def applies(results: Results) -> bool:
+    """Whether there are two node counts to compare."""
+    return efficiency.applies(results, "strong")
+
+
+@drawing.styled
+def figure(results: Results) -> Figure:
+    """Draw seconds per sample and device at the smallest node count over those at each, with intervals."""
+    return efficiency.figure(results, "strong")

@@ -1,0 +1,10 @@
+"""Throughput in tokens of the decoder over all ranks, padding included."""
+
+from analysis.observed import token_rate
+from bench.record import RunRecord
+
+LABEL, UNIT, BETTER = "decoder tokens per second, padding included", "tokens/s", "more"
+
+
+def value(record: RunRecord) -> float | None:
+    return token_rate(record, lambda counted: counted.decoder)

@@ -1,0 +1,10 @@
+"""Throughput in tokens of the encoder over all ranks, padding included."""
+
+from analysis.observed import token_rate
+from bench.record import RunRecord
+
+LABEL, UNIT, BETTER = "encoder tokens per second, padding included", "tokens/s", "more"
+
+
+def value(record: RunRecord) -> float | None:
+    return token_rate(record, lambda counted: counted.encoder)

@@ -1,0 +1,195 @@
+"""A figure's panels: which rows of a summary share one, in which order, and what is left out of too many."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis import drawing
+from analysis.questions import QUESTION, Question, apart, choice, name
+from analysis.questions import by_question as asked
+from analysis.results import Results
+from analysis.summary import Row
+from analysis.table import plain
+
+WHOLE, MOST = 20, 12
+"""Panels of a figure: up to so many fit a page and are drawn all; of more, the second number, to be drawn soon."""
+
+_WIDTH_IN = 7.2  # the text width of two columns in print
+_HEIGHTS_IN = {1: 2.5, 2: 2.5, 3: 2.5, 4: 1.9}  # of a panel, by the columns
+_ABOVE_IN = 0.6  # legend and note
+_BESIDE_IN, _LETTER_IN = 0.45, 0.075  # what the labels of the y axis take, and a letter of a title
+
+
+class Group(NamedTuple):
+    """Rows of a summary that belong into one panel; `question` is what they share.
+
+    Where they are on several nodes its `nodes` are None. `held` says in words what else is equal, not its own column.
+    """
+
+    question: Question
+    rows: Sequence[Row]
+
+
+class Panel(NamedTuple):
+    """The axes of a group."""
+
+    axes: Axes
+    question: Question
+    rows: Sequence[Row]
+
+
+class Grid(NamedTuple):
+    """A figure with a titled panel per group; `left_out` says in a sentence what is missing, empty for nothing."""
+
+    figure: Figure
+    panels: list[Panel]
+    left_out: str
+
+
+def by_question(summary: pd.DataFrame) -> list[Group]:
+    """Return the rows that compete with each other, a group per question."""
+    return [_held(question, rows, "accumulation") for question, rows in asked(summary)]
+
+
+def by_micro(summary: pd.DataFrame) -> list[Group]:
+    """Return the rows of one micro-batch on any nodes, a group per work that is equal: that of a step (strong scaling)
+    or that of a device (weak), whichever needs fewer groups."""
+    groups = []
+    for question, rows in _together(
+        (({**question, "nodes": None}, rows) for question, rows in asked(summary)), ["micro"]
+    ):
+        by_device, by_step = (_together([(question, rows)], [part]) for part in ("accumulation", "global_batch"))
+        same, part = (by_step, "global_batch") if len(by_step) < len(by_device) else (by_device, "accumulation")
+        groups += [_held(*one, part, f"micro {question['micro']}") for one in same]
+    return groups
+
+
+def question_of(row: Row) -> Question:
+    """Return the question that a row of a table or a summary answers."""
+    lengths = {f"{side}_length": row[f"{side}_tokens"] / row["global_batch"] for side in ("encoder", "decoder")}
+    return {part: lengths[part] if part in lengths else row[part] for part in QUESTION}
+
+
+def names(results: Results, places: Sequence[int]) -> list[tuple[str, str]]:
+    """Return of runs, rows of the run table, what they answer and what is chosen in them."""
+    rows: list[Row] = plain(results.table.iloc[list(places)])
+    among = [question_of(row) for row in rows]
+    variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
+    chosen = [choice(row | {"variant": variants[row["config_id"]]}) for row in rows]
+    return list(zip((name(one, among) for one in among), chosen, strict=True))
+
+
+def grid(groups: Sequence[Group]) -> Grid:
+    """Return a panel per group; of more than WHOLE the MOST with the most numbers, of every model."""
+    shown = ordered(groups) if len(groups) <= WHOLE else _most(ordered(groups))
+    figure, axes = empty(len(shown))
+    among = [group.question for group in shown]
+    for one, question in zip(axes, among, strict=True):
+        title(one, words(question, among))
+    drawn = [Panel(one, *group) for one, group in zip(axes, shown, strict=True)]
+    return Grid(figure, drawn, left_out(len(groups), "panels", "fewest numbers of each model", len(shown)))
+
+
+def empty(panels: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure of print width with so many axes, row by row."""
+    columns = {0: 1, 1: 1, 2: 2, 4: 2}.get(panels, 3 if panels <= 12 else 4)
+    lines = math.ceil(panels / columns) or 1
+    width = _WIDTH_IN if columns > 1 else _WIDTH_IN * 0.6
+    figure = Figure(figsize=(width, _ABOVE_IN + _HEIGHTS_IN[columns] * lines), layout="constrained")
+    return figure, [figure.add_subplot(lines, columns, index + 1) for index in range(panels)]
+
+
+def title(axes: Axes, words: Sequence[str]) -> None:
+    """Write words above a panel, on as many lines as its width asks for."""
+    room = room_in(axes) / _LETTER_IN
+    first, *others = (drawing.cut(word, int(room)) for word in words)
+    lines = [first]
+    for word in others:
+        if len(lines[-1]) + len(word) + 3 <= room:
+            lines[-1] += f" · {word}"
+        else:
+            lines.append(word)
+    axes.set_title("\n".join(lines))
+
+
+def room_in(axes: Axes) -> float:
+    """Return about how wide a panel of `empty` is inside, in inches."""
+    place, figure = axes.get_subplotspec(), axes.figure
+    assert place is not None and isinstance(figure, Figure)
+    return figure.get_figwidth() / place.get_gridspec().ncols - _BESIDE_IN
+
+
+def left_out(number: int, what: str, why: str, most: int) -> str:
+    """Say how many of `number` are not drawn, and which."""
+    return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
+
+
+def _together(
+    groups: Iterable[tuple[Question, Sequence[Row]]], parts: Sequence[str]
+) -> list[tuple[Question, list[Row]]]:
+    """Return rows by question and `parts`, which become part of it."""
+    found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
+    for question, rows in groups:
+        for row in rows:
+            shared = {**question, **{part: row[part] for part in parts}}
+            found.setdefault(tuple(shared.values()), (shared, []))[1].append(row)
+    return list(found.values())
+
+
+def _held(question: Question, rows: Sequence[Row], part: str, *named: str) -> Group:
+    """Say in the title what is equal in all rows, so that a curve's name need not."""
+    (first, *others) = {row[part] for row in rows}
+    if others:
+        return Group({**question, "held": " · ".join(named)}, rows)
+    told = [f"global batch {first}"] if part == "global_batch" else [f"× {first} accumulated"] if first > 1 else []
+    return Group({**question, "held": " · ".join([*named, *told])}, [row | {"accumulation": 1} for row in rows])
+
+
+def words(question: Question, among: Sequence[Question]) -> list[str]:
+    """Name a group: what it asks, and what is held equal in it."""
+    if question["nodes"] is not None:
+        asks = name(question, among)
+    else:
+        rivals = {other["devices_per_node"] for other in among if other["model"] == question["model"]}
+        devices = [f"{question['devices_per_node']} per node"] if len(rivals) > 1 else []
+        asks = " · ".join([question["model"], *devices, *apart(question, among)])
+    return [word for word in f"{asks} · {question['held']}".split(" · ") if word]
+
+
+def ordered(groups: Sequence[Group]) -> list[Group]:
+    """Return groups in the order of a figure's panels."""
+    return sorted(groups, key=_place(groups))
+
+
+def _most(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with the most numbers, as many of each model as there is room for, in their order."""
+    numbers = [sum(row["n"] > 0 for row in group.rows) for group in groups]
+    turns: Counter[str] = Counter()
+    ranked = []
+    for place in sorted(range(len(groups)), key=lambda place: -numbers[place]):
+        model = groups[place].question["model"]
+        ranked.append((turns[model], place))
+        turns[model] += 1
+    return [groups[place] for place in sorted(place for _, place in sorted(ranked)[:MOST])]
+
+
+def _place(groups: Sequence[Group]) -> Callable[[Group], tuple[Any, ...]]:
+    """Models apart, small ones first, then precisions and the rest, with ranks and micro-batches counting upwards."""
+    sizes: dict[str, int] = {}
+    for group in groups:
+        for row in group.rows:
+            sizes[row["model"]] = max(sizes.get(row["model"], 0), row["parameters"] or 0)
+
+    def place(group: Group) -> tuple[Any, ...]:
+        question = group.question
+        nodes, devices = question["nodes"] or 1, question["devices_per_node"]
+        others = [str(question[part]) for part in QUESTION if part not in ("model", "environment_id", "nodes")]
+        model, micro, held = question["model"], question.get("micro", 0), question["held"]
+        return sizes[model], model, question["precision"], nodes * devices, nodes, micro, others, held
+
+    return place

@@ -1,0 +1,120 @@
+import pytest
+from drawn import legend, note, places, titles
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from records import MIB, failed, memory, results, run, spec
+
+from analysis.figures import memory_by_stage
+from bench.predict.memory import memory as predicted
+from bench.spec import RunSpec
+
+WEIGHTS, GRADIENTS, OPTIMIZER = 4 * 402, 4 * 402, 8 * 402
+"""Of the 402 parameters of a run in fp32, with AdamW."""
+
+DIVIDED = {"reduce_bucket_size": 100, "overlap_comm": False}
+PARTITIONED = {
+    "stage3_prefetch_bucket_size": 100, "stage3_param_persistence_threshold": 10, "stage3_max_live_parameters": 1000,
+    "stage3_max_reuse_distance": 1000,
+}  # fmt: skip
+
+
+def staged(stage: int, micro: int = 2, **more) -> RunSpec:
+    of = spec(f"zero{stage}", micro, **more)
+    options = {"stage": stage, **(DIVIDED if stage else {}), **(PARTITIONED if stage == 3 else {})}
+    return of.model_copy(update={"engine": of.engine.model_copy(update={"options": options})})
+
+
+def replicated(micro: int = 2) -> RunSpec:
+    of = spec("ddp", micro)
+    options = {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "static_graph": False}
+    return of.model_copy(update={"engine": of.engine.model_copy(update={"options": options})})
+
+
+def marks(axes: Axes, marker: str) -> dict[str, float]:
+    """What a marker stands for, by what stands below it."""
+    found = [line for line in axes.lines if line.get_marker() == marker]
+    return {places(axes)[int(line.get_xdata()[0])]: line.get_ydata()[0] for line in found}
+
+
+def bars(axes: Axes) -> dict[str, float]:
+    return {places(axes)[round(bar.get_x() + bar.get_width() / 2)]: bar.get_height() for bar in axes.patches}
+
+
+def stages() -> Figure:
+    """All engines on 2 ranks; stage 3 out of memory. At micro-batch 4 there is less to see."""
+    small = {"memory": memory(2, peak=5 * 1024)}
+    return memory_by_stage.figure(
+        results(
+            run(replicated(), **small),
+            *(run(staged(stage), **small) for stage in (0, 1, 2)),
+            failed("oom", staged(3)),
+            run(replicated(4), **small),
+        )
+    )
+
+
+def test_zero_s_arithmetic_stands_at_every_stage() -> None:
+    (axes,) = stages().axes
+    unit = MIB
+    whole = WEIGHTS + GRADIENTS + OPTIMIZER
+    assert bars(axes) == pytest.approx(
+        {
+            "ddp": whole / unit,
+            "zero0": whole / unit,
+            "zero1": (WEIGHTS + GRADIENTS + OPTIMIZER / 2) / unit,
+            "zero2": (WEIGHTS + (GRADIENTS + OPTIMIZER) / 2) / unit,
+            "zero3": 400 * 16 / 2 / unit,  # never built: its published parameters
+        }
+    )
+
+
+def test_what_was_measured_and_what_was_predicted_have_marks_of_their_own() -> None:
+    (axes,) = stages().axes
+    assert marks(axes, "o") == pytest.approx(dict.fromkeys(("ddp", "zero0", "zero1", "zero2"), 1 + 5 / 1024))
+    expected = {f"zero{stage}": predicted(staged(stage), "cpu").peak / MIB for stage in range(4)}
+    expected["ddp"] = predicted(replicated(), "cpu").peak / MIB
+    assert marks(axes, "_") == pytest.approx(expected)
+
+
+def test_a_run_out_of_memory_keeps_its_prediction_and_says_so() -> None:
+    (axes,) = stages().axes
+    (text,) = axes.texts
+    assert (text.get_text(), places(axes)[round(text.get_position()[0])]) == ("OOM", "zero3")
+    assert axes.get_ylim()[0] < text.get_position()[1] < 0
+
+
+def test_a_question_is_shown_at_the_micro_batch_with_most_numbers() -> None:
+    assert titles(stages()) == ["tiny · 2 ranks · micro 2"]
+    twice = memory_by_stage.figure(results(run(spec("ddp", 2)), run(spec("ddp", 4))))
+    assert titles(twice) == ["tiny · 2 ranks · micro 4"], "of equals the largest"
+
+
+def test_of_configurations_that_differ_in_an_option_the_one_with_most_memory_is_drawn() -> None:
+    twins = [
+        run(spec(optimizer={"eps": eps}), memory=memory(2, peak=peak * MIB)) for eps, peak in ((1e-6, 8), (1e-7, 5))
+    ]
+    (axes,) = memory_by_stage.figure(results(*twins)).axes
+    assert marks(axes, "o") == {"zero1": 9}, "the second rank holds 1 MiB more"
+
+
+def test_the_legend_says_what_is_evidence_and_what_is_a_formula() -> None:
+    drawn = stages()
+    assert legend(drawn) == [
+        "measured: peak allocated", "predicted: peak", "predicted: weights, gradients, optimizer (ZeRO, Table 1)"
+    ]  # fmt: skip
+    assert "formulas and fitted to nothing" in note(drawn)
+    rehearsed = memory_by_stage.figure(results(run(evidence="rehearsed")))
+    assert legend(rehearsed)[0] == "rehearsed: peak allocated"
+
+
+def test_a_model_of_an_unknown_family_is_drawn_without_its_prediction() -> None:
+    (axes,) = memory_by_stage.figure(results(run(spec(model={"family": "unheard"})))).axes
+    assert (len(marks(axes, "o")), len(marks(axes, "_")), len(bars(axes))) == (1, 0, 1)
+
+
+def test_memory_of_a_device_of_its_own_is_predicted_for_it() -> None:
+    cached = memory(2, peak_reserved_bytes=20 * MIB)
+    of = staged(1, precision="bf16")
+    (axes,) = memory_by_stage.figure(results(run(of, memory=cached))).axes
+    assert marks(axes, "_") == pytest.approx({"zero1": predicted(of, "cuda").peak / MIB})
+    assert predicted(of, "cuda").peak != predicted(of, "cpu").peak

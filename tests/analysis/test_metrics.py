@@ -1,0 +1,122 @@
+"""Quantities worked out by hand. A step of `spec()` is 4 samples on 2 ranks: 32 encoder and 8 decoder tokens."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from records import MIB, failed, machine, memory, results, run, save, spec, steps
+
+from analysis.prices import priced
+from analysis.table import plain, run_table
+from bench.cli import main
+from bench.errors import UserError
+from bench.predict.flops import flops_per_step
+from bench.record import RankMemory, Tokens
+
+SECONDS = steps((0.1,) * 30)
+
+
+def row(record) -> SimpleNamespace:
+    return SimpleNamespace(**plain(run_table([record]))[0])
+
+
+def test_tokens_are_counted_by_side_and_padding_apart() -> None:
+    counted = Tokens(encoder=32, decoder=8, encoder_padding=3, decoder_padding=1)
+    told = row(run(steps=SECONDS, tokens=counted))
+    assert told.encoder_tokens_per_s == pytest.approx(320)
+    assert told.decoder_tokens_per_s == pytest.approx(80)
+    assert told.padding_tokens_per_s == pytest.approx(40)
+    assert told.effective_tokens_per_s == pytest.approx(360)
+    assert told.tokens_per_s == pytest.approx(400)
+
+
+def test_hardware_flops_count_what_is_computed_again() -> None:
+    of = spec(activation_checkpointing=True)
+    flops = flops_per_step(of)
+    told = row(run(of, steps=SECONDS))
+    assert told.hardware_tflops_per_device == pytest.approx(flops.hardware / 0.1 / 2 / 1e12)
+    assert told.hardware_tflops_per_device > told.model_tflops_per_device
+    plain_run = row(run(steps=SECONDS))
+    assert plain_run.hardware_tflops_per_device == plain_run.model_tflops_per_device
+
+
+def test_memory_spreads_from_the_best_rank_to_the_worst() -> None:
+    assert row(run(spec(ranks=4))).peak_allocated_spread_bytes == 3 * MIB
+    assert row(run(spec(ranks=1))).peak_allocated_spread_bytes is None, "one rank differs from nobody"
+    assert row(run(memory=(*memory(1), RankMemory(rank=1)))).peak_allocated_spread_bytes is None, "one is unknown"
+
+
+def test_the_wait_for_data_is_a_part_of_the_steps() -> None:
+    waits = (9.0,) * 5 + (0.01, 0.03) * 15  # those of the warm-up stay out
+    assert row(run(steps=steps((0.1,) * 30, data_wait_s=waits))).data_wait_share == pytest.approx(0.2)
+
+
+def test_energy_is_of_all_devices_over_the_tokens_of_the_window() -> None:
+    told = row(run(steps=SECONDS, energy_j=(300.0, 500.0)))
+    assert told.energy_j_per_million_tokens == pytest.approx(800 / (30 * 40) * 1e6)
+
+
+@pytest.mark.parametrize("energy", [(), (300.0,), (300.0, None)])
+def test_energy_is_unknown_unless_every_device_told(energy: tuple) -> None:
+    assert row(run(steps=SECONDS, energy_j=energy)).energy_j_per_million_tokens is None
+
+
+def test_energy_of_a_run_that_failed_is_no_answer() -> None:
+    diverged = run(steps=SECONDS, energy_j=(300.0, 500.0))
+    diverged = diverged.model_copy(update={"outcome": failed("invalid").outcome})
+    assert row(diverged).energy_j_per_million_tokens is None
+
+
+def test_cost_follows_from_the_price_that_the_user_gave() -> None:
+    # 2 devices at 3.6 an hour are 0.002 a second; 10^6 tokens at 400 a second take 2500 s
+    dear = machine().model_copy(update={"price_per_device_hour": 3.6})
+    assert row(run(steps=SECONDS, machine=dear)).cost_per_million_tokens == pytest.approx(5.0)
+    assert row(run(steps=SECONDS)).cost_per_million_tokens is None
+    assert row(failed("oom", machine=dear)).cost_per_million_tokens is None
+
+
+def test_a_price_can_be_given_afterwards_and_wins() -> None:
+    dear = machine().model_copy(update={"price_per_device_hour": 99.0})
+    table = run_table([run(steps=SECONDS), run(spec("zero2"), steps=SECONDS, machine=dear), failed("oom")])
+    told = plain(priced(table, 3.6))
+    assert [one["cost_per_million_tokens"] for one in told] == [pytest.approx(5.0), pytest.approx(5.0), None]
+    others = table.columns.drop("cost_per_million_tokens")
+    assert priced(table, 3.6)[others].equals(table[others])
+    assert list(priced(table, 3.6).columns) == list(table.columns)
+
+
+def test_a_summary_can_be_priced_as_well() -> None:
+    summary = priced(results(run(steps=SECONDS), failed("oom", spec("zero2"))).summary, 3.6)
+    assert [one["cost_per_million_tokens"] for one in plain(summary)] == [pytest.approx(5.0), None]
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_price_is_refused(price: float) -> None:
+    with pytest.raises(UserError, match="not positive; give what a device costs per hour"):
+        priced(run_table([run()]), price)
+
+
+def test_the_table_takes_a_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = str(save(tmp_path, run(steps=SECONDS)))
+    assert main(["table", runs, "--format", "csv", "--columns", "cost_per_million_tokens"]) == 0
+    assert main(["table", runs, "--format", "csv", "--columns", "cost_per_million_tokens", "--price", "3.6"]) == 0
+    header, nothing, _, cost = capsys.readouterr().out.splitlines()
+    assert (header, nothing) == ("cost_per_million_tokens", '""')
+    assert float(cost) == pytest.approx(5.0)
+    assert main(["table", runs, "--price", "0"]) == 2
+    assert "price 0: not positive" in capsys.readouterr().err
+
+
+def test_a_price_renames_no_run() -> None:
+    dear = machine().model_copy(update={"price_per_device_hour": 3.6})
+    cheap, same = run(steps=SECONDS, machine=machine()), run(steps=SECONDS, machine=dear, repeat=1)
+    assert cheap.config_id == same.config_id
+    assert list(results(cheap, same).summary["n"]) == [2], "they are repeats of each other"
+
+
+def test_no_price_is_built_in() -> None:
+    files = sorted((Path(__file__).parents[2] / "conf" / "machine").glob("*.yaml"))
+    assert files
+    assert all("price_per_device_hour" not in yaml.safe_load(file.read_text()) for file in files)
