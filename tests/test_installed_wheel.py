@@ -34,6 +34,13 @@ def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_p
 
 
 def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> None:
-    sources = ("measure/cpu_allocator.cpp", "record.schema.json", "conf/config.yaml", "slurm/job.sh.j2")
-    for source in sources:
-        assert (installed / "bench" / source).is_file(), source
+    for source in (
+        "bench/measure/cpu_allocator.cpp",
+        "bench/record.schema.json",
+        "bench/conf/config.yaml",
+        "bench/slurm/job.sh.j2",
+        "analysis/published/study_claims.csv",
+        "analysis/report/templates/report.html.j2",
+        "analysis/notebooks/reading_results.ipynb",
+    ):
+        assert (installed / source).is_file(), source

@@ -1,0 +1,46 @@
+"""Write one run per record for a page that a team has anyway: TensorBoard, or MLflow's file store.
+
+  zeroscale export results/runs/smoke --to tensorboard --out results/exports/tensorboard
+  zeroscale export results/runs/smoke --to mlflow --out mlruns
+
+Parameters, metrics, every step's series and tags such as the outcome. What was exported before is renewed, never
+doubled. Needs the extra of that name: pip install 'zeroscale[mlflow]'.
+"""
+
+import argparse
+from pathlib import Path
+
+from bench.errors import UserError
+
+_SHOWN_BY = {
+    "tensorboard": "tensorboard --logdir {out}",
+    "mlflow": "MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {out}",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="*", type=Path, default=[Path("results/runs")], metavar="DIR", help="default: results/runs"
+    )
+    parser.add_argument("--to", choices=tuple(_SHOWN_BY), required=True)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the page's files")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 when every record that could be read is there."""
+    import importlib
+
+    from analysis import reading, results
+    from analysis.export.run import runs
+
+    found = results.read(args.paths)
+    reading.warn(found)
+    if found.table.empty:
+        raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
+    exported = runs(found)
+    try:
+        written = importlib.import_module(f"analysis.export.{args.to}").write(exported, args.out)
+    except OSError as error:
+        raise UserError(str(args.out), f"cannot be written ({error.strerror})", "choose another --out") from error
+    print(f"{written} runs written, {len(exported) - written} unchanged; {_SHOWN_BY[args.to].format(out=args.out)}")
+    return 0

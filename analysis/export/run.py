@@ -1,0 +1,101 @@
+"""A record as the pages of other tools know a run; pure."""
+
+import datetime
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from analysis.metrics import metrics
+from analysis.results import Results
+from analysis.summary import Row
+from analysis.table import plain
+from bench.errors import UserError
+from bench.record import RunRecord
+from bench.spec import RunSpec
+
+Parameter = str | bool | int | float
+
+_TAGS = (
+    "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "evidence",
+    "outcome", "reason", "flags", "slowest_rank", "slowest_host", "slowest_link_node",
+)  # fmt: skip
+_SERIES = ("step_s", "data_wait_s", "loss", "gradient_norm")
+
+
+class Run(NamedTuple):
+    """What is shown of one record; what is unknown is left out."""
+
+    study: str
+    name: str  # with the study it names one record of a set
+    parameters: dict[str, Parameter]  # the spec's fields, in the words of the command line
+    metrics: dict[str, float]  # the run table's quantities
+    series: dict[str, list[tuple[int, float]]]  # by step, warm-up included
+    tags: dict[str, str]
+    ok: bool
+    started_s: float  # Unix time; 0 where it is unknown
+    seconds: float  # from the start to the last step, as far as it is known
+
+
+def runs(results: Results) -> list[Run]:
+    """Return a run for each row of the table; UserError where two of them have one name."""
+    found = [_run(row, results.record(place)) for place, row in enumerate(plain(results.table))]
+    (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
+    if times > 1:
+        raise UserError("/".join(name), f"{times} records have this name", "export their folders one by one")
+    return found
+
+
+def _run(row: Row, record: RunRecord) -> Run:
+    steps = record.observations.steps if record.observations else None
+    phases = record.observations.phases_s if record.observations else {}
+    told = {name: getattr(steps, name, ()) for name in _SERIES}
+    tags = {name: str(row[name]) for name in _TAGS if row[name] not in (None, "")}
+    return Run(
+        study=_name(row["study"]),
+        name=_name(_called(row)),
+        parameters=dict(_parameters(record.spec)),
+        metrics={name: float(row[name]) for name in metrics() if row[name] is not None},
+        series={name: _known(values) for name, values in told.items() if _known(values)},
+        tags=tags | ({"cut": str(steps.cut)} if steps else {}),
+        ok=row["outcome"] == "ok",
+        started_s=_unix(record.circumstance.started_at),
+        seconds=sum(phases.values()) + sum(steps.step_s if steps else ()),
+    )
+
+
+def _called(row: Row) -> str:
+    place = f"{row['nodes']}x{row['devices_per_node']}"
+    which = f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
+    return f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"
+
+
+def _name(text: str) -> str:
+    """Keep a name one part of a path: it comes from a record."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".") or "_"
+
+
+def _parameters(spec: RunSpec) -> Iterator[tuple[str, Parameter]]:
+    yield from _flat(spec.model_dump(mode="json", by_alias=True, exclude={"model": {"source"}}))
+
+
+def _flat(plain: dict[str, Any], path: str = "") -> Iterator[tuple[str, Parameter]]:
+    for name, value in plain.items():
+        key = f"{path}{name}".replace("engine.options.", "engine.").replace("data.options.", "data.")
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{name}.")
+        elif isinstance(value, Parameter):
+            yield key, value
+        elif value is not None:
+            yield key, str(value)
+
+
+def _known(values: Sequence[float | None]) -> list[tuple[int, float]]:
+    return [(step, value) for step, value in enumerate(values) if value is not None]
+
+
+def _unix(started_at: str) -> float:
+    try:
+        return datetime.datetime.fromisoformat(started_at).timestamp()
+    except ValueError:
+        return 0.0

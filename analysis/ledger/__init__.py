@@ -1,0 +1,108 @@
+"""The ledger: each claim of the study beside what was measured, with a verdict and why.
+
+An analogue, such as a tiny model on a CPU, is never called a reproduction: `analysis.ledger.rule` says what tests a
+claim.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import pandas as pd
+
+from analysis.claims import CLAIMS, Claim, Comparison, Effect, Finding, findings
+from analysis.ledger import rule
+from analysis.ledger.coverage import covered
+from analysis.ledger.published import read
+from analysis.results import Results
+from analysis.stats.compare import compare, verdicts
+
+Verdict = Literal["reproduced", "contradicted", "not testable here"]
+
+_VERDICTS: dict[str, Verdict] = {"as in the study": "reproduced", "not as in the study": "contradicted"}
+
+
+class Entry(NamedTuple):
+    """What became of one claim on one machine; `machine` is empty where nothing there can speak for it."""
+
+    claim: str
+    text: str
+    source: str
+    machine: str
+    measured: str
+    verdict: Verdict
+    why: str
+
+
+def ledger(results: Results) -> list[Entry]:
+    """Return an entry for each claim of the study and each machine where something was compared that is like it."""
+    found = findings(results.summary, results.specs)
+    weighed = {claim.id: claim for claim in CLAIMS}
+    entries: list[Entry] = []
+    for row in read("study_claims").rows:
+        head = (row["id"], row["claim"], row["source"])
+        if row["kind"] == "setting":
+            why = "says what was studied, nothing that could be measured"
+            entries.append(Entry(*head, "", covered(row["id"], results), "not testable here", why))
+        else:
+            entries += _entries(head, weighed.get(row["id"]), found, results)
+    return entries
+
+
+def as_table(entries: Sequence[Entry]) -> pd.DataFrame:
+    """Return the ledger as a table of text, one row per entry."""
+    return pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
+
+
+def _entries(
+    head: tuple[str, str, str], claim: Claim | None, found: Sequence[Finding], results: Results
+) -> Iterator[Entry]:
+    machines: dict[str, list[Finding]] = {}
+    for finding in found:
+        if finding.claim is claim:
+            machines.setdefault(finding.machine, []).append(finding)
+    if not machines:
+        why = "the set spans neither two node counts nor two ZeRO stages on several nodes"
+        yield Entry(*head, "", "", "not testable here", why)
+    for machine, of_machine in machines.items():
+        measured = "; ".join(f"{finding.model}: {_counts(finding.counts)}" for finding in of_machine)
+        yield Entry(*head, machine, measured, *_weigh(of_machine, results))
+
+
+def _weigh(found: Sequence[Finding], results: Results) -> tuple[Verdict, str]:
+    """Return the verdict on a claim on one machine, from the models there that test it, and why."""
+    short = {finding.model: rule.obstacles(finding) for finding in found}
+    tests = [finding for finding in found if not short[finding.model]]
+    if not tests:
+        analogue = "; ".join(f"{finding.model}: {finding.verdict}" for finding in found)
+        return "not testable here", f"{_joined(short)} (analogue: {analogue})"
+    counts = _effects([comparison for finding in tests for comparison in rule.testing(finding)], results)
+    verdict = _VERDICTS.get(tests[0].claim.judge(counts), "not testable here")
+    why = f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_counts(counts)}"
+    why += "; by its effect, not its cause" if tests[0].claim.id == "C1" and verdict != "not testable here" else ""
+    others = {model: why for model, why in short.items() if why}
+    return verdict, why + (f"; left out as analogues: {_joined(others)}" if others else "")
+
+
+def _effects(comparisons: Sequence[Comparison], results: Results) -> Counter[Effect]:
+    """Return what the repeats tell of all comparisons together; unknown is one that has too few of them."""
+    told = [comparison for comparison in comparisons if rule.repeated(comparison)]
+    compared = []
+    for comparison in told:
+        before, after = results.runs(comparison.before), results.runs(comparison.after)
+        blocked = before.keys() == after.keys()  # the same allocations
+        other = [before[name] for name in (after if blocked else before)]
+        compared.append(compare(list(after.values()), other, blocked=blocked))
+    counts: Counter[Effect] = Counter(verdicts(compared))
+    if few := len(comparisons) - len(told):
+        counts["unknown"] = few
+    return counts
+
+
+def _counts(counts: Counter[Effect]) -> str:
+    told = ", ".join(f"{counts[effect]} {effect}" for effect in get_args(Effect) if counts[effect])
+    return f"of {counts.total()} comparisons {told}" if told else "nothing compared"
+
+
+def _joined(short: dict[str, list[str]]) -> str:
+    return "; ".join(dict.fromkeys(why for whys in short.values() for why in whys))

@@ -1,0 +1,178 @@
+"""The ledger: which sets of runs test a claim of the study, what they say of it, and that an analogue never does."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import memory, results, run, save, spec, steps
+
+from analysis.claims import CLAIMS
+from analysis.ledger import Entry, ledger, published
+from bench.cli import main
+from bench.record import RunRecord
+
+XXL, BASE = ("mt5_xxl", 12_921_057_280), ("mt5_base", 582_401_280)
+ON_GPU = 2**30
+
+
+def at(engine: str, nodes: int, seconds: float, model: tuple[str, int] = XXL, **more: Any) -> list[RunRecord]:
+    """Three independent repeats, on GPUs, of a model that counts so many parameters; 1 % apart from each other."""
+    name, count = model
+    reserved = more.pop("reserved", ON_GPU)
+    repeats, batch = more.pop("repeats", 3), {"micro": 2, "global": more.pop("samples", 16)}
+    of = spec(engine, ranks=1, nodes=nodes, batch=batch, model={"name": name, "parameters": count}, **more)
+    return [
+        run(
+            of,
+            repeat=repeat,
+            parameters=count,
+            steps=steps((seconds * (1 + 0.01 * repeat),) * 30),
+            memory=memory(nodes, peak_reserved_bytes=reserved),
+        )
+        for repeat in range(repeats)
+    ]
+
+
+def stages(two: float, three: float, nodes: tuple[int, ...] = (1, 2, 4), **more: Any) -> list[RunRecord]:
+    """ZeRO-2 and ZeRO-3 in so many seconds per step on one node, and in proportion less on more."""
+    sides = (("zero2", two), ("zero3", three))
+    return [record for n in nodes for engine, s in sides for record in at(engine, n, s / n, **more)]
+
+
+def entries(*records: RunRecord) -> dict[str, Entry]:
+    return {entry.claim: entry for entry in ledger(results(*records))}
+
+
+# -- what tests a claim
+
+
+def test_the_studys_own_model_on_gpus_and_several_node_counts_tests_its_claims() -> None:
+    of = entries(*stages(1.0, 2.0))
+    assert [of[claim].verdict for claim in ("C1", "C2", "C3")] == ["contradicted", "reproduced", "reproduced"]
+    assert "3 slower" in of["C3"].why
+
+
+def test_one_node_count_at_which_stage_three_is_faster_contradicts_the_third_claim() -> None:
+    records = [*stages(1.0, 2.0), *at("zero2", 8, 1.0), *at("zero3", 8, 0.5)]
+    assert entries(*records)["C3"].verdict == "contradicted"
+
+
+def test_the_first_claim_is_of_steps_that_do_the_same_work() -> None:
+    slower = [*at("zero2", 1, 1.0), *at("zero2", 2, 2.0)]
+    assert entries(*slower)["C1"].verdict == "reproduced"
+    assert entries(*slower)["C1"].why.endswith("by its effect, not its cause")
+    grown = [*at("zero2", 1, 1.0, samples=8), *at("zero2", 2, 2.0, samples=16)]
+    assert entries(*grown)["C1"].verdict == "not testable here"
+    assert "the work per step grew" in entries(*grown)["C1"].why
+
+
+@pytest.mark.parametrize(
+    ("falls_short", "why"),
+    [
+        ({"model": ("tiny", 2_116_352)}, "tiny (2.12M parameters) is no mT5 of 580M to 13B"),
+        ({"model": ("mt5_xxl", 12_921_057_281)}, "is no mT5 of 580M to 13B"),
+        ({"model": ("mt5_small", 300_176_768)}, "is no mT5 of 580M to 13B"),
+        ({"model": ("t5_11b", 11_307_321_344)}, "is no mT5 of 580M to 13B"),
+        ({"model": BASE}, "mt5_base is not mT5-XXL"),
+        ({"reserved": None}, "not on GPUs"),
+        ({"nodes": (2,)}, "one node count only"),
+        ({"repeats": 2}, "fewer than 3 independent repeats a side"),
+    ],
+    ids=str,
+)
+def test_what_falls_short_in_one_respect_is_an_analogue_whatever_it_shows(falls_short: Any, why: str) -> None:
+    entry = entries(*stages(1.0, 2.0, **falls_short))["C3"]
+    assert entry.verdict == "not testable here"
+    assert why in entry.why
+    assert "analogue: " in entry.why and "as in the study" in entry.why
+
+
+def test_other_models_of_the_range_test_what_is_not_of_the_largest_alone() -> None:
+    of = entries(*stages(1.0, 2.0, model=BASE))
+    assert (of["C2"].verdict, of["C3"].verdict) == ("reproduced", "not testable here")
+
+
+def test_a_difference_that_repeats_do_not_bear_out_is_no_verdict() -> None:
+    noisy = [
+        record.model_copy(update={"observations": record.observations.model_copy(update={"steps": steps((s,) * 30)})})
+        for (engine, nodes), seconds in {("zero2", 1): (1, 2, 3), ("zero3", 1): (1, 2, 4), ("zero2", 2): (1, 2, 3),
+                                         ("zero3", 2): (1, 2, 4)}.items()
+        for record, s in zip(at(engine, nodes, 1.0), seconds, strict=True)
+        if record.observations
+    ]  # fmt: skip
+    entry = entries(*noisy)["C3"]
+    assert (entry.verdict, "2 no detectable difference" in entry.why) == ("not testable here", True)
+
+
+def test_machines_have_entries_of_their_own() -> None:
+    moved = [
+        record.model_copy(update={"circumstance": record.circumstance.model_copy(update={"machine": machine})})
+        for record in stages(1.0, 2.0)
+        for machine in (record.circumstance.machine, record.circumstance.machine.model_copy(update={"name": "b"}))
+    ]
+    third = [entry for entry in ledger(results(*moved)) if entry.claim == "C3"]
+    assert [(entry.machine, entry.verdict) for entry in third] == [("cpu", "reproduced"), ("b", "reproduced")]
+
+
+# -- what is said in any case
+
+
+def test_every_claim_has_an_entry_even_where_nothing_was_compared() -> None:
+    of = entries(run(spec("zero1")))
+    assert list(of) == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert {entry.verdict for entry in of.values()} == {"not testable here"}
+    assert all(entry.why for entry in of.values())
+
+
+def test_the_settings_say_what_of_them_is_covered() -> None:
+    of = entries(run(spec("zero1", micro=4)), *at("zero2", 2, 1.0))
+    assert of["C4"].measured == (
+        "tiny (0.000402M parameters), mt5_xxl (12,900M parameters); of the mT5 models from 580M to 13B: mt5_xxl"
+    )
+    assert "micro-batch 2, 4" in of["C5"].measured
+    assert of["C6"].measured == "data synthetic; loader workers 0"
+
+
+def test_the_claims_are_word_for_word_those_carried_over() -> None:
+    rows = {row["id"]: row["claim"] for row in published.read("study_claims").rows}
+    assert {claim.id: claim.text for claim in CLAIMS} == {name: rows[name] for name in ("C1", "C2", "C3")}
+
+
+@pytest.mark.parametrize("name", published.names())
+def test_published_numbers_name_their_source_and_are_whole(name: str) -> None:
+    found = published.read(name)
+    assert found.source and found.rows
+    assert all(None not in row and None not in row.values() for row in found.rows)
+
+
+# -- the verb
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return save(tmp_path, *stages(1.0, 2.0, model=("tiny", 7)))
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_programs_read_the_whole_ledger(form: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", str(runs), "--format", form]) == 0
+    text = capsys.readouterr().out
+    rows = json.loads(text) if form == "json" else list(csv.DictReader(io.StringIO(text)))
+    assert [row["claim"] for row in rows] == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert {row["verdict"] for row in rows} == {"not testable here"}
+
+
+def test_readers_are_told_the_rule(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for form in ("text", "md"):
+        main(["ledger", str(runs), "--format", form])
+        told = capsys.readouterr().out
+        assert told.startswith("A set tests a claim only as the study did: an mT5 model")
+        assert told.count("not testable here") == 6
+
+
+def test_a_folder_without_records_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", str(tmp_path)]) == 2
+    assert "no record below" in capsys.readouterr().err

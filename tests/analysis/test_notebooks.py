@@ -1,0 +1,66 @@
+"""The notebooks run from top to bottom on recorded runs, and say what the analysis itself says."""
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import analysis
+from analysis import results
+
+RECORDED = Path(__file__).parents[1] / "data" / "runs"
+NOTEBOOKS = sorted(Path(analysis.__file__).parent.glob("notebooks/*.ipynb"))
+
+
+def opened(name: str) -> Any:
+    return nbformat.read(Path(analysis.__file__).parent / "notebooks" / f"{name}.ipynb", as_version=4)
+
+
+def executed(name: str, folder: Path, **parameters: Any) -> list[Any]:
+    """Run a notebook with other parameters, in `folder`; return what its cells gave out, in their order."""
+    notebook = opened(name)
+    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
+    cell.source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
+    where = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where).execute()
+    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+
+
+def told(outputs: list[Any]) -> str:
+    return "\n".join(output.get("data", {}).get("text/html", output.get("text", "")) for output in outputs)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs_and_begins_with_its_parameters(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.outputs for cell in code] == [[]] * len(code)
+    assert {cell.execution_count for cell in code} == {None}
+    assert code[0].metadata.tags == ["parameters"]
+    assert code[0].source.startswith('RUNS = "../../results/runs"'), "the user's results, from where the notebook lies"
+
+
+def test_reading_results(tmp_path: Path) -> None:
+    outputs = executed("reading_results", tmp_path, RUNS=str(RECORDED / "smoke"))
+    first, picture = outputs[0], [output for output in outputs if "image/png" in output.get("data", {})]
+    assert first.data["text/html"].count("<tr>") == 20
+    assert len(picture) == 1
+    for column in ("padding_tokens", "init_peak_bytes"):
+        assert f"<th>{column}</th>" in told(outputs), "every column is explained"
+
+
+def test_a_scaling_study_ends_in_a_figure(tmp_path: Path) -> None:
+    outputs = executed("scaling_study", tmp_path, RUNS=str(RECORDED / "testbed"), FIGURE="figure.svg")
+    engines = set(results.read([RECORDED / "testbed"]).table["engine"])
+    drawn = (tmp_path / "figure.svg").read_text()
+    assert all(f"<!-- {engine} -->" in drawn for engine in engines), "each has its entry in the legend"
+    assert "no crossover" in told(outputs) or "overtakes" in told(outputs) or "cannot be told" in told(outputs)
+
+
+def test_two_machines_are_compared(tmp_path: Path) -> None:
+    machines = ("testbed_400mbit", "testbed_100mbit")
+    outputs = executed("comparing_machines", tmp_path, RUNS=str(RECORDED / "testbed"), MACHINES=machines)
+    assert "<td>slower</td>" in told(outputs), "four times the bytes per second show"
