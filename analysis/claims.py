@@ -1,7 +1,8 @@
 """What becomes of the claims of arXiv 2310.05350 in a set of runs: an analogue of them, never a reproduction.
 
-Pure, from the summary to findings. Two configurations are compared that differ in one thing only, of one machine, one
-environment class and measured evidence; a finding says of a claim what its comparisons say, by machine and model.
+Pure, from results to findings. Two configurations are compared that differ in one thing only, of one machine, one
+environment class and measured evidence; a finding says of a claim what its comparisons say together, by machine and
+model.
 """
 
 import itertools
@@ -11,6 +12,8 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from analysis.results import Results
+from analysis.stats import compare as stats
 from analysis.summary import Row
 from analysis.table import plain
 from bench.spec import Batch, EngineSpec, RunSpec, canonical
@@ -18,7 +21,8 @@ from bench.spec import Batch, EngineSpec, RunSpec, canonical
 SOURCE = "arXiv 2310.05350"
 
 Effect = Literal["faster", "slower", "no detectable difference", "unknown"]
-"""Of the second configuration beside the first, in steps per second; unknown where one has no number or no interval."""
+"""Of the second configuration beside the first, in steps per second, corrected for the number of comparisons of the
+finding; unknown where one has no number, or too few steps to tell."""
 Verdict = Literal["as in the study", "not as in the study", "cannot be told"]
 
 _STAGES = ("zero0", "zero1", "zero2", "zero3")
@@ -38,7 +42,7 @@ class Comparison(NamedTuple):
     after: Row
     differ: tuple[str, str]
     held: str
-    effect: Effect
+    effect: Effect = "unknown"
 
     @property
     def ratio(self) -> float | None:
@@ -75,13 +79,13 @@ class Finding(NamedTuple):
         return self.claim.judge(self.counts)
 
 
-def findings(summary: pd.DataFrame, specs: Mapping[str, RunSpec]) -> list[Finding]:
-    """Return what becomes of every claim on each machine with each model; `specs` by config_id. Nothing where the set
-    spans neither two node counts nor two ZeRO stages on several nodes."""
+def findings(results: Results) -> list[Finding]:
+    """Return what becomes of every claim on each machine with each model. Nothing where the set spans neither two node
+    counts nor two ZeRO stages on several nodes."""
     places: dict[tuple[str, str], list[Side]] = {}
-    for row in _measured(plain(summary)):
-        places.setdefault((row["machine"], row["model"]), []).append(Side(row, specs[row["config_id"]]))
-    found = [_findings(machine, model, sides) for (machine, model), sides in places.items()]
+    for row in _measured(plain(results.summary)):
+        places.setdefault((row["machine"], row["model"]), []).append(Side(row, results.specs[row["config_id"]]))
+    found = [_findings(machine, model, sides, results) for (machine, model), sides in places.items()]
     return [finding for of_place in found if _spans_nodes(of_place) for finding in of_place]
 
 
@@ -102,8 +106,28 @@ def _measured(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _findings(machine: str, model: str, sides: Sequence[Side]) -> list[Finding]:
-    return [Finding(claim, machine, model, tuple(_comparisons(claim, sides))) for claim in CLAIMS]
+def _findings(machine: str, model: str, sides: Sequence[Side], results: Results) -> list[Finding]:
+    return [Finding(claim, machine, model, tuple(_told(_comparisons(claim, sides), results))) for claim in CLAIMS]
+
+
+def _told(comparisons: Iterable[Comparison], results: Results) -> Iterable[Comparison]:
+    """Add to comparisons of one claim what their runs tell, all of them taken together."""
+    asked = list(comparisons)
+    judged = {place: tested for place, one in enumerate(asked) if (tested := contrast(one, results))}
+    effects = dict(zip(judged, stats.verdicts(list(judged.values())), strict=True))
+    return (one._replace(effect=effects.get(place, "unknown")) for place, one in enumerate(asked))
+
+
+def contrast(comparison: Comparison, results: Results) -> stats.Comparison | None:
+    """Return how step times of the second configuration compare with the first's, blocked where both ran in the same
+    allocations; None where one has no number, or too few steps to tell."""
+    before, after = results.runs(comparison.before), results.runs(comparison.after)
+    if not before or not after:
+        return None
+    blocked = before.keys() == after.keys()
+    other = [before[name] for name in (after if blocked else before)]
+    tested = stats.compare(list(after.values()), other, blocked=blocked)
+    return tested if tested.interval else None
 
 
 def _spans_nodes(found: Sequence[Finding]) -> bool:
@@ -130,7 +154,7 @@ def _one_environment(one: Row, other: Row) -> bool:
 
 def _comparison(claim: Claim, one: Side, other: Side) -> Comparison:
     differ = (claim.differ(one.spec), claim.differ(other.spec))
-    return Comparison(one.row, other.row, differ, _held(one, other), _effect(one.row, other.row))
+    return Comparison(one.row, other.row, differ, _held(one, other))
 
 
 def _held(one: Side, other: Side) -> str:
@@ -144,16 +168,6 @@ def _held(one: Side, other: Side) -> str:
     else:
         work = f"{spec.batch.micro * spec.accumulation} samples per step and device"
     return f"{spec.engine.name}, {micro}, {work}, {spec.precision}"
-
-
-def _effect(before: Row, after: Row) -> Effect:
-    """Tell two apart where their intervals do not overlap: no more than a hint, and within one run each where n = 1."""
-    low, high, other_low, other_high = (row[end] for row in (before, after) for end in ("step_s_low", "step_s_high"))
-    if None in (low, high, other_low, other_high):
-        return "unknown"
-    if other_high < low:
-        return "faster"
-    return "slower" if other_low > high else "no detectable difference"
 
 
 def _plain(finding: Finding, comparison: Comparison) -> Row:

@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple, get_args
 
 import pandas as pd
 
-from analysis.claims import CLAIMS, Claim, Comparison, Effect, Finding, findings
+from analysis.claims import CLAIMS, Claim, Comparison, Effect, Finding, contrast, findings
 from analysis.ledger import rule
 from analysis.ledger.coverage import covered
 from analysis.ledger.published import read
 from analysis.results import Results
-from analysis.stats.compare import compare, verdicts
+from analysis.stats.compare import verdicts
 
 Verdict = Literal["reproduced", "contradicted", "not testable here"]
 
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 def ledger(results: Results) -> list[Entry]:
     """Return an entry for each claim of the study and each machine where something was compared that is like it."""
-    found = findings(results.summary, results.specs)
+    found = findings(results)
     weighed = {claim.id: claim for claim in CLAIMS}
     entries: list[Entry] = []
     for row in read("study_claims").rows:
@@ -87,14 +87,9 @@ def _weigh(found: Sequence[Finding], results: Results) -> tuple[Verdict, str]:
 def _effects(comparisons: Sequence[Comparison], results: Results) -> Counter[Effect]:
     """Return what the repeats tell of all comparisons together; unknown is one that has too few of them."""
     told = [comparison for comparison in comparisons if rule.repeated(comparison)]
-    compared = []
-    for comparison in told:
-        before, after = results.runs(comparison.before), results.runs(comparison.after)
-        blocked = before.keys() == after.keys()  # the same allocations
-        other = [before[name] for name in (after if blocked else before)]
-        compared.append(compare(list(after.values()), other, blocked=blocked))
-    counts: Counter[Effect] = Counter(verdicts(compared))
-    if few := len(comparisons) - len(told):
+    tested = [found for comparison in told if (found := contrast(comparison, results))]
+    counts: Counter[Effect] = Counter(verdicts(tested))
+    if few := len(comparisons) - len(tested):
         counts["unknown"] = few
     return counts
 

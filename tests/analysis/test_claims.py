@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from records import failed, run, scattered, spec, steps
+from records import failed, results, run, scattered, spec, steps
 
 from analysis.claims import Finding, as_table, findings
-from analysis.summary import summarise
-from analysis.table import plain, run_table
+from analysis.table import plain
 from bench.record import RunRecord
 
 
@@ -19,7 +18,7 @@ def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, **more: An
 
 
 def found(*records: RunRecord) -> list[Finding]:
-    return findings(summarise(run_table(records)), {record.config_id: record.spec for record in records})
+    return findings(results(*records))
 
 
 def told(*records: RunRecord) -> dict[str, tuple[str, dict[str, int]]]:
