@@ -1,0 +1,125 @@
+"""Say which configurations are faster, slower or the same in B, seen from A, and break a gate.
+
+  zeroscale compare results/runs/before results/runs/after
+  zeroscale compare before after --gate 3% --format md --out comment.md
+  zeroscale compare torch2.12 torch2.13 --across versions.torch
+  zeroscale compare smoke smoke --across engine=zero2:zero3
+
+Two configurations are compared where they measured the same by the same protocol, on the same machine, with the same
+versions. What differs is named and not compared, unless --across says that it is the question: a field of the spec
+(engine, engine.options.reduce_bucket_size, measure, …), machine, versions.torch, … or all below it.
+
+The gate breaks, with exit code 1, where B is detectably slower (all configurations taken together wrong in at most 5 %)
+and by more than the gate; where each of its runs has a peak of memory higher than all of A's by more than that; where
+it failed and A ran; and where there is nothing to compare. A slowdown that the interval cannot exclude leaves it open,
+as do configurations that are not comparable or missing in B, and fewer than three runs of a side: only their steps can
+be compared then, and two runs of the same differ by more than their steps tell. --strict breaks it in all these cases.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import store
+from bench.errors import UserError
+
+if TYPE_CHECKING:
+    from analysis.compare import Compared, Question
+    from analysis.results import Results
+
+FORMATS = ("text", "md", "json", "csv", "junit")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", type=Path, metavar="A", help="results to compare with")
+    parser.add_argument("b", type=Path, metavar="B", help="results to compare")
+    parser.add_argument(
+        "--across", action="append", default=[], metavar="FIELD[=A:B]", help="this difference is the question; also a,b"
+    )
+    parser.add_argument("--exact", action="store_true", help="any change of what does not vary breaks the gate as well")
+    parser.add_argument(
+        "--paired", action="store_true", help="repeat n of A and of B were made one after the other, as `ab` does"
+    )
+    parser.add_argument("--called", nargs=2, metavar=("A", "B"), help="names of the two; default: their paths")
+    gate_arguments(parser)
+
+
+def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> None:
+    """Add what `ab` takes as well."""
+    told = "exit code 1 where B is slower, or needs more memory, by more than this"
+    default = gate and percentage(gate)
+    parser.add_argument(
+        "--gate",
+        type=percentage,
+        metavar="PERCENT",
+        default=default,
+        help=f"{told}; default: {gate or 'none'}".replace("%", "%%"),
+    )
+    parser.add_argument("--strict", action="store_true", help="what leaves the gate open breaks it")
+    parser.add_argument(
+        "--allow", default="", metavar="NAME,…", help="counts and bytes that may change, such as resident_bytes"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write there; the outcome still goes to the terminal")
+
+
+def percentage(text: str) -> float:
+    """Return 0.03 for `3%`; UserError for what is no percentage."""
+    number = text.removesuffix("%").strip()
+    if text.endswith("%") and number.replace(".", "", 1).isdecimal():
+        return float(number) / 100
+    raise UserError(f"--gate {text}", "not a percentage", "write it as in 3%")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 1 if the gate is broken."""
+    from analysis.compare import compare
+    from analysis.compare.words import headline
+
+    compared = compare(_read(args.a), _read(args.b), _question(args))
+    written = _written(compared, args.format)
+    if args.out:
+        _write(args.out, written)
+        print(headline(compared))
+        print(args.out)
+    else:
+        sys.stdout.write(written)
+    return 1 if compared.broken else 0
+
+
+def _read(path: Path) -> "Results":
+    from analysis import reading, results
+
+    found = results.read([path])
+    reading.warn(found)
+    if found.table.empty:
+        raise UserError(str(path), "no record below", "give a results folder, or measure first")
+    return found
+
+
+def _question(args: argparse.Namespace) -> "Question":
+    from analysis.compare import Question
+    from analysis.compare.fields import parse
+    from analysis.compare.judging import Gate
+
+    allowed = frozenset(name.strip() for name in args.allow.split(","))
+    gate = Gate(args.gate, args.exact, args.strict, allowed) if args.exact or args.gate is not None else None
+    across = tuple(one for text in args.across for one in parse(text))
+    return Question(tuple(args.called or (str(args.a), str(args.b))), across, gate, args.paired)
+
+
+def _written(compared: "Compared", form: str) -> str:
+    from analysis.compare import junit, markdown, plain, text
+
+    return {
+        "text": text.to_text, "md": markdown.to_markdown, "json": plain.to_json, "csv": plain.to_csv,
+        "junit": junit.to_junit,
+    }[form](compared)  # fmt: skip
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        store.write_atomically(path, text.encode())
+    except OSError as error:
+        raise UserError(f"--out {path}", f"cannot be written ({error.strerror})", "choose another file") from error

@@ -1,0 +1,59 @@
+"""Two sets of results, configuration by configuration: faster, slower, the same or not comparable.
+
+fields      what sets configurations apart, and which differences are the question
+pairing     which configuration of A is set against which of B
+quantities  what does not vary from run to run
+judging     what a pair says, and the gate
+naming      what people call a pair
+words       how a pair is told in words
+text, markdown, junit, plain   the forms
+"""
+
+from typing import NamedTuple
+
+from analysis.compare.fields import Across
+from analysis.compare.judging import Gate, Line, lines
+from analysis.compare.naming import names
+from analysis.compare.pairing import configurations, nearest_miss, pairs
+from analysis.results import Results
+
+
+class Question(NamedTuple):
+    """How two sets are compared."""
+
+    called: tuple[str, str]  # A and B
+    across: tuple[Across, ...] = ()
+    gate: Gate | None = None
+    paired: bool = False  # repeat n of A and of B were made one after the other
+
+
+class Compared(NamedTuple):
+    """The answer: a line for each pair, by name."""
+
+    question: Question
+    lines: tuple[tuple[str, Line], ...]
+    note: str = ""  # where A and B share no configuration, what keeps two of them apart
+
+    @property
+    def broken(self) -> bool:
+        """Whether the gate is broken: by a line, or for nothing at all could be compared."""
+        nothing = not any(line.comparison for _, line in self.lines)
+        return self.question.gate is not None and (nothing or bool(self.breaking()))
+
+    def breaks(self, line: Line) -> bool:
+        """Whether a line breaks the gate."""
+        gate = self.question.gate
+        return gate is not None and (line.held == "broken" or (gate.strict and line.held == "open"))
+
+    def breaking(self) -> list[str]:
+        """Return the names of the lines that break the gate."""
+        return [name for name, line in self.lines if self.breaks(line)]
+
+
+def compare(a: Results, b: Results, question: Question) -> Compared:
+    """Compare two sets of results; UserError for what `across` cannot mean."""
+    ours, theirs = configurations(a), configurations(b)
+    found = pairs(ours, theirs, question.across)
+    judged = lines(a, b, found, question.gate, paired=question.paired)
+    note = "" if any(pair.a and pair.b for pair in found) else nearest_miss(ours, theirs)
+    return Compared(question, tuple(zip(names(found), judged, strict=True)), note)

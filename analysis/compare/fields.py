@@ -1,0 +1,126 @@
+"""What sets two configurations apart, field by field, and which differences are the question."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from analysis.summary import Row
+from bench.errors import UserError, nearest
+from bench.record import EnvironmentClass
+from bench.spec import RunSpec
+
+Fields = dict[str, str]
+"""By dotted name, as text: those of the spec (`engine.options.stage`) and of what it met (`versions.torch`)."""
+
+_DERIVED: Any = {"model": {"source"}, "batch": {"global_"}}
+_CIRCUMSTANCE = ("measure", "machine", "evidence")
+_ENVIRONMENT = ("device", "container", "versions")
+_SAME_THING = {"machine": ("machine", "device")}  # a machine is what it is called and what is in it
+
+
+class Across(NamedTuple):
+    """A field, or all below it, in which A and B may differ; with `values`, what it is in A and what it is in B."""
+
+    name: str
+    values: tuple[str, str] | None = None
+
+    def covers(self, field: str) -> bool:
+        """Whether `field` is this one or below it."""
+        return any(_below(field, name) for name in _SAME_THING.get(self.name, (self.name,)))
+
+
+class Difference(NamedTuple):
+    """A field that is not the same in A and in B; None where a side has no such field."""
+
+    field: str
+    a: str | None
+    b: str | None
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.a or 'none'} → {self.b or 'none'}"
+
+
+def fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fields:
+    """Return the fields of a row of the summary; those of its environment only where that is known."""
+    plain = spec.model_dump(mode="json", by_alias=True, exclude=_DERIVED)
+    met: dict[str, Any] = {"machine": row["machine"], "evidence": row["evidence"]}
+    if environment:
+        met |= environment.model_dump(mode="json", include=set(_ENVIRONMENT))
+    return dict(_flat(plain | met))
+
+
+def parse(text: str) -> tuple[Across, ...]:
+    """Parse `FIELD[=A:B][,FIELD…]`."""
+    return tuple(_across(part.strip()) for part in text.split(",") if part.strip())
+
+
+def check(across: Iterable[Across], known: Iterable[Fields]) -> None:
+    """Raise UserError for a field that no configuration has, nor any other could have."""
+    names = {name for one in known for field in one for name in _prefixes(field)}
+    names |= {*RunSpec.model_fields, *_CIRCUMSTANCE, *_ENVIRONMENT}
+    for one in across:
+        if one.name not in names:
+            raise UserError(f"--across {one.name}", "no such field", nearest(one.name, names))
+
+
+def valued(name: str, one: Fields) -> str | None:
+    """Return the value of a field; that of `engine` is its name."""
+    return one.get(name, one.get(f"{name}.name"))
+
+
+def identity(one: Fields, across: Iterable[Across]) -> tuple[tuple[str, str], ...]:
+    """Return what two configurations must share to be set against each other at all: what was measured, without what
+    is the question, the protocol and what it met."""
+    across = tuple(across)
+    return tuple(sorted(
+        (field, value) for field, value in one.items()
+        if not _refusable(field) and not any(part.covers(field) for part in across)
+    ))  # fmt: skip
+
+
+def differences(a: Fields, b: Fields, across: Iterable[Across] = ()) -> tuple[Difference, ...]:
+    """Return the fields in which A and B differ, those across left out. An environment that nobody knows differs in
+    nothing."""
+    names, across = sorted(a.keys() | b.keys()), tuple(across)
+    if not (_known(a) and _known(b)):
+        names = [name for name in names if not any(_below(name, part) for part in _ENVIRONMENT)]
+    return tuple(
+        Difference(name, a.get(name), b.get(name))
+        for name in names
+        if a.get(name) != b.get(name) and not any(part.covers(name) for part in across)
+    )
+
+
+def _across(part: str) -> Across:
+    name, equals, values = part.partition("=")
+    if not equals:
+        return Across(name)
+    a, colon, b = values.partition(":")
+    if not (a and colon and b):
+        raise UserError(f"--across {part}", "not FIELD=A:B", f"write what it is in A and in B, as in {name}=this:that")
+    return Across(name, (a, b))
+
+
+def _refusable(field: str) -> bool:
+    return any(_below(field, part) for part in (*_CIRCUMSTANCE, *_ENVIRONMENT))
+
+
+def _known(one: Fields) -> bool:
+    return "device" in one
+
+
+def _below(field: str, name: str) -> bool:
+    return field == name or field.startswith(f"{name}.")
+
+
+def _prefixes(field: str) -> Iterator[str]:
+    parts = field.split(".")
+    yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _flat(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in plain.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{name}.")
+        elif value is not None:
+            yield f"{path}{name}", value if isinstance(value, str) else json.dumps(value)

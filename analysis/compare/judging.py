@@ -1,0 +1,152 @@
+"""What a pair says: which side is faster, what else changed, and whether the gate holds."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from analysis.compare.fields import Difference
+from analysis.compare.pairing import Configuration, Pair
+from analysis.compare.quantities import PEAK, Change, changes
+from analysis.results import Results, Runs
+from analysis.stats import compare as stats
+
+Status = Literal[
+    "faster", "slower", "no detectable difference", "not comparable", "only in A", "only in B", "failed in A",
+    "failed in B", "failed in both",
+]  # fmt: skip
+"""Of B, seen from A."""
+Held = Literal["kept", "open", "broken"]
+
+
+class Gate(NamedTuple):
+    """What B may not do. `limit` 0.03: a step that takes more than 3 % longer, a peak of memory more than 3 % higher.
+
+    Step time breaks it where B is detectably slower, all pairs of the set taken together, and by more than the limit;
+    it is open where that cannot be excluded, the interval reaching beyond, and where there are too few runs to tell
+    their differences from that of the code. Memory breaks it where every run of B is that much above every run of A,
+    and a failure where A ran. With `exact`, any other quantity that changes does too.
+    """
+
+    limit: float | None = None
+    exact: bool = False
+    strict: bool = False  # what is open counts as broken
+    allowed: frozenset[str] = frozenset()  # quantities that may change
+
+
+class Line(NamedTuple):
+    """What one pair says; `comparison` is of B over A and there only where both have a step time."""
+
+    a: Configuration | None
+    b: Configuration | None
+    status: Status
+    why: str = ""
+    comparison: stats.Comparison | None = None
+    runs: tuple[int, int] | None = None  # that the comparison rests on, of A and of B
+    changes: tuple[Change, ...] = ()
+    asked: tuple[Difference, ...] = ()  # in what they differ, because that is the question
+    held: Held | None = None  # None: nothing of it is gated
+    doubts: tuple[str, ...] = ()  # why the gate is open or broken
+
+
+def percent(share: float) -> str:
+    """Return a share as people write it: 3 % for 0.03."""
+    return f"{100 * share:.4g} %"
+
+
+def lines(a: Results, b: Results, pairs: Sequence[Pair], gate: Gate | None, *, paired: bool) -> list[Line]:
+    """Judge all pairs together: of many, some would seem to differ by chance (`analysis.stats.compare`).
+
+    `paired` says that the runs of one repeat, of A and of B, were made one after the other, as `zeroscale ab` does.
+    """
+    drafts = [_draft(a, b, pair, paired=paired) for pair in pairs]
+    told = iter(stats.verdicts([line.comparison for line in drafts if line.comparison]))
+    judged = [line._replace(status=next(told)) if line.comparison else line for line in drafts]
+    return [_held(line, gate) for line in judged] if gate else judged
+
+
+def _draft(a: Results, b: Results, pair: Pair, *, paired: bool) -> Line:
+    ours, theirs = pair.a, pair.b
+    if ours is None or theirs is None:
+        one = ours or theirs
+        assert one is not None
+        return Line(ours, theirs, "only in A" if ours else "only in B", _failure(one))
+    if pair.differ:
+        return Line(ours, theirs, "not comparable", ", ".join(map(str, pair.differ)))
+    failures = _failure(ours), _failure(theirs)
+    if all(failures):
+        return Line(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")
+    if any(failures):
+        return Line(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
+    comparison, runs = _timed(*(_runs(side, one, paired) for side, one in ((a, ours), (b, theirs))))
+    records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
+    status: Status = "no detectable difference"  # until all are seen together
+    return Line(ours, theirs, status, "", comparison, runs, changes(*records), pair.asked)
+
+
+def _failure(one: Configuration) -> str:
+    """Return why a configuration has no number; empty where it has."""
+    if one.row["n"]:
+        return ""
+    if one.row["outcome"] == "ok":
+        return "a fault was planted in all runs"
+    return ": ".join(part for part in (one.row["outcome"], one.row["reason"]) if part)
+
+
+def _runs(side: Results, one: Configuration, paired: bool) -> Runs:
+    """Return the steps behind a configuration by allocation, or by repeat."""
+    if not paired:
+        return side.runs(one.row)
+    found: Runs = {}
+    for place in side.behind(one.row):
+        trace = side.traces.iloc[place]
+        found.setdefault(str(side.table["repeat"].iloc[place]), []).extend(trace["step_s"][trace["cut"] :])
+    return found
+
+
+def _timed(ours: Runs, theirs: Runs) -> tuple[stats.Comparison, tuple[int, int]]:
+    """Compare B with A, pair by pair where they share allocations: good nodes then help both."""
+    shared = [name for name in ours if name in theirs]
+    blocked = len(shared) >= stats.LEAST_RUNS
+    if blocked:
+        ours, theirs = ({name: side[name] for name in shared} for side in (ours, theirs))
+    found = stats.compare(list(theirs.values()), list(ours.values()), blocked=blocked)
+    return found, (len(ours), len(theirs))
+
+
+def _held(line: Line, gate: Gate) -> Line:
+    if line.comparison:
+        broken, opened = _broken(line, gate), _open(line.comparison, gate)
+        held: Held = "broken" if broken else "open" if opened else "kept"
+        return line._replace(held=held, doubts=broken or opened)
+    if line.status == "failed in B":
+        return line._replace(held="broken")
+    missing = line.status == "only in A" and not line.why
+    return line._replace(held="open") if missing or line.status == "not comparable" else line
+
+
+def _broken(line: Line, gate: Gate) -> tuple[str, ...]:
+    assert line.comparison and line.a and line.b
+    found = []
+    by_runs = line.status == "slower" and line.comparison.unit == "run"
+    if by_runs and gate.limit is not None and line.comparison.ratio > 1 + gate.limit:
+        found.append("step time")
+    for change in line.changes:
+        grown = gate.limit is not None and change.name == PEAK and change.growth > 1 + gate.limit
+        if (grown or (gate.exact and change.exact)) and change.name not in gate.allowed:
+            found.append(change.name)
+    if gate.exact and _mixed(line.b) and not _mixed(line.a):
+        found.append("some runs failed in B")
+    return tuple(found)
+
+
+def _open(comparison: stats.Comparison, gate: Gate) -> tuple[str, ...]:
+    if gate.limit is None:
+        return ()
+    if comparison.unit == "step":
+        return (f"fewer than {stats.LEAST_RUNS} runs of a side",)
+    if comparison.interval and comparison.interval.high <= 1 + gate.limit:
+        return ()
+    return (f"more than {percent(gate.limit)} cannot be excluded",)
+
+
+def _mixed(one: Configuration) -> bool:
+    return "mixed" in one.row["flags"].split()

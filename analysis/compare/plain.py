@@ -1,0 +1,75 @@
+"""A comparison for programs: JSON and CSV, numbers exact, missing is null or empty."""
+
+import csv
+import io
+import json
+from typing import Any
+
+from analysis.compare import Compared
+from analysis.compare.judging import Line
+from analysis.compare.quantities import Change
+from analysis.compare.words import headline
+
+_SIDE = ("config_id", "environment_id", "machine", "step_s", "peak_allocated_bytes", "n", "outcome", "flags")
+
+
+def to_json(compared: Compared) -> str:
+    """Return the outcome and an object for each line."""
+    a, b = compared.question.called
+    plain = {
+        "a": a,
+        "b": b,
+        "across": [part.name for part in compared.question.across],
+        "gate": _gate(compared),
+        "broken": compared.broken,
+        "headline": headline(compared),
+        "lines": [
+            {**_row(name, line), "changes": [change._asdict() for change in line.changes]}
+            for name, line in compared.lines
+        ],
+    }
+    return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(compared: Compared) -> str:
+    """Return a row for each line; what changed is told as `name: values of A -> values of B`."""
+    rows = [{**_row(name, line), "changes": "; ".join(map(_change, line.changes))} for name, line in compared.lines]
+    buffer = io.StringIO()
+    names = list(rows[0]) if rows else ["name"]
+    writer = csv.DictWriter(buffer, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _row(name: str, line: Line) -> dict[str, Any]:
+    found = line.comparison
+    interval = found.interval if found else None
+    return {
+        "name": name,
+        "status": line.status,
+        "why": line.why,
+        "held": line.held,
+        "doubts": ", ".join(line.doubts),
+        "ratio": found and found.ratio,
+        "ratio_low": interval and interval.low,
+        "ratio_high": interval and interval.high,
+        "interval_kind": interval and interval.kind,
+        "interval_level": interval and interval.level,
+        "p": found and found.p,
+        "cliffs_delta": found and found.cliffs_delta,
+        "unit": found and found.unit,
+        "a_runs": line.runs and line.runs[0],
+        "b_runs": line.runs and line.runs[1],
+        **{f"{side}_{key}": one and one.row[key] for side, one in (("a", line.a), ("b", line.b)) for key in _SIDE},
+    }
+
+
+def _gate(compared: Compared) -> dict[str, Any] | None:
+    gate = compared.question.gate
+    return gate and gate._asdict() | {"allowed": sorted(gate.allowed)}
+
+
+def _change(change: Change) -> str:
+    a, b = (" ".join(map(str, side)) for side in (change.a, change.b))
+    return f"{change.name}: {a} -> {b}"

@@ -1,0 +1,126 @@
+"""How a comparison is told in words, for every form that people read."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import get_args
+
+from analysis.compare import Compared
+from analysis.compare.judging import Line, Status, percent
+from analysis.compare.quantities import Change
+from analysis.numbers import MISSING, significant, size
+from analysis.stats.compare import LEAST_RUNS
+from analysis.stats.interval import LEVEL
+
+HEAD = ("configuration", "B is", "A, s", "B, s", "step time of B", "rests on", "peak of B", "and")
+RIGHT = ("A, s", "B, s")
+
+
+def headline(compared: Compared) -> str:
+    """Return the outcome in a line or two: the gate, then how many configurations are what."""
+    counts = Counter((line.status, verdict(line)) for _, line in compared.lines)
+    ordered = sorted(counts, key=lambda kind: get_args(Status).index(kind[0]))
+    told = ", ".join(f"{counts[kind]} {kind[1]}" for kind in ordered)
+    return " ".join(part for part in (_gate(compared), f"{told or 'nothing to compare'}.") if part)
+
+
+def sides(compared: Compared) -> str:
+    """Return what A and B are, and which differences are the question."""
+    a, b = compared.question.called
+    asked = dict.fromkeys(str(one) for _, line in compared.lines for one in line.asked)
+    return f"A: {a}. B: {b}." + (f" The question: {_listed(list(asked), 5)}." if asked else "")
+
+
+def verdict(line: Line) -> str:
+    """Return the status, and that it holds for no other runs where only their steps tell it."""
+    told = line.comparison and line.comparison.unit == "step" and line.status in ("faster", "slower")
+    return f"{line.status} in these runs" if told else line.status
+
+
+def cells(name: str, line: Line) -> tuple[str, ...]:
+    """Return a row under HEAD."""
+    held = {"broken": ": breaks the gate", "open": ": gate open"}.get(line.held or "", "")
+    return (
+        name, verdict(line) + held, _step(line, "a"), _step(line, "b"), change(line), ground(line),
+        _peak(line), "; ".join(also(line)) or MISSING,
+    )  # fmt: skip
+
+
+def change(line: Line) -> str:
+    """Return by how much B's step time differs from A's, with its interval."""
+    if line.comparison is None:
+        return MISSING
+    interval = line.comparison.interval
+    told = f"{_signed(line.comparison.ratio)} %"
+    return told + (f" ({_signed(interval.low)} to {_signed(interval.high)})" if interval else " (unbounded)")
+
+
+def ground(line: Line) -> str:
+    """Return what a comparison rests on: runs, or only the steps of so few."""
+    if line.comparison is None or line.runs is None:
+        return MISSING
+    runs = f"{line.runs[0]} + {line.runs[1]} runs"
+    return runs if line.comparison.unit == "run" else f"the steps of {runs}"
+
+
+def also(line: Line) -> list[str]:
+    """Return what else is to be said: why, what leaves the gate open or breaks it, what changed, flags."""
+    flags = dict.fromkeys(flag for one in (line.a, line.b) if one for flag in one.row["flags"].split())
+    told = [line.why, *(f"{line.held}: {doubt}" for doubt in line.doubts), *map(changed, line.changes)]
+    return [part for part in (*told, " ".join(flags)) if part]
+
+
+def changed(change: Change) -> str:
+    """Return a quantity and its values in A and in B, with as many digits as tell them apart."""
+    tell = size if change.name.endswith("_bytes") else significant
+    a, b = (_range(*map(tell, side)) for side in (change.a, change.b))
+    if a == b:
+        a, b = (_range(*map("{:,}".format, side)) for side in (change.a, change.b))
+    return f"{change.name} {a} → {b}"
+
+
+def level() -> str:
+    """Return what the intervals are."""
+    return (
+        f"Step time of B against A with its {percent(LEVEL)} interval. From {LEAST_RUNS} runs a side on it holds for "
+        "other runs too; the steps of fewer tell only of themselves, and leave a gate open."
+    )
+
+
+def _gate(compared: Compared) -> str:
+    gate = compared.question.gate
+    if gate is None:
+        return ""
+    parts = [percent(gate.limit) if gate.limit is not None else "", "exact" if gate.exact else ""]
+    what = f"Gate ({', '.join(part for part in parts if part)}) "
+    breaking = compared.breaking()
+    if breaking:
+        return f"{what}broken by {len(breaking)} of {len(compared.lines)}: {_listed(breaking, 3)}."
+    if compared.broken:
+        why = f", for they differ in {compared.note}" if compared.note else ""
+        return f"{what}broken: A and B share nothing that could be compared{why}."
+    left = sum(line.held == "open" for _, line in compared.lines)
+    return f"{what}not broken, but open for {left} of {len(compared.lines)}." if left else f"{what}kept."
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    return "; ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low}–{high}"
+
+
+def _signed(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f}".replace("-0.0", "+0.0")
+
+
+def _step(line: Line, side: str) -> str:
+    one = getattr(line, side)
+    seconds = one.row["step_s"] if one else None
+    return MISSING if seconds is None else significant(seconds)
+
+
+def _peak(line: Line) -> str:
+    """Return by how much B's highest peak of memory differs from A's."""
+    a, b = (one.row["peak_allocated_bytes"] if one else None for one in (line.a, line.b))
+    return MISSING if not a or not b or line.comparison is None else f"{_signed(b / a)} %"

@@ -1,0 +1,118 @@
+"""Measure two git revisions, or two Python environments, in turn on this machine, and compare them.
+
+  zeroscale ab HEAD~1 HEAD
+  zeroscale ab main . --rounds 8 --gate 2%
+  zeroscale ab HEAD~1 HEAD model=mt5_base engine=zero3 machine=h200 devices_per_node=8 --format md --out comment.md
+  zeroscale ab ~/torch2.12 ~/torch2.13 engine=zero2
+
+A side is a revision of the checkout around this folder, a folder with the code as it is (`.`, with what is not yet
+committed), or an environment: a folder with bin/python, or an interpreter, which runs the code as it is here.
+
+Overrides are those of `zeroscale run`; without any, a small point of the smoke study on two processes of the CPU. In
+every round both sides run, by turns first; `zeroscale compare` then compares them round by round, and its exit code is
+that of this command. Besides step time and peak of memory, whatever should not vary breaks the gate by any change:
+parameters, FLOPs by their closed form, calls and bytes of every collective, live memory. (On a CPU 64 KiB of it are the
+harness's own, and the peak depends on timing.) `--allow` names what is meant to change.
+
+Under Slurm it is a command like any other: sbatch --wrap "zeroscale ab HEAD~1 HEAD". Its runs stay on one node.
+"""
+
+import argparse
+import contextlib
+import importlib
+import signal
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from bench.ab import rounds, sides
+from bench.ab.sides import Side
+from bench.cli import VERBS, asking
+from bench.errors import UserError
+from bench.record import RunRecord
+from bench.spec import RunSpec
+
+_SMALL = {
+    "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
+}  # fmt: skip
+"""Of the smoke study, where nothing else is asked for."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="REF_A", help="git revision, folder with code, or Python environment")
+    parser.add_argument("b", metavar="REF_B", help="the same, to be compared with it")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what is measured, as `run` takes it")
+    parser.add_argument("--rounds", type=_at_least_one, default=5, metavar="N", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides who begins; default: %(default)s")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+    parser.add_argument(
+        "--results", type=Path, default=Path("results/runs"), metavar="DIR", help="default: %(default)s"
+    )
+    _compare().gate_arguments(parser, gate="3%")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 1 if the gate is broken."""
+    words = [*(args.overrides or _small()), *(["--config-dir", str(args.config_dir)] if args.config_dir else [])]
+    with _ended_in_order(), sides.sides(args.a, args.b, sides.here(Path.cwd())) as (a, b):
+        results = _folder(args.results, f"ab-{a.name}-{b.name}")
+        rounds.measure((a, b), rounds.order(args.rounds, args.seed), words, results, _follow)
+    print(results, file=sys.stderr)
+    # Whatever a revision makes of the same overrides is the question; by another protocol, times cannot be compared.
+    across = [name for name in RunSpec.model_fields if name != "measure"]
+    across += ["versions", "container"] if a.environment or b.environment else []
+    asked = {
+        "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
+        "exact": True, "paired": True,
+    }  # fmt: skip
+    code: int = _compare().run(argparse.Namespace(**vars(args) | asked))
+    return code
+
+
+def _compare() -> Any:
+    """Return the verb that reads what this one measures; by its name, for nothing here knows the analysis."""
+    return importlib.import_module(VERBS["compare"].module)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--rounds {text}", "not a positive number", "one is the least")
+    return int(text)
+
+
+def _small() -> list[str]:
+    from bench import config
+
+    return [f"{key}={value}" for key, value in (config.study("smoke").base | _SMALL).items()]
+
+
+def _folder(parent: Path, name: str) -> Path:
+    """Make a new folder for the results; what is there stays as it is."""
+    for number in count(1):
+        folder = (parent / (name if number == 1 else f"{name}.{number}")).absolute()
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("there is always another number")
+
+
+def _follow(number: int, side: Side, record: RunRecord) -> None:
+    print(f"round {number + 1}  {side.called}  {asking.result(record)}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Take a polite request to end for a Ctrl-C: a run is ended in good order, and nothing stays behind."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

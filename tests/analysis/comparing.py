@@ -1,0 +1,38 @@
+"""Two sets of records compared, for the tests."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from records import run, save, steps
+
+from analysis import results
+from analysis.compare import Compared, Question, compare
+from analysis.compare.fields import parse
+from analysis.compare.judging import Line
+from bench.record import RunRecord
+
+NOISE = (0.99, 1.01, 1.0, 1.005, 0.995)  # of five runs: the standard error of their mean is 0.35 %
+
+
+def against(folder: Path, a: Sequence[RunRecord], b: Sequence[RunRecord], across: str = "", **more: Any) -> Compared:
+    """Compare records of A with records of B, each written to a folder of its own."""
+    place = folder / str(len(list(folder.iterdir())))
+    sides = [results.read([save(place / name, *records)]) for name, records in (("a", a), ("b", b))]
+    return compare(*sides, Question(("a", "b"), parse(across), **more))
+
+
+def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (), **more: Any) -> list[RunRecord]:
+    """Repeats whose median step times are `step_s` times these, each in a Slurm job if any are given."""
+    around = [{"environment": {"slurm": {"SLURM_JOB_ID": str(job)}}} for job in jobs] or [{} for _ in scale]
+    windows = [steps((step_s * by,) * 30) for by in scale]
+    return [
+        run(repeat=repeat, steps=window, **place, **more)
+        for repeat, (window, place) in enumerate(zip(windows, around, strict=True))
+    ]
+
+
+def only(compared: Compared) -> Line:
+    """Return the one line that there is."""
+    [(_, line)] = compared.lines
+    return line

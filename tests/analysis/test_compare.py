@@ -1,0 +1,169 @@
+"""Two result sets: what is compared with what, and what that says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparing import against, only, timed
+from records import MIB, failed, memory, run, spec
+
+from bench.errors import UserError
+from bench.record import Collective, RunRecord
+
+
+@pytest.mark.parametrize(
+    ("other", "named", "across"),
+    [
+        ({"of": spec(measure={"min_steps": 12})}, "measure.min_steps 30 → 12", "measure"),
+        ({"torch": "2.14.0"}, "versions.torch 2.13.0 → 2.14.0", "versions.torch"),
+        ({"machine": {"name": "other"}}, "machine cpu → other", "machine"),
+        ({"evidence": "rehearsed"}, "evidence measured → rehearsed", "evidence"),
+    ],
+)
+def test_unlike_protocols_versions_and_machines_are_compared_only_when_told_so(
+    tmp_path: Path, other: dict[str, Any], named: str, across: str
+) -> None:
+    refused = only(against(tmp_path, [run()], [run(**other)]))
+    assert (refused.status, refused.why, refused.comparison) == ("not comparable", named, None)
+    assert only(against(tmp_path, [run()], [run(**other)], across)).comparison is not None
+
+
+def test_every_difference_is_named_and_one_of_two_is_not_enough(tmp_path: Path) -> None:
+    ours, theirs = run(), run(torch="2.14.0", machine={"name": "other"})
+    assert only(against(tmp_path, [ours], [theirs], "machine")).why == "versions.torch 2.13.0 → 2.14.0"
+
+
+def test_equals_are_paired_before_the_merely_similar(tmp_path: Path) -> None:
+    compared = against(tmp_path, [run(torch="2.13.0")], [run(torch="2.14.0", repeat=1), run(torch="2.13.0")])
+    assert [line.status for _, line in compared.lines] == ["no detectable difference", "only in B"]
+
+
+def test_other_configurations_stand_alone(tmp_path: Path) -> None:
+    compared = against(tmp_path, [run(spec(micro=2))], [run(spec(micro=4))])
+    assert [(name, line.status) for name, line in compared.lines] == [
+        ("tiny · 2 ranks · zero1 · micro 2", "only in A"),
+        ("tiny · 2 ranks · zero1 · micro 4", "only in B"),
+    ]
+    assert compared.note == "batch.micro 2 → 4"
+
+
+def test_two_engines_of_one_set_are_compared_by_naming_them(tmp_path: Path) -> None:
+    both = [run(spec("zero1")), run(spec("zero2"))]
+    [(name, line)] = against(tmp_path, both, both, "engine=zero1:zero2").lines
+    assert name == "tiny · 2 ranks · zero1 → zero2 · micro 2"
+    assert line.comparison
+
+
+@pytest.mark.parametrize(
+    ("across", "told"),
+    [
+        ("engine", "--across engine: A holds both zero1 and zero2 of the same point; choose one for each side, as in "
+                   "--across engine=zero1:zero2"),
+        ("engine=zero1:zero3", "--across engine=zero1:zero3: B has none with engine zero3; choose from zero1, zero2"),
+        ("contain", "--across contain: no such field; did you mean container?"),
+        ("engin", "--across engin: no such field; did you mean engine?"),
+        ("versions.troch", "--across versions.troch: no such field; did you mean versions.torch?"),
+        ("engine=ddp", "--across engine=ddp: not FIELD=A:B; write what it is in A and in B, as in engine=this:that"),
+    ],
+)  # fmt: skip
+def test_a_question_that_cannot_be_meant_is_answered_in_one_line(tmp_path: Path, across: str, told: str) -> None:
+    both = [run(spec("zero1")), run(spec("zero2"))]
+    with pytest.raises(UserError) as error:
+        against(tmp_path, both, both, across)
+    assert str(error.value) == told.replace("choose from zero1, zero2", error.value.remedy)
+
+
+def test_a_failure_before_its_environment_was_known_is_of_any_environment(tmp_path: Path) -> None:
+    line = only(against(tmp_path, [run()], [failed("error", torch=None)]))
+    assert (line.status, line.why) == ("failed in B", "error: why")
+
+
+def test_what_tells_configurations_apart_is_in_their_names(tmp_path: Path) -> None:
+    both = [run(spec(precision="fp32")), run(spec(precision="bf16")), run(spec("ddp"))]
+    assert [name for name, _ in against(tmp_path, both, both).lines] == [
+        "tiny · 2 ranks · zero1 · micro 2 · precision=bf16",
+        "tiny · 2 ranks · ddp · micro 2",
+        "tiny · 2 ranks · zero1 · micro 2 · precision=fp32",
+    ]
+
+
+# What it says
+
+
+def test_runs_say_how_much_slower_and_how_sure_that_is(tmp_path: Path) -> None:
+    line = only(against(tmp_path, timed(0.100), timed(0.110)))
+    assert (line.status, line.runs) == ("slower", (5, 5))
+    assert line.comparison and line.comparison.interval
+    assert line.comparison.ratio == pytest.approx(1.1)
+    # The logarithms scatter by 0.0079 on each side, and Student's quantile of 8 is 2.306: 2.306 × 0.0079 × √(2/5)
+    assert line.comparison.interval[:2] == pytest.approx((1.1 * 0.98854, 1.1 * 1.01160), rel=1e-4)
+
+
+def test_faster_is_seen_from_a(tmp_path: Path) -> None:
+    assert only(against(tmp_path, timed(0.110), timed(0.100))).status == "faster"
+
+
+def test_a_set_against_itself_shows_no_difference(tmp_path: Path) -> None:
+    line = only(against(tmp_path, timed(0.100), timed(0.100)))
+    assert (line.status, line.changes) == ("no detectable difference", ())
+
+
+def test_a_good_node_helps_both_sides_where_they_share_allocations(tmp_path: Path) -> None:
+    nodes, noisy = (1.0, 1.3, 0.8, 1.1), (1.0, 1.302, 0.799, 1.1)
+    ours, theirs = timed(0.100, nodes, (1, 2, 3, 4)), timed(0.105, noisy, (1, 2, 3, 4))
+    assert only(against(tmp_path, ours, theirs)).status == "slower"
+    elsewhere = timed(0.105, noisy, (5, 6, 7, 8))
+    assert only(against(tmp_path, ours, elsewhere)).status == "no detectable difference"
+
+
+def test_runs_made_in_turn_are_compared_by_round_although_they_share_one_job(tmp_path: Path) -> None:
+    drift, noisy = (1.0, 1.3, 0.8, 1.1), (1.0, 1.302, 0.799, 1.1)
+    ours, theirs = timed(0.100, drift, (1,) * 4), timed(0.105, noisy, (1,) * 4)
+    line = only(against(tmp_path, ours, theirs, paired=True))
+    assert (line.status, line.runs) == ("slower", (4, 4))
+    assert only(against(tmp_path, ours, theirs)).runs == (1, 1), "runs of one job count once"
+
+
+def test_of_many_pairs_one_that_seems_to_differ_may_do_so_by_chance(tmp_path: Path) -> None:
+    bit = 0.1008  # alone p = 0.03
+    alone = only(against(tmp_path, timed(0.1, (0.995, 1.0, 1.005)), timed(bit * 1.005, (0.995, 1.0, 1.005))))
+    many = [spec(micro=2**n) for n in range(1, 8)]
+    ours = [record for of in many for record in timed(0.1, (0.995, 1.0, 1.005), of=of)]
+    theirs = [
+        record for of in many
+        for record in timed(bit * 1.005 if of.batch.micro == 2 else 0.1, (0.995, 1.0, 1.005), of=of)
+    ]  # fmt: skip
+    first, *_ = [line for _, line in against(tmp_path, ours, theirs).lines]
+    assert alone.comparison and first.comparison and alone.comparison.p == first.comparison.p < 0.05
+    assert (alone.status, first.status) == ("slower", "no detectable difference")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "status", "why"),
+    [
+        (run(), failed("oom", reason="rank 1"), "failed in B", "oom: rank 1"),
+        (failed("oom", reason="rank 1"), run(), "failed in A", "oom: rank 1"),
+        (failed("oom"), failed("error"), "failed in both", "A oom: why; B error: why"),
+        (run(), run(drill="rank=1 step=3 action=exit"), "failed in B", "a fault was planted in all runs"),
+    ],
+)
+def test_a_failure_is_a_result(tmp_path: Path, ours: RunRecord, theirs: RunRecord, status: str, why: str) -> None:
+    line = only(against(tmp_path, [ours], [theirs]))
+    assert (line.status, line.why, line.comparison) == (status, why, None)
+
+
+def test_what_changed_besides_time_is_told(tmp_path: Path) -> None:
+    gathered = {"all_gather": Collective(calls=3, payload_bytes=800)}
+    more = gathered | {"reduce": Collective(calls=1, payload_bytes=8)}
+    before, after = run(collectives=gathered), run(parameters=410, memory=memory(2, peak=12 * MIB), collectives=more)
+    assert {change.name: (change.a, change.b) for change in only(against(tmp_path, [before], [after])).changes} == {
+        "parameters": ((402, 402), (410, 410)),
+        "reduce_calls": ((0, 0), (1, 1)),
+        "reduce_payload_bytes": ((0, 0), (8, 8)),
+        "peak_allocated_bytes": ((11 * MIB, 11 * MIB), (13 * MIB, 13 * MIB)),
+    }
+
+
+def test_what_one_side_does_not_know_is_no_change(tmp_path: Path) -> None:
+    counted = run(collectives={"all_gather": Collective(calls=3, payload_bytes=800)})
+    assert only(against(tmp_path, [counted], [run(memory=())])).changes == ()

@@ -1,0 +1,141 @@
+"""A comparison as people and programs get it."""
+
+import csv
+import functools
+import io
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from junitparser import JUnitXml
+from records import failed, run, save, spec, steps
+
+from bench.cli import main
+
+NASTY = "<b>rank</b> | 1\x07 & `died`"
+
+
+named = functools.partial(spec, model={"name": "my_tiny"})  # a name that Markdown would take for more than text
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> list[str]:
+    """One slower, one the same, one out of memory in B, one of another protocol, one only in A."""
+    windows = [steps((0.1 * by,) * 30) for by in (0.99, 1.0, 1.01)]
+    slower = [steps((0.12 * by,) * 30) for by in (0.99, 1.0, 1.01)]
+    same = [run(named("ddp"), repeat=n, steps=window) for n, window in enumerate(windows)]
+    ours = [run(named("zero1"), repeat=n, steps=window) for n, window in enumerate(windows)]
+    theirs = [run(named("zero1"), repeat=n, steps=window) for n, window in enumerate(slower)]
+    a = [*same, *ours, run(named("zero2")), run(named("zero3")), run(named("zero0"))]
+    b = [*same, *theirs, failed("oom", named("zero2"), reason=NASTY), run(named("zero3", measure={"min_steps": 12}))]
+    return [str(save(tmp_path / "a", *a)), str(save(tmp_path / "b", *b))]
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(["compare", *words])
+    return code, capsys.readouterr().out
+
+
+OUTCOME = (
+    "Gate (3 %) broken by 2 of 5: my_tiny · 2 ranks · zero1 · micro 2; my_tiny · 2 ranks · zero2 · micro 2. 1 slower, "
+    "1 no detectable difference, 1 not comparable, 1 only in A, 1 failed in B."
+)
+
+
+def test_text_ends_with_the_outcome_and_the_exit_code_says_so(
+    sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = told(capsys, *sides, "--gate", "3%")
+    assert code == 1
+    assert text.splitlines()[-1] == OUTCOME
+    [row] = [line for line in text.splitlines() if line.startswith("my_tiny · 2 ranks · zero1")]
+    assert "slower: breaks the gate" in row and "+20.0 %" in row and "3 + 3 runs" in row
+
+
+def test_without_a_gate_nothing_is_broken(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = told(capsys, *sides)
+    assert code == 0
+    assert text.splitlines()[-1].startswith("1 slower")
+
+
+def test_markdown_says_the_outcome_shows_what_changed_and_folds_the_rest(
+    sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, text = told(capsys, *sides, "--gate", "3%", "--format", "md")
+    shown, *folded = text.split("<details>")
+    assert shown.startswith(f"**{OUTCOME.replace('_', chr(92) + '_')}**\n")
+    assert [row.split(" | ")[1] for row in shown.splitlines() if row.startswith("| my")] == [
+        "slower: breaks the gate",
+        "failed in B: breaks the gate",
+    ]
+    assert [part.partition("</summary>")[0] for part in folded] == [
+        "<summary>1 no detectable difference",
+        "<summary>1 not comparable",
+        "<summary>1 only in A",
+    ]
+    assert r"\<b\>rank\</b\> \| 1" in shown, "text from a record stays text"
+
+
+def test_junit_is_read_by_its_own_library_and_by_any_xml_parser(
+    sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, text = told(capsys, *sides, "--gate", "3%", "--format", "junit")
+    [suite] = JUnitXml.fromstring(text.encode())
+    assert (suite.tests, suite.failures, suite.skipped, suite.errors) == (5, 2, 2, 0)
+    cases = ElementTree.fromstring(text).iter("testcase")
+    failures = {
+        case.get("name"): case.find("failure").get("message") for case in cases if case.find("failure") is not None
+    }
+    assert list(failures) == ["my_tiny · 2 ranks · zero1 · micro 2", "my_tiny · 2 ranks · zero2 · micro 2"]
+    assert "oom: <b>rank</b> | 1 & `died`" in str(failures["my_tiny · 2 ranks · zero2 · micro 2"])
+
+
+def test_junit_fails_where_nothing_could_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = [str(save(tmp_path / engine, run(spec(engine)))) for engine in ("zero1", "zero2")]
+    code, text = told(capsys, *sides, "--gate", "3%", "--format", "junit")
+    [suite] = JUnitXml.fromstring(text.encode())
+    assert (code, suite.failures) == (1, 1)
+
+
+def test_json_and_csv_hold_the_same_exact_numbers(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = told(capsys, *sides, "--gate", "3%", "--format", "json")
+    plain = json.loads(text)
+    assert plain["broken"] and plain["gate"]["limit"] == 0.03
+    _, text = told(capsys, *sides, "--gate", "3%", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    for row, line in zip(rows, plain["lines"], strict=True):
+        assert row["status"] == line["status"]
+        assert (float(row["ratio"]) if row["ratio"] else None) == line["ratio"]
+    assert [line["ratio"] for line in plain["lines"] if line["status"] == "slower"] == [pytest.approx(1.2)]
+
+
+def test_a_file_is_written_and_the_outcome_told(
+    sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "comment.md"
+    code, text = told(capsys, *sides, "--gate", "3%", "--format", "md", "--out", str(file))
+    assert (code, text) == (1, f"{OUTCOME}\n{file}\n")
+    assert file.read_text().startswith("**Gate")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--gate", "3"], "--gate 3: not a percentage; write it as in 3%"),
+        (["--gate=-3%"], "--gate -3%: not a percentage; write it as in 3%"),
+        (["--across", "engin"], "--across engin: no such field; did you mean engine?"),
+        (["--out", "nowhere/file"], "--out nowhere/file: cannot be written (No such file or directory)"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    sides: list[str], words: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *sides, *words]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_an_empty_side_is_an_error(sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["compare", sides[0], str(tmp_path / "empty")]) == 2
+    assert "empty: no record below" in capsys.readouterr().err

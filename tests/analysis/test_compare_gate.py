@@ -1,0 +1,138 @@
+"""When the gate between two result sets breaks, when it is kept, and when nobody can say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparing import against, only, timed
+from records import MIB, failed, memory, run, spec
+
+from analysis import results
+from analysis.compare import Question, compare
+from analysis.compare.judging import Gate
+from bench.record import Collective, Link, RunRecord
+
+SMOKE = Path(__file__).parents[1] / "data" / "runs" / "smoke"
+GLOO = Link(backend="gloo", payload_bytes=8, bus_bytes_per_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("slower", "limit", "held"),
+    [
+        (1.10, 0.03, "broken"),
+        (1.10, 0.12, "kept"),  # the interval ends at 1.113
+        (1.10, 0.105, "open"),  # 10 % are less than 10.5 %, but 11.3 % cannot be excluded
+        (1.00, 0.03, "kept"),
+        (1.00, 0.005, "open"),
+        (0.90, 0.03, "kept"),
+    ],
+)
+def test_a_gate_breaks_kept_or_open_by_the_interval(tmp_path: Path, slower: float, limit: float, held: str) -> None:
+    compared = against(tmp_path, timed(0.100), timed(0.100 * slower), gate=Gate(limit))
+    assert only(compared).held == held
+    assert compared.broken == (held == "broken")
+    strict = against(tmp_path, timed(0.100), timed(0.100 * slower), gate=Gate(limit, strict=True))
+    assert strict.broken == (held != "kept")
+
+
+def test_noise_does_not_break_a_gate_however_far_the_estimate_is(tmp_path: Path) -> None:
+    line = only(against(tmp_path, timed(0.1, (0.7, 1.0, 1.3)), timed(0.11, (0.7, 1.0, 1.3)), gate=Gate(0.03)))
+    assert line.comparison and line.comparison.ratio > 1.03
+    assert (line.status, line.held) == ("no detectable difference", "open")
+    assert line.doubts == ("more than 3 % cannot be excluded",)
+
+
+def test_two_runs_however_far_apart_neither_break_a_gate_nor_keep_it(tmp_path: Path) -> None:
+    for factor, status in ((2.0, "slower"), (0.5, "faster")):
+        line = only(against(tmp_path, timed(0.1, (0.99, 1.01)), timed(0.1 * factor, (0.99, 1.01)), gate=Gate(0.03)))
+        assert (line.status, line.held, line.doubts) == (status, "open", ("fewer than 3 runs of a side",))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "held"),
+    [
+        (run(), failed("oom"), "broken"),
+        (failed("oom"), run(), None),
+        (run(), run(torch="2.14.0"), "open"),
+        (run(), run(spec("ddp")), "open"),
+        (failed("oom"), failed("oom"), None),
+    ],
+)
+def test_what_has_no_time_breaks_a_gate_or_leaves_it_open(
+    tmp_path: Path, ours: RunRecord, theirs: RunRecord, held: str | None
+) -> None:
+    (_, first), *_ = against(tmp_path, [ours], [theirs], gate=Gate(0.03)).lines
+    assert first.held == held
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(run(), run(torch="2.14.0")), (run(), run(spec("ddp")))])
+def test_a_gate_that_nothing_was_compared_by_is_broken(tmp_path: Path, ours: RunRecord, theirs: RunRecord) -> None:
+    assert against(tmp_path, [ours], [theirs], gate=Gate(0.03)).broken
+    assert not against(tmp_path, [ours], [theirs]).broken, "there is no gate"
+
+
+@pytest.mark.parametrize(("peak", "held"), [(10, "kept"), (10.2, "kept"), (10.4, "broken"), (9, "kept")])
+def test_memory_is_gated_by_the_peak_that_every_run_exceeds(tmp_path: Path, peak: float, held: str) -> None:
+    ours = timed(0.1, memory=memory(1, peak=10 * MIB))
+    theirs = timed(0.1, memory=memory(1, peak=int(peak * MIB)))
+    assert only(against(tmp_path, ours, theirs, gate=Gate(0.03))).held == held
+
+
+def test_one_run_of_many_with_a_high_peak_breaks_nothing(tmp_path: Path) -> None:
+    ours = timed(0.1, memory=memory(1, peak=10 * MIB))
+    theirs = [*ours[:-1], run(repeat=4, memory=memory(1, peak=20 * MIB), steps=ours[-1].observations.steps)]
+    assert only(against(tmp_path, ours, theirs, gate=Gate(0.03))).held == "kept"
+
+
+COUNTED = {"collectives": {"all_gather": Collective(calls=3, payload_bytes=800)}, "memory": memory(2, resident_bytes=5)}
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        ({}, ()),
+        ({"parameters": 401}, ("parameters",)),
+        ({"collectives": {"all_gather": Collective(calls=4, payload_bytes=800)}}, ("all_gather_calls",)),
+        ({"collectives": {"all_gather": Collective(calls=3, payload_bytes=799)}}, ("all_gather_payload_bytes",)),
+        ({"memory": memory(2, resident_bytes=6)}, ("resident_bytes",)),
+        ({"memory": memory(2, peak=10 * MIB - 1, resident_bytes=5)}, ("peak_allocated_bytes",)),
+        ({"memory": memory(2, peak=9 * MIB, resident_bytes=60_000), "link": GLOO}, ()),
+        ({"memory": memory(2, resident_bytes=70_000), "link": GLOO}, ("resident_bytes",)),
+        ({"memory": memory(2, peak=11 * MIB, resident_bytes=5), "link": GLOO}, ("peak_allocated_bytes",)),
+    ],
+)
+def test_an_exact_gate_breaks_by_a_byte_but_on_a_cpu_by_what_timing_cannot_explain(
+    tmp_path: Path, change: dict[str, Any], broken: tuple[str, ...]
+) -> None:
+    link = {"link": change["link"]} if "link" in change else {}
+    ours, theirs = timed(0.1, **COUNTED, **link), timed(0.1, **(COUNTED | change))
+    assert only(against(tmp_path, ours, theirs, gate=Gate(0.03, exact=True))).doubts == broken
+    assert only(against(tmp_path, ours, theirs, gate=Gate(0.03, exact=True, allowed=frozenset(broken)))).held == "kept"
+
+
+def test_a_gate_that_is_not_exact_leaves_counts_alone(tmp_path: Path) -> None:
+    ours, theirs = timed(0.1, **COUNTED), timed(0.1, **COUNTED | {"parameters": 401, "collectives": {}})
+    line = only(against(tmp_path, ours, theirs, gate=Gate(0.03)))
+    assert (len(line.changes), line.held) == (3, "kept")
+
+
+def test_more_flops_of_another_shape_break_an_exact_gate(tmp_path: Path) -> None:
+    longer = spec(sequence={"encoder": 9, "decoder": 2})
+    line = only(against(tmp_path, timed(0.1), timed(0.1, of=longer), "sequence", gate=Gate(exact=True)))
+    assert line.doubts == ("model_flops", "hardware_flops")
+
+
+def test_a_run_that_failed_once_breaks_an_exact_gate(tmp_path: Path) -> None:
+    theirs = [*timed(0.1)[:4], failed("comm_error", repeat=4)]
+    assert only(against(tmp_path, timed(0.1), theirs, gate=Gate(exact=True))).doubts == ("some runs failed in B",)
+
+
+def test_recorded_runs_against_themselves(tmp_path: Path) -> None:
+    recorded = results.read([SMOKE])
+    compared = compare(recorded, recorded, Question(("a", "b"), gate=Gate(0.5, exact=True)))
+    assert len(compared.lines) == 20
+    assert {line.status for _, line in compared.lines} == {"no detectable difference"}
+    assert {line.comparison and line.comparison.ratio for _, line in compared.lines} == {1.0}
+    assert not any(line.changes for _, line in compared.lines)
+    assert not compared.broken
+    assert len({name for name, _ in compared.lines}) == 20

@@ -1,0 +1,192 @@
+"""`zeroscale ab`: two revisions in turn, on real processes, in a repository of their own."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from started_runs import ENDLESS, QUICK, alive
+
+from bench import store
+from bench.ab import rounds, sides
+from bench.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("engine=ddp", "devices_per_node=1")
+
+# What a careless commit may do to the engine: reduce something more in every step.
+PLANTED = """
+import torch, torch.distributed
+_build = build
+def build(*given):
+    engine = _build(*given)
+    step = engine.train_step
+    def careless(micro_batches):
+        torch.distributed.all_reduce(torch.zeros(1000))
+        return step(micro_batches)
+    engine.train_step = careless
+    return engine
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository of this code with two commits; the second has a defect."""
+    place = tmp_path / "checkout"
+    for name in ("bench", "conf"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    git(place, "init", "--quiet", "--initial-branch=main")
+    commit(place, "sound")
+    git(place, "tag", "sound")
+    engine = place / "bench" / "engines" / "ddp.py"
+    engine.write_text(engine.read_text() + PLANTED)
+    commit(place, "careless")
+    return place
+
+
+def git(place: Path, *words: str) -> str:
+    command = ["git", "-C", str(place), "-c", "user.name=n", "-c", "user.email=e", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def commit(place: Path, subject: str) -> None:
+    git(place, "add", "--all")
+    git(place, "commit", "--quiet", "--message", subject)
+
+
+def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
+    """Start the command inside of a checkout, as a user would; its own code is this repository's."""
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONSAFEPATH": "1",
+        "TMPDIR": str(checkout.parent),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "bench.cli", "ab", *words]
+    return subprocess.Popen(
+        command, cwd=checkout, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def nothing_left(checkout: Path) -> bool:
+    """Whether no worktree stays behind, neither on the disk nor in the repository's books."""
+    return len(git(checkout, "worktree", "list").splitlines()) == 1 and not list(checkout.parent.glob("zeroscale-ab-*"))
+
+
+def test_both_sides_run_in_every_round_and_take_turns_in_being_first() -> None:
+    turns = rounds.order(4, seed=0)
+    assert Counter(turns) == Counter((number, side) for number in range(4) for side in (0, 1))
+    first = [side for _, side in turns[::2]]
+    assert first in ([0, 1, 0, 1], [1, 0, 1, 0])
+    assert {rounds.order(4, seed)[0] for seed in range(10)} == {(0, 0), (0, 1)}, "the seed decides who begins"
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("soundd", "soundd: neither a git revision nor a Python environment; did you mean sound?"),
+        ("bench", "bench: neither a git revision nor a Python environment; choose from HEAD, main, sound"),
+        ("--upload-pack=x", "--upload-pack=x: neither a git revision nor a Python environment; choose from HEAD, "),
+    ],
+)
+def test_a_side_that_does_not_exist_is_one_line_and_leaves_nothing(
+    checkout: Path, named: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout)
+    with pytest.raises(UserError) as error, sides.sides("sound", named, checkout):
+        pass
+    assert str(error.value).startswith(told)
+    assert nothing_left(checkout)
+
+
+def test_a_revision_needs_a_checkout(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no checkout of zeroscale here"), sides.sides("HEAD", "HEAD", None):
+        pass
+
+
+def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "torch 2.12" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (checkout / "bench" / "new.py").touch()
+    monkeypatch.chdir(checkout / "conf")
+    with sides.sides("sound", ".", checkout) as (revision, as_it_is):
+        assert revision.commit == git(checkout, "rev-parse", "sound")
+        assert revision.code and not (revision.code / "bench" / "new.py").exists()
+        assert "careless" not in revision.called and "sound" in revision.called
+        assert (as_it_is.code, as_it_is.environment) == (checkout, False)
+    with sides.sides(str(python), str(python.parent.parent), checkout) as (one, other):
+        assert one == other._replace(name=one.name, called=one.called)
+        assert (one.python, one.code, one.environment) == (python, checkout, True), "the link is not followed"
+        assert (one.name, other.name) == ("a-torch-2.12", "b-torch-2.12")
+    assert nothing_left(checkout)
+
+
+@pytest.mark.processes
+def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) -> None:
+    words = ["sound", "main", *QUICK, *SMALL, "--rounds", "1", "--results", str(tmp_path / "runs"), "--format", "json"]
+    process = ab(checkout, *words)
+    said, errors = process.communicate(timeout=240)
+    assert process.returncode == 1, errors
+    [line] = json.loads(said)["lines"]
+    assert line["held"] == "broken" and "all_reduce_calls, all_reduce_payload_bytes" in line["doubts"]
+    changes = {change["name"]: change["b"][0] - change["a"][0] for change in line["changes"]}
+    assert changes == {"all_reduce_calls": 1, "all_reduce_payload_bytes": 4000}
+    records = [store.read_record(path) for path in store.find_records([tmp_path / "runs"])]
+    ran = Counter((r.circumstance.study[:1], (r.environment.git or {})["commit"]) for r in records if r.environment)
+    assert ran == {("a", git(checkout, "rev-parse", "sound")): 1, ("b", git(checkout, "rev-parse", "main")): 1}
+    assert nothing_left(checkout)
+
+
+@pytest.mark.processes
+def test_a_revision_against_itself_changes_nothing(checkout: Path, tmp_path: Path) -> None:
+    words = [*QUICK, *SMALL, "--rounds", "1", "--gate", "900%", "--results", str(tmp_path / "runs"), "--format", "json"]
+    process = ab(checkout, "sound", "sound", *words)
+    said, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    [line] = json.loads(said)["lines"]
+    assert line["changes"] == []
+
+
+@pytest.mark.processes
+def test_overrides_that_mean_nothing_are_one_line(checkout: Path, tmp_path: Path) -> None:
+    process = ab(checkout, "sound", "main", "batch.mico=2", "--results", str(tmp_path / "runs"))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean micro?")
+    assert nothing_left(checkout)
+
+
+@pytest.mark.processes
+def test_who_is_asked_to_end_ends_the_run_in_good_order_and_leaves_no_worktree(checkout: Path, tmp_path: Path) -> None:
+    process = ab(checkout, "sound", "main", *ENDLESS, *SMALL, "--results", str(tmp_path / "runs"))
+    beat = wait_for_steps(tmp_path / "runs", process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    [record] = store.find_records([tmp_path / "runs"])
+    assert store.read_record(record).outcome.kind == "cancelled"
+    assert alive([rank["pid"] for rank in beat["ranks"]]) == []
+    assert nothing_left(checkout)
+
+
+def wait_for_steps(results: Path, process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """Wait until the run under way makes steps, and return its heartbeat."""
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        for path in results.rglob(store.HEARTBEAT):
+            beat: dict[str, Any] = json.loads(path.read_text())
+            if all(rank["step"] >= 0 for rank in beat["ranks"]):
+                return beat
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError("the run did not get there in time")
