@@ -2,6 +2,7 @@
 
   zeroscale report results/runs/smoke
   zeroscale report results/runs/smoke results/runs/adhoc --out results/reports/both
+  zeroscale report results/runs/paper --price 2.5
 
 An older report in the folder is replaced.
 """
@@ -19,17 +20,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="*", type=Path, default=[Path("results/runs")], metavar="DIR", help="default: results/runs"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {_REPORTS}/<study>, or all for several")
+    parser.add_argument("--price", type=float, metavar="P", help="of a device and hour, in any currency: adds costs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the report is written."""
-    from analysis import reading, report
+    from analysis import reading, report, results
 
-    found = reading.read(args.paths)
+    found = results.read(args.paths)
     reading.warn(found)
-    if not found.records:
+    if found.table.empty:
         raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
-    studies = {record.circumstance.study for record in found.records.values()}
+    studies = set(found.table["study"])
     out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
-    print(report.write(found, out))
+    print(report.write(found, out, args.price))
     return 0

@@ -3,26 +3,30 @@
 import tempfile
 from pathlib import Path
 
-from analysis import claims, figures, formats
-from analysis.reading import Reading
+from analysis import claims, figures
+from analysis.report import files as tables_beside
 from analysis.report.analogue import analogue, tables
+from analysis.report.evidence import evidence
+from analysis.report.findings import Findings, findings
 from analysis.report.page import Drawn, page
-from analysis.results import of_verdicts
-from analysis.verify import verify
+from analysis.report.shown import failures, runs_shown
+from analysis.results import Results
 from bench.errors import UserError
 
 PAGE = "report.html"
+_INLINE_BYTES = 300_000  # a larger drawing makes the page slow, and stands beside it all the same
 
 
-def write(found: Reading, out: Path) -> Path:
+def write(results: Results, out: Path, price: float | None = None) -> Path:
     """Write the report of what was read into the folder `out`, and return the page's path.
 
-    Equal records give equal files. An older report there is replaced, file by file, each whole; nothing else in the
-    folder is touched. Raises UserError where there is no record, or the folder cannot be written.
+    `price` is of a device and hour, in a currency of the user's own. Equal records give equal files. An older report
+    there is replaced, file by file, each whole; nothing else in the folder is touched. Raises UserError where there is
+    no record, or the folder cannot be written.
     """
-    if not found.records:
+    if results.table.empty:
         raise UserError("", "no record to report", "give a results folder, e.g. results/runs/smoke")
-    files = contents(found)
+    files = contents(findings(results, price))
     try:
         _replace(out, files)
     except OSError as error:
@@ -30,22 +34,21 @@ def write(found: Reading, out: Path) -> Path:
     return out / PAGE
 
 
-def contents(found: Reading) -> dict[str, bytes]:
+def contents(found: Findings) -> dict[str, bytes]:
     """Return every file of the report by its path, the page last."""
-    verdicts = verify(list(found.records.values()))
-    results = of_verdicts(verdicts, found)
-    judged = claims.findings(results.summary, results.specs)
-    notes = {record.circumstance.machine.name: record.circumstance.machine.note for record in found.records.values()}
-    section = analogue(judged, notes)
-    files = {"runs.csv": formats.to_csv(results.table).encode(), "runs.md": formats.to_markdown(results.table).encode()}
-    files |= tables(judged, section)
+    judged = claims.findings(found.results)
+    section = analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
+    files = tables_beside.tables(found) | tables(judged, section)
     drawn = []
-    for picture in figures.pictures():
-        rendered = figures.render(picture, results)
+    for picture in figures.pictures(found.results):
+        rendered = figures.render(picture, found.results)
         names = {form: f"figures/{picture.name}.{form}" for form in rendered}
         files |= {names[form]: content for form, content in rendered.items()}
-        drawn.append(Drawn(picture.title, figures.inline(picture.name, rendered["svg"], picture.alt), names))
-    return files | {PAGE: page(found, verdicts, results.table, results.summary, section, drawn).encode()}
+        small = len(rendered["svg"]) <= _INLINE_BYTES
+        svg = figures.inline(picture.name, rendered["svg"], picture.alt) if small else ""
+        drawn.append(Drawn(picture.name, picture.title, svg, names))
+    left = {place: evidence(found.results, place) for place in {*runs_shown(found.rows), *failures(found.rows)}}
+    return files | {PAGE: page(found, section, drawn, left).encode()}
 
 
 def _replace(out: Path, files: dict[str, bytes]) -> None:

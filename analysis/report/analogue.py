@@ -61,14 +61,14 @@ def _caveats(compared: Sequence[Comparison]) -> Iterable[str]:
     kinds = {row["interval_kind"] for comparison in compared for row in (comparison.before, comparison.after)}
     if "within the run" in kinds:
         yield (
-            "Intervals of n = 1 are of the steps within one run each: that two do not overlap says that these two runs "
-            "differ, not yet that two others would."
+            "What rests on one run each (n = 1) is told from their steps: that these two runs differ, not yet that two "
+            "others would."
         )
     if "range of repeats" in kinds:
         yield "The range of fewer than 6 repeats is no 95 % interval; each is shown with its own level."
     yield (
-        f"{len(compared)} comparisons are not corrected for their number, and for C1 and C2 a single one that became "
-        "slower decides."
+        f"{len(compared)} comparisons, corrected for their number claim by claim (Holm); for C1 and C2 a single one "
+        "that became slower decides."
     )
     nodes = [(one.before, one.after) for one in compared if one.before["nodes"] != one.after["nodes"]]
     if any(before["global_batch"] != after["global_batch"] for before, after in nodes):

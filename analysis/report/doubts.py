@@ -4,15 +4,31 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from analysis.flags import FLAGS
+from analysis.numbers import significant
+from analysis.report.asked import outcomes
+from analysis.report.drifts import Drifted
 from analysis.report.provenance import Provenance
+from analysis.results import Results
+from analysis.scaling.best import Best
+from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import Row
-from analysis.table import raised
-from analysis.verify import REFERENCE, Verdict
+from analysis.table import plain
+from analysis.verify import REFERENCE
 
 
-def doubts(verdicts: Sequence[Verdict], summary: Sequence[Row], origin: Provenance) -> list[str]:
+def doubts(results: Results, found: Sequence[Best], drifted: Sequence[Drifted], origin: Provenance) -> list[str]:
     """Return what a reader must know before believing a number of the set."""
-    return [*_repeats(summary), *_failures(summary), *_losses(verdicts), *_flags(verdicts), *_environments(origin)]
+    runs, summary = plain(results.table), plain(results.summary)
+    references = {one for one, spec in results.specs.items() if spec.engine.backend == REFERENCE}
+    return [
+        *_repeats(summary),
+        *_comparisons(found),
+        *_drifts(drifted),
+        *_failures(summary),
+        *_losses([row for row in runs if row["config_id"] not in references]),
+        *_flags(runs),
+        *_environments(origin),
+    ]
 
 
 def _repeats(summary: Sequence[Row]) -> Iterable[str]:
@@ -29,31 +45,60 @@ def _repeats(summary: Sequence[Row]) -> Iterable[str]:
         )
 
 
+def _comparisons(found: Sequence[Best]) -> Iterable[str]:
+    units = Counter(rival.comparison.unit for best in found for rival in best.rivals)
+    if units["step"]:
+        yield (
+            f"{units['step']:,} of {units.total():,} comparisons with a fastest configuration rest on the steps of the "
+            f"same runs, for want of {LEAST_RUNS} allocations on both sides: they say which of these runs was faster, "
+            "not yet which configuration is."
+        )
+
+
+def _drifts(drifted: Sequence[Drifted]) -> Iterable[str]:
+    moved = [one for one in drifted if one.drift.detected]
+    if moved:
+        worst = max(moved, key=lambda one: abs(one.drift.change))
+        change = f"{significant(100 * abs(worst.drift.change), 2)} % {'slower' if worst.drift.change > 0 else 'faster'}"
+        yield (
+            f"In {len(moved)} of {len(drifted)} cases the same configuration, run first and last in one allocation, "
+            f"changed detectably: at most {worst.configuration} in {worst.allocation}, {change} at the end. What was "
+            "measured far apart in time is in doubt by that much."
+        )
+    elif drifted:
+        yield (
+            "No drift was detected: the same configuration, run first and last in one allocation, was as fast both "
+            f"times ({len(drifted)} cases)."
+        )
+
+
 def _failures(summary: Sequence[Row]) -> Iterable[str]:
     ended = Counter(row["outcome"] for row in summary if not row["n"])
     if ended:
-        told = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in ended.most_common())
-        yield f"{ended.total()} of {len(summary)} configurations have no number: {told}."
+        yield f"{ended.total():,} of {len(summary):,} configurations have no number: {outcomes(ended)}."
 
 
-def _losses(verdicts: Sequence[Verdict]) -> Iterable[str]:
-    others = [v for v in verdicts if v.record.outcome.kind == "ok" and v.record.spec.engine.backend != REFERENCE]
-    verified = sum(not verdict.unverified for verdict in others)
+def _losses(runs: Sequence[Row]) -> Iterable[str]:
+    others = [row for row in runs if row["outcome"] == "ok"]
+    verified = sum("unverified" not in row["flags"].split() for row in others)
     if others:
-        yield f"{verified} of {len(others)} ok runs of other engines have losses verified beside {REFERENCE}."
+        yield f"{verified:,} of {len(others):,} ok runs of other engines have losses verified beside {REFERENCE}."
 
 
-def _flags(verdicts: Sequence[Verdict]) -> Iterable[str]:
-    good = [verdict for verdict in verdicts if verdict.record.outcome.kind == "ok"]
-    counts = Counter(flag for verdict in good for flag in raised(verdict) if flag != "unverified")
+def _flags(runs: Sequence[Row]) -> Iterable[str]:
+    good = [row["flags"].split() for row in runs if row["outcome"] == "ok"]
+    counts = Counter(flag for flags in good for flag in flags if flag != "unverified")
     for flag in FLAGS:
         if counts[flag]:
-            yield f"{counts[flag]} of {len(good)} ok runs carry the flag {flag}: such a run {FLAGS[flag].meaning}."
+            yield f"{counts[flag]:,} of {len(good):,} ok runs carry the flag {flag}: such a run {FLAGS[flag].meaning}."
 
 
 def _environments(origin: Provenance) -> Iterable[str]:
+    if len(origin.machines) > 1:
+        differ = ", ".join(fact.name for fact in origin.unlike) or "their name only"
+        yield f"{len(origin.machines)} machines, never pooled; they differ in {differ}."
     if len(origin.classes) > 1:
-        differ = ", ".join(fact.name for fact in origin.facts if fact.differs and fact.decides)
+        differ = ", ".join(fact.name for fact in origin.differences)
         yield f"{len(origin.classes)} environment classes, never pooled; they differ in {differ}."
     if origin.unknown:
-        yield f"{origin.unknown} runs ended before their environment was looked at."
+        yield f"{origin.unknown:,} runs ended before their environment was looked at."

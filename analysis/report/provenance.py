@@ -4,8 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.numbers import MISSING
+from analysis.results import Results
 from bench.machine import Machine
-from bench.record import Environment, RunRecord
+from bench.record import Environment
+
+_MOST = 8  # values of one fact that are written out
 
 
 class Fact(NamedTuple):
@@ -23,24 +26,28 @@ class Provenance(NamedTuple):
     classes: tuple[str, ...]  # environment_id
     facts: tuple[Fact, ...]
     machines: tuple[Machine, ...]
-    started: tuple[str, str] | None  # first and last, ISO 8601
+    unlike: tuple[Fact, ...]  # what differs between the machines, in their order
     unknown: int  # runs that ended before their environment was looked at
 
+    @property
+    def differences(self) -> tuple[Fact, ...]:
+        """What decides whether numbers may be pooled, and differs."""
+        return tuple(fact for fact in self.facts if fact.differs and fact.decides)
 
-def provenance(records: Sequence[RunRecord]) -> Provenance:
-    """Return the provenance of `records`."""
+
+def provenance(results: Results, machines: Iterable[Machine]) -> Provenance:
+    """Return the provenance of a set of runs on these machines."""
     by_class: dict[str, list[Environment]] = {}
-    for record in records:
-        if record.environment:
-            by_class.setdefault(record.environment.environment_id, []).append(record.environment)
-    started = sorted(record.circumstance.started_at for record in records if record.circumstance.started_at)
-    machines = {record.circumstance.machine.model_dump_json(): record.circumstance.machine for record in records}
+    for text in results.traces["environment"].dropna().unique():
+        environment = Environment.model_validate_json(text)
+        by_class.setdefault(environment.environment_id, []).append(environment)
+    nodes = tuple({machine.model_dump_json(): machine for machine in machines}.values())
     return Provenance(
         classes=tuple(by_class),
         facts=tuple(_facts(list(by_class.values()))),
-        machines=tuple(machines.values()),
-        started=(started[0], started[-1]) if started else None,
-        unknown=sum(record.environment is None for record in records),
+        machines=nodes,
+        unlike=tuple(_unlike(nodes)),
+        unknown=int(results.traces["environment"].isna().sum()),
     )
 
 
@@ -52,6 +59,21 @@ def _facts(classes: Sequence[Sequence[Environment]]) -> Iterable[Fact]:
         values = tuple(_joined(facts.get(name) for facts in members) for members in told)
         if name in decisive or set(values) != {MISSING}:
             yield Fact(name, values, len(set(values)) > 1, name in decisive)
+
+
+def _unlike(machines: Sequence[Machine]) -> Iterable[Fact]:
+    """Yield what was asked for of unlike nodes, the name apart."""
+    for name in Machine.model_fields:
+        values = tuple(_joined([_plain(getattr(machine, name))]) for machine in machines)
+        if name != "name" and len(set(values)) > 1:
+            yield Fact(name.replace("_", " "), values, differs=True, decides=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a field of a machine as it is read; None for nothing in it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number:g}" for name, number in value.items()) or None
+    return ", ".join(value) or None if isinstance(value, tuple) else value or None
 
 
 def _decisive(environment: Environment) -> dict[str, Any]:
@@ -77,4 +99,5 @@ def _others(environment: Environment) -> dict[str, Any]:
 
 
 def _joined(values: Iterable[Any]) -> str:
-    return "; ".join(dict.fromkeys(MISSING if value is None else str(value) for value in values))
+    told = list(dict.fromkeys(MISSING if value is None else str(value) for value in values))
+    return "; ".join([*told[:_MOST], *([f"… and {len(told) - _MOST:,} more"] if len(told) > _MOST else [])])

@@ -78,6 +78,7 @@ def test_a_report_goes_where_its_study_says(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("analysis.figures.FORMATS", ("svg",))  # the others take most of the time
     assert main(["report"]) == 0
     assert capsys.readouterr().out == "results/reports/smoke/report.html\n"
     save(runs, run(study="other"))
@@ -85,3 +86,19 @@ def test_a_report_goes_where_its_study_says(
     assert capsys.readouterr().out == "results/reports/all/report.html\n"
     assert main(["report", str(runs / "other"), "--out", "here"]) == 0
     assert (tmp_path / "here" / "report.html").is_file()
+
+
+def test_a_report_with_a_price_tells_costs(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analysis.figures.FORMATS", ("svg",))
+    assert main(["report", str(runs), "--price", "3.6", "--out", str(tmp_path / "here")]) == 0
+    told = (tmp_path / "here" / "runs.md").read_text()
+    assert "| cost of a million tokens |" in told
+    assert "| 5.000 |" in told, "400 tokens/s on 2 devices, 3.6 an hour each"
+
+
+def test_a_price_that_is_none_is_one_line_and_no_report(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(runs), "--price", "0", "--out", str(tmp_path / "here")]) == 2
+    assert "price 0: not positive" in capsys.readouterr().err
+    assert not (tmp_path / "here").exists()

@@ -1,8 +1,7 @@
 import pytest
 from records import failed, memory, run, scattered, spec, steps
 
-from analysis.questions import by_question, choice, name
-from analysis.report.answer import answers
+from analysis.questions import by_question, name
 from analysis.stats.series import rate_interval
 from analysis.summary import COLUMNS, summarise
 from analysis.table import plain, run_table
@@ -91,33 +90,6 @@ def test_the_worst_repeat_decides_what_fits() -> None:
 
 def test_an_empty_table_has_an_empty_summary() -> None:
     assert list(summarise(run_table([])).columns) == list(COLUMNS)
-    assert answers(summarise(run_table([]))) == []
-
-
-def at(engine: str, seconds: float, jitter: float = 0.0, **more):
-    return run(spec(engine, **more), steps=steps(scattered(seconds - jitter, seconds, seconds + jitter)))
-
-
-def test_the_fastest_and_what_is_not_told_apart_from_it() -> None:
-    records = [at("ddp", 0.10, 0.01), at("zero1", 0.11, 0.02), at("zero2", 0.20), failed("oom", spec("zero3"))]
-    (answer,) = answers(summarise(run_table(records)))
-    assert answer.fastest is not None
-    assert choice(answer.fastest) == "ddp, micro 2"
-    assert [choice(row) for row in answer.tied] == ["zero1, micro 2"]
-    assert answer.failed == 1
-
-
-def test_without_an_interval_nothing_is_told_apart() -> None:
-    records = [at("ddp", 0.10), run(spec("zero1"), steps=steps((0.5,) * 3))]
-    (answer,) = answers(summarise(run_table(records)))
-    assert [choice(row) for row in answer.tied] == ["zero1, micro 2"]
-
-
-def test_the_leanest_is_known_where_no_speed_is() -> None:
-    records = [run(spec(engine), memory=memory(2, peak=peak)) for engine, peak in (("ddp", 900), ("zero3", 300))]
-    (answer,) = answers(summarise(run_table(records)))
-    assert answer.leanest is not None
-    assert choice(answer.leanest) == "zero3, micro 2"
 
 
 def test_questions_are_named_by_what_sets_them_apart() -> None:

@@ -1,0 +1,232 @@
+"""The page's interactive figures as values that plotly.js draws: small panels, a trace per engine, each point with what
+hovering shows and the runs behind it. The page's own script narrows and colours them."""
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from analysis.drawing import COLOURS
+from analysis.numbers import UNITS, power_of
+from analysis.questions import series
+from analysis.report.facets import Facet, place
+from analysis.report.hover import hover, reason
+from analysis.summary import KEY, Row
+
+SYMBOLS = {
+    "circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲", "triangle-down": "▼", "cross": "✚", "x": "✖",
+}  # fmt: skip
+"""As plotly.js calls them, and as the legend writes them."""
+
+_SPREAD = 0.5  # of the room between two places, so that intervals stand side by side
+_LINE_PX, _PLOT_PX = 16, 250
+
+Trace = dict[str, Any]
+_NOTHING = dict.fromkeys(("x", "y", "above", "below", "hovertext", "customdata"))
+_BREAK: dict[str, Any] = {**_NOTHING, "symbol": "circle"}
+"""Between two points that no line may join."""
+
+_EMPTY: Trace = {"type": "scatter", "mode": "markers", "name": "", "x": [0], "y": [None], "customdata": [None]}
+"""Has plotly.js draw the axes where no number is."""
+
+
+class Quantity(NamedTuple):
+    """What is drawn: a column of the summary divided by `unit`; `interval` says that it has *_low and *_high."""
+
+    column: str
+    label: str
+    interval: bool = True
+    unit: float = 1.0
+    format: str = "~s"  # of ticks, as d3 writes them
+
+
+class Group(NamedTuple):
+    """Rows of the summary that share a panel, and the name of those panels that share its scale."""
+
+    title: str
+    rows: Sequence[Row]
+    alike: Any = None
+
+
+class Chart(NamedTuple):
+    """An interactive figure: `panels` in plotly's own terms, `keys` the label, colour and sign of each series."""
+
+    name: str
+    title: str
+    note: str
+    keys: tuple[tuple[str, str, str], ...]
+    panels: tuple[dict[str, Any], ...]
+
+
+class Axis(NamedTuple):
+    """The column whose values stand side by side along x, and how it is called."""
+
+    column: str
+    label: str
+
+
+MICRO, NODES = Axis("micro", "micro-batch"), Axis("nodes", "nodes")
+
+RATE = Quantity("tokens_per_s", "tokens/s, padding included")
+STEP = Quantity("step_s", "s per step", format="~g")
+
+
+def memory(rows: Sequence[Row]) -> Quantity:
+    """Return peak allocated memory in the largest binary unit that these rows fill."""
+    power = power_of(max((row["peak_allocated_bytes"] or 0 for row in rows), default=0))
+    unit = UNITS[power]
+    return Quantity("peak_allocated_bytes", f"peak allocated, {unit}", interval=False, unit=1024**power, format="~g")
+
+
+class Page(NamedTuple):
+    """What every point needs of the page: the facets to narrow by, and the place of a configuration in its table."""
+
+    facets: Sequence[Facet]
+    places: Mapping[tuple[Any, ...], int]
+
+
+def chart(
+    name: str, title: str, note: str, groups: Sequence[Group], axis: Axis, quantity: Quantity, page: Page
+) -> Chart:
+    """Return a figure with a panel per group."""
+    labels = sorted({series(row) for group in groups for row in group.rows})
+    tops = _tops(groups, quantity)
+    panels = tuple(_panel(group, axis, quantity, labels, tops[group.alike], page) for group in groups)
+    keys = tuple((label, colour(index), SYMBOLS[symbol(index)]) for index, label in enumerate(labels))
+    return Chart(name, title, note, keys, panels)
+
+
+def key_of(row: Row) -> tuple[Any, ...]:
+    """Return what tells rows of the summary apart."""
+    return tuple(row[name] for name in KEY)
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def symbol(index: int) -> str:
+    """Return the marker of series number `index`: colours that come again have another one."""
+    return list(SYMBOLS)[(index + index // len(COLOURS)) % len(SYMBOLS)]
+
+
+def _tops(groups: Sequence[Group], quantity: Quantity) -> dict[Any, float]:
+    """Return the upper end of y by what panels are alike in, so that they can be compared at a glance; 0 of none."""
+    tops: dict[Any, float] = {}
+    for group in groups:
+        known = [_ends(row, quantity)[1] for row in group.rows if row[quantity.column] is not None]
+        tops[group.alike] = max([tops.get(group.alike, 0.0), *known])
+    return {alike: 1.08 * top for alike, top in tops.items()}
+
+
+def _panel(
+    group: Group, axis: Axis, quantity: Quantity, labels: Sequence[str], top: float, page: Page
+) -> dict[str, Any]:
+    places = sorted({row[axis.column] for row in group.rows})
+    traces: list[Trace] = []
+    strip: list[Trace] = []
+    for index, label in enumerate(labels):
+        own = [row for row in group.rows if series(row) == label]
+        cells = [[row for row in own if row[axis.column] == at] for at in places]
+        if not any(cells):
+            continue
+        shift = _SPREAD * ((index + 0.5) / len(labels) - 0.5)
+        traces.append(_trace(cells, quantity, index, label, shift, page))
+        gaps = _gaps(cells, quantity, index, len(strip), page)
+        strip += [gaps | {"name": label}] if gaps else []
+    return {
+        "title": group.title,
+        "data": ([trace for trace in traces if trace["x"]] or [_EMPTY]) + strip,
+        "layout": _layout(axis, quantity, [str(at) for at in places], top, [gaps["name"] for gaps in strip]),
+    }
+
+
+def _trace(
+    cells: Sequence[Sequence[Row]], quantity: Quantity, index: int, label: str, shift: float, page: Page
+) -> Trace:
+    """Return one engine: a point for every number, joined where two neighbours have exactly one each."""
+    points: list[dict[str, Any]] = []
+    before = 0
+    for position, cell in enumerate(cells):
+        known = [row for row in cell if row[quantity.column] is not None]
+        for row in known:
+            points += [_BREAK] if points and (before != 1 or len(known) != 1) else []
+            points.append(_point(position + shift, row, quantity, index, page))
+        before = len(known)
+    told = {name: [point[name] for point in points] for name in _BREAK}
+    bars = {"array": told.pop("above"), "arrayminus": told.pop("below")}
+    return {
+        "type": "scatter", "mode": "lines+markers", "name": label, "hoverinfo": "text",
+        "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, **bars},
+        "marker": {"color": colour(index), "size": 8, "symbol": told.pop("symbol")},
+        "line": {"color": colour(index), "width": 1.5}, **told,
+    }  # fmt: skip
+
+
+def _point(x: float, row: Row, quantity: Quantity, index: int, page: Page) -> dict[str, Any]:
+    """Return a number with its interval; hollow where it should have one and none is known."""
+    value, (low, high) = _value(row, quantity), _ends(row, quantity)
+    hollow = quantity.interval and row[f"{quantity.column}_low"] is None
+    return {
+        "x": x, "y": value, "above": high - value, "below": value - low, "symbol": symbol(index) + "-open" * hollow,
+        "hovertext": hover(row, quantity.column), "customdata": _custom(row, page),
+    }  # fmt: skip
+
+
+def _gaps(cells: Sequence[Sequence[Row]], quantity: Quantity, index: int, line: int, page: Page) -> Trace:
+    """Return why an engine has no number at some places, in words below the panel; empty where it has them all."""
+    rows = [next(iter(cell), None) for cell in cells]
+    known = [any(row[quantity.column] is not None for row in cell) for cell in cells]
+    missing = [(position, row) for position, (row, one) in enumerate(zip(rows, known, strict=True)) if not one]
+    if not missing:
+        return {}
+    anywhere = dict.fromkeys(("micro", "nodes", "devices_per_node", "outcome"))
+    never = {"f": place(next(row for row in rows if row) | anywhere, page.facets), "c": None}
+    return {
+        "type": "scatter", "mode": "text", "yaxis": "y2", "x": [position for position, _ in missing],
+        "y": [line] * len(missing), "text": [reason(row) for _, row in missing],
+        "textfont": {"color": [colour(index) if row else "#7F7F7F" for _, row in missing], "size": 10},
+        "hoverinfo": "text", "hovertext": [hover(row, quantity.column) if row else "not run" for _, row in missing],
+        "customdata": [_custom(row, page) if row else never for _, row in missing],
+    }  # fmt: skip
+
+
+def _layout(axis: Axis, quantity: Quantity, ticks: Sequence[str], top: float, strip: Sequence[str]) -> dict[str, Any]:
+    height = _PLOT_PX + _LINE_PX * len(strip)
+    below = _LINE_PX * len(strip) / height
+    layout: dict[str, Any] = {
+        "height": height, "showlegend": False, "hovermode": "closest", "dragmode": False,
+        "margin": {"l": 56, "r": 8, "t": 8, "b": 40},
+        "xaxis": {
+            "tickvals": list(range(len(ticks))), "ticktext": list(ticks),
+            "range": [-0.5, len(ticks) - 0.5], "title": {"text": axis.label}, "anchor": "y2" if strip else "y",
+            "showgrid": False, "zeroline": False, "fixedrange": True,
+        },
+        "yaxis": {
+            "range": [0, top or 1], "showticklabels": top > 0, "title": {"text": quantity.label},
+            "tickformat": quantity.format, "nticks": 6,
+            "domain": [below, 1], "fixedrange": True,
+        },
+    }  # fmt: skip
+    if strip:
+        layout["yaxis2"] = {
+            "range": [len(strip) - 0.5, -0.5], "domain": [0, below], "showgrid": False, "zeroline": False,
+            "tickvals": list(range(len(strip))), "ticktext": [html.escape(label[:9], quote=False) for label in strip],
+            "tickfont": {"size": 9}, "fixedrange": True,
+        }  # fmt: skip
+    return layout
+
+
+def _value(row: Row, quantity: Quantity) -> float:
+    return float(row[quantity.column] / quantity.unit)
+
+
+def _ends(row: Row, quantity: Quantity) -> tuple[float, float]:
+    """Return the ends of the interval; the value itself where there is none."""
+    value = _value(row, quantity)
+    if not quantity.interval or row[f"{quantity.column}_low"] is None:
+        return value, value
+    return row[f"{quantity.column}_low"] / quantity.unit, row[f"{quantity.column}_high"] / quantity.unit
+
+
+def _custom(row: Row, page: Page) -> dict[str, Any]:
+    return {"f": place(row, page.facets), "c": page.places[key_of(row)]}

@@ -1,0 +1,82 @@
+"""The evidence of single runs as text: the record, the end of the log, and what a failure was decided from."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pydantic_core
+
+from analysis.results import Results
+from bench.record import RunRecord
+from bench.store import LOG, Unreadable
+
+TAIL_LINES = 60
+
+_TAIL_BYTES = 32 * 1024
+_SERIES = 40  # numbers of a series that are written out
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
+
+
+class Evidence(NamedTuple):
+    """What one run left behind."""
+
+    folder: Path
+    record: RunRecord | None  # None: its file is not there any more
+    log: str  # the last lines; empty where there is none
+
+
+def evidence(results: Results, row: int) -> Evidence:
+    """Return what the run of a row of the table left behind."""
+    folder = Path(results.traces["file"].iloc[row]).parent
+    try:
+        record: RunRecord | None = results.record(row)
+    except (OSError, Unreadable):
+        record = None
+    return Evidence(folder, record, tail(folder / LOG))
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """Return the last lines of a log without what steers a terminal; empty where there is none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    whole = text.splitlines() if size <= _TAIL_BYTES else text.splitlines()[1:]
+    return "\n".join(_CONTROL.sub("", line) for line in whole[-lines:])
+
+
+def pretty(record: RunRecord) -> str:
+    """Return a record as JSON to read: a series of numbers on one line, and of a long one its beginning."""
+    plain = _shortened(record.model_dump(mode="json", by_alias=True))
+    text = pydantic_core.to_json(plain, indent=1).decode()  # ten times as fast as json's own, where it indents
+    return _SCALARS.sub(lambda found: re.sub("\n *", " ", found[0]), text)
+
+
+def reasons(record: RunRecord) -> list[tuple[str, str]]:
+    """Return the evidence of a run's outcome as named texts: a traceback with its own lines, else JSON."""
+    return [text for label, value in record.outcome.evidence.items() for text in _texts(label, value)]
+
+
+def _texts(label: str, value: Any) -> Iterable[tuple[str, str]]:
+    if isinstance(value, str):
+        yield label, value
+    elif isinstance(value, dict) and value and all(isinstance(part, str) for part in value.values()):
+        yield from ((f"{label} {part}", text) for part, text in value.items())
+    else:
+        yield label, json.dumps(value, indent=1, ensure_ascii=False)
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shortened(part) for name, part in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > _SERIES and not any(isinstance(part, dict | list) for part in value):
+        return [*value[:_SERIES], f"… {len(value) - _SERIES:,} more in record.json"]
+    return [_shortened(part) for part in value]

@@ -1,0 +1,105 @@
+"""The answers as a reader is told them first: in sentences, or the engines that win most often where they are many."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from analysis.numbers import MISSING, significant, size
+from analysis.questions import choice, name
+from analysis.report.asked import outcomes
+from analysis.scaling.best import Best
+from analysis.scaling.ranking import Rival
+from analysis.stats.interval import LEVEL
+from analysis.summary import Row
+
+
+class Told(NamedTuple):
+    """One answer in words; what is empty is not known, or none."""
+
+    name: str
+    fastest: str
+    tokens_per_s: float | None
+    rate: str
+    interval: str
+    flags: str
+    tied: tuple[str, ...]  # with the change of the time per sample
+    slower: str
+    leanest: str
+    peak: str
+    failed: str
+
+
+def told(found: Sequence[Best]) -> list[Told]:
+    """Return every answer in words, named by what sets its question apart from the others."""
+    among = [best.question for best in found]
+    return [_told(best, name(best.question, among)) for best in found]
+
+
+def winners(found: Sequence[Best]) -> str:
+    """Say of each engine in how many questions it is the fastest or not told apart from it; empty for one question."""
+    decided = [best for best in found if best.fastest]
+    if len(decided) < 2:
+        return ""
+    leading = Counter(engine for best in decided for engine in _leading(best))
+    ordered = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{engine} in {count} of {len(decided)}" for engine, count in ordered)
+
+
+def interval(row: Row, column: str = "tokens_per_s") -> str:
+    """Write the interval of a row of the summary with its level, kind and n."""
+    n = f"n\u00a0=\u00a0{row['n']}"
+    if row[f"{column}_low"] is None:
+        return f"no interval, {n}"
+    return f"{ends(row, column)} ({kind(row)}, {n})"
+
+
+def kind(row: Row) -> str:
+    """Write level and kind of the intervals of a row of the summary, which names those of its step time. A run of few
+    steps may tell its rate and not its median: that interval is within the run as well."""
+    level, told = row["interval_level"] or LEVEL, row["interval_kind"] or "within the run"
+    return f"{100 * level:.0f}\u00a0%, {told}"
+
+
+def ends(row: Row, column: str) -> str:
+    """Write the ends of an interval of a row of the summary; empty where it has none."""
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
+    return "" if low is None else f"{significant(low)} to {significant(high)}"
+
+
+def _told(best: Best, name: str) -> Told:
+    fastest, leanest = best.fastest, best.front[0] if best.front else None
+    slower = [rival for rival in best.rivals if rival.verdict == "slower"]
+    return Told(
+        name=name,
+        fastest=choice(fastest) if fastest else "",
+        tokens_per_s=fastest["tokens_per_s"] if fastest else None,
+        rate=significant(fastest["tokens_per_s"]) if fastest else MISSING,
+        interval=interval(fastest) if fastest else MISSING,
+        flags=fastest["flags"] if fastest else "",
+        tied=tuple(f"{choice(one.row)} ({_change(one.comparison.ratio)})" for one in best.rivals if one not in slower),
+        slower=_slower(slower),
+        leanest=choice(leanest) if leanest else "",
+        peak=size(leanest["peak_allocated_bytes"]) if leanest else MISSING,
+        failed=outcomes(Counter(row["outcome"] for row in best.failed)),
+    )
+
+
+def _leading(best: Best) -> set[str]:
+    return {row["engine"] for row in (best.fastest, *best.ties) if row}
+
+
+def _slower(rivals: Sequence[Rival]) -> str:
+    """Say how many rivals are detectably slower, and by how much the first of them is."""
+    if not rivals:
+        return ""
+    first, known = rivals[0], rivals[0].comparison.interval
+    ends = f" ({100 * known.level:.0f}\u00a0%: {_change(known.low)} to {_change(known.high)})" if known else ""
+    if len(rivals) == 1:
+        return f"{choice(first.row)} is detectably slower, {_change(first.comparison.ratio)}{ends}"
+    others = f"{len(rivals):,} others are detectably slower"
+    return f"{others}, the next of them {choice(first.row)}, {_change(first.comparison.ratio)}{ends}"
+
+
+def _change(ratio: float) -> str:
+    """Write a ratio of times as a change in percent."""
+    return f"{'+' if ratio >= 1 else '−'}{significant(100 * abs(ratio - 1), 2)}\u00a0%"

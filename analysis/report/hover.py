@@ -1,0 +1,46 @@
+"""What hovering over a configuration shows, and what stands where one has no number."""
+
+import html
+
+from analysis.numbers import MISSING, significant, size
+from analysis.questions import choice, ranks
+from analysis.report.headline import ends, interval
+from analysis.summary import Row
+
+_ENDED = {"oom": "OOM", "host_oom": "host OOM"}
+_REASON_LETTERS = 120
+
+
+def hover(row: Row, column: str) -> str:
+    """Return the lines over a point that shows `column`, its texts escaped: plotly.js reads some HTML."""
+    around = f"{ranks(row)}, {row['precision']}, {row['machine']}"
+    lines = [f"{row['model']}: {choice(row)}", around, *(_numbers(row, column) if row["n"] else [_failure(row)])]
+    lines += [f"flags: {row['flags']}"] if row["flags"] else []
+    bold, *rest = (html.escape(line, quote=False) for line in [*lines, f"configuration {row['config_id']}"])
+    return "<br>".join([f"<b>{bold}</b>", *rest])
+
+
+def reason(row: Row | None) -> str:
+    """Say in a word or two why there is no number."""
+    if row is None:
+        return "not run"
+    ended = str(row["outcome"])
+    return "unknown" if ended == "ok" else _ENDED.get(ended, ended.replace("_", " "))
+
+
+def _numbers(row: Row, column: str) -> list[str]:
+    rate, step, peak = row["tokens_per_s"], row["step_s"], row["peak_allocated_bytes"]
+    lines = []
+    if column == "efficiency" and row[column] is not None:
+        lines.append(f"efficiency {significant(row[column], 3)}, {ends(row, column) or 'no interval'}")
+    if rate is not None:
+        lines.append(f"{significant(rate)} tokens/s, {interval(row)}")
+    if step is not None:
+        lines.append(f"{significant(step)} s per step, {ends(row, 'step_s') or 'no interval'}")
+    return [*lines, f"peak {size(peak) if peak is not None else MISSING} per rank"]
+
+
+def _failure(row: Row) -> str:
+    why = str(row["reason"])
+    told = why[:_REASON_LETTERS] + "…" * (len(why) > _REASON_LETTERS)
+    return f"{reason(row)}: {told}" if told else reason(row)

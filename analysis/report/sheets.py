@@ -1,0 +1,175 @@
+"""The report's tables as people read them, on the page, in Markdown and in LaTeX; the CSV beside them is exact."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from analysis.columns import Column, columns
+from analysis.numbers import MISSING, cell, significant
+from analysis.questions import series
+from analysis.report.headline import Told, ends, kind
+from analysis.scaling.curves import Curve, Point
+from analysis.scaling.pace import Estimate
+from analysis.summary import Row
+
+_RUN = (
+    "config_id", "repeat", "attempt", "study", "model", "engine", "precision", "nodes", "devices_per_node", "micro",
+    "accumulation", "machine", "outcome", "step_s", "tokens_per_s", "mfu", "peak_allocated_bytes",
+    "cost_per_million_tokens", "flags",
+)  # fmt: skip
+_WHAT = ("precision", "nodes", "devices_per_node", "micro", "machine", "outcome")
+_SAID_ABOVE = (
+    "study",
+    "model",
+    "precision",
+    "nodes",
+    "devices_per_node",
+    "machine",
+    "repeat",
+    "attempt",
+    "accumulation",
+)
+"""Left out where all rows have the same; the report says once what was held equal."""
+_WORDS = {
+    "config_id": "configuration", "devices_per_node": "devices", "micro": "micro-batch", "step_s": "step time",
+    "tokens_per_s": "throughput", "mfu": "MFU", "peak_allocated_bytes": "peak allocated",
+    "cost_per_million_tokens": "cost of a million tokens",
+}  # fmt: skip
+
+
+class Heading(NamedTuple):
+    """Of a column: what it is called, its unit, what it means, and whether numbers stand in it."""
+
+    label: str
+    unit: str = ""
+    meaning: str = ""
+    number: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+class Cell(NamedTuple):
+    """A cell as it is read and as it is sorted; `key` None is missing, and sorted last."""
+
+    text: str
+    key: Any
+
+
+class Sheet(NamedTuple):
+    """A table of texts; without rows there is nothing to show."""
+
+    name: str
+    title: str
+    head: tuple[Heading, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+_Source = tuple[Heading, Callable[[Row], Cell]]
+
+
+def runs(rows: Sequence[Row]) -> Sheet:
+    """Return the run table in the columns that people look at first, where any run has a value for them."""
+    told = [name for name in _RUN if any(row[name] not in (None, "") for row in rows)]
+    return _sheet("runs", "Runs", [_source(name) for name in told if _varies(name, rows)], rows)
+
+
+def configurations(rows: Sequence[Row]) -> Sheet:
+    """Return the summary: what was measured, n, medians with their intervals, memory and flags."""
+    sources = [
+        _source("config_id"), *(_source(name) for name in ("model",) if _varies(name, rows)),
+        (Heading("engine", meaning="with what sets it apart"), lambda row: _text(series(row))),
+        *(_source(name) for name in _WHAT if _varies(name, rows)),
+        (Heading("n", meaning="allocations behind it", number=True), lambda row: Cell(f"{row['n']}", row["n"])),
+        _source("step_s"), _interval("step_s"), _source("tokens_per_s"), _interval("tokens_per_s"),
+        (Heading("intervals", meaning="level and kind"), lambda row: _text(_kind(row))),
+        *(_source(name) for name in ("peak_allocated_bytes", "cost_per_million_tokens") if _known(name, rows)),
+        _source("flags"),
+    ]  # fmt: skip
+    return _sheet("configurations", "Configurations", sources, rows)
+
+
+def best(told: Sequence[Told]) -> Sheet:
+    """Return the answer to every question."""
+    words = ("question", "fastest", "throughput", "interval", "not told apart from it", "least memory",
+             "peak allocated", "without a number")  # fmt: skip
+    head = [Heading(word) for word in words]
+    head[2] = Heading("throughput", "tokens/s", "encoder and decoder with padding", number=True)
+    return Sheet("best", "Best per question", tuple(head), tuple(map(_answer, told)))
+
+
+def scaling(curves: Sequence[Curve]) -> Sheet:
+    """Return speed-up, efficiency and serial fraction, a row per node count of every curve."""
+    head = (
+        Heading("model"), Heading("machine"), Heading("scaling"), Heading("held"), Heading("nodes", number=True),
+        Heading("speed-up", number=True), Heading("efficiency", number=True),
+        Heading("serial fraction", "Karp–Flatt", number=True), Heading("flags"),
+    )  # fmt: skip
+    rows = [_scaled(curve, point) for curve in curves for point in curve.points]
+    return Sheet("scaling", "Scaling", head, tuple(rows))
+
+
+def _answer(told: Told) -> tuple[Cell, ...]:
+    rest = (told.interval, "; ".join(told.tied), told.leanest, told.peak, told.failed)
+    return _text(told.name), _text(told.fastest or "none"), Cell(told.rate, told.tokens_per_s), *map(_text, rest)
+
+
+def _scaled(curve: Curve, point: Point) -> tuple[Cell, ...]:
+    row = point.row
+    numbers = (point.speedup, point.efficiency, point.serial_fraction)
+    nodes = Cell(f"{point.nodes}", point.nodes)
+    told = [_estimate(number) for number in numbers]
+    if not row["n"]:
+        told[0] = _text(str(row["outcome"]).replace("_", " "))
+    what = (_text(row["model"]), _text(row["machine"]), _text(f"{curve.law}, {curve.batch}"), _text(curve.name))
+    return *what, nodes, *told, _text(row["flags"])
+
+
+def _estimate(estimate: Estimate | None) -> Cell:
+    if estimate is None:
+        return Cell(MISSING, None)
+    known = estimate.interval
+    around = f" ({significant(known.low, 3)} to {significant(known.high, 3)})" if known else ""
+    return Cell(significant(estimate.value, 3) + around, estimate.value)
+
+
+def _sheet(name: str, title: str, sources: Sequence[_Source], rows: Sequence[Row]) -> Sheet:
+    cells = tuple(tuple(of(row) for _, of in sources) for row in rows)
+    return Sheet(name, title, tuple(heading for heading, _ in sources), cells)
+
+
+def _source(name: str) -> _Source:
+    column = columns()[name]
+    # sizes carry their unit in the cell, for they go from KiB to GiB
+    unit = "" if column.unit in ("bytes", "samples") or name == "cost_per_million_tokens" else column.unit
+    heading = Heading(_WORDS.get(name, name), unit, column.meaning, column.kind in ("integer", "number"))
+    return heading, lambda row: _cell(column, row)
+
+
+def _cell(column: Column, row: Row) -> Cell:
+    value = row[column.name]
+    if column.name == "outcome":
+        return _text(str(value).replace("_", " "))
+    return Cell(cell(column, value), value)
+
+
+def _interval(column: str) -> _Source:
+    heading = Heading(f"{_WORDS[column]}, interval", columns()[column].unit, number=True)
+    return heading, lambda row: Cell(ends(row, column) or MISSING, row[f"{column}_low"])
+
+
+def _kind(row: Row) -> str:
+    known = any(row[f"{column}_low"] is not None for column in ("step_s", "tokens_per_s"))
+    return kind(row) if known else ""
+
+
+def _varies(name: str, rows: Sequence[Row]) -> bool:
+    return name not in _SAID_ABOVE or len({row[name] for row in rows}) > 1
+
+
+def _known(name: str, rows: Sequence[Row]) -> bool:
+    return any(row.get(name) is not None for row in rows)
+
+
+def _text(text: str) -> Cell:
+    return Cell(text, text or None)

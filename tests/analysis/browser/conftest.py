@@ -1,0 +1,94 @@
+"""Reports opened in headless Chromium; the tests skip where there is none, and fail where it must be had."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from opened import Opened
+from playwright.sync_api import Browser, sync_playwright
+from records import failed, run, save, scattered, spec, steps
+
+from analysis import figures, report, results
+from bench.spec import EngineSpec
+
+REQUIRE = "ZEROSCALE_REQUIRE_CHROMIUM"
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+EVIL = """</script><!--"><img src=x onerror="document.title='hacked'">"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, for no longer than it is needed: an event loop runs in this thread until then."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        if os.environ.get(REQUIRE) == "1":
+            pytest.fail(f"{REQUIRE}=1, but chromium is not installed")
+        pytest.skip("no chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of two engines on one and two nodes at two micro-batches, the last of which runs out of memory; one
+    run has a log."""
+    records = [
+        run(spec(engine, micro, nodes=nodes), steps=steps(scattered(0.9 * s, s, 1.1 * s)))
+        for engine, s in (("zero2", 0.1), ("zero3", 0.2))
+        for nodes in (1, 2)
+        for micro in (2, 4)
+        if (engine, nodes, micro) != ("zero2", 2, 4)
+    ]
+    folder = tmp_path_factory.mktemp("sweep")
+    runs = save(folder / "runs", *records, failed("oom", spec("zero2", 4, nodes=2), reason="rank 1: out of memory"))
+    logged = runs / "smoke" / records[0].config_id / "0.0" / "run.log"
+    logged.write_text("".join(f"line {number}\n" for number in range(100)))
+    return reported(runs, folder / "out")
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of runs whose texts try to be something else."""
+    folder = tmp_path_factory.mktemp("hostile")
+    log = "</script><script>document.title = 'hacked'</script>\n\x1b[31mred"
+    engine = EngineSpec(name="zero1", backend="deepspeed", options={"note": EVIL})
+    evil = {"study": "<b>evil", "environment": {"hosts": (EVIL,)}, "torch": EVIL}
+    good = run(spec().model_copy(update={"engine": engine}), **evil, steps=steps(scattered(0.09, 0.1, 0.11)))
+    bad = failed("error", spec("zero3"), reason=EVIL, told={EVIL: EVIL}, **evil)
+    runs = save(folder / "runs", run(spec("zero1"), **evil), good, bad)
+    (runs / "<b>evil" / good.config_id / "0.0" / "run.log").write_text(log)
+    return reported(runs, folder / "out")
+
+
+def reported(runs: Path, out: Path) -> Path:
+    """Write a report without the figures' files for print, which take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "FORMATS", ("svg",))
+        return report.write(results.read([runs]), out)
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
+    """Opens a page in a window of its own, on a screen of this width."""
+    contexts = []
+
+    def open_page(path: Path, width: int = 1400, fragment: str = "", **more: object) -> Opened:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **more)
+        contexts.append(context)
+        found = Opened(context.new_page(), [], [])
+        found.page.on("request", lambda request: found.requests.append(request.url))
+        found.page.on("console", lambda message: found.complaints.append(message.text))
+        found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
+        found.page.goto(path.as_uri() + fragment)
+        return found
+
+    yield open_page
+    for context in contexts:
+        context.close()

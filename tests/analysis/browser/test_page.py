@@ -1,0 +1,185 @@
+"""What a reader can do with a report, by mouse and by keyboard, on a wide and on a narrow screen."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from opened import Opened
+from playwright.sync_api import Page, expect
+
+Open = Callable[..., Opened]
+
+
+def scroll_through(page: Page) -> None:
+    """Bring every panel into sight, so that it is drawn."""
+    for plot in page.locator(".panel:visible").all():
+        plot.scroll_into_view_if_needed()
+        expect(plot.locator(".plot svg").first).to_be_attached()
+
+
+def points(page: Page) -> int:
+    """Count the points with a number in the first figure."""
+    return page.locator(".chart").first.locator(".point").count()
+
+
+def rows(page: Page, table: str) -> list[str]:
+    """Return the engines in the rows that a table shows."""
+    head = page.locator(f"[data-table={table}] th button").all_inner_texts()
+    column = next(index for index, text in enumerate(head) if text.startswith("engine"))
+    return page.locator(f"[data-table={table}] tbody tr:visible td:nth-child({column + 1})").all_inner_texts()
+
+
+def test_it_opens_without_a_request_or_a_complaint(opened: Open, sweep: Path) -> None:
+    page, requests, complaints = opened(sweep)
+    scroll_through(page)
+    assert requests == [sweep.as_uri()]
+    assert complaints == []
+
+
+def test_every_number_is_a_point_and_what_has_none_is_said(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    scroll_through(page)
+    assert points(page) == 7
+    figure = page.locator(".chart").first
+    assert figure.get_by_text("OOM", exact=True).count() == 1
+    assert figure.locator(".errorbar").count() == 7, "every number here has its interval"
+
+
+def test_hover_shows_configuration_n_and_interval(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    scroll_through(page)
+    page.locator(".chart").first.locator(".point").first.hover(force=True)
+    shown = page.locator(".hoverlayer .hovertext").first
+    expect(shown).to_contain_text("tiny: zero2, micro 2")
+    expect(shown).to_contain_text("95 %, within the run, n = 1")
+    expect(shown).to_contain_text("flags: wide few unverified")
+
+
+def test_a_click_on_a_point_opens_its_runs_with_record_and_log(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    scroll_through(page)
+    page.locator(".chart").first.locator(".point").first.click(force=True)
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("tiny: zero2, micro 2, 2 ranks")
+    dialog.get_by_text("record.json").click()
+    expect(dialog.locator("pre").first).to_contain_text('"schema_version": 1')
+    dialog.get_by_text("End of run.log").click()
+    expect(dialog.locator("pre").last).to_contain_text("line 40\nline 41")
+    assert "line 39" not in dialog.locator("pre").last.inner_text()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+
+
+def test_filters_narrow_figures_tables_and_failures_at_once(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    scroll_through(page)
+    page.get_by_role("checkbox", name="zero3").check()
+    assert set(rows(page, "runs")) == set(rows(page, "configurations")) == {"zero3"}
+    assert points(page) == 4
+    assert page.locator("#failures ~ details:visible").count() == 0, "the failure is of zero2"
+    expect(page.locator("#count")).to_have_text("4 of 8 configurations, 4 of 8 runs")
+    page.get_by_role("group", name="Nodes").get_by_role("checkbox", name="2").check()
+    expect(page.locator("#count")).to_have_text("2 of 8 configurations, 2 of 8 runs")
+    assert page.locator(".chart").first.locator(".panel:visible").count() == 1
+    page.get_by_role("button", name="Show all").click()
+    expect(page.locator("#count")).to_have_text("8 of 8 configurations, 8 of 8 runs")
+    assert points(page) == 7
+
+
+def test_the_count_is_told_to_who_cannot_see_it(opened: Open, sweep: Path) -> None:
+    assert opened(sweep).page.locator("#count").get_attribute("aria-live") == "polite"
+
+
+def test_the_address_keeps_what_was_chosen(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    page.get_by_role("checkbox", name="zero3").check()
+    fragment = page.evaluate("location.hash")
+    again = opened(sweep, fragment=fragment).page
+    assert again.get_by_role("checkbox", name="zero3").is_checked()
+    assert set(rows(again, "runs")) == {"zero3"}
+
+
+def test_the_tab_key_reaches_every_control(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    asked = "main a, main input, main button, main summary, main [tabindex='0']"
+    visible = [one for one in page.locator(asked).all() if one.is_visible()]
+    reached = page.evaluate("reached = new Set(), 0")
+    for _ in range(len(visible) + 20):
+        page.keyboard.press("Tab")
+        reached = page.evaluate("reached.add(document.activeElement), reached.size")
+    missed = page.evaluate(
+        """(asked) => [...document.querySelectorAll(asked)].filter((one) => one.checkVisibility() && !reached.has(one))
+           .map((one) => one.outerHTML.slice(0, 80))""",
+        asked,
+    )
+    assert reached >= len(visible)
+    assert missed == []
+
+
+@pytest.mark.parametrize("key", ["Enter", "Space"])
+def test_the_keyboard_sorts_a_table_and_missing_stays_last(opened: Open, sweep: Path, key: str) -> None:
+    page = opened(sweep).page
+    heading = page.locator("[data-table=runs] th").filter(has_text="step time")
+    column = heading.evaluate("head => head.cellIndex + 1")
+    cells = page.locator(f"[data-table=runs] tbody td:nth-child({column})")
+    heading.locator("button").focus()
+    page.keyboard.press(key)
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert cells.all_inner_texts() == ["0.1000"] * 3 + ["0.2000"] * 4 + ["–"]
+    page.keyboard.press(key)
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert cells.all_inner_texts() == ["0.2000"] * 4 + ["0.1000"] * 3 + ["–"]
+
+
+def test_the_keyboard_filters_and_opens_a_run(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    page.get_by_role("checkbox", name="zero3").focus()
+    page.keyboard.press("Space")
+    assert set(rows(page, "runs")) == {"zero3"}
+    page.locator("[data-table=runs] .open:visible").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("tiny: zero3, micro 2, 2 ranks, fp32, repeat 0, attempt 0")
+
+
+def test_text_from_records_is_inert_wherever_it_stands(opened: Open, hostile: Path) -> None:
+    page, requests, complaints = opened(hostile)
+    scroll_through(page)
+    page.locator(".chart").first.locator(".point").first.hover(force=True)
+    expect(page.locator(".hoverlayer .hovertext").first).to_contain_text('(note=</script><!--"><img src=x')
+    page.locator("[data-table=runs] .open").last.click()
+    expect(page.get_by_role("dialog")).to_contain_text('reason</script><!--"><img src=x')
+    for folded in page.locator("dialog summary").all():
+        folded.click()
+    assert page.title() == "zeroscale: <b>evil"
+    assert page.locator("img").count() == 0 and page.locator("dialog script").count() == 0
+    assert requests == [hostile.as_uri()]
+    assert complaints == []
+
+
+def test_a_log_is_shown_without_what_steers_a_terminal(opened: Open, hostile: Path) -> None:
+    page = opened(hostile).page
+    page.locator("[data-table=configurations] tr", has_text="note=<").locator(".open").click()
+    page.get_by_text("End of run.log").click()
+    expect(page.locator("dialog pre").last).to_have_text("</script><script>document.title = 'hacked'</script>\nred")
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_page_fits_the_screen(opened: Open, sweep: Path, width: int) -> None:
+    page = opened(sweep, width).page
+    scroll_through(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_take_the_colours_of_the_page(opened: Open, sweep: Path, scheme: str) -> None:
+    page = opened(sweep, color_scheme=scheme).page
+    scroll_through(page)
+    soft = page.evaluate("getComputedStyle(document.querySelector('.soft')).color")
+    assert page.locator(".xtick text").first.evaluate("tick => getComputedStyle(tick).fill") == soft
+
+
+def test_without_scripts_all_numbers_can_be_read(opened: Open, sweep: Path) -> None:
+    page = opened(sweep, java_script_enabled=False).page
+    assert len(rows(page, "configurations")) == 8
+    assert page.locator("#filters").is_hidden()
+    expect(page.locator("noscript")).to_be_visible()

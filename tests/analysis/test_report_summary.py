@@ -1,0 +1,130 @@
+"""What the report says first: what was asked, the answer, how sure."""
+
+from typing import Any
+
+import pytest
+from records import MIB, failed, machine, memory, results, run, scattered, spec, steps
+
+from analysis.report.asked import asked
+from analysis.report.doubts import doubts
+from analysis.report.evidence import evidence
+from analysis.report.findings import Findings, findings
+from analysis.report.headline import told, winners
+from analysis.report.page import page
+from analysis.results import Results
+from bench.record import RunRecord
+
+
+def at(engine: str, seconds: float, jitter: float = 0.0, micro: int = 2, **more: Any) -> RunRecord:
+    window = scattered(seconds - jitter, seconds, seconds + jitter)
+    return run(spec(engine, micro), steps=steps(window), **more)
+
+
+def allocations(engine: str, *seconds: float) -> list[RunRecord]:
+    """One run in each of several allocations."""
+    slurm = [{"slurm": {"SLURM_JOB_ID": str(job)}} for job in range(len(seconds))]
+    return [at(engine, s, repeat=job, environment=slurm[job]) for job, s in enumerate(seconds)]
+
+
+def doubted(of: Results) -> str:
+    found = findings(of)
+    return " ".join(doubts(of, found.best, found.drifts, found.origin))
+
+
+def test_what_varies_is_told_apart_from_what_was_held_equal() -> None:
+    found = asked(findings(results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3")))).rows)
+    assert found.varied == (("engine", "ddp, zero1, zero3"), ("micro-batch", "2, 4"))
+    assert {"model": "tiny", "nodes": "1", "precision": "fp32"}.items() <= dict(found.held).items()
+    assert found.ran == "3 runs of 3 configurations: 2 ok, 1 oom"
+
+
+def test_the_answer_names_the_fastest_its_ties_and_who_is_slower() -> None:
+    lean = memory(2, peak=MIB)
+    records = [at("ddp", 0.10, 0.01), at("zero1", 0.105, 0.02), at("zero2", 0.20), at("zero3", 0.40, memory=lean)]
+    (answer,) = told(findings(results(*records, failed("oom", spec("zero0")))).best)
+    assert (answer.name, answer.fastest, answer.rate) == ("tiny · 2 ranks", "ddp, micro 2", "400.0")
+    assert answer.interval.replace("\xa0", " ").endswith("(95 %, within the run, n = 1)")
+    assert [tie.replace("\xa0", " ") for tie in answer.tied] == ["zero1, micro 2 (+5.0 %)"]
+    assert answer.slower.replace("\xa0", " ").startswith(
+        "2 others are detectably slower, the next of them zero2, micro 2, +100 % (95 %: "
+    )
+    assert (answer.leanest, answer.peak, answer.failed) == ("zero3, micro 2", "2.000 MiB", "1 oom")
+
+
+def test_where_nothing_was_measured_the_answer_says_so() -> None:
+    (answer,) = told(findings(results(failed("oom"), failed("error", spec("zero2")))).best)
+    assert (answer.fastest, answer.tied, answer.slower) == ("", (), "")
+    assert answer.failed == "1 oom, 1 error"
+
+
+def test_of_several_questions_the_engines_that_win_are_counted() -> None:
+    one, two = [at("ddp", 0.1), at("zero1", 0.3)], [run(spec(e, ranks=1), steps=steps((0.1,) * 30)) for e in ("ddp",)]
+    assert winners(findings(results(*one, *two)).best) == "ddp in 2 of 2"
+    assert winners(findings(results(*one)).best) == ""
+
+
+def test_one_run_each_is_a_doubt_and_so_are_comparisons_within_runs() -> None:
+    said = doubted(results(at("ddp", 0.1), at("zero1", 0.2), failed("oom", spec("zero3"))))
+    assert "Every configuration ran once (n = 1)" in said
+    assert "1 of 1 comparisons with a fastest configuration rest on the steps of the same runs" in said
+    assert "1 of 3 configurations have no number: 1 oom." in said
+    assert "1 of 1 ok runs of other engines have losses verified beside ddp." in said
+
+
+def test_comparisons_between_allocations_are_no_such_doubt() -> None:
+    said = doubted(results(*allocations("ddp", 0.1, 0.11, 0.12), *allocations("zero1", 0.2, 0.21, 0.22)))
+    assert "rest on the steps" not in said
+    assert "Configurations ran 3 to 3 times" in said
+
+
+def controls(first: float, last: float) -> Results:
+    """The same point twice in one allocation, another one in between."""
+    slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
+    times = [("ddp", 0, first), ("zero1", 0, 0.1), ("ddp", 1, last)]
+    return results(*(at(engine, s, s / 50, repeat=repeat, environment=slurm) for engine, repeat, s in times))
+
+
+def test_a_control_point_that_became_slower_is_a_doubt() -> None:
+    (found,) = findings(controls(0.1, 0.12)).drifts
+    assert found.drift.change == pytest.approx(0.2)
+    assert (found.allocation, found.configuration) == ("7", "ddp, micro 2")
+    assert "at most ddp, micro 2 in 7, 20 % slower at the end" in doubted(controls(0.1, 0.12))
+
+
+def test_one_that_did_not_is_said_to() -> None:
+    assert "No drift was detected" in doubted(controls(0.1, 0.1))
+    assert "drift" not in doubted(results(at("ddp", 0.1), at("zero1", 0.2)))
+
+
+def test_drift_is_not_sought_across_allocations_or_outside_of_slurm() -> None:
+    assert not findings(results(*allocations("ddp", 0.1, 0.2))).drifts
+    here = [at("ddp", 0.1), at("ddp", 0.2, repeat=1)]
+    assert not findings(results(*here, failed("error", spec("ddp"), repeat=2))).drifts
+
+
+def test_the_studies_are_quoted_in_their_own_words_and_a_price_makes_costs() -> None:
+    around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}, "question": "Which?"}
+    record = at("ddp", 0.1)
+    asking = record.model_copy(update={"circumstance": type(record.circumstance).model_validate(around)})
+    found: Findings = findings(results(asking), price=3.6)
+    assert found.asked == ("Which?",)
+    # 400 tokens/s on 2 devices at 3.6 an hour: 0.002 a second, 5 for a million
+    assert [row["cost_per_million_tokens"] for row in found.rows] == [pytest.approx(5.0)]
+    assert found.summary["cost_per_million_tokens"].tolist() == [pytest.approx(5.0)]
+
+
+def test_what_differs_between_machines_is_told_and_what_does_not_is_not() -> None:
+    fast = machine(fp32=2.0).model_copy(update={"name": "fast"})
+    origin = findings(results(run(machine=machine(fp32=1.0)), run(machine=fast))).origin
+    assert [(fact.name, fact.values) for fact in origin.unlike] == [("peak tflops", ("fp32 1", "fp32 2"))]
+    assert not findings(results(run(), run(repeat=1))).origin.unlike
+
+
+@pytest.mark.parametrize(("questions", "sentences"), [(6, True), (7, False)])
+def test_many_questions_are_answered_by_a_table(questions: int, sentences: bool) -> None:
+    of = results(*(run(spec(model={"name": f"m{n}"}), steps=steps((0.1,) * 30)) for n in range(questions)))
+    left = {place: evidence(of, place) for place in range(questions)}
+    html = page(findings(of), None, [], left)
+    answer = html[html.index('id="answer"') : html.index('id="sure"')]
+    assert answer.count("is the fastest that was measured") == (questions if sentences else 0)
+    assert ('data-table="best"' in answer) is not sentences

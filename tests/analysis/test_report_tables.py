@@ -1,0 +1,119 @@
+"""The tables beside the page, and what it shows of single runs."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from records import failed, results, run, save, scattered, spec, steps
+
+from analysis import results as reading
+from analysis.latex import LONG, to_latex
+from analysis.markdown import to_markdown
+from analysis.report import shown
+from analysis.report.details import details
+from analysis.report.evidence import Evidence, evidence, pretty, tail
+from analysis.report.files import tables
+from analysis.report.findings import findings
+from analysis.table import plain, read_csv
+
+QUIET = steps(scattered(0.09, 0.1, 0.11))
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    of = results(
+        run(spec("ddp"), steps=QUIET), failed("oom", spec("zero3"), reason="50 % | full_up"), run(spec("ddp", nodes=2))
+    )
+    return {name: content.decode() for name, content in tables(findings(of)).items()}
+
+
+def test_the_runs_as_csv_are_exact(files: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text(files["runs.csv"])
+    again = read_csv(tmp_path / "runs.csv")
+    assert again["step_s"].tolist()[:1] == [0.1] and again["outcome"].tolist() == ["ok", "oom", "ok"]
+
+
+def test_tables_for_readers_have_units_and_digits_and_say_what_failed(files: dict[str, str]) -> None:
+    head, _, *rows = files["configurations.md"].splitlines()
+    assert "step time (s)" in head and "throughput (tokens/s)" in head
+    (ddp,) = (row for row in rows if "| ddp | 1 |" in row)
+    assert "| 0.1000 | 0.09000 to 0.1100 |" in ddp
+    (oom,) = (row for row in rows if "zero3" in row)
+    assert "| oom | 0 | – |" in oom
+
+
+def test_there_is_scaling_where_node_counts_differ(files: dict[str, str]) -> None:
+    assert {"scaling.csv", "scaling.md", "scaling.tex"} <= files.keys()
+    assert not any(name.startswith("scaling") for name in tables(findings(results(run()))))
+
+
+def test_latex_is_that_of_pandas_with_the_rules_of_booktabs() -> None:
+    told = to_latex(["a_b", "n"], [["50 % & {x}", "1"], ["\\input{/etc/passwd} $~^#", "2"]], [False, True])
+    needs, *lines = told.splitlines()
+    assert needs == "% needs \\usepackage{booktabs}"
+    assert lines[0] == "\\begin{tabular}{lr}" and lines[-1] == "\\end{tabular}"
+    assert [line for line in lines if "rule" in line] == ["\\toprule", "\\midrule", "\\bottomrule"]
+    assert "a\\_b & n \\\\" in lines
+    assert "50 \\% \\& \\{x\\} & 1 \\\\" in lines
+    assert "\\textbackslash input\\{/etc/passwd\\} \\$\\textasciitilde \\textasciicircum \\# & 2 \\\\" in lines
+
+
+def test_a_long_latex_table_breaks_over_pages() -> None:
+    told = to_latex(["n"], [[str(n)] for n in range(LONG + 1)], [True])
+    assert "\\begin{longtable}{r}" in told and "\\usepackage{booktabs,longtable}" in told
+
+
+def test_a_markdown_cell_stays_one_cell_and_its_text_text() -> None:
+    assert to_markdown(["a"], [["x | <b>\ny"]], [True]) == "| a |\n| ---: |\n| x \\| \\<b\\> y |\n"
+
+
+def test_the_tail_of_a_log_is_its_last_lines_whole(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_bytes(b"".join(b"%d \xff\n" % number for number in range(50_000)))
+    assert tail(log, 2) == "49998 \ufffd\n49999 \ufffd"
+    assert tail(log, 10**6).splitlines()[0].split()[0].isdigit()
+    assert tail(tmp_path / "none") == ""
+
+
+def test_a_record_is_read_with_series_on_one_line_and_long_ones_cut() -> None:
+    told = pretty(run(steps=steps((0.25,) * 60, cut=0)))
+    plain = json.loads(told)
+    assert plain["observations"]["steps"]["step_s"][:2] == [0.25, 0.25]
+    assert plain["observations"]["steps"]["step_s"][-1] == "… 20 more in record.json"
+    assert any(line.strip().startswith('"step_s": [ 0.25, 0.25,') for line in told.splitlines())
+
+
+def test_a_record_that_is_gone_leaves_the_row(tmp_path: Path) -> None:
+    of = reading.read([save(tmp_path, run())])
+    next(tmp_path.rglob("record.json")).unlink()
+    left = evidence(of, 0)
+    assert left.record is None and left.folder.name == "0.0"
+    (told,) = details([], plain(of.table), [left])["runs"]
+    assert told[3] == ""
+
+
+def test_too_much_text_leaves_out_good_runs_first_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = run(), failed("oom", spec("zero2"))
+    rows = plain(results(good, bad).table)
+    monkeypatch.setattr("analysis.report.details.TEXT_BYTES", len(pretty(bad)))
+    kept = [
+        told[3] is not None for told in details([], rows, [Evidence(Path(), one, "") for one in (good, bad)])["runs"]
+    ]
+    assert kept == [False, True]
+
+
+def test_of_too_many_runs_every_configuration_has_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown, "MOST_ROWS", 3)
+    rows = plain(results(*(run(spec(engine), repeat=n) for engine in ("ddp", "zero1") for n in range(3))).table)
+    assert [(rows[one]["engine"], rows[one]["repeat"]) for one in shown.runs_shown(rows)] == [
+        ("ddp", 0), ("ddp", 1), ("zero1", 0),
+    ]  # fmt: skip
+
+
+def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analysis.report.files.MOST_ROWS", 1)
+    files = tables(findings(results(run(), run(repeat=1), run(repeat=2))))
+    assert files["runs.md"].decode().splitlines()[-1] == "2 more rows stand in runs.csv."
+    assert files["runs.tex"].decode().splitlines()[0] == "% 2 more rows stand in runs.csv."
+    assert isinstance(pd.DataFrame(), pd.DataFrame) and len(files["runs.csv"].splitlines()) == 1 + 3
