@@ -13,9 +13,8 @@ def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
 
     Files that are no records are named on standard error and left out. Raises UserError for a path that is not there.
     """
-    from analysis import reading, table  # here, so that `import analysis` stays light
+    from analysis import reading, results  # here, so that `import analysis` stays light
 
-    given = [paths] if isinstance(paths, str | Path) else paths
-    found = reading.read(Path(path) for path in given)
+    found = results.read([paths] if isinstance(paths, str | Path) else paths)
     reading.warn(found)
-    return table.run_table(list(found.records.values()))
+    return found.table

@@ -1,13 +1,14 @@
 """The run table as text for programs and documents. CSV and JSON are exact; Markdown is for reading."""
 
+import functools
 import json
 import re
 
 import pandas as pd
 
-from analysis.columns import columns
+from analysis.columns import Column, columns
 from analysis.numbers import cell
-from analysis.table import plain
+from analysis.table import plain, values
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -23,17 +24,18 @@ def to_json(frame: pd.DataFrame) -> str:
 def to_markdown(frame: pd.DataFrame) -> str:
     """Return a Markdown table; numbers to four digits."""
     known, names = columns(), [str(name) for name in frame.columns]
-    header = [f"| {' | '.join(names)} |", f"|{'|'.join(' ---: ' if _right(n) else ' --- ' for n in names)}|"]
-    rows = [
-        f"| {' | '.join(_escaped(cell(known[name], value)) for name, value in row.items())} |" for row in plain(frame)
-    ]
-    return "\n".join([*header, *rows]) + "\n"
+    right = {name: known[name].kind in ("integer", "number") for name in names}
+    header = [f"| {' | '.join(names)} |", f"|{'|'.join(' ---: ' if right[n] else ' --- ' for n in names)}|"]
+    cells = [_written(known[name], frame[name]) for name in names]
+    return "\n".join([*header, *(f"| {' | '.join(row)} |" for row in zip(*cells, strict=True))]) + "\n"
 
 
-def _right(name: str) -> bool:
-    return columns()[name].kind in ("integer", "number")
+def _written(column: Column, series: pd.Series) -> list[str]:
+    """Return the cells of a column; many are the same in many rows."""
+    write = functools.cache(lambda value: escaped(cell(column, value)))
+    return [write(value) for value in values(series)]
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Keep a cell one cell, and its text text: Markdown takes HTML as it is."""
     return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", " ".join(text.split()))

@@ -5,8 +5,9 @@ import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from analysis.stats import series
+from analysis.stats import windows
 from analysis.stats.interval import Interval
+from analysis.stats.series import rate_of
 from bench.errors import UserError
 from bench.predict.flops import flops_per_step
 from bench.record import RankMemory, RunRecord, Tokens
@@ -43,13 +44,13 @@ def steps_per_s(record: RunRecord) -> float | None:
 def step_interval(record: RunRecord) -> Interval | None:
     """Return the interval of the median step time, from the run's own steps."""
     timed = window(record)
-    return _median_interval(timed.step_s) if timed else None
+    return windows.of(timed.step_s).median if timed else None
 
 
 def rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
     """Return the interval of a rate over the window, from the run's own steps; None where the rate is."""
     timed = window(record)
-    return _rate_interval(timed.step_s, rate) if timed and rate is not None else None
+    return rate_of(windows.of(timed.step_s).mean, timed.step_s, rate) if timed and rate is not None else None
 
 
 def tokens(record: RunRecord) -> Tokens | None:
@@ -102,8 +103,7 @@ def outside_collectives(record: RunRecord) -> tuple[float, ...]:
 
 def slowest_rank(record: RunRecord) -> int | None:
     """Return the rank that the others wait for most, if one stands out (`bench.stragglers`)."""
-    own = outside_collectives(record)
-    return max(slow_ranks(own), key=own.__getitem__, default=None)
+    return _slowest(outside_collectives(record))
 
 
 def slowest_link(record: RunRecord) -> int | None:
@@ -137,6 +137,6 @@ def utilisation(record: RunRecord, kind: Literal["model", "hardware"]) -> float 
     return None if rate is None or not peak else rate / peak
 
 
-# Both ends of an interval are columns, asked for one soon after the other.
-_median_interval = functools.lru_cache(maxsize=8)(series.median_interval)
-_rate_interval = functools.lru_cache(maxsize=8)(series.rate_interval)
+@functools.lru_cache(maxsize=8)  # several columns of a record ask for it, one soon after the other
+def _slowest(own: tuple[float, ...]) -> int | None:
+    return max(slow_ranks(own), key=own.__getitem__, default=None)

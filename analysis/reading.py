@@ -1,61 +1,108 @@
 """Read the records of results folders; what cannot be read is named and counted, never dropped in silence."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis import consolidated, rows
+from analysis.extraction import extract
+from analysis.rows import FILE, File, Rows
+from bench.errors import UserError
 from bench.record import RunRecord
-from bench.store import CIRCUMSTANCE, RECORD, Unreadable, find_records, read_record
+from bench.store import Unreadable, read_record
+
+if TYPE_CHECKING:
+    from analysis.results import Results
 
 _log = logging.getLogger(__name__)
 
 
 class Reading(NamedTuple):
-    """What was found at some paths."""
+    """Records in memory, as they might have been found at some paths."""
 
     records: dict[Path, RunRecord]  # by file, in the order in which people look for them
     skipped: tuple[Unreadable, ...]  # corrupt or foreign files, each with its reason
     unfinished: tuple[Path, ...]  # attempts without a record: still running, or killed with everything around them
 
 
-def read(paths: Iterable[Path]) -> Reading:
+class Found(NamedTuple):
+    """What was found at some paths."""
+
+    rows: Rows  # in the order in which people look for them
+    skipped: tuple[Unreadable, ...]
+    unfinished: tuple[Path, ...]
+
+
+def find(paths: Iterable[Path]) -> Found:
     """Read every `record.json` at or below `paths`, each file once; UserError for a path that is not there."""
     given = list(paths)
-    files = {file.resolve(): file for file in reversed(list(find_records(given)))}
-    records: dict[Path, RunRecord] = {}
-    skipped: list[Unreadable] = []
-    for file in reversed(files.values()):
-        try:
-            records[file] = read_record(file)
-        except Unreadable as error:
-            skipped.append(error)
-        except FileNotFoundError:
-            skipped.append(Unreadable(file, "vanished while it was read"))
-    ordered = dict(sorted(records.items(), key=lambda item: _place(item[1])))
-    return Reading(ordered, tuple(skipped), tuple(_unfinished(given)))
+    for path in given:
+        if not path.exists():
+            raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
+    files = [path for path in given if not path.is_dir()]
+    parts = [*(_below(path) for path in given if path.is_dir()), *([_alone(files)] if files else [])]
+    together = rows.joined([part.rows for part in parts])
+    if len(given) > 1:
+        together = together.take(_once(together.core))
+    skipped = {one.path.resolve(): one for part in reversed(parts) for one in part.skipped}
+    unfinished = {folder.resolve(): folder for part in reversed(parts) for folder in part.unfinished}
+    by_path = sorted(skipped.values(), key=lambda one: one.path)
+    return Found(together, tuple(by_path), tuple(sorted(unfinished.values())))
 
 
-def warn(reading: Reading) -> None:
-    """Say on standard error what `reading` holds no row for."""
-    if reading.skipped:
-        files = len(reading.skipped) + len(reading.records)
-        _log.warning("skipped as no record: %d of %d files", len(reading.skipped), files)
-        for skipped in reading.skipped:
+def read(paths: Iterable[Path]) -> Reading:
+    """Read whole records, which takes long for many."""
+    found = find(paths)
+    files = map(Path, found.rows.core.column(FILE).to_pylist())
+    return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished)
+
+
+def warn(found: "Reading | Results") -> None:
+    """Say on standard error what `found` holds no row for."""
+    if found.skipped:
+        read = len(found.records if isinstance(found, Reading) else found.table)
+        _log.warning("skipped as no record: %d of %d files", len(found.skipped), len(found.skipped) + read)
+        for skipped in found.skipped:
             _log.warning("  %s", skipped)
-    if reading.unfinished:
-        _log.warning("without a record yet: %d attempts", len(reading.unfinished))
-        for folder in reading.unfinished:
+    if found.unfinished:
+        _log.warning("without a record yet: %d attempts", len(found.unfinished))
+        for folder in found.unfinished:
             _log.warning("  %s", folder)
 
 
-def _place(record: RunRecord) -> tuple[Any, ...]:
-    """Where a run stands in a table: folders are named by a hash, and their order says nothing."""
-    spec, around = record.spec, record.circumstance
-    choice = (spec.precision, spec.engine.name, spec.batch.micro, spec.accumulation, record.config_id)
-    return around.study, spec.model.name, spec.nodes, spec.devices_per_node, *choice, around.repeat, around.attempt
+def _below(folder: Path) -> Found:
+    """Return what was found in a folder, with paths that begin as the folder's does."""
+    found, skipped, unfinished = consolidated.read(folder)
+    place = found.core.column_names.index(FILE)
+    beginning = "" if folder == Path() else f"{folder}/"
+    paths = pc.binary_join_element_wise(beginning, found.core.column(FILE), "")
+    told = tuple(Unreadable(folder / file, why) for file, why in skipped.items())
+    core = found.core.set_column(place, FILE, paths)
+    return Found(found._replace(core=core), told, tuple(folder / attempt for attempt in unfinished))
 
 
-def _unfinished(paths: Iterable[Path]) -> Iterable[Path]:
-    started = {file.parent for path in paths if path.is_dir() for file in path.rglob(CIRCUMSTANCE)}
-    return sorted(folder for folder in started if not (folder / RECORD).exists())
+def _alone(files: Sequence[Path]) -> Found:
+    """Return what was found in files that were given one by one."""
+    table, skipped = extract(Path(), [File(str(file)) for file in files])
+    return Found(rows.of(table), tuple(Unreadable(Path(file), why) for file, why in skipped.items()), ())
+
+
+def _once(core: pa.Table) -> "pa.Array":
+    """Return the places of rows in their order, of a file that lies below two of the paths the first one."""
+    first: dict[object, int] = {}
+    for place, path in enumerate(map(Path, core.column(FILE).to_pylist())):
+        first.setdefault(_identity(path), place)
+    kept = pa.array(first.values(), pa.int64())
+    return kept.take(rows.ordered(core.take(kept)))
+
+
+def _identity(path: Path) -> object:
+    try:
+        told = path.stat()
+    except FileNotFoundError:  # it was read and is gone
+        return path
+    return told.st_dev, told.st_ino

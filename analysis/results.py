@@ -1,25 +1,23 @@
 """What was read and judged: the run table, and beside each of its rows what a table cannot hold."""
 
 import functools
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
-from analysis.reading import Reading
-from analysis.reading import read as read_records
-from analysis.summary import KEY, Row, answering, summarise
-from analysis.table import plain, table_of
+from analysis.columns import columns
+from analysis.reading import Found, Reading, find
+from analysis.rows import FILE, TRACES, File, Rows, of, row, schema
+from analysis.summary import ANSWERING, KEY, Row, answering, summarise
+from analysis.table import judged_table, plain
 from analysis.variants import variants
-from analysis.verify import Verdict, verify
-from bench.record import RunRecord
+from bench.record import Outcome, RunRecord
 from bench.spec import RunSpec
 from bench.store import Unreadable, read_record
-
-_TRACES = ("file", "spec", "environment", "step_s", "cut", "own_s", "rank_peak_bytes")
 
 Runs = dict[str, list[float]]
 """The timed steps of the runs behind a row of the summary, in seconds and in their order, by allocation. Runs that
@@ -30,17 +28,27 @@ share one are not independent and stand in a row; one outside of Slurm has its o
 class Results:
     """A set of runs.
 
-    table   one row per run, in the order in which people look for them; `analysis.columns` documents its columns
-    traces  the same rows, a column each for what a table cannot hold: `file` (of the record), `spec` and `environment`
-            (JSON; environment None where it is unknown), `step_s` (seconds of every stored step, warm-up included),
-            `cut` (index of the first timed one), `own_s` (per rank, in a step outside its collectives) and
-            `rank_peak_bytes` (per rank, peak allocated over steady steps), empty where unknown
+    table       one row per run, in the order in which people look for them; `analysis.columns` documents its columns
+    skipped     files that are no record, and why
+    unfinished  attempts without a record
     """
 
     table: pd.DataFrame
-    traces: pd.DataFrame
-    skipped: tuple[Unreadable, ...] = ()
-    unfinished: tuple[Path, ...] = ()
+    skipped: tuple[Unreadable, ...]
+    unfinished: tuple[Path, ...]
+    _rows: Rows
+    _outcomes: Mapping[int, Outcome]  # by place, where it is not what the record says
+    _load: Callable[[Path], RunRecord]
+
+    @functools.cached_property
+    def traces(self) -> pd.DataFrame:
+        """Return the rows of the table again, a column each for what a table cannot hold: `file` (of the record),
+        `spec` and `environment` (JSON; environment None where it is unknown), `step_s` (seconds of every stored step,
+        warm-up included), `cut` (index of the first timed one), `own_s` (per rank, in a step outside its collectives)
+        and `rank_peak_bytes` (per rank, peak allocated over steady steps), empty where unknown."""
+        told = {FILE: self._files} | {name: self._traces.column(name) for name in TRACES}
+        frame = {name.removeprefix("trace_"): _objects(column) for name, column in told.items()}
+        return pd.DataFrame(frame, dtype=object)
 
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
@@ -50,62 +58,67 @@ class Results:
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:
         """What was measured, by config_id."""
-        texts = dict(zip(self.table["config_id"], self.traces["spec"], strict=True))
-        return {str(config_id): RunSpec.model_validate(json.loads(text)) for config_id, text in texts.items()}
+        places = self.table["config_id"].drop_duplicates(keep="last").index
+        texts = self._traces.column("trace_spec").take(pa.array(places)).to_pylist()
+        return dict(zip(self.table["config_id"].loc[places], map(RunSpec.model_validate_json, texts), strict=True))
 
     def record(self, row: int) -> RunRecord:
-        """Return the whole record of a row of the table, read again from its file."""
-        return read_record(Path(self.traces["file"].iloc[row]))
+        """Return the whole record of a row of the table, read again from its file, with the outcome of the table."""
+        record = self._load(Path(self._files[row].as_py()))
+        return record.model_copy(update={"outcome": self._outcomes.get(row, record.outcome)})
 
     def runs(self, row: Row) -> Runs:
         """Return the steps behind a row of the summary: those of its n runs, none where n is 0."""
         found: Runs = {}
-        for place in self._behind.get(_key(row), ()):
-            trace = self.traces.iloc[place]
-            allocation = self.table["allocation"].iloc[place]
-            name = str(Path(trace["file"]).parent) if pd.isna(allocation) else str(allocation)
-            found.setdefault(name, []).extend(trace["step_s"][trace["cut"] :])
+        for place in self.behind(row):
+            steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
+            found.setdefault(self._allocation(place), []).extend(steps[cut:])
         return found
+
+    def behind(self, row: Row) -> list[int]:
+        """Return the places in the table of the runs behind a row of the summary, in the order in which they ran."""
+        return self._behind.get(tuple(row[name] for name in KEY), [])
+
+    def _allocation(self, place: int) -> str:
+        allocation: str | None = self._rows.core.column("allocation")[place].as_py()
+        return allocation or str(Path(self._files[place].as_py()).parent)
+
+    @property
+    def _files(self) -> pa.ChunkedArray:
+        return self._rows.core.column(FILE)
+
+    @functools.cached_property
+    def _traces(self) -> pa.Table:
+        return self._rows.traces().combine_chunks()
 
     @functools.cached_property
     def _behind(self) -> dict[tuple[Any, ...], list[int]]:
-        """By key of the summary, the rows of the table that its numbers come from, in the order in which they ran."""
         groups: dict[tuple[Any, ...], list[Row]] = {}
-        for place, row in enumerate(plain(self.table)):
-            groups.setdefault(_key(row), []).append(row | {"place": place})
-        return {key: [row["place"] for row in answering(rows)] for key, rows in groups.items()}
+        for place, told in enumerate(plain(self.table[[*KEY, *ANSWERING]])):
+            groups.setdefault(tuple(told[name] for name in KEY), []).append(told | {"place": place})
+        return {key: [told["place"] for told in answering(rows)] for key, rows in groups.items()}
 
 
 def read(paths: Iterable[str | Path]) -> Results:
     """Read and judge every record at or below `paths`; UserError for a path that is not there."""
-    return judged(read_records(Path(path) for path in paths))
+    found = find(Path(path) for path in paths)
+    return _results(found, read_record)
 
 
 def judged(found: Reading) -> Results:
-    """Return the results of what was read; records are judged beside each other (`analysis.verify`)."""
-    return of_verdicts(verify(list(found.records.values())), found)
+    """Return the results of records in memory; they are judged beside each other (`analysis.verify`)."""
+    known, by_path = columns(), {str(file): record for file, record in found.records.items()}
+    told = [row(File(path), record, known) for path, record in by_path.items()]
+    table = pa.Table.from_pylist(told, schema())
+    return _results(Found(of(table), found.skipped, found.unfinished), lambda path: by_path[str(path)])
 
 
-def of_verdicts(verdicts: Sequence[Verdict], found: Reading) -> Results:
-    """Return the results of what was read and judged, in that order."""
-    traces = [_trace(verdict.record, file) for verdict, file in zip(verdicts, found.records, strict=True)]
-    frame = pd.DataFrame({name: pd.Series([trace[name] for trace in traces], dtype=object) for name in _TRACES})
-    return Results(table_of(verdicts), frame, found.skipped, found.unfinished)
+def _results(found: Found, load: Callable[[Path], RunRecord]) -> Results:
+    table, outcomes = judged_table(found.rows.core)
+    return Results(table, found.skipped, found.unfinished, found.rows, outcomes, load)
 
 
-def _trace(record: RunRecord, file: Path) -> dict[str, Any]:
-    observed = record.observations
-    steps = observed.steps if observed else None
-    return {
-        "file": str(file),
-        "spec": record.spec.model_dump_json(),
-        "environment": record.environment.model_dump_json() if record.environment else None,
-        "step_s": steps.step_s if steps else (),
-        "cut": steps.cut if steps else 0,
-        "own_s": observed.outside_collectives_s if observed else (),
-        "rank_peak_bytes": tuple(rank.peak_allocated_bytes for rank in observed.memory) if observed else (),
-    }
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in KEY)
+def _objects(column: pa.ChunkedArray) -> list[Any]:
+    """Return plain values, those of lists as tuples."""
+    values = column.to_pylist()
+    return [tuple(value) for value in values] if pa.types.is_list(column.type) else values

@@ -19,6 +19,7 @@ flags             of any of the runs behind the numbers, and `mixed` where other
 
 import statistics
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -29,6 +30,10 @@ from analysis.stats.repeats import median_interval
 from analysis.table import plain, typed
 
 Row = dict[str, Any]
+Allocations = Sequence[Sequence[Row]]
+
+ANSWERING = ("study", "repeat", "attempt", "outcome", "flags")
+"""What decides which runs answer; see `answering`."""
 
 KEY = ("config_id", "environment_id", "machine", "evidence")
 _WHAT = (
@@ -59,17 +64,19 @@ def summarise(table: pd.DataFrame, variants: Mapping[str, str] | None = None) ->
 
 
 def _summary(rows: Sequence[Row]) -> Row:
-    answers, good = _last_attempts(rows), answering(rows)
+    answers = _last_attempts(rows)
+    good = [row for row in answers if _answers(row)]
+    allocations = _by_allocation(good)
     told = (good or answers)[-1]
     return {
         **{name: rows[0][name] for name in (*KEY, *_WHAT)},
-        "n": len(_by_allocation(good)),
+        "n": len(allocations),
         "runs": len(rows),
         "outcome": told["outcome"],
-        **_timing(good),
-        **{name: _typical(good, name) for name in _MEDIANS},
+        **_timing(allocations),
+        **{name: _typical(allocations, name) for name in _MEDIANS},
         **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
-        "flags": _flags(good, answers),
+        "flags": _flags(good, answers, allocations),
         "reason": told["reason"],
     }
 
@@ -77,18 +84,22 @@ def _summary(rows: Sequence[Row]) -> Row:
 def answering(rows: Sequence[Row]) -> list[Row]:
     """Return those rows of the run table that the numbers of one configuration come from: of every repeat the last
     attempt, if it ended ok and was no drill."""
-    return [row for row in _last_attempts(rows) if row["outcome"] == "ok" and "drill" not in row["flags"].split()]
+    return [row for row in _last_attempts(rows) if _answers(row)]
+
+
+def _answers(row: Row) -> bool:
+    return row["outcome"] == "ok" and "drill" not in row["flags"].split()
 
 
 def _last_attempts(rows: Sequence[Row]) -> list[Row]:
     """Return the answer to each repeat: attempts before the last one were tried again."""
     last: dict[tuple[Any, Any], Row] = {}
-    for row in sorted(rows, key=lambda row: (row["study"], row["repeat"], row["attempt"])):
+    for row in sorted(rows, key=itemgetter("study", "repeat", "attempt")):
         last[row["study"], row["repeat"]] = row
     return list(last.values())
 
 
-def _by_allocation(good: Sequence[Row]) -> list[list[Row]]:
+def _by_allocation(good: Sequence[Row]) -> Allocations:
     """Return runs by what they shared; one outside of Slurm stands by itself."""
     groups: dict[Any, list[Row]] = {}
     for place, row in enumerate(good):
@@ -96,11 +107,11 @@ def _by_allocation(good: Sequence[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def _timing(good: Sequence[Row]) -> Row:
-    of_steps, of_rates = _interval(good, "step_s"), _interval(good, "tokens_per_s")
+def _timing(allocations: Allocations) -> Row:
+    of_steps, of_rates = _interval(allocations, "step_s"), _interval(allocations, "tokens_per_s")
     return {
-        "step_s": _typical(good, "step_s"), **_ends("step_s", of_steps),
-        "tokens_per_s": _typical(good, "tokens_per_s"), **_ends("tokens_per_s", of_rates),
+        "step_s": _typical(allocations, "step_s"), **_ends("step_s", of_steps),
+        "tokens_per_s": _typical(allocations, "tokens_per_s"), **_ends("tokens_per_s", of_rates),
         **{f"interval_{part}": getattr(of_steps, part, None) for part in ("kind", "level", "n")},
     }  # fmt: skip
 
@@ -109,10 +120,10 @@ def _ends(name: str, interval: Interval | None) -> Row:
     return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
 
 
-def _interval(good: Sequence[Row], name: str) -> Interval | None:
-    allocations = _by_allocation(good)
+def _interval(allocations: Allocations, name: str) -> Interval | None:
     if len(allocations) != 1:
-        return median_interval([value for rows in allocations if (value := _typical(rows, name)) is not None])
+        return median_interval(_medians(allocations, name))
+    (good,) = allocations
     ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
     if any(low is None for low, _ in ends):
         return None
@@ -120,16 +131,20 @@ def _interval(good: Sequence[Row], name: str) -> Interval | None:
     return Interval(min(low for low, _ in ends), max(high for _, high in ends), "within the run", LEVEL, steps)
 
 
-def _typical(good: Sequence[Row], name: str) -> float | None:
+def _typical(allocations: Allocations, name: str) -> float | None:
     """Return the median over allocations of the median over the runs in each; None where no run tells it."""
-    told = [[row[name] for row in rows if row[name] is not None] for rows in _by_allocation(good)]
-    medians = [statistics.median(values) for values in told if values]
+    medians = _medians(allocations, name)
     return statistics.median(medians) if medians else None
 
 
-def _flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
+def _medians(allocations: Allocations, name: str) -> list[float]:
+    told = [[row[name] for row in rows if row[name] is not None] for rows in allocations]
+    return [statistics.median(values) for values in told if values]
+
+
+def _flags(good: Sequence[Row], answers: Sequence[Row], allocations: Allocations) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
-    if len(_by_allocation(good)) > 1:
+    if len(allocations) > 1:
         raised = [flag for flag in raised if flag != "few"]
     if good and len(good) < len(answers):
         raised.append("mixed")

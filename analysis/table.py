@@ -1,34 +1,76 @@
 """The run table: one row per run, also for those that failed. `analysis.columns` documents the columns."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from analysis.columns import Column, Kind, columns
-from analysis.flags import FLAGS, flags
-from analysis.verify import Verdict, verify
-from bench.record import RunRecord
+from analysis.flags import FLAGS
+from analysis.rows import File, cases, row, schema
+from analysis.verify import invalid, judge
+from bench.record import Outcome, RunRecord
 
 _DTYPES: Mapping[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
+_MISSING = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
 _PARSE: Mapping[Kind, Callable[[str], Any]] = {
     "text": str, "integer": int, "number": float, "truth": "True".__eq__,
 }  # fmt: skip
 _NEVER_MISSING = ("reason", "flags")  # empty says that there is none
 
 
+class Judged(NamedTuple):
+    """A run table, and by place the outcomes that are not what the record says."""
+
+    table: pd.DataFrame
+    outcomes: dict[int, Outcome]
+
+
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return the run table of `records`, in their order. They are judged beside each other: a run whose loss is not
     the reference engine's is `invalid` here, whatever its own record says."""
-    return table_of(verify(records))
+    known = columns()
+    plain_rows = [row(File(""), record, known) for record in records]
+    return judged_table(pa.Table.from_pylist(plain_rows, schema())).table
 
 
-def table_of(verdicts: Sequence[Verdict]) -> pd.DataFrame:
-    """Return the run table of records that have been verified."""
-    cells = {column.name: [column.value(v.record) for v in verdicts] for column in columns().values()}
-    cells["flags"] = [" ".join(raised(verdict)) for verdict in verdicts]
-    return typed(cells)
+def judged_table(core: pa.Table) -> Judged:
+    """Return the run table of rows (`analysis.rows`), judged beside each other."""
+    unverified, mismatches = judge(cases(core))
+    frame = core.select(list(columns())).to_pandas(types_mapper=_MISSING.get)
+    frame["flags"] = _flags(core.column("flags"), unverified)
+    outcomes: dict[int, Outcome] = {}
+    for one in mismatches:
+        outcome = invalid(one, frame["config_id"].iat[one.reference], frame["precision"].iat[one.place])
+        outcomes[one.place] = outcome
+    _invalidate(frame, core.column("case_if_invalid"), outcomes)
+    return Judged(frame, outcomes)
+
+
+def _flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]) -> pd.Series:
+    """Return the flags of runs, those that cannot be verified with theirs among them."""
+    told = raised.combine_chunks().dictionary_encode()
+    known = told.dictionary.to_pylist()
+    more = [" ".join(name for name in FLAGS if name in {*text.split(), "unverified"}) for text in known]
+    places = told.indices.to_numpy() + len(known) * unverified
+    return pd.Series(pa.array([*known, *more], pa.string()).take(pa.array(places)).to_pandas(types_mapper=_MISSING.get))
+
+
+def _invalidate(frame: pd.DataFrame, changes: pa.ChunkedArray, outcomes: Mapping[int, Outcome]) -> None:
+    """Write what becomes of runs that are judged invalid into the table: many change in the same way."""
+    alike: dict[str, list[int]] = {}
+    for place in outcomes:
+        alike.setdefault(changes[place].as_py(), []).append(place)
+    for text, places in alike.items():
+        for name, cell in json.loads(text).items():
+            frame.loc[places, name] = cell
+    frame.loc[list(outcomes), "outcome"] = "invalid"
+    frame.loc[list(outcomes), "reason"] = [outcome.reason for outcome in outcomes.values()]
 
 
 def read_csv(path: Path) -> pd.DataFrame:
@@ -48,14 +90,14 @@ def typed(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Kind] | None =
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as plain Python values, None where one is missing."""
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    names = [str(name) for name in frame.columns]
+    cells = [values(column) for _, column in frame.items()]
+    return [dict(zip(names, row, strict=False)) for row in zip(*cells, strict=True)]
 
 
-def raised(verdict: Verdict) -> list[str]:
-    """Return the flags of a run, in the order of `analysis.flags.FLAGS`."""
-    names = {*flags(verdict.record), *(["unverified"] if verdict.unverified else [])}
-    return [name for name in FLAGS if name in names]
+def values(column: pd.Series) -> list[Any]:
+    """Return a column as plain Python values, None where one is missing."""
+    return column.astype(object).where(column.notna(), None).tolist()
 
 
 def _parsed(column: Column, cells: pd.Series) -> list[Any]:

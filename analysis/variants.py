@@ -1,6 +1,6 @@
 """What tells two configurations apart that agree in every column: an option of the engine, the attention, the seed …"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.spec import RunSpec
@@ -18,13 +18,17 @@ def variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for config_id, spec in specs.items():
         groups.setdefault((spec.model.name, spec.engine.name), []).append(config_id)
-    return {one: _told(fields, one, members) for members in groups.values() for one in members}
+    differ = [(members, _differ([fields[member] for member in members])) for members in groups.values()]
+    return {one: _told(fields[one], names) for members, names in differ for one in members}
 
 
-def _told(fields: Mapping[str, dict[str, str]], one: str, members: list[str]) -> str:
-    names = dict.fromkeys(name for member in members for name in fields[member])
-    differ = [name for name in names if len({fields[member].get(name) for member in members}) > 1]
-    return ", ".join(f"{_short(name)}={fields[one].get(name, 'default')}" for name in differ)
+def _differ(members: Sequence[Mapping[str, str]]) -> list[str]:
+    names = dict.fromkeys(name for member in members for name in member)
+    return [name for name in names if len({member.get(name) for member in members}) > 1]
+
+
+def _told(fields: Mapping[str, str], names: Sequence[str]) -> str:
+    return ", ".join(f"{_short(name)}={fields.get(name, 'default')}" for name in names)
 
 
 def _plain(spec: RunSpec) -> dict[str, Any]:

@@ -3,11 +3,17 @@
 The reference is torch's own code and nothing stands behind it to compare with: a ddp run is neither verified nor
 flagged. Any other run is compared with a ddp run that differs in nothing but the engine and the measurement protocol,
 of the same environment class. Repeats use the same seed, so any one of them will do.
+
+What a record is judged by is a `Case`; a set is judged in columns of them, all at once.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+import math
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bench.record import Outcome, RunRecord, Steps
 
@@ -27,91 +33,122 @@ TOLERANCE = {
 """Largest difference of a loss, relative to the reference's."""
 
 
-class Verdict(NamedTuple):
-    """`record` as it came, or with the outcome `invalid` where its losses are not the reference's."""
+class Case(NamedTuple):
+    """What a record is judged by."""
 
-    record: RunRecord
-    unverified: bool
+    ok: bool
+    reference: bool  # a run of the reference engine
+    question: str | None  # what runs must share for their losses to be equal, hashed; None where losses mean nothing
+    losses: tuple[float, ...]  # of the first steps, NaN for one that was not finite; empty without a question
+    updates: int  # bit i for step i: a scaled loss may overflow, and skip its update, elsewhere in another engine
+    precision: str
 
 
-class _Mismatch(NamedTuple):
+class Cases(NamedTuple):
+    """The cases of a set of records, a column each."""
+
+    ok: NDArray[np.bool_]
+    reference: NDArray[np.bool_]
+    question: NDArray[np.int64]  # a number for each, -1 for none
+    losses: NDArray[np.float64]  # by case and step
+    updates: NDArray[np.int64]
+    tolerance: NDArray[np.float64]
+
+
+class Mismatch(NamedTuple):
+    """The first loss of a run that is not its reference's; None is one that was not finite."""
+
+    place: int
+    reference: int  # the place of the run beside it
     step: int
     loss: float | None
-    reference: float | None
+    expected: float | None
 
 
-def verify(records: Sequence[RunRecord]) -> list[Verdict]:
-    """Compare every ok run with its reference among `records`; return a verdict for each, in their order."""
-    references: dict[str, RunRecord] = {}
-    for record in records:
-        if _comparable(record) and record.spec.engine.backend == REFERENCE:
-            references.setdefault(_question(record), record)
-    return [_verdict(record, references) for record in records]
+class Judgement(NamedTuple):
+    """What became of the cases of a set, by their places."""
+
+    unverified: NDArray[np.bool_]
+    mismatches: tuple[Mismatch, ...]
 
 
-def _verdict(record: RunRecord, references: dict[str, RunRecord]) -> Verdict:
-    if record.outcome.kind != "ok" or record.spec.engine.backend == REFERENCE:
-        return Verdict(record, unverified=False)
-    reference = references.get(_question(record)) if _comparable(record) else None
-    if reference is None or _updates(record) != _updates(reference):
-        return Verdict(record, unverified=True)
-    mismatch = _first_mismatch(record, reference)
-    if mismatch is None:
-        return Verdict(record, unverified=False)
-    return Verdict(_invalid(record, reference, mismatch), unverified=False)
-
-
-def _steps(record: RunRecord) -> Steps | None:
-    return record.observations.steps if record.observations else None
-
-
-def _comparable(record: RunRecord) -> bool:
-    """Whether losses mean something and nothing random is in them: a drill breaks them, a rehearsal has none, and
-    dropout draws other numbers in every engine."""
-    observed, steps = record.observations, _steps(record)
-    sound = record.outcome.kind == "ok" and record.evidence == "measured" and record.environment is not None
-    return (
-        sound
-        and steps is not None
-        and len(steps.loss) >= STEPS
-        and record.spec.model.dropout == 0
-        and observed is not None
-        and observed.drill is None
+def judge(cases: Cases) -> Judgement:
+    """Compare the losses of every ok run with those of the first reference that answers the same question."""
+    first = np.full(cases.question.max(initial=-1) + 2, -1)  # the last place is for those without a question
+    references = np.flatnonzero(cases.reference & (cases.question >= 0))[::-1]
+    first[cases.question[references]] = references  # of several, the last one written is the first
+    beside = first[cases.question]
+    judged = cases.ok & ~cases.reference
+    unverified = judged & ((beside < 0) | (cases.updates != cases.updates[beside]))
+    places = np.flatnonzero(judged & ~unverified)
+    losses, expected = cases.losses[places], cases.losses[beside[places]]
+    near = np.abs(losses - expected) <= cases.tolerance[places, None] * np.abs(expected)  # false where one is NaN
+    wrong = [(row, int(np.argmin(near[row]))) for row in np.flatnonzero(~near.all(axis=1))]
+    found = (
+        Mismatch(
+            place=int(places[row]),
+            reference=int(beside[places[row]]),
+            step=step,
+            loss=_finite(losses[row, step]),
+            expected=_finite(expected[row, step]),
+        )
+        for row, step in wrong
     )
+    return Judgement(unverified, tuple(found))
+
+
+def case(record: RunRecord) -> Case:
+    """Return what a record is judged by."""
+    ok, reference = record.outcome.kind == "ok", record.spec.engine.backend == REFERENCE
+    steps, precision = _comparable(record), record.spec.precision
+    if steps is None:
+        return Case(ok, reference, None, (), 0, precision)
+    losses = tuple(math.nan if loss is None else loss for loss in steps.loss[:STEPS])
+    updates = sum(1 << step for step in range(STEPS) if step not in steps.skipped)
+    return Case(ok, reference, _question(record), losses, updates, precision)
+
+
+def invalid(mismatch: Mismatch, reference: str, precision: str) -> Outcome:
+    """Return the outcome of a run with a mismatch; `reference` is the config_id of the run beside it."""
+    loss, expected, tolerance = mismatch.loss, mismatch.expected, TOLERANCE[precision]
+    reason = (
+        f"loss is not that of {REFERENCE} ({reference}): {loss} instead of {expected} at step {mismatch.step}, "
+        f"{_apart(loss, expected)}, {tolerance:g} allowed in {precision}"
+    )
+    evidence = {"reference": reference, "tolerance": tolerance, "step": mismatch.step}
+    return Outcome(kind="invalid", reason=reason, evidence={**evidence, "loss": loss, "expected": expected})
+
+
+def _apart(loss: float | None, expected: float | None) -> str:
+    if loss is None or expected is None:
+        return "not finite"
+    return f"{abs(loss - expected) / abs(expected) if expected else math.inf:.2g} apart"
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _comparable(record: RunRecord) -> Steps | None:
+    """Return the steps of a run whose losses mean something and have nothing random in them: a drill breaks them, a
+    rehearsal has none, and dropout draws other numbers in every engine."""
+    observed = record.observations
+    if record.outcome.kind != "ok" or record.evidence != "measured" or record.environment is None:
+        return None
+    if (
+        observed is None
+        or observed.drill is not None
+        or observed.steps is None
+        or len(observed.steps.loss) < STEPS
+        or record.spec.model.dropout
+    ):
+        return None
+    return observed.steps
 
 
 def _question(record: RunRecord) -> str:
     """What two runs must share for their losses to be equal: everything but engine and protocol."""
-    spec = record.spec.model_dump(mode="json", exclude={"engine", "measure"})
-    spec["model"].pop("source")
-    data = record.observations.data if record.observations else {}  # another corpus has other losses
-    return json.dumps([record.environment.environment_id if record.environment else None, spec, data], sort_keys=True)
-
-
-def _updates(record: RunRecord) -> tuple[bool, ...]:
-    """Which of the compared steps updated the weights: scaled losses may overflow at other steps in another engine."""
-    steps = _steps(record)
-    return tuple(step not in steps.skipped for step in range(STEPS)) if steps else ()
-
-
-def _first_mismatch(record: RunRecord, reference: RunRecord) -> _Mismatch | None:
-    ours, theirs = _steps(record), _steps(reference)
-    assert ours is not None and theirs is not None  # _comparable
-    allowed = TOLERANCE[record.spec.precision]
-    for step, (loss, expected) in enumerate(zip(ours.loss[:STEPS], theirs.loss[:STEPS], strict=True)):
-        if loss is None or expected is None or abs(loss - expected) > allowed * abs(expected):
-            return _Mismatch(step, loss, expected)
-    return None
-
-
-def _invalid(record: RunRecord, reference: RunRecord, mismatch: _Mismatch) -> RunRecord:
-    precision = record.spec.precision
-    apart = "not finite"
-    if mismatch.loss is not None and mismatch.reference is not None:
-        apart = f"{abs(mismatch.loss - mismatch.reference) / abs(mismatch.reference):.2g} apart"
-    reason = (
-        f"loss is not that of {REFERENCE} ({reference.config_id}): {mismatch.loss} instead of {mismatch.reference} at "
-        f"step {mismatch.step}, {apart}, {TOLERANCE[precision]:g} allowed in {precision}"
-    )
-    evidence = {"reference": reference.config_id, "tolerance": TOLERANCE[precision], **mismatch._asdict()}
-    return record.model_copy(update={"outcome": Outcome(kind="invalid", reason=reason, evidence=evidence)})
+    assert record.environment is not None and record.observations is not None  # _comparable
+    spec = record.spec.model_dump(mode="json", exclude={"engine": True, "measure": True, "model": {"source"}})
+    shared = [record.environment.environment_id, spec, record.observations.data]  # another corpus has other losses
+    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]

@@ -262,6 +262,10 @@ def read_record(path: Path) -> RunRecord:
         raise
     except OSError as error:
         raise Unreadable(path, error.strerror or str(error)) from error
+    with contextlib.suppress(ValidationError):
+        record = RunRecord.model_validate_json(content)  # far quicker than through plain values
+        if record.schema_version == SCHEMA_VERSION and "schema_version" in record.model_fields_set:
+            return record
     try:
         plain = json.loads(content)
         version = plain["schema_version"]

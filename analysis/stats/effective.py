@@ -47,8 +47,8 @@ def autocorrelation(series: Array) -> Array:
     n = series.shape[-1]
     centred = series - series.mean(axis=-1, keepdims=True)
     padded = scipy.fft.next_fast_len(2 * n, real=True)
-    power = np.abs(scipy.fft.rfft(centred, padded, axis=-1)) ** 2
-    covariance = scipy.fft.irfft(power, padded, axis=-1)[..., :n]
+    power = np.abs(np.fft.rfft(centred, padded, axis=-1)) ** 2
+    covariance = np.fft.irfft(power, padded, axis=-1)[..., :n]
     varies = np.ptp(series, axis=-1, keepdims=True) > 0
     correlation: Array = np.where(varies, covariance / np.where(varies, covariance[..., :1], 1), 0.0)
     return correlation

@@ -51,7 +51,11 @@ def mean_interval(step_s: ArrayLike, level: float = LEVEL) -> Interval | None:
 def rate_interval(step_s: ArrayLike, rate: float, level: float = LEVEL) -> Interval | None:
     """Return the interval of a rate over the window, such as tokens per second: a fixed amount per step over the mean
     of the steps. None where the mean has none, or one that reaches zero."""
-    mean = mean_interval(step_s, level)
+    return rate_of(mean_interval(step_s, level), step_s, rate)
+
+
+def rate_of(mean: Interval | None, step_s: ArrayLike, rate: float) -> Interval | None:
+    """Return the interval of a rate over the window from that of the mean of its steps."""
     if mean is None or mean.low <= 0:
         return None
     amount = rate * float(np.mean(np.asarray(step_s, float)))

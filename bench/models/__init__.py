@@ -12,6 +12,7 @@
 `initialise(module, spec, whole)`           every weight from (seed, name); `whole` is the engine's
 """
 
+import functools
 import importlib
 import pkgutil
 from types import ModuleType
@@ -19,6 +20,7 @@ from types import ModuleType
 from bench.errors import UserError, nearest
 
 
+@functools.cache  # readers of many records ask for the same one again and again
 def load(family: str) -> ModuleType:
     """Return the family file named `family`; raise UserError if there is none."""
     known = [module.name for module in pkgutil.iter_modules(__path__)]

@@ -1,15 +1,30 @@
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from records import plain, run, save, spec
 
 import analysis
-from analysis import reading
+from analysis import reading, results
+from bench import store
 from bench.errors import UserError
 
+WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(name, path=None, target=None):
+        if name in ("torch", "deepspeed", "transformers", "datasets", "hydra", "omegaconf"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent)
+from bench.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 RECORDED = Path(__file__).parents[1] / "data" / "runs"
 
 
@@ -34,8 +49,8 @@ def foreign(folder: Path) -> Path:
 
 def test_every_record_is_read_and_the_rest_named_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, run(), run(spec("ddp")))
-    found = reading.read([foreign(tmp_path)])
-    assert len(found.records) == 2
+    found = results.read([foreign(tmp_path)])
+    assert len(found.table) == 2
     why = {skipped.path.parent.name: skipped.why for skipped in found.skipped}
     assert set(why) == {"torn", "else", "newer", "lacking", "binary", "list", "folder"}
     assert "newer than 1" in why["newer"]
@@ -47,23 +62,26 @@ def test_every_record_is_read_and_the_rest_named_and_counted(tmp_path: Path, cap
 
 def test_a_file_below_two_of_the_paths_is_one_run(tmp_path: Path) -> None:
     save(tmp_path, run())
-    assert len(reading.read([tmp_path, tmp_path / "smoke", *tmp_path.rglob("record.json")]).records) == 1
+    assert len(analysis.load([tmp_path, tmp_path / "smoke", *tmp_path.rglob("record.json")])) == 1
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "record.json").symlink_to(next(tmp_path.rglob("record.json")))
+    assert len(analysis.load(tmp_path)) == 1
 
 
 def test_an_attempt_without_a_record_is_named(tmp_path: Path) -> None:
     begun = tmp_path / "smoke" / "0123456789" / "0.0"
     begun.mkdir(parents=True)
     (begun / "circumstance.json").write_text("{}")
-    assert reading.read([tmp_path]).unfinished == (begun,)
+    assert results.read([tmp_path]).unfinished == (begun,)
 
 
 def test_runs_come_in_an_order_that_people_expect(tmp_path: Path) -> None:
     asked = [(1, "ddp", 2), (1, "zero1", 2), (1, "zero1", 16), (2, "ddp", 2)]
     save(tmp_path, *(run(spec(engine, micro, ranks)) for ranks, engine, micro in reversed(asked)))
-    found = [
-        (r.spec.world_size, r.spec.engine.name, r.spec.batch.micro) for r in reading.read([tmp_path]).records.values()
-    ]
-    assert found == asked
+    table = analysis.load(tmp_path)
+    assert list(zip(table["world_size"], table["engine"], table["micro"], strict=True)) == asked
+    whole = reading.read([tmp_path]).records.values()
+    assert [(r.spec.world_size, r.spec.engine.name, r.spec.batch.micro) for r in whole] == asked
 
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -96,6 +114,44 @@ def test_importing_stays_light(statement: str, unpaid: set[str]) -> None:
         check=True,
     )
     assert not unpaid & set(told.stdout.split())
+
+
+@pytest.mark.parametrize("verb", ["table", "report"])
+def test_reading_needs_nothing_of_what_running_needs(verb: str, tmp_path: Path) -> None:
+    """As after `pip install zeroscale` without extras."""
+    out = ["--out", str(tmp_path)] if verb == "report" else []
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT, verb, str(RECORDED), *out], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    assert (tmp_path / "report.html").is_file() if verb == "report" else "zero3" in told.stdout
+
+
+def test_a_record_of_an_older_schema_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if version 2 had another word for the outcome, and this were a record of version 1."""
+    old = plain(run()) | {"outcome": {"ended": "ok"}}
+    (tmp_path / "record.json").write_text(json.dumps(old))
+    assert "outcome.kind" in results.read([tmp_path]).skipped[0].why
+    monkeypatch.setattr(store, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(
+        store, "_MIGRATIONS", {1: lambda r: r | {"schema_version": 2, "outcome": {"kind": r["outcome"]["ended"]}}}
+    )
+    assert list(analysis.load(tmp_path)["outcome"]) == ["ok"]
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, run())
+    (tmp_path / "closed").mkdir()
+    look = os.scandir
+
+    def refused(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", refused)  # root, who may run this, may look into anything
+    (skipped,) = results.read([tmp_path]).skipped
+    assert (skipped.path, skipped.why) == (tmp_path / "closed", "Permission denied")
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="no recorded runs")

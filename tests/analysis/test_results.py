@@ -1,11 +1,15 @@
 """What stands beside the run table: the steps and the specs behind it."""
 
-import pytest
-from records import failed, results, run, spec, steps
+import json
+from pathlib import Path
 
+import pytest
+from records import LOSSES, MIB, failed, results, run, save, spec, steps
+
+from analysis.results import read
 from analysis.table import plain
 from analysis.variants import variants
-from bench.spec import config_id
+from bench.spec import RunSpec, config_id
 
 
 def test_the_runs_behind_a_row_are_its_timed_steps_by_allocation() -> None:
@@ -24,6 +28,34 @@ def test_a_row_without_a_number_has_no_runs() -> None:
 def test_specs_are_found_by_their_id() -> None:
     of = spec(micro=8)
     assert results(run(of)).specs == {config_id(of): of}
+
+
+def test_a_whole_record_is_read_from_its_file_and_ends_as_it_was_judged(tmp_path: Path) -> None:
+    strange = run(spec("zero2"), steps=steps(loss=(99.0,) * 35))
+    found = read([save(tmp_path, run(spec("ddp")), strange)])
+    assert found.record(0) == run(spec("ddp"))
+    outcome = found.record(1).outcome
+    assert (outcome.kind, outcome.reason) == ("invalid", found.table["reason"][1])
+    assert outcome.evidence == {
+        "reference": config_id(spec("ddp")), "tolerance": 1e-5, "step": 0, "loss": 99.0, "expected": LOSSES[0],
+    }  # fmt: skip
+    assert found.record(1).observations == strange.observations
+
+
+def test_traces_stand_in_the_rows_of_the_table() -> None:
+    of = spec(ranks=1)
+    found = results(run(of, steps=steps((0.1, 0.2), cut=1), outside_collectives_s=(0.3,)), failed("oom", torch=None))
+    ran, failure = (found.traces.iloc[place] for place in (0, 1))
+    assert (ran["step_s"], ran["cut"], ran["own_s"]) == ((9.9, 0.1, 0.2), 1, (0.3,))
+    assert (ran["rank_peak_bytes"], ran["file"]) == ((10 * MIB,), "run0/record.json")
+    assert RunSpec.model_validate_json(ran["spec"]) == of
+    assert json.loads(ran["environment"])["environment_id"] == "env1-2.13.0"
+    assert (failure["step_s"], failure["environment"]) == ((), None)
+
+
+def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
+    found = results(run(repeat=1), failed("node_failure"), run(attempt=1))
+    assert [found.behind(row) for row in plain(found.summary)] == [[2, 0]]
 
 
 @pytest.mark.parametrize(

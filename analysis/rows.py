@@ -1,0 +1,156 @@
+"""A record as one plain row of an Arrow table: its cells of the run table, its traces, and what it is judged by.
+
+A row is all that the analysis needs of a record. So a record is read once, by one of several processes, and its row is
+kept (`analysis.consolidated`): a set that was read and one that was kept are the same values.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis import verify
+from analysis.columns import Column, Kind, columns
+from analysis.flags import flags
+from bench.record import Outcome, RunRecord
+
+FILE, SIZE, CHANGED = "file", "file_size", "file_changed_ns"
+TRACES = {
+    "trace_spec": pa.large_string(), "trace_environment": pa.large_string(), "trace_step_s": pa.list_(pa.float64()),
+    "trace_cut": pa.int64(), "trace_own_s": pa.list_(pa.float64()), "trace_rank_peak_bytes": pa.list_(pa.int64()),
+}  # fmt: skip
+"""`analysis.results.Results.traces` says what they are."""
+
+_FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
+_CASE = {
+    "case_reference": pa.bool_(), "case_question": pa.string(), "case_losses": pa.list_(pa.float64()),
+    "case_updates": pa.int64(), "case_if_invalid": pa.string(),
+}  # fmt: skip
+"""`analysis.verify.Case`, and the cells that change where the run is judged invalid, in JSON."""
+_TYPES: Mapping[Kind, pa.DataType] = {
+    "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
+}  # fmt: skip
+_PLACE = (
+    "study", "model", "nodes", "devices_per_node", "precision", "engine", "micro", "accumulation", "config_id",
+    "repeat", "attempt", FILE,
+)  # fmt: skip
+
+
+class File(NamedTuple):
+    """A `record.json`, and what tells whether it has changed: its size, and when the file system says it did."""
+
+    path: str
+    size: int = 0
+    changed_ns: int = 0
+
+
+class Rows(NamedTuple):
+    """The rows of a set of records. Traces are most of the bytes and seldom asked for: they come when called for."""
+
+    core: pa.Table  # file, cells of the run table, case
+    traces: Callable[[], pa.Table]
+
+    def whole(self) -> pa.Table:
+        """Return all columns in one table."""
+        traces = self.traces()
+        return pa.table([*self.core.columns, *traces.columns], pa.schema([*self.core.schema, *traces.schema]))
+
+    def take(self, places: "pa.Array") -> "Rows":
+        """Return the rows at `places`, in that order."""
+        return Rows(self.core.take(places), lambda: self.traces().take(places))
+
+
+def of(table: pa.Table) -> Rows:
+    """Return the rows of a table that has all columns."""
+    traces = table.select(list(TRACES))
+    return Rows(table.drop_columns(list(TRACES)), lambda: traces)
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of several sets, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        pa.concat_tables([part.core for part in parts]) if parts else of(schema().empty_table()).core,
+        lambda: pa.concat_tables([part.traces() for part in parts] or [of(schema().empty_table()).traces()]),
+    )
+
+
+def ordered(core: pa.Table) -> "pa.Array":
+    """Return the places of rows in the order in which people look for them: folders are named by a hash, and their
+    order says nothing."""
+    return pc.sort_indices(core, sort_keys=[(name, "ascending") for name in _PLACE])
+
+
+def schema() -> pa.Schema:
+    """Return the columns of a set of rows."""
+    cells = {name: _TYPES[column.kind] for name, column in columns().items()}
+    return pa.schema(_FILE | cells | _CASE | TRACES)
+
+
+def row(file: File, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
+    """Return the row of a record; `known` are the columns of the run table. ArithmeticError or ValueError for a record
+    with numbers that no column can hold."""
+    cells, case = _cells(record, known), verify.case(record)
+    judged = {} if case.question is None or case.reference else _if_invalid(record, known, cells)
+    return {
+        **dict(zip(_FILE, file, strict=True)),
+        **cells,
+        "case_reference": case.reference,
+        "case_question": case.question,
+        "case_losses": case.losses,
+        "case_updates": case.updates,
+        "case_if_invalid": json.dumps(judged),
+        **_traces(record),
+    }
+
+
+def cases(core: pa.Table) -> verify.Cases:
+    """Return what rows are judged by."""
+    question = core.column("case_question").combine_chunks().dictionary_encode().indices
+    known = question.is_valid().to_numpy(zero_copy_only=False)
+    losses = np.full((len(core), verify.STEPS), np.nan)
+    losses[known] = (
+        core.column("case_losses").combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, verify.STEPS)
+    )
+    return verify.Cases(
+        ok=pc.equal(core.column("outcome"), "ok").to_numpy(),
+        reference=core.column("case_reference").to_numpy(),
+        question=question.fill_null(-1).to_numpy(),
+        losses=losses,
+        updates=core.column("case_updates").to_numpy(),
+        tolerance=_tolerances(core.column("precision").combine_chunks().dictionary_encode()),
+    )
+
+
+def _tolerances(precision: "pa.DictionaryArray") -> Any:
+    by_code = np.array([verify.TOLERANCE[name] for name in precision.dictionary.to_pylist()], float)
+    return by_code[precision.indices.to_numpy()]
+
+
+def _cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
+    cells = {name: column.value(record) for name, column in known.items()}
+    cells["flags"] = " ".join(flags(record))
+    return {n: float(v) if known[n].kind == "number" and v is not None else v for n, v in cells.items()}
+
+
+def _if_invalid(record: RunRecord, known: Mapping[str, Column], cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cells that change when the run turns out to have trained another model: it then shows no speed."""
+    invalid = _cells(record.model_copy(update={"outcome": Outcome(kind="invalid")}), known)
+    return {name: cell for name, cell in invalid.items() if cell != cells[name] and name != "outcome"}
+
+
+def _traces(record: RunRecord) -> dict[str, Any]:
+    observed = record.observations
+    steps = observed.steps if observed else None
+    return {
+        "trace_spec": record.spec.model_dump_json(),
+        "trace_environment": record.environment.model_dump_json() if record.environment else None,
+        "trace_step_s": steps.step_s if steps else (),
+        "trace_cut": steps.cut if steps else 0,
+        "trace_own_s": observed.outside_collectives_s if observed else (),
+        "trace_rank_peak_bytes": tuple(rank.peak_allocated_bytes for rank in observed.memory) if observed else (),
+    }

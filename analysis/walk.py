@@ -1,0 +1,111 @@
+"""What lies in a results folder: its records, the attempts without one, and whether any of it has changed since.
+
+The time at which the file system last changed a file or a folder cannot be set by anybody, so what tells the same time
+holds the same: a folder's changes with every name in it. One that changed while, or shortly before, it was looked at
+may change again within the same tick of the clock; it counts as changed.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from time import time_ns
+from typing import NamedTuple
+
+from analysis.rows import File
+from bench.store import CIRCUMSTANCE, RECORD
+
+CONSOLIDATED = "consolidated.parquet"
+SETTLED_NS = 2_000_000_000
+UNSETTLED = 0
+"""A time at which no file has changed."""
+
+_stat = os.stat  # Path's own takes several times as long, and there are many
+
+
+class Tree(NamedTuple):
+    """What lies in a folder, by paths below it."""
+
+    files: list[File]  # called record.json, sorted; of several links to one, the first
+    folders: dict[str, int]  # when each last changed, in ns; not the folder itself: what is kept of it lies there
+    names: list[str]  # in the folder itself
+    unfinished: list[str]  # attempts without a record
+    closed: dict[str, str]  # folders that cannot be looked into, and why
+
+
+def walk(root: Path) -> Tree:
+    """Look through a folder and all folders below it; links to folders are not followed."""
+    latest = time_ns() - SETTLED_NS
+    tree = Tree([], {}, _names(root), [], {})
+    found: list[tuple[str, os.DirEntry[str]]] = []
+    started, left = [], [""]
+    while left:
+        folder = left.pop()
+        for path, entry in _entries(root, folder, latest, tree):
+            if entry.is_dir(follow_symlinks=False):
+                left.append(path)
+            if entry.name == RECORD:
+                found.append((path, entry))
+            elif entry.name == CIRCUMSTANCE:
+                started.append(folder)
+    tree.files.extend(_files(sorted(found, key=itemgetter(0)), latest))
+    with_record = {path.rpartition("/")[0] for path, _ in found}
+    tree.unfinished.extend(sorted(set(started) - with_record))
+    return tree
+
+
+def unchanged(
+    root: Path, names: Sequence[str], folders: Mapping[str, int], files: Iterable[tuple[str, int, int]]
+) -> bool:
+    """Whether a folder holds what it held when this was told of it."""
+    beginning = f"{root}/"
+    try:
+        return (
+            _names(root) == names
+            and all(_stat(beginning + path).st_ctime_ns == told for path, told in folders.items())
+            and all(_as_told(_stat(beginning + path), size, told) for path, size, told in files)
+        )
+    except OSError:
+        return False
+
+
+def _as_told(now: os.stat_result, size: int, changed_ns: int) -> bool:
+    return now.st_ctime_ns == changed_ns and now.st_size == size
+
+
+def _entries(root: Path, folder: str, latest: int, tree: Tree) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+    """Yield what lies in a folder, with its path; a folder that is gone held nothing."""
+    path = f"{root}/{folder}"
+    try:
+        if folder:
+            tree.folders[folder] = _settled(_stat(path).st_ctime_ns, latest)  # before it is looked into
+        for entry in os.scandir(path):
+            yield (f"{folder}/{entry.name}" if folder else entry.name), entry
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        tree.closed[folder] = error.strerror or str(error)
+
+
+def _files(found: Iterable[tuple[str, "os.DirEntry[str]"]], latest: int) -> Iterator[File]:
+    seen = set()
+    for path, entry in found:
+        try:
+            told = entry.stat()
+        except OSError:  # a link to nowhere; whoever reads it says so
+            yield File(path)
+            continue
+        if (told.st_dev, told.st_ino) not in seen:
+            seen.add((told.st_dev, told.st_ino))
+            yield File(path, told.st_size, _settled(told.st_ctime_ns, latest))
+
+
+def _settled(changed_ns: int, latest: int) -> int:
+    return changed_ns if changed_ns <= latest else UNSETTLED
+
+
+def _names(root: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(root) if CONSOLIDATED not in entry.name)
+    except PermissionError:  # the walk says so
+        return []

@@ -1,0 +1,25 @@
+"""Many windows at once have the intervals that each has by itself."""
+
+import random
+
+import pytest
+
+from analysis.stats import series, windows
+
+
+def window(seed: int, length: int) -> tuple[float, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.gauss(1, 0.1) for _ in range(length))
+
+
+def test_each_has_the_intervals_of_its_own_steps() -> None:
+    given = [window(seed, length) for seed in range(5) for length in (0, 3, 6, 30, 31, 200)]
+    given.append((0.1,) * 30)
+    windows.prepare(given)
+    for steps in (*given, window(99, 40)):
+        expected = series.median_interval(steps), series.mean_interval(steps)
+        for found, alone in zip(windows.of(steps), expected, strict=True):
+            assert (found is None) == (alone is None)
+            if found is not None and alone is not None:
+                assert found[:2] == pytest.approx(alone[:2], rel=1e-12)
+                assert found[2:] == alone[2:]

@@ -1,0 +1,295 @@
+"""What is kept of a folder is what a first read of it finds, whatever happened in between."""
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from records import failed, plain, run, save, spec, steps
+
+from analysis import consolidated, extraction, results, walk
+from analysis.results import Results
+from bench import store
+
+NAME = walk.CONSOLIDATED
+
+
+@pytest.fixture(autouse=True)
+def _small_folders_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the rows of any folder, ten seconds after it was last changed, and nothing in the user's own cache."""
+    clock = time.time_ns
+    monkeypatch.setattr(consolidated, "LEAST", 1)
+    monkeypatch.setattr(walk, "time_ns", lambda: clock() + 10**10)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the files that were read, of all reads so far."""
+    paths: list[str] = []
+    read = consolidated.extract
+
+    def watched(root: Path, files: list[extraction.File]) -> extraction.Extract:
+        paths.extend(file.path for file in files)
+        return read(root, files)
+
+    monkeypatch.setattr(consolidated, "extract", watched)
+    return paths
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Six runs: one whose loss is not the reference's, one that failed, one of an unknown place; a foreign file, and an
+    attempt without a record."""
+    wrong = run(spec("zero2"), steps=steps(loss=(99.0,) * 35))
+    good = run(spec("ddp")), run(), run(repeat=1), wrong, failed("oom", spec("zero3"), torch=None)
+    folder = save(tmp_path / "runs", *good, run(spec(micro=4), study="other"))
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "record.json").write_text("{}")
+    (folder / "smoke" / "0123456789" / "0.0").mkdir(parents=True)
+    (folder / "smoke" / "0123456789" / "0.0" / "circumstance.json").write_text("{}")
+    return folder
+
+
+def anew(folder: Path) -> Results:
+    """What a first read finds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consolidated, "LEAST", 10**9)
+        patch.setattr(consolidated, "_load", lambda root: None)
+        return results.read([folder])
+
+
+def assert_same(one: Results, other: Results) -> None:
+    pd.testing.assert_frame_equal(one.table, other.table, check_exact=True)
+    pd.testing.assert_frame_equal(one.traces, other.traces, check_exact=True)
+    pd.testing.assert_frame_equal(one.summary, other.summary, check_exact=True)
+    assert [str(skipped) for skipped in one.skipped] == [str(skipped) for skipped in other.skipped]
+    assert one.unfinished == other.unfinished
+    places = range(len(one.table))
+    assert [one.record(place) for place in places] == [other.record(place) for place in places]
+
+
+def test_a_later_read_finds_the_same_and_opens_no_record(runs: Path, opened: list[str]) -> None:
+    first = results.read([runs])
+    assert len(opened) == 7
+    assert set(first.table["outcome"]) == {"ok", "invalid", "oom"}
+    opened.clear()
+    kept = results.read([runs])
+    assert opened == ["foreign/record.json"], "it may be readable by now"
+    assert_same(kept, first)
+    assert len(kept.skipped) == len(kept.unfinished) == 1
+
+
+def first_record(folder: Path) -> Path:
+    return min(folder.rglob("*.0/record.json"))
+
+
+def add(folder: Path) -> None:
+    save(folder, run(repeat=len(list(folder.rglob("*.0")))))
+
+
+def remove(folder: Path) -> None:
+    first_record(folder).unlink()
+
+
+def move_away(folder: Path) -> None:
+    shutil.rmtree(first_record(folder).parents[1])
+
+
+def change_in_disguise(folder: Path) -> None:
+    """Same name, same size, same time of the last writing."""
+    path = first_record(folder)
+    before, content = path.stat(), path.read_bytes()
+    path.write_bytes(content.replace(b'"seed": 0', b'"seed": 7'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def finish(folder: Path) -> None:
+    attempt = next((path.parent for path in folder.rglob("circumstance.json")), folder / "smoke" / "0123456789" / "0.0")
+    attempt.mkdir(parents=True, exist_ok=True)
+    store.write_json(attempt / "record.json", run(spec(micro=16)))
+
+
+def tear(folder: Path) -> None:
+    first_record(folder).write_text("{")
+
+
+def mend(folder: Path) -> None:
+    (folder / "foreign" / "record.json").write_bytes(store.to_json(run(spec(micro=8))))
+
+
+def nest(folder: Path) -> None:
+    """A results folder that somebody copied into an attempt."""
+    attempt = first_record(folder).parent
+    save(attempt / f"copy{len(list(attempt.iterdir()))}", run(spec(micro=32)))
+
+
+def rename(folder: Path) -> None:
+    study = max(path for path in folder.iterdir() if path.is_dir())
+    study.rename(f"{study}er")
+
+
+EDITS = (add, remove, move_away, change_in_disguise, finish, tear, mend, nest, rename)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_whatever_changes_is_seen(edit: Callable[[Path], None], runs: Path) -> None:
+    before = results.read([runs])
+    edit(runs)
+    after = results.read([runs])
+    assert_same(after, anew(runs))
+    told = [(list(found.traces["file"]), found.table.to_csv()) for found in (before, after)]
+    assert told[0] != told[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_after_any_sequence_of_changes_it_is_as_read_anew(seed: int, runs: Path) -> None:
+    save(runs, *(run(repeat=repeat) for repeat in range(100, 110)))
+    rng = random.Random(seed)
+    for _ in range(8):
+        rng.choice(EDITS)(runs)
+        assert_same(results.read([runs]), anew(runs))
+
+
+def test_only_what_changed_is_read_again(runs: Path, opened: list[str]) -> None:
+    results.read([runs])
+    opened.clear()
+    add(runs)
+    tear(runs)
+    results.read([runs])
+    assert len(opened) == 2 + 1, "the new one, the torn one, and the foreign one"
+
+
+def test_what_has_only_just_changed_is_not_trusted(
+    runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one tick of its clock a file system tells no two changes apart."""
+    monkeypatch.setattr(walk, "time_ns", lambda: first_record(runs).stat().st_ctime_ns)
+    results.read([runs])
+    opened.clear()
+    results.read([runs])
+    assert len(opened) == 7
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: b"not Parquet at all",
+        lambda content: content[:-100] + bytes(100),
+        *(lambda content, at=at: _flipped(content, at) for at in (0.1, 0.23, 0.25, 0.27, 0.3, 0.36, 0.5, 0.7, 0.9)),
+    ],
+)
+def test_a_spoilt_file_is_made_again(spoil: Callable[[bytes], bytes], runs: Path) -> None:
+    first = results.read([runs])
+    path = runs / NAME
+    path.write_bytes(spoil(path.read_bytes()))
+    assert_same(results.read([runs]), first)
+    assert_same(results.read([runs]), first)
+
+
+def _flipped(content: bytes, at: float) -> bytes:
+    place = int(at * len(content))
+    return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
+
+
+def test_somebody_elses_parquet_is_no_consolidated_file(runs: Path) -> None:
+    first = results.read([runs])
+    pd.DataFrame({"file": ["a"]}).to_parquet(runs / NAME)
+    assert_same(results.read([runs]), first)
+
+
+def test_other_formulas_read_every_record_again(runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    results.read([runs])
+    opened.clear()
+    monkeypatch.setattr(consolidated, "_formulas", lambda: "of a newer version")
+    results.read([runs])
+    assert len(opened) == 7
+
+
+def test_where_the_folder_cannot_be_written_the_cache_holds_it(
+    runs: Path, tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = consolidated.write_atomically
+
+    def refused(path: Path, content: bytes) -> None:
+        if runs in path.parents:
+            raise PermissionError(13, "Permission denied")
+        write(path, content)
+
+    monkeypatch.setattr(consolidated, "write_atomically", refused)
+    first = results.read([runs])
+    opened.clear()
+    assert_same(results.read([runs]), first)
+    assert opened == ["foreign/record.json"]
+    assert not (runs / NAME).exists()
+    assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 1
+
+
+def test_where_nothing_can_be_written_it_is_read_all_the_same(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(consolidated, "write_atomically", refused)
+    assert_same(results.read([runs]), anew(runs))
+
+
+def test_a_folder_of_few_records_gets_no_file(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consolidated, "LEAST", 8)
+    results.read([runs])
+    assert not (runs / NAME).exists()
+
+
+def test_folders_with_a_file_each_are_judged_together(tmp_path: Path, opened: list[str]) -> None:
+    one, other = save(tmp_path / "one", run()), save(tmp_path / "other", run(spec("ddp")))
+    assert "unverified" in results.read([one]).table["flags"][0].split()
+    results.read([other])
+    opened.clear()
+    together = results.read([one, other])
+    assert not opened
+    assert list(together.table["engine"]) == ["ddp", "zero1"]
+    assert "unverified" not in together.table["flags"][1].split()
+
+
+def test_a_folder_that_was_moved_keeps_its_file(runs: Path, opened: list[str]) -> None:
+    results.read([runs])
+    opened.clear()
+    moved = runs.rename(runs.with_name("moved"))
+    assert str(results.read([moved]).traces["file"][0]).startswith(str(moved))
+    assert opened == ["foreign/record.json"]
+
+
+def test_several_may_read_at_once(runs: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: results.read([runs]), range(8)))
+    for one in found:
+        assert_same(one, found[0])
+    assert not [path for path in runs.iterdir() if path.name.startswith(".")]
+
+
+def test_processes_find_what_one_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = anew(runs)
+    monkeypatch.setattr(extraction, "_SHARE", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    assert_same(anew(runs), alone)
+    monkeypatch.setattr(extraction.sys, "executable", shutil.which("false"))
+    assert_same(anew(runs), alone)
+
+
+def test_numbers_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
+    save(tmp_path / "runs", *(run(spec(micro=micro)) for micro in (1, 2, 4)))
+    path = first_record(tmp_path / "runs")
+    large = plain(store.read_record(path))
+    large["observations"]["memory"][0]["peak_reserved_bytes"] = 10**30
+    large["observations"]["memory"][1]["peak_reserved_bytes"] = 10**30
+    path.write_text(json.dumps(large))
+    found = results.read([tmp_path / "runs"])
+    assert len(found.table) == 2
+    assert [skipped.path for skipped in found.skipped] == [path]

@@ -1,0 +1,152 @@
+"""What reading costs: seconds for a first read, one of what was kept, the summary, all tables and all figures.
+
+python -m tests.benchmarks.reading [--records 10000 100000]
+
+The records are synthetic, study and all, in the shape of a real one with 60 steps: 5 models × 5 engines × 6
+micro-batches × 4 node counts, the largest micro-batches of the plainer engines out of memory, repeated until there are
+enough. A first read finds only `record.json`, in the page cache; the libraries are imported already. At the end stands
+how the time per record grows: 1 where the time is in proportion to the records, less where much of it is not.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from analysis import figures, formats, results
+from analysis.report.files import tables
+from analysis.report.findings import findings
+from bench.record import RunRecord
+from bench.spec import RunSpec, config_id
+
+MODELS = ("synthetic_a", "synthetic_b", "synthetic_c", "synthetic_d", "synthetic_e")
+ENGINES = ("ddp", "zero0", "zero1", "zero2", "zero3")
+MICROS = (1, 2, 4, 8, 16, 32)
+NODES = (1, 2, 4, 8)
+DEVICES = 8
+STEPS, CUT = 60, 10
+SERIES = ("step_s", "data_wait_s", "loss", "gradient_norm")
+RECORDED = Path("tests/data/runs/smoke")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000])
+    sizes = parser.parse_args().records
+    told = [measured(size) for size in sizes]
+    print("\n" + " " * 28 + "".join(f"{size:>14,}" for size in sizes) + "   time per record, last ÷ first")
+    for part in told[-1]:
+        seconds = [of_size.get(part, math.nan) for of_size in told]
+        growth = seconds[-1] / sizes[-1] / (seconds[0] / sizes[0])
+        print(f"{part:28}" + "".join(f"{second:12.2f} s" for second in seconds) + f"{growth:32.2f}")
+
+
+def measured(size: int) -> dict[str, float]:
+    """Return seconds by what was done with `size` records."""
+    folder = Path(tempfile.mkdtemp(prefix="zeroscale-reading-"))
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    print(f"\n{size:,} records", flush=True)
+    try:
+        timed("(writing them)", {}, lambda: write(folder / "runs", size))
+        time.sleep(3)  # a file that has only just changed is not trusted to stay as it is
+        return read(folder / "runs", size)
+    finally:
+        shutil.rmtree(folder)
+
+
+def read(runs: Path, size: int) -> dict[str, float]:
+    told: dict[str, float] = {}
+    first = timed("first read", told, lambda: results.read([runs]))
+    kept = timed("consolidated read", told, lambda: results.read([runs]))
+    assert len(first.table) == size and kept.table.equals(first.table)
+    answers: dict[str, float] = {}
+    timed("summary", answers, lambda: kept.summary)
+    found = timed("answers, scaling, drift", answers, lambda: findings(kept))
+    timed("tables: CSV, Markdown, LaTeX", answers, lambda: tables(found))
+    timed("run table as Markdown", answers, lambda: formats.to_markdown(kept.table))
+    for picture in figures.pictures(kept):
+        timed(f"figure {picture.name}", answers, lambda picture=picture: figures.render(picture, kept))
+    return {**told, "all tables and figures": sum(answers.values()), **answers}
+
+
+def timed(part: str, told: dict[str, float], work: Callable[[], Any]) -> Any:
+    begin = time.perf_counter()
+    done = work()
+    told[part] = time.perf_counter() - begin
+    print(f"{part:28}{told[part]:10.2f} s", flush=True)
+    return done
+
+
+def write(runs: Path, size: int) -> None:
+    """Write records: of each configuration one text, in which repeat, allocation and times are put."""
+    texts = [(record.config_id, text(record)) for record in configurations()]
+    rng = random.Random(0)
+    for place in range(size):
+        repeat, which = divmod(place, len(texts))
+        config, told = texts[which]
+        folder = runs / "synthetic" / config / f"{repeat}.0"
+        folder.mkdir(parents=True)
+        middle = 0.1 * (1 + which % 20)
+        steps = [middle * (1.5 if step < CUT else 1) * rng.gauss(1, 0.02) for step in range(STEPS)]
+        values = {"repeat": repeat, "job": f"{repeat}", "step_s": steps, "window_s": sum(steps[CUT:])}
+        for name, value in values.items():
+            told = told.replace(f'"@{name}"', json.dumps(value))
+        (folder / "record.json").write_text(told)
+
+
+def text(record: RunRecord) -> str:
+    """Return a record with the names of what differs between its repeats in its place."""
+    plain = json.loads(record.model_dump_json(by_alias=True))
+    plain["circumstance"]["repeat"] = "@repeat"
+    plain["environment"]["slurm"]["SLURM_JOB_ID"] = "@job"
+    if plain["observations"]:
+        plain["observations"]["steps"] |= {"step_s": "@step_s", "window_s": "@window_s"}
+    return json.dumps(plain, indent=1)
+
+
+def configurations() -> Iterator[RunRecord]:
+    recorded = json.loads(next(RECORDED.rglob("record.json")).read_text())
+    for model, engine, micro, nodes in itertools.product(MODELS, ENGINES, MICROS, NODES):
+        yield record(recorded, model, engine, micro, nodes)
+
+
+def record(recorded: dict[str, Any], model: str, engine: str, micro: int, nodes: int) -> RunRecord:
+    """Return a recorded run made over into one of many ranks, out of memory where a plain engine has much to hold."""
+    asked = recorded["spec"] | {"nodes": nodes, "devices_per_node": DEVICES, "batch": {"micro": micro}}
+    asked["model"] = asked["model"] | {"name": model, "parameters": None}
+    backend = "ddp" if engine == "ddp" else "deepspeed"
+    asked["engine"] = {
+        "name": engine,
+        "backend": backend,
+        "options": {} if engine == "ddp" else {"stage": int(engine[-1])},
+    }
+    spec = RunSpec.model_validate(asked)
+    observed = recorded["observations"] | {
+        "steps": recorded["observations"]["steps"]
+        | {"cut": CUT, "skipped": [], **dict.fromkeys(SERIES, [0.001] * STEPS)},
+        "memory": [recorded["observations"]["memory"][0] | {"rank": rank} for rank in range(spec.world_size)],
+        "outside_collectives_s": [0.1] * spec.world_size,
+        "energy_j": [1000.0] * spec.world_size,
+    }
+    failed = MODELS.index(model) + MICROS.index(micro) - ENGINES.index(engine) > 6
+    around = {"study": "synthetic", "machine": {"name": "synthetic", "peak_tflops": {"fp32": 1.0}}, "repeat": 0}
+    plain = recorded | {
+        "config_id": config_id(spec),
+        "spec": spec.model_dump(by_alias=True),
+        "circumstance": recorded["circumstance"] | around,
+        "outcome": {"kind": "oom", "reason": "rank 0: out of memory"} if failed else recorded["outcome"],
+        "observations": None if failed else observed,
+    }
+    return RunRecord.model_validate(plain)
+
+
+if __name__ == "__main__":
+    main()
