@@ -30,6 +30,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.expansion
 	$(BIN)/python -m tests.benchmarks.status
 	$(BIN)/python -m tests.benchmarks.prediction
+	$(BIN)/python -m tests.benchmarks.reading
 
 # As root, like testbed-study.
 bench-testbed: $(INSTALLED)

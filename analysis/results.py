@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from analysis.columns import columns
 from analysis.reading import Found, Reading, find
-from analysis.rows import FILE, TRACES, File, Rows, of, row, schema
+from analysis.reading.rows import FILE, TRACES, File, Rows, of, row, schema
 from analysis.summary import ANSWERING, KEY, Row, answering, summarise
 from analysis.table import judged_table, plain
 from analysis.variants import variants

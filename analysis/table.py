@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from analysis.columns import Column, Kind, columns
 from analysis.flags import FLAGS
-from analysis.rows import File, cases, row, schema
+from analysis.reading.rows import File, cases, row, schema
 from analysis.verify import invalid, judge
 from bench.record import Outcome, RunRecord
 
@@ -40,7 +40,7 @@ def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def judged_table(core: pa.Table) -> Judged:
-    """Return the run table of rows (`analysis.rows`), judged beside each other."""
+    """Return the run table of rows (`analysis.reading.rows`), judged beside each other."""
     unverified, mismatches = judge(cases(core))
     frame = core.select(list(columns())).to_pandas(types_mapper=_MISSING.get)
     frame["flags"] = _flags(core.column("flags"), unverified)

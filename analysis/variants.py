@@ -1,6 +1,6 @@
 """What tells two configurations apart that agree in every column: an option of the engine, the attention, the seed …"""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.spec import RunSpec
@@ -10,25 +10,41 @@ _COLUMNS = frozenset({
     "nodes", "devices_per_node", "precision", "sequence.encoder", "sequence.decoder", "activation_checkpointing",
 })  # fmt: skip
 
+_PROTOCOL = "measure."
+
 
 def variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     """Return by config_id the fields, with their values, in which configurations of its model and engine differ and
-    that no column of the summary shows; empty where there are none."""
+    that no column of the summary shows; empty where there are none. How long a configuration was measured is told only
+    of those that nothing else sets apart."""
     fields = {config_id: dict(_fields(_plain(spec))) for config_id, spec in specs.items()}
-    groups: dict[tuple[str, str], list[str]] = {}
-    for config_id, spec in specs.items():
-        groups.setdefault((spec.model.name, spec.engine.name), []).append(config_id)
-    differ = [(members, _differ([fields[member] for member in members])) for members in groups.values()]
-    return {one: _told(fields[one], names) for members, names in differ for one in members}
+    told = dict.fromkeys(specs, "")
+    for members in _alike(specs, lambda one: (specs[one].model.name, specs[one].engine.name)):
+        _tell(told, members, fields, lambda name: name not in _COLUMNS and not name.startswith(_PROTOCOL))
+    for twins in _alike(specs, lambda one: (told[one], *(fields[one].get(name) for name in sorted(_COLUMNS)))):
+        _tell(told, twins, fields, lambda name: name.startswith(_PROTOCOL))
+    return told
 
 
-def _differ(members: Sequence[Mapping[str, str]]) -> list[str]:
-    names = dict.fromkeys(name for member in members for name in member)
-    return [name for name in names if len({member.get(name) for member in members}) > 1]
+def _alike(specs: Iterable[str], key: Callable[[str], Hashable]) -> list[list[str]]:
+    groups: dict[Hashable, list[str]] = {}
+    for one in specs:
+        groups.setdefault(key(one), []).append(one)
+    return list(groups.values())
 
 
-def _told(fields: Mapping[str, str], names: Sequence[str]) -> str:
-    return ", ".join(f"{_short(name)}={fields.get(name, 'default')}" for name in names)
+def _tell(
+    told: dict[str, str],
+    members: Sequence[str],
+    fields: Mapping[str, Mapping[str, str]],
+    counts: Callable[[str], bool],
+) -> None:
+    """Add to what is told of each member the fields that count and in which they differ."""
+    names = dict.fromkeys(name for member in members for name in fields[member] if counts(name))
+    differ = [name for name in names if len({fields[member].get(name) for member in members}) > 1]
+    for member in members:
+        more = (f"{_short(name)}={fields[member].get(name, 'default')}" for name in differ)
+        told[member] = ", ".join(filter(None, [told[member], *more]))
 
 
 def _plain(spec: RunSpec) -> dict[str, Any]:
@@ -40,7 +56,7 @@ def _fields(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str
         place = f"{path}{name}"
         if isinstance(value, dict):
             yield from _fields(value, f"{place}.")
-        elif place not in _COLUMNS:
+        else:
             yield place, str(value)
 
 

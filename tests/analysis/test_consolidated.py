@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 from records import failed, plain, run, save, spec, steps
 
-from analysis import consolidated, extraction, results, walk
+from analysis import results
+from analysis.reading import consolidated, extraction, walk
 from analysis.results import Results
 from bench import store
 

@@ -64,6 +64,7 @@ def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
         ({"seed": 3}, ("seed=0", "seed=3")),
         ({"measure": {"min_steps": 40}}, ("measure.min_steps=30", "measure.min_steps=40")),
         ({"micro": 4}, ("", "")),
+        ({"micro": 4, "measure": {"min_steps": 40}}, ("", "")),
     ],
 )
 def test_a_variant_is_what_no_column_shows(change: dict[str, object], told: tuple[str, str]) -> None:

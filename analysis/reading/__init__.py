@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import consolidated, rows
-from analysis.extraction import extract
-from analysis.rows import FILE, File, Rows
+from analysis.reading import consolidated, rows
+from analysis.reading.extraction import extract
+from analysis.reading.rows import FILE, File, Rows
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.store import Unreadable, read_record

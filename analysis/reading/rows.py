@@ -1,7 +1,7 @@
 """A record as one plain row of an Arrow table: its cells of the run table, its traces, and what it is judged by.
 
 A row is all that the analysis needs of a record. So a record is read once, by one of several processes, and its row is
-kept (`analysis.consolidated`): a set that was read and one that was kept are the same values.
+kept (`analysis.reading.consolidated`): a set that was read and one that was kept are the same values.
 """
 
 import json

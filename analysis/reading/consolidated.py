@@ -24,11 +24,11 @@ import scipy
 
 import analysis
 import bench
-from analysis import rows
 from analysis.columns import columns
-from analysis.extraction import extract
-from analysis.rows import CHANGED, FILE, SIZE, TRACES, File, Rows
-from analysis.walk import CONSOLIDATED, Tree, unchanged, walk
+from analysis.reading import rows
+from analysis.reading.extraction import extract
+from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, File, Rows
+from analysis.reading.walk import CONSOLIDATED, Tree, unchanged, walk
 from bench.store import write_atomically
 
 LEAST = 200
@@ -36,7 +36,7 @@ LEAST = 200
 
 _ABOUT = b"zeroscale"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
-_FORMULAS = ("*.py", "metrics/*.py", "stats/*.py"), ("*.py", "predict/*.py", "models/*.py")
+_FORMULAS = ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"), ("*.py", "predict/*.py", "models/*.py")
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Folder(NamedTuple):
     """What a results folder holds; paths are below it."""
 
-    rows: Rows  # in the order of `analysis.rows.ordered`
+    rows: Rows  # in the order of `analysis.reading.rows.ordered`
     skipped: dict[str, str]  # what is no record, and why
     unfinished: list[str]  # attempts without a record
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import time_ns
 from typing import NamedTuple
 
-from analysis.rows import File
+from analysis.reading.rows import File
 from bench.store import CIRCUMSTANCE, RECORD
 
 CONSOLIDATED = "consolidated.parquet"

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from analysis.columns import Column, columns
 from analysis.observed import window
-from analysis.rows import FILE, File, row, schema
+from analysis.reading.rows import FILE, File, row, schema
 from analysis.stats import windows
 from bench.record import RunRecord
 from bench.store import Unreadable, read_record
@@ -33,7 +33,7 @@ _SKIPPED = b"skipped"
 class Extract(NamedTuple):
     """What files held."""
 
-    table: pa.Table  # of `analysis.rows.schema`
+    table: pa.Table  # of `analysis.reading.rows.schema`
     skipped: dict[str, str]  # by path, why it is no record
 
 
@@ -55,7 +55,7 @@ def _here(root: Path, files: Sequence[File]) -> Extract:
 
 def _elsewhere(root: Path, files: Sequence[File]) -> Extract:
     """Read files in another process; here, should that one not come to its end."""
-    command = [sys.executable, "-P", "-m", "analysis.extraction"]
+    command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
     around = os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
     asked = json.dumps([str(root.absolute()), files]).encode()
     done = subprocess.run(command, input=asked, capture_output=True, env=around, check=False)
@@ -110,14 +110,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _main() -> None:
+def main() -> None:
+    """Read what standard input asks for, and write it to standard output."""
     gc.disable()  # records are freed without it, and it looks at all of them again and again
     root, files = json.load(sys.stdin)
     found = _here(Path(root), [File(*file) for file in files])
     told = found.table.replace_schema_metadata({_SKIPPED: json.dumps(found.skipped)})
     with pa.ipc.new_stream(sys.stdout.buffer, told.schema) as stream:
         stream.write_table(told)
-
-
-if __name__ == "__main__":
-    _main()
