@@ -39,8 +39,8 @@ ORDER = (
 """The columns in order; a metric that is not named here comes before `reason`, by its name."""
 
 SHOWN = (
-    "config_id", "model", "engine", "precision", "world_size", "micro", "outcome", "step_s", "tokens_per_s", "mfu",
-    "peak_allocated_bytes", "flags",
+    "config_id", "model", "engine", "precision", "world_size", "micro", "evidence", "outcome", "step_s", "tokens_per_s",
+    "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
 """What people look at first, where any run has a value for it."""
 

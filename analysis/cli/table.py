@@ -63,7 +63,8 @@ def _readable(frame: "DataFrame") -> "DataFrame":
     from analysis.columns import SHOWN
 
     told = frame.notna() & (frame.astype("string") != "")
-    return frame[[name for name in (*SHOWN, "cost_per_million_tokens", "reason") if told[name].any()]]
+    told["evidence"] = bool((frame["evidence"] != "measured").any())  # said where not all of it is measured
+    return frame[[name for name in (*SHOWN, "reason") if told[name].any()]]
 
 
 def _print(frame: "DataFrame") -> None:

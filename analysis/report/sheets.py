@@ -13,10 +13,10 @@ from analysis.summary import Row
 
 _RUN = (
     "config_id", "repeat", "attempt", "study", "model", "engine", "precision", "nodes", "devices_per_node", "micro",
-    "accumulation", "machine", "outcome", "step_s", "tokens_per_s", "mfu", "peak_allocated_bytes",
+    "accumulation", "machine", "evidence", "outcome", "step_s", "tokens_per_s", "mfu", "peak_allocated_bytes",
     "cost_per_million_tokens", "flags",
 )  # fmt: skip
-_WHAT = ("precision", "nodes", "devices_per_node", "micro", "machine", "outcome")
+_WHAT = ("precision", "nodes", "devices_per_node", "micro", "machine", "evidence", "outcome")
 _SAID_ABOVE = (
     "study",
     "model",
@@ -27,6 +27,7 @@ _SAID_ABOVE = (
     "repeat",
     "attempt",
     "accumulation",
+    "evidence",
 )
 """Left out where all rows have the same; the report says once what was held equal."""
 _WORDS = {
