@@ -11,7 +11,8 @@ from analysis.summary import Row
 _PARTS = {
     "model": "model", "engine": "engine", "nodes": "nodes", "devices_per_node": "devices per node",
     "micro": "micro-batch", "accumulation": "accumulation", "precision": "precision",
-    "activation_checkpointing": "activation checkpointing", "data": "data", "machine": "machine", "seed": "seed", "evidence": "evidence",
+    "activation_checkpointing": "activation checkpointing", "data": "data", "machine": "machine", "seed": "seed",
+    "evidence": "evidence",
 }  # fmt: skip
 
 
