@@ -14,8 +14,10 @@ study: $(INSTALLED)
 testbed-study: $(INSTALLED)
 	$(BIN)/python slurm/testbed_study.py
 
+# What reads and draws fills both cores; what measures and schedules has them for itself.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile tests/analysis
+	$(BIN)/pytest --ignore tests/analysis
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
