@@ -6,9 +6,12 @@ Where a set may have nothing to show, such as no second node count, the file say
 import html
 import importlib
 import io
+import multiprocessing
+import os
 import pkgutil
 import re
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -18,7 +21,11 @@ from analysis.drawing import INK, STYLE
 from analysis.results import Results
 
 FORMATS = ("svg", "pdf", "png")
+MANY = 10_000
+"""Runs whose figures take long enough to be drawn by several processes."""
+
 _PNG_DPI = 200
+_inherited: list[Results] = []  # in a process that draws
 
 
 class Picture(NamedTuple):
@@ -37,6 +44,16 @@ def pictures(results: Results | None = None) -> list[Picture]:
     modules.sort(key=lambda named: (named[1].PLACE, named[0]))
     found = [_picture(name, module) for name, module in modules]
     return [picture for picture in found if results is None or picture.applies(results)]
+
+
+def rendered(results: Results) -> list[tuple[Picture, dict[str, bytes]]]:
+    """Draw every picture that has something to show, and return each with its files; of many runs on all cores."""
+    chosen = pictures(results)
+    if len(results.table) < MANY:
+        return [(picture, render(picture, results)) for picture in chosen]
+    forked = multiprocessing.get_context("fork")  # what has been read and worked out is there already
+    with ProcessPoolExecutor(os.cpu_count(), forked, _inherit, (results,)) as pool:
+        return list(zip(chosen, pool.map(_render_inherited, [picture.name for picture in chosen]), strict=True))
 
 
 def render(picture: Picture, results: Results) -> dict[str, bytes]:
@@ -60,6 +77,15 @@ def inline(name: str, svg: bytes, alt: str) -> str:
 
 def _picture(name: str, module: Any) -> Picture:
     return Picture(name, module.TITLE, module.ALT, module.figure, getattr(module, "applies", lambda results: True))
+
+
+def _inherit(results: Results) -> None:
+    _inherited.append(results)
+
+
+def _render_inherited(name: str) -> dict[str, bytes]:
+    (results,) = _inherited
+    return render(next(picture for picture in pictures() if picture.name == name), results)
 
 
 def _saved(figure: Figure, form: str) -> bytes:

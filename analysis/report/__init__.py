@@ -40,8 +40,7 @@ def contents(found: Findings) -> dict[str, bytes]:
     section = analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = tables_beside.tables(found) | tables(judged, section)
     drawn = []
-    for picture in figures.pictures(found.results):
-        rendered = figures.render(picture, found.results)
+    for picture, rendered in figures.rendered(found.results):
         names = {form: f"figures/{picture.name}.{form}" for form in rendered}
         files |= {names[form]: content for form, content in rendered.items()}
         small = len(rendered["svg"]) <= _INLINE_BYTES

@@ -3,6 +3,7 @@ import re
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
+import pytest
 from records import failed, results, run, spec
 
 from analysis import drawing, figures
@@ -66,3 +67,10 @@ def test_text_of_a_record_is_never_taken_for_mathematics() -> None:
     found = dataclasses.replace(odd, table=odd.table.assign(engine="$zero_1$^{"))
     for picture in figures.pictures(found):
         assert figures.render(picture, found)["svg"]
+
+
+def test_several_processes_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = results(run(), run(spec("ddp")))
+    alone = figures.rendered(found)
+    monkeypatch.setattr(figures, "MANY", 1)
+    assert figures.rendered(found) == alone

@@ -121,7 +121,10 @@ def test_reading_needs_nothing_of_what_running_needs(verb: str, tmp_path: Path) 
     """As after `pip install zeroscale` without extras."""
     out = ["--out", str(tmp_path)] if verb == "report" else []
     told = subprocess.run(
-        [sys.executable, "-c", WITHOUT, verb, str(RECORDED / "smoke"), *out], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT, verb, str(RECORDED / "smoke"), *out],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert told.returncode == 0, told.stderr
     assert (tmp_path / "report.html").is_file() if verb == "report" else "zero3" in told.stdout

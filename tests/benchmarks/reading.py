@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis import figures, formats, results
+from analysis import figures, results
 from analysis.report.files import tables
 from analysis.report.findings import findings
 from bench.record import RunRecord
@@ -71,9 +71,7 @@ def read(runs: Path, size: int) -> dict[str, float]:
     timed("summary", answers, lambda: kept.summary)
     found = timed("answers, scaling, drift", answers, lambda: findings(kept))
     timed("tables: CSV, Markdown, LaTeX", answers, lambda: tables(found))
-    timed("run table as Markdown", answers, lambda: formats.to_markdown(kept.table))
-    for picture in figures.pictures(kept):
-        timed(f"figure {picture.name}", answers, lambda picture=picture: figures.render(picture, kept))
+    timed("figures: SVG, PDF, PNG", answers, lambda: figures.rendered(kept))
     return {**told, "all tables and figures": sum(answers.values()), **answers}
 
 
