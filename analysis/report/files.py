@@ -11,7 +11,7 @@ from analysis.report import sheets
 from analysis.report.findings import Findings
 from analysis.report.headline import told
 from analysis.report.sheets import Sheet
-from analysis.scaling import best, curves
+from analysis.scaling import best, crossover, curves
 from analysis.table import plain
 
 MOST_ROWS = 1000
@@ -34,6 +34,9 @@ def _tables(found: Findings) -> Iterable[tuple[pd.DataFrame, Sheet, int]]:
     yield found.summary, sheets.configurations(plain(found.summary[:MOST_ROWS])), len(found.summary)
     yield best.as_table(found.best), sheets.best(told(answers)), len(found.best)
     yield curves.as_table(list(found.curves)), sheets.scaling(found.curves), points
+    law, met = sheets.law(found.curves), sheets.crossovers(found.crossovers)
+    yield curves.fit_table(list(found.curves)), law, len(law.rows)
+    yield crossover.as_table(list(found.crossovers)), met, len(met.rows)
 
 
 def _readable(sheet: Sheet, all_rows: int) -> dict[str, bytes]:

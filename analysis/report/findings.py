@@ -10,6 +10,7 @@ from analysis.report.drifts import Drifted, drifts
 from analysis.report.provenance import Provenance, provenance
 from analysis.results import Results
 from analysis.scaling.best import Best, best
+from analysis.scaling.crossover import Crossover, crossovers
 from analysis.scaling.curves import Curve, curves
 from analysis.summary import Row
 from analysis.table import plain
@@ -26,6 +27,7 @@ class Findings(NamedTuple):
     rows: Sequence[Row]
     best: Sequence[Best]
     curves: Sequence[Curve]
+    crossovers: Sequence[Crossover]
     drifts: Sequence[Drifted]
     origin: Provenance
     asked: tuple[str, ...]  # by the studies, in their own words
@@ -44,6 +46,7 @@ def findings(results: Results, price: float | None = None) -> Findings:
         rows=plain(table),
         best=best(results),
         curves=curves(results),
+        crossovers=crossovers(results),
         drifts=drifts(results),
         origin=provenance(results, [one.machine for one in around]),
         asked=tuple(dict.fromkeys(one.question for one in around if one.question)),

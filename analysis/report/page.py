@@ -133,6 +133,10 @@ def _tables(
 ) -> Iterable[Table]:
     scaled = [point.row for curve in found.curves for point in curve.points]
     yield _table(sheets.scaling(found.curves), [place(row, among) for row in scaled], len(scaled))
+    fitted = [curve.points[0].row for curve in found.curves if curve.fit]
+    yield _table(sheets.law(found.curves), [place(row, among) for row in fitted], len(fitted))
+    met = [row for one in found.crossovers if (row := one.any_row)]
+    yield _table(sheets.crossovers(found.crossovers), [place(row, among) for row in met], len(met))
     for sheet, rows, all_rows in (
         (sheets.configurations(configurations), configurations, len(found.summary)),
         (sheets.runs(runs), runs, len(found.rows)),

@@ -7,8 +7,10 @@ from analysis.columns import Column, columns
 from analysis.numbers import MISSING, cell, significant
 from analysis.questions import series
 from analysis.report.headline import Told, ends, kind
+from analysis.scaling.crossover import Crossover
 from analysis.scaling.curves import Curve, Point
 from analysis.scaling.pace import Estimate
+from analysis.scaling.usl import Fit
 from analysis.summary import Row
 
 _RUN = (
@@ -66,6 +68,8 @@ class Sheet(NamedTuple):
     rows: tuple[tuple[Cell, ...], ...]
 
 
+_CURVE = (Heading("model"), Heading("machine"), Heading("scaling"), Heading("held"))
+
 _Source = tuple[Heading, Callable[[Row], Cell]]
 
 
@@ -102,12 +106,43 @@ def best(told: Sequence[Told]) -> Sheet:
 def scaling(curves: Sequence[Curve]) -> Sheet:
     """Return speed-up, efficiency and serial fraction, a row per node count of every curve."""
     head = (
-        Heading("model"), Heading("machine"), Heading("scaling"), Heading("held"), Heading("nodes", number=True),
-        Heading("speed-up", number=True), Heading("efficiency", number=True),
+        *_CURVE, Heading("nodes", number=True), Heading("speed-up", number=True), Heading("efficiency", number=True),
         Heading("serial fraction", "Karp–Flatt", number=True), Heading("flags"),
     )  # fmt: skip
     rows = [_scaled(curve, point) for curve in curves for point in curve.points]
     return Sheet("scaling", "Scaling", head, tuple(rows))
+
+
+def law(curves: Sequence[Curve]) -> Sheet:
+    """Return the universal scalability law of every curve that has enough node counts."""
+    head = (
+        *_CURVE, Heading("rate of one node", "samples/s", number=True),
+        Heading("contention", "σ", "part of the work that waits for its turn", number=True),
+        Heading("coherency", "κ", "what each pair of nodes costs", number=True),
+        Heading("more nodes hurt beyond", "nodes", "– where no peak is within reach", number=True), Heading("rests on"),
+    )  # fmt: skip
+    rows = [_fitted(curve, fit) for curve in curves if (fit := curve.fit)]
+    return Sheet("scalability_law", "Universal scalability law", head, tuple(rows))
+
+
+def crossovers(found: Sequence[Crossover]) -> Sheet:
+    """Return what becomes of two stages as nodes are added."""
+    rows = [
+        (*_curve(row, f"{one.law}, {one.batch}", " against ".join(one.names)), _text(one.told))
+        for one in found
+        if (row := one.any_row)
+    ]
+    return Sheet("crossovers", "Crossovers", (*_CURVE, Heading("what becomes of them")), tuple(rows))
+
+
+def _fitted(curve: Curve, fit: Fit) -> tuple[Cell, ...]:
+    numbers = map(_estimate, (fit.rate, fit.contention, fit.coherency, fit.peak))
+    nodes = f"{', '.join(map(str, fit.measured))} nodes"
+    return *_curve(curve.points[0].row, f"{curve.law}, {curve.batch}", curve.name), *numbers, _text(nodes)
+
+
+def _curve(row: Row, scaling: str, held: str) -> tuple[Cell, ...]:
+    return _text(row["model"]), _text(row["machine"]), _text(scaling), _text(held)
 
 
 def _answer(told: Told) -> tuple[Cell, ...]:
@@ -122,7 +157,7 @@ def _scaled(curve: Curve, point: Point) -> tuple[Cell, ...]:
     told = [_estimate(number) for number in numbers]
     if not row["n"]:
         told[0] = _text(str(row["outcome"]).replace("_", " "))
-    what = (_text(row["model"]), _text(row["machine"]), _text(f"{curve.law}, {curve.batch}"), _text(curve.name))
+    what = _curve(row, f"{curve.law}, {curve.batch}", curve.name)
     return *what, nodes, *told, _text(row["flags"])
 
 

@@ -50,6 +50,11 @@ class Crossover(NamedTuple):
     meetings: tuple[Meeting, ...]  # the smallest node count first
 
     @property
+    def any_row(self) -> Row | None:
+        """A row of the summary that has what all of them share; None where there is none."""
+        return next((row for meeting in self.meetings for row in meeting[1:3] if row), None)
+
+    @property
     def between(self) -> tuple[tuple[int, int], ...]:
         """Node counts between which the detectably faster one becomes the detectably slower one."""
         told = [meeting for meeting in self.meetings if meeting.verdict in ("faster", "slower")]

@@ -45,7 +45,7 @@ def test_tables_for_readers_have_units_and_digits_and_say_what_failed(files: dic
 
 def test_there_is_scaling_where_node_counts_differ(files: dict[str, str]) -> None:
     assert {"scaling.csv", "scaling.md", "scaling.tex"} <= files.keys()
-    assert not any(name.startswith("scaling") for name in tables(findings(results(run()))))
+    assert not any(name.startswith(("scal", "cross")) for name in tables(findings(results(run()))))
 
 
 def test_latex_is_that_of_pandas_with_the_rules_of_booktabs() -> None:
@@ -117,3 +117,19 @@ def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None
     assert files["runs.md"].decode().splitlines()[-1] == "2 more rows stand in runs.csv."
     assert files["runs.tex"].decode().splitlines()[0] == "% 2 more rows stand in runs.csv."
     assert isinstance(pd.DataFrame(), pd.DataFrame) and len(files["runs.csv"].splitlines()) == 1 + 3
+
+
+def test_the_law_and_the_crossovers_have_tables_of_their_own() -> None:
+    """A step of equal work per device takes 1 + σ (n - 1) + κ n (n - 1) by the law: σ 0.1 and κ 0.01 for zero2, and
+    1.2 times as long with σ 0.01 for zero3, which is faster from three nodes on."""
+    seconds = {"zero2": (1.0, 1.12, 1.26, 1.42, 1.8), "zero3": (1.2, 1.212, 1.224, 1.236, 1.26)}
+    runs = [
+        run(spec(engine, nodes=nodes, ranks=1), steps=steps((s * 0.99, s, s * 1.01) * 10))
+        for engine, of_engine in seconds.items()
+        for nodes, s in zip((1, 2, 3, 4, 6), of_engine, strict=True)
+    ]
+    files = {name: content.decode() for name, content in tables(findings(results(*runs))).items()}
+    assert "zero3 overtakes zero2 between 2 and 3 nodes" in files["crossovers.md"]
+    assert files["scalability_law.csv"].count("\n") == 3
+    assert "1, 2, 3, 4, 6 nodes" in files["scalability_law.md"]
+    assert "toprule" in files["scalability_law.tex"]
