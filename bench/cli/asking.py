@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import json
 import statistics
 from pathlib import Path
 
@@ -85,3 +86,14 @@ def result(record: RunRecord) -> str:
     memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""
     return f"ok: {statistics.median(window):.4g} s per step{doubt}, n = {len(window)}{peak}"
+
+
+def as_json(asked: Request) -> str:
+    """Return a point with its machine and launcher, for another program."""
+    plain = {
+        "config_id": config_id(asked.spec),
+        "spec": asked.spec.model_dump(mode="json", by_alias=True),
+        "machine": asked.machine.model_dump(mode="json"),
+        "launcher": {"name": asked.launcher, **asked.launcher_options.model_dump(mode="json")},
+    }
+    return json.dumps(plain, indent=1)

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"launcher={asked.launcher}", "a rehearsal runs here and now", "leave it out")
     _check_room(asked, device)
     if args.dry_run:
-        print(asking.line(asked))
+        print(asking.as_json(asked) if args.json else asking.line(asked))
         return 0
     if not args.json:
         print(f"{asking.line(asked)}\nrank {args.rank} of {asked.spec.world_size}, the others pretended", flush=True)

@@ -5,7 +5,6 @@ zeroscale run model=mt5_base engine=zero3 machine=h200 batch.micro=8 devices_per
 """
 
 import argparse
-import json
 
 from pydantic import ValidationError
 
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if launchers.load(asked.launcher).QUEUES:
         raise UserError(f"launcher={asked.launcher}", "run measures here and now", "use `zeroscale sweep`")
     if args.dry_run:
-        print(_json(asked) if args.json else asking.line(asked))
+        print(asking.as_json(asked) if args.json else asking.line(asked))
         return 0
     if not args.json:
         print(asking.line(asked), flush=True)
@@ -65,13 +64,3 @@ def _todo(asked: Request, study: Study, overrides: tuple[str, ...]) -> Todo:
         overrides=overrides,
     )
     return Todo(spec=asked.spec, circumstance=circumstance, config_id=config_id(asked.spec))
-
-
-def _json(asked: Request) -> str:
-    plain = {
-        "config_id": config_id(asked.spec),
-        "spec": asked.spec.model_dump(mode="json", by_alias=True),
-        "machine": asked.machine.model_dump(mode="json"),
-        "launcher": {"name": asked.launcher, **asked.launcher_options.model_dump(mode="json")},
-    }
-    return json.dumps(plain, indent=1)

@@ -1,6 +1,7 @@
 """One real rank of many: held against runs in which all ranks were real, and against ZeRO's arithmetic."""
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -120,3 +121,8 @@ def test_what_cannot_be_rehearsed_is_said_before_anything_starts(
     assert cli.main(asked) == 2
     assert capsys.readouterr().err.startswith(f"zeroscale: {told}")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_speaks_to_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["rehearse", "model=tiny", "devices_per_node=8", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spec"]["devices_per_node"] == 8
