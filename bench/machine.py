@@ -18,6 +18,8 @@ class Machine(Frozen):
     memory_bytes: Positive | None = None  # per device
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per device
+    inter_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per node, all its network cards together
+    nodes_share_processor: bool = False  # nodes that are namespaces of one machine: slurm/testbed
     power_w: float | None = Field(None, gt=0)  # board limit per device
     price_per_device_hour: float | None = Field(None, gt=0)  # the user's, in a currency of their own; never built in
     source: str = ""
