@@ -1,8 +1,55 @@
 """Machine: what one node is, each number with its source. Unknown is None, and nothing is guessed from a name."""
 
-from pydantic import Field
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
 
 from bench.spec import Frozen, Name, Positive, Precision
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+
+class MatmulRate(Frozen):
+    """Rate of one product of an m × k with a k × n matrix, median of many calls."""
+
+    precision: Precision
+    m: Positive
+    k: Positive
+    n: Positive
+    tflops: float = Field(gt=0)
+
+
+class CollectiveTime(Frozen):
+    """Seconds of one collective of fp32, median over calls of the slowest rank. Payload as nccl-tests counts it: the
+    tensor that is reduced, the gathered output, the input to be scattered."""
+
+    kind: CollectiveKind
+    nodes: Positive
+    ranks: Positive  # in all
+    payload_bytes: Positive
+    s: float = Field(gt=0)
+
+
+def _rows(given: object) -> object:
+    """Read a table of words, its columns named in the first line: hundreds of mappings are slow to compose."""
+    if not isinstance(given, str):
+        return given
+    names, *rows = [line.split() for line in given.splitlines()] or [[]]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+Table = BeforeValidator(_rows)
+
+
+class Calibration(Frozen):
+    """What `zeroscale calibrate` measured on a machine. Unknown is empty or None."""
+
+    made: dict[str, str | None] = {}  # date, device, versions
+    matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
+    attention_tflops: dict[Precision, float] = {}  # of T5's attention with its bias, forward
+    kernel_s: float | None = Field(None, gt=0)  # host's time to start one operation
+    slowdown: tuple[float, ...] = ()  # compute time with 1, 2, … ranks on one processor at once, over that of one
+    collectives: Annotated[tuple[CollectiveTime, ...], Table] = ()
 
 
 class Machine(Frozen):
@@ -21,9 +68,17 @@ class Machine(Frozen):
     inter_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per node, all its network cards together
     nodes_share_processor: bool = False  # nodes that are namespaces of one machine: slurm/testbed
     power_w: float | None = Field(None, gt=0)  # board limit per device
+    host_memory_bytes: Positive | None = None  # per node
+    host_link_bytes_per_s: float | None = Field(None, gt=0)  # one way, between one device and its host
+    calibration: Calibration | None = None  # not kept in records
     price_per_device_hour: float | None = Field(None, gt=0)  # the user's, in a currency of their own; never built in
     source: str = ""
+    calibrated: dict[str, str] = {}  # fields whose number was measured here, and the published one that it replaced
     note: str = ""
+
+    def on(self, device: str | None) -> "Machine":
+        """Return the machine as records keep it: with the kind of device that is used, without the measured tables."""
+        return self.model_copy(update={"device": device, "calibration": None})
 
     def accepts(self, device_name: str) -> bool:
         """Whether a device that calls itself `device_name` is this machine's."""

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, models, store
-from bench.measure import devices, environment
-from bench.measure.channel import LISTENER, STARTED_AT, Channel
+from bench.measure import devices, environment, rendezvous
+from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.drill import Drill
 from bench.measure.failures import Refused
 from bench.record import Circumstance, Observations, RunRecord
@@ -207,26 +207,15 @@ class Rank:
             self.drill.strike(self.rank, step)
 
     def rendezvous(self) -> None:
-        """Form the process group. On a single node rank 0 listens on the socket that its supervisor opened for it, so
-        that no port can be taken in between. A rehearsal's group only pretends to have others."""
+        """Form the process group. A rehearsal's only pretends to have others."""
         import torch.distributed as dist
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         if self.rehearses:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
             dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.spec.world_size)
-            return
-        listener = os.environ.get(LISTENER)
-        meeting_point = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=self.rank == 0,
-            master_listen_fd=int(listener) if listener else None,
-            wait_for_workers=False,
-        )
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=meeting_point, rank=self.rank, world_size=self.spec.world_size)
+        else:
+            rendezvous.join(self.rank, self.spec.world_size, self.device)
 
     def describe_environment(self) -> None:
         """Write environment.json at once, so that a run that fails later is known by its environment class too."""

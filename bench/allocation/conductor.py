@@ -16,7 +16,7 @@ from bench.allocation.members import Members
 from bench.allocation.place import Place
 from bench.errors import UserError
 from bench.measure.environment import classify, device_kind, environment_id
-from bench.record import FINAL, Circumstance, Outcome, RunRecord
+from bench.record import Circumstance, Outcome, RunRecord
 from bench.supervisor.crew import MeetingPoint
 from bench.supervisor.forking import ForkServer
 from bench.supervisor.lead import Supervisor
@@ -24,6 +24,7 @@ from bench.supervisor.node import supervisors
 from bench.sweep import jobs, reconcile, survey
 from bench.sweep.asked import Todo
 from bench.sweep.pruning import pruned, to_confirm
+from bench.sweep.unrun import accepted
 
 _PARTING_S = 15.0  # between the end of a point's time and the scheduler's warning that the allocation ends
 
@@ -101,7 +102,7 @@ class Conductor:
     def _wanted(self, todo: Todo) -> bool:
         """Whether a point has no answer yet; one that need not run gets its answer here."""
         config_folder, key = self.study_folder / todo.config_id, todo.key
-        accept = FINAL if self.job.prune else FINAL - {"pruned"}
+        accept = accepted(prune=self.job.prune)
         if not todo.again and store.answered(config_folder, key.repeat, key.machine, self.environment_id, accept):
             return _say(todo, "has its answer already")
         if elsewhere := survey.busy_elsewhere(config_folder, key):
@@ -157,7 +158,7 @@ class Conductor:
         place = {"job": self.job.name, "job_id": self.place.job_id, "task": self.place.task}
         more = {**place, "restart": self.place.restart, "started": "forked", "control": todo.control}
         launcher = todo.circumstance.launcher | more
-        machine = todo.circumstance.machine.model_copy(update={"device": self.device})
+        machine = todo.circumstance.machine.on(self.device)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         return todo.circumstance.model_copy(update={"launcher": launcher, "machine": machine, "started_at": started_at})
 

@@ -67,7 +67,7 @@ def _todo(asked: Request, rank: int, overrides: tuple[str, ...]) -> Todo:
         study=STUDY,
         repeat=0,
         attempt=0,
-        machine=asked.machine.model_copy(update={"device": asking.device(asked)}),
+        machine=asked.machine.on(asking.device(asked)),
         launcher={"name": asked.launcher, **options},
         limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
         rehearsed_rank=rank,

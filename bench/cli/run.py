@@ -58,7 +58,7 @@ def _todo(asked: Request, study: Study, overrides: tuple[str, ...]) -> Todo:
         study=study.name,
         repeat=0,
         attempt=0,
-        machine=asked.machine.model_copy(update={"device": asking.device(asked)}),  # the ranks obey, or refuse
+        machine=asked.machine.on(asking.device(asked)),  # the ranks obey, or refuse
         launcher={"name": asked.launcher, **options},
         limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
         overrides=overrides,

@@ -1,0 +1,100 @@
+"""Rates of the products that a T5 is made of: `linear` of so many tokens with each of its matrices, forward."""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from bench.calibrate.timing import call_s
+from bench.machine import Machine, MatmulRate
+from bench.models.t5 import Shape
+from bench.spec import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+TOKENS = (128, 512, 2048, 8192, 16384)
+"""Rows: from a decoder's few to a large micro-batch."""
+
+_CALLS = 4  # that a shape costs at least: two to warm up, two to time
+_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def products(shapes: Iterable[Shape]) -> tuple[tuple[int, int], ...]:
+    """Return the distinct (k, n) of the weight matrices of models: each maps rows of k numbers to rows of n."""
+    found: set[tuple[int, int]] = set()
+    for shape in shapes:
+        inside = [(shape.d_model, shape.d_inner), (shape.d_model, shape.d_ff)]
+        found |= {*inside, *((n, k) for k, n in inside), (shape.d_model, shape.vocab)}
+    return tuple(sorted(found))
+
+
+def in_order(products: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return every (m, k, n), those of few FLOPs first: where the time ends, the largest are missing."""
+    return sorted(((m, k, n) for m in TOKENS for k, n in products), key=lambda shape: (flops(*shape), shape))
+
+
+def flops(m: int, k: int, n: int) -> int:
+    """Return the FLOPs of an m × k by k × n product: a multiply and an add each."""
+    return 2 * m * k * n
+
+
+def measure(
+    machine: Machine, products: Sequence[tuple[int, int]], device: "torch.device", seconds: float
+) -> tuple[MatmulRate, ...]:
+    """Return the rates of as many shapes as the time allows, an equal part of it for each precision."""
+    known = precisions(machine, device)
+    return tuple(rate for precision in known for rate in _rates(precision, products, device, seconds / len(known)))
+
+
+def precisions(machine: Machine, device: "torch.device") -> list[Precision]:
+    """Return what this device computes in: fp16 is trained in on GPUs alone, and an emulated bf16 is none."""
+    import torch
+
+    found: list[Precision] = ["fp32"]
+    if device.type == "cuda":
+        found.append("fp16")
+    if device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False):
+        found.append("bf16")
+    return [precision for precision in found if precision not in machine.unsupported]
+
+
+def dtype(precision: Precision) -> "torch.dtype":
+    """Return torch's type of a precision."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def _rates(
+    precision: Precision, products: Sequence[tuple[int, int]], device: "torch.device", seconds: float
+) -> list[MatmulRate]:
+    until, room, rates = time.perf_counter() + seconds, _room_bytes(device), list[MatmulRate]()
+    for m, k, n in in_order(products):
+        if _BYTES[precision] * (m * k + k * n + m * n) > room:
+            continue
+        if rates and _CALLS * flops(m, k, n) / (rates[-1].tflops * 1e12) > until - time.perf_counter():
+            break
+        rate = flops(m, k, n) / _product_s(m, k, n, precision, device)
+        rates.append(MatmulRate(precision=precision, m=m, k=k, n=n, tflops=rate / 1e12))
+    return rates
+
+
+def _product_s(m: int, k: int, n: int, precision: Precision, device: "torch.device") -> float:
+    """Return the seconds of one product. The matrix is stored n × k, as a layer's weight is; numbers are random, for a
+    GPU multiplies zeros faster."""
+    import torch
+
+    rows = torch.randn(m, k, device=device, dtype=dtype(precision))
+    weight = torch.randn(n, k, device=device, dtype=dtype(precision))
+    with torch.no_grad():
+        return call_s(lambda: torch.nn.functional.linear(rows, weight), device)
+
+
+def _room_bytes(device: "torch.device") -> int:
+    """Return what one product may take: half of what is free on a GPU, an eighth of a host's memory."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 2
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8

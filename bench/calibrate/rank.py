@@ -1,0 +1,113 @@
+"""What every rank of a calibration runs: `python -m bench.calibrate.rank FOLDER`, started by its node."""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import store
+from bench.calibrate import attention, collectives, contention, host_link, launches, matmul, memory
+from bench.calibrate.asked import ASKED, DOING, FAILURE, MEASURED, Asked, Measured, Part
+from bench.machine import Calibration
+from bench.measure.environment import classify, version
+from bench.measure.failures import Refused
+
+if TYPE_CHECKING:
+    import torch
+
+
+def main() -> None:
+    """Measure what the folder named on the command line asks for; rank 0 writes what came out."""
+    folder, status = Path(sys.argv[1]), 0
+    try:
+        measure(folder)
+    except BaseException as error:
+        _tell(folder, error)
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # taking down process groups could only wait for lost peers
+
+
+def measure(folder: Path) -> None:
+    """Take part in every measurement that needs all ranks; rank 0 alone makes the others while its peers wait."""
+    import torch
+    import torch.distributed as dist
+
+    from bench.measure import rendezvous
+    from bench.measure.device import find_device
+
+    asked = Asked.model_validate_json((folder / ASKED).read_bytes())
+    rank = int(os.environ["RANK"])
+    device = find_device(asked.machine.on(asked.device), asked.ranks_per_node, int(os.environ["LOCAL_RANK"]))
+    rendezvous.join(rank, asked.world_size, device)
+    found: dict[Part, Any] = {}
+    for part in asked.parts:
+        if rank == 0:
+            store.write_atomically(folder / DOING, part.encode())
+        if rank == 0 or part in ("contention", "collectives"):
+            found[part] = _measurements(asked, device)[part](asked.seconds_for(part))
+        dist.all_reduce(torch.zeros(1))  # over gloo, where waiting costs no processor
+    if rank == 0:
+        store.write_json(folder / MEASURED, _measured(asked, found, device))
+
+
+def _measurements(asked: Asked, device: "torch.device") -> dict[Part, Callable[[float], Any]]:
+    """Return how each part is measured within some seconds, as far as it has a use for them."""
+    return {
+        "matmul": lambda seconds: matmul.measure(asked.machine, asked.products, device, seconds),
+        "attention": lambda _: {
+            precision: attention.measure(precision, device) for precision in matmul.precisions(asked.machine, device)
+        },
+        "memory": lambda _: memory.measure(device),
+        "launches": lambda _: launches.measure(device),
+        "host_link": lambda _: host_link.measure(device),
+        "contention": lambda seconds: contention.measure(asked, device, seconds),
+        "collectives": lambda seconds: collectives.measure(device, asked.nodes, asked.ranks_per_node, seconds),
+    }
+
+
+def _measured(asked: Asked, found: dict[Part, Any], device: "torch.device") -> Measured:
+    """Put together what was found, with what it holds for."""
+    import torch
+
+    classification = classify(device.type, asked.ranks_per_node)
+    made = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "device": classification.device,
+        "ranks": f"{asked.nodes} × {asked.ranks_per_node}",
+        "threads": str(torch.get_num_threads()),  # of each rank; OMP_NUM_THREADS decides
+        "parts": ", ".join(asked.parts),
+        "backend": "nccl" if device.type == "cuda" else "gloo",
+        "zeroscale": version("zeroscale"),
+        **{name: classification.versions[name] for name in ("torch", "cuda", "nccl", "driver")},
+    }
+    return Measured(
+        device_name=classification.device,
+        calibration=Calibration(
+            made={name: value for name, value in made.items() if value is not None},
+            matmul=found.get("matmul", ()),
+            attention_tflops=found.get("attention", {}),
+            kernel_s=found.get("launches"),
+            slowdown=found.get("contention", ()),
+            collectives=found.get("collectives", ()),
+        ),
+        memory_bytes_per_s=found.get("memory"),
+        host_link_bytes_per_s=found.get("host_link"),
+    )
+
+
+def _tell(folder: Path, error: BaseException) -> None:
+    """Say why, unless another rank did: whoever loses a peer only fails after it."""
+    why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError), (folder / FAILURE).open("x") as file:
+        file.write(" ".join(why.split()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Start a calibration's processes, here or on every node of the Slurm allocation around this process."""
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import store
+from bench.calibrate import node
+from bench.calibrate.asked import ASKED, DOING, FAILURE, MEASURED, Asked, Measured
+from bench.errors import UserError
+from bench.supervisor.rank_process import end_with_parent
+
+_POLL_S = 0.5
+
+
+class Allocation(NamedTuple):
+    """The Slurm job that this process is part of."""
+
+    nodes: int
+    tasks: int  # of the step that this process is one of; 1 for a job's script
+
+    @classmethod
+    def around(cls, environment: Mapping[str, str]) -> "Allocation | None":
+        """Return the allocation that `environment` tells of, if any."""
+        if "SLURM_JOB_ID" not in environment:
+            return None
+        nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
+        return cls(int(nodes), int(environment.get("SLURM_STEP_NUM_TASKS", "1")))
+
+
+def measure(asked: Asked, beside: Path, follow: Callable[[str], None]) -> Measured:
+    """Run a calibration and return what came out. Its folder is made in `beside`, which all nodes must see, and removed
+    again. Raises UserError with the reason of the first rank that failed. A Ctrl-C ends every process."""
+    with _folder(beside, asked) as folder, _polite_requests_heard():
+        with _followed(folder, follow):
+            ended_well = node.run(folder, 0) if asked.nodes == 1 else _everywhere(folder, asked.nodes)
+        if not ended_well or not (folder / MEASURED).exists():
+            raise UserError(f"machine={asked.machine.name}", f"the calibration failed ({_why(folder)})")
+        return Measured.model_validate_json((folder / MEASURED).read_bytes())
+
+
+def srun(folder: Path, nodes: int) -> list[str]:
+    """Return what starts one process per node of this allocation, each with all that the job has there."""
+    options = ["--overlap", "--kill-on-bad-exit=1", "--export=ALL", "--cpu-bind=none"]
+    shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    return ["srun", *options, *shape, sys.executable, "-m", "bench.calibrate", str(folder)]
+
+
+def _everywhere(folder: Path, nodes: int) -> bool:
+    """Run one process per node; return whether all ended well. What ends this ends them, and waits until they are."""
+    with (folder / "srun.log").open("wb") as log:
+        try:
+            process = subprocess.Popen(
+                srun(folder, nodes),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C comes here alone; srun asks for a second one
+                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+            )
+        except FileNotFoundError as error:
+            raise UserError("srun", "not found inside this job", "start this outside any container") from error
+        try:
+            return process.wait() == 0
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+
+
+@contextlib.contextmanager
+def _folder(beside: Path, asked: Asked) -> Iterator[Path]:
+    """Make the folder through which the processes exchange what is asked and measured, and remove it at the end."""
+    with contextlib.ExitStack() as stack:
+        try:
+            beside.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=".calibrating-", dir=beside)).resolve()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            store.write_json(folder / ASKED, asked)
+        except OSError as error:
+            raise store.unwritable(beside, error) from error
+        yield folder
+
+
+@contextlib.contextmanager
+def _polite_requests_heard() -> Iterator[None]:
+    """Take a request to end for a Ctrl-C."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _followed(folder: Path, follow: Callable[[str], None]) -> Iterator[None]:
+    """Tell what is under way, from a thread of its own, as long as this lasts."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        begin = time.monotonic()
+        while not ended.wait(_POLL_S):
+            with contextlib.suppress(OSError):
+                follow(f"{(folder / DOING).read_text()}, {time.monotonic() - begin:.0f} s")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _why(folder: Path) -> str:
+    """Return what the first rank that failed said, or else the last that anybody did."""
+    with contextlib.suppress(OSError):
+        return (folder / FAILURE).read_text() or "no reason given"
+    logs = [*sorted(folder.glob("ranks.*.log")), folder / "srun.log"]
+    lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines() if line]
+    return lines[-1] if lines else "its processes ended without a word"

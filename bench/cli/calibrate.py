@@ -1,0 +1,159 @@
+"""Measure what this machine really does, and write it as a file of conf/machine.
+
+  zeroscale calibrate                                       # the processor here, or its GPUs if there are any
+  zeroscale calibrate machine=h200 --seconds 120            # starts from the published numbers, and replaces them
+  zeroscale calibrate machine=cpu --ranks 4 --only matmul,collectives
+  sbatch --nodes=4 --wrap "zeroscale calibrate machine=testbed_400mbit"     # between nodes too: one start, no srun
+
+What: matmul by shape and precision, attention, memory copy, launches, the link to the host, what ranks on one
+processor cost each other (contention), and all-reduce, all-gather and reduce-scatter by payload and number of ranks.
+Nothing else should run meanwhile. OMP_NUM_THREADS is obeyed; without it ranks share the cores, as in a run.
+
+The file lands in my/machine/, from where `--config-dir my machine=NAME` takes it. A measured number replaces a
+published one and says so.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from bench import config, store
+from bench.calibrate import outcome, starting
+from bench.calibrate.asked import ELSEWHERE, Asked, Part
+from bench.calibrate.matmul import products
+from bench.calibrate.starting import Allocation
+from bench.cli import live
+from bench.config import Request
+from bench.errors import UserError, nearest
+from bench.machine import Machine
+from bench.measure import devices
+from bench.measure.environment import device_kind
+from bench.models.t5 import Shape
+from bench.record import Network
+
+PARTS: tuple[Part, ...] = get_args(Part)
+_RANKS = 2  # on a processor alone: as many as conf/config.yaml has devices per node
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="machine=NAME, to start from; launcher=NAME")
+    parser.add_argument("--name", metavar="NAME", help="the machine's new name; default: <machine>_calibrated")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: my/machine/NAME.yaml")
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--ranks", type=int, metavar="N", help="per node; default: its GPUs; 2 without, 1 on several")
+    parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help="to measure for; default: %(default)g")
+    parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--json", action="store_true", help="print the machine as JSON")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 once the file is written."""
+    asked = _asked(args)
+    name = _name(args, asked)
+    path: Path = args.out or Path("my/machine") / f"{name}.yaml"
+    _check_path(path, name, force=args.force)
+    with live.line(quiet=args.json) as follow:
+        measured = starting.measure(asked, path.parent, follow)
+    machine = outcome.calibrated(asked.machine, measured, name)
+    try:
+        store.write_atomically(path, outcome.as_yaml(machine).encode())
+    except OSError as error:
+        raise store.unwritable(path, error) from error
+    print(machine.model_dump_json(indent=1) if args.json else f"{outcome.told(machine)}\n{path}")
+    return 0
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    """Return what is to be measured; UserError for whatever cannot be."""
+    request = _request(args)
+    device: Any = request.machine.device or device_kind()
+    here = Allocation.around(os.environ) or Allocation(nodes=1, tasks=1)
+    if here.tasks > 1:
+        each = f"each of its {here.tasks} tasks would measure for itself"
+        raise UserError("srun", each, "start it once, without srun")
+    if not args.seconds > 0:
+        raise UserError(f"--seconds {args.seconds:g}", "no time to measure in", "give a positive number")
+    network: Network = getattr(request.launcher_options, "network", Network())
+    return Asked(
+        machine=request.machine,
+        device=device,
+        nodes=here.nodes,
+        ranks_per_node=_ranks(args.ranks, device, here.nodes),
+        seconds=args.seconds,
+        parts=_parts(args.only, device),
+        products=products(_shapes(args.config_dir)),
+        network=network,
+    )
+
+
+def _request(args: argparse.Namespace) -> Request:
+    """Return what the overrides ask for; UserError for one that says nothing of a machine."""
+    pairs = config.single(args.overrides)
+    for key, value in pairs:
+        if key.split(".")[0] not in ("machine", "launcher"):
+            raise UserError(f"{key}={value}", "a calibration is of a machine, not of a point", "give machine=NAME")
+    return config.request(pairs, args.config_dir)
+
+
+def _ranks(given: int | None, device: str, nodes: int) -> int:
+    """Return the processes per node: one per GPU, or as many as a run on a processor would have."""
+    if given is not None and given < 1:
+        raise UserError(f"--ranks {given}", "not a positive number", "one is the least")
+    if device == "cpu":
+        return given or (_RANKS if nodes == 1 else 1)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = min([devices.count(), *([len(visible.split(","))] if visible else [])])
+    if not (given or count):
+        raise UserError("--ranks", "the GPUs of this node cannot be counted", "say how many there are")
+    return given or count
+
+
+def _parts(only: str | None, device: str) -> tuple[Part, ...]:
+    """Return what is measured, in the order of PARTS."""
+    here = [part for part in PARTS if part != ELSEWHERE[device]]
+    if only is None:
+        return tuple(here)
+    wanted = only.split(",")
+    for word in wanted:
+        if word not in PARTS:
+            raise UserError(f"--only {word}", "no such part", nearest(word, PARTS))
+        if word not in here:
+            raise UserError(f"--only {word}", f"nothing of the kind is measured on a {device} machine", "leave it out")
+    return tuple(part for part in here if part in wanted)
+
+
+def _shapes(config_dir: Path | None) -> list[Shape]:
+    """Return the shapes of all models of the T5 family in conf/model and the user's own."""
+    folders = [root / "model" for root in (config.conf_dir(), config_dir) if root]
+    files = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
+    trees = [yaml.safe_load(path.read_text()) for path in files]
+    ours = (tree for tree in trees if tree.get("family") == "t5" and "shape" in tree)
+    return [Shape.model_validate(tree["shape"]) for tree in ours]
+
+
+def _name(args: argparse.Namespace, asked: Asked) -> str:
+    """Return the machine's new name, which is its file's; UserError for one that would not be found."""
+    old = asked.device if asked.machine.name == "auto" else asked.machine.name
+    name: str = args.name or (args.out.stem if args.out else f"{old}_calibrated")
+    try:
+        Machine(name=name)
+    except ValidationError as error:
+        rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
+        raise UserError(f"--name {name}", rule, "choose another") from error
+    if (config.conf_dir() / "machine" / f"{name}.yaml").exists():
+        raise UserError(f"--name {name}", "a machine of conf/machine, which is found first", "choose another name")
+    return name
+
+
+def _check_path(path: Path, name: str, *, force: bool) -> None:
+    """Raise UserError where the file cannot be, before anything is measured."""
+    if path.name != f"{name}.yaml":
+        rule = f"machine={name} looks for {name}.yaml"
+        raise UserError(f"--out {path}", rule, "give it that name, or another --name")
+    if path.is_dir() or (path.exists() and not force):
+        raise UserError(str(path), "is there already", "give --force to overwrite it, or another --out")

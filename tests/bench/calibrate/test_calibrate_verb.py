@@ -1,0 +1,132 @@
+"""`zeroscale calibrate` with real processes, and what it refuses before it starts any."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from started_runs import alive
+
+from bench import config
+from bench.calibrate import starting
+from bench.calibrate.starting import Allocation
+from bench.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["batch.micro=2"], "batch.micro=2: a calibration is of a machine, not of a point; give machine=NAME"),
+        (["machine=h201"], "machine=h201: no such file in conf/machine; did you mean h200?"),
+        (["machine=cpu", "--ranks", "0"], "--ranks 0: not a positive number; one is the least"),
+        (["machine=cpu", "--seconds", "0"], "--seconds 0: no time to measure in; give a positive number"),
+        (["machine=cpu", "--only", "matmull"], "--only matmull: no such part; did you mean matmul?"),
+        (["machine=cpu", "--only", "host_link"], "--only host_link: nothing of the kind is measured on a cpu machine"),
+        (["machine=cpu", "--name", "a b"], "--name a b: a name is made of letters"),
+        (["machine=cpu", "--name", "h200"], "--name h200: a machine of conf/machine, which is found first"),
+        (["machine=cpu", "--out", "x.txt"], "--out x.txt: machine=x looks for x.yaml"),
+        (["machine=cpu", "--name", "x", "--out", "y.yaml"], "--out y.yaml: machine=x looks for x.yaml"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["calibrate", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"zeroscale: {said}") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_in_a_job_one_process_a_node_is_started_and_in_a_step_none() -> None:
+    script = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "4"}
+    assert Allocation.around({}) is None
+    assert Allocation.around(script) == Allocation(nodes=4, tasks=1)
+    assert Allocation.around(script | {"SLURM_STEP_NUM_TASKS": "4"}) == Allocation(nodes=4, tasks=4)
+    command = starting.srun(Path("/somewhere"), 4)
+    assert command[0] == "srun" and {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--overlap"} <= set(command)
+    assert command[-3:] == ["-m", "bench.calibrate", "/somewhere"]
+
+
+def test_every_task_of_a_step_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["calibrate", "machine=cpu"]) == 2
+    assert "each of its 2 tasks would measure for itself; start it once, without srun" in capsys.readouterr().err
+
+
+SRUN = """#!/bin/sh
+for word; do case $word in --nodes=*) nodes=${word#*=} ;; esac; done
+while [ "${1#-}" != "$1" ]; do shift; done
+number=0
+while [ $number -lt $nodes ]; do SLURM_PROCID=$number "$@" & number=$((number + 1)); done
+wait
+"""
+"""What Slurm's does, with every node on this machine."""
+
+
+@pytest.fixture
+def job_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(SRUN)
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("job_of_two_nodes")
+def test_two_nodes_measure_what_lies_between_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "machine" / "mine.yaml"
+    words = ["calibrate", "machine=testbed_1gbit", "--seconds", "1", "--only", "collectives,contention,launches"]
+    words += ["launcher=slurm", "launcher.network.rendezvous_host=127.0.0.1", "launcher.network.interface=lo"]
+    assert main([*words, "--out", str(path)]) == 0
+    assert [file.name for file in path.parent.iterdir()] == ["mine.yaml"], "no folder is left"
+    machine = config.request([("machine", "mine")], tmp_path).machine
+    found = machine.calibration
+    assert found and found.made["ranks"] == "2 × 1" and found.made["threads"] == "1"
+    assert found.kernel_s and found.kernel_s < 1e-3
+    assert len(found.slowdown) == 2 and found.slowdown[0] == 1, "both nodes are on one processor"
+    measured = {(row.kind, row.nodes, row.ranks) for row in found.collectives}
+    kinds = ("all_reduce", "all_gather", "reduce_scatter")
+    assert measured == {(kind, count, count) for kind in kinds for count in (1, 2)}
+    assert machine.inter_node_bytes_per_s and machine.calibrated == {"inter_node_bytes_per_s": "125000000.0"}
+    assert found.matmul == () and machine.memory_bytes_per_s is None, "what was not asked for is unknown"
+    assert "all-reduce, 2 × 1" in capsys.readouterr().out
+
+    before = path.read_bytes()
+    assert main([*words, "--out", str(path)]) == 2
+    assert "is there already; give --force to overwrite it" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.processes
+def test_a_rank_that_finds_another_device_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["calibrate", "machine=cpu", "machine.device_names=[Cray-1]", "--ranks", "1", "--only", "launches"]
+    assert main([*words, "--out", str(tmp_path / "mine.yaml")]) == 2
+    err = capsys.readouterr().err
+    assert "the calibration failed (machine=cpu expects Cray-1 and found " in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.cli", "calibrate", "machine=cpu", "--out", str(tmp_path / "mine.yaml")]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob(".calibrating-*/doing.txt")) and time.monotonic() < until:
+            time.sleep(0.05)
+        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert len(ranks) == 2 and not alive(list(map(int, ranks)))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,142 @@
+"""From published numbers and measured ones to a machine, and to a file that predictions read."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bench import config
+from bench.calibrate import outcome
+from bench.calibrate.asked import Measured
+from bench.cli import main
+from bench.errors import UserError
+from bench.machine import Calibration, CollectiveTime, Machine, MatmulRate
+
+PUBLISHED = Machine(
+    name="bed",
+    matmul_ceiling_tflops={"bf16": 5.0, "fp16": 4.0},
+    memory_bytes_per_s=1e10,
+    inter_node_bytes_per_s=5e7,
+    power_w=100.0,
+    source="somebody",
+)
+
+
+def all_reduce(nodes: int, ranks: int, payload_bytes: int, s: float) -> CollectiveTime:
+    return CollectiveTime(kind="all_reduce", nodes=nodes, ranks=ranks, payload_bytes=payload_bytes, s=s)
+
+
+COLLECTIVES = (
+    all_reduce(1, 1, 8_000_000, 1e-6),
+    all_reduce(1, 2, 8_000_000, 0.004),  # 2 × 1/2 × 8 MB ÷ 4 ms = 2 GB/s
+    all_reduce(2, 2, 8_000_000, 0.1),  # 80 MB/s: two nodes are not the most
+    all_reduce(4, 4, 8, 0.001),
+    all_reduce(4, 4, 1_000_000, 0.01),  # 150 MB/s, as long as a bucket of tokens lasts
+    all_reduce(4, 4, 8_000_000, 0.25),  # 2 × 3/4 × 8 MB ÷ 0.25 s = 48 MB/s
+    CollectiveTime(kind="all_gather", nodes=4, ranks=4, payload_bytes=8_000_000, s=1e-3),
+)
+MEASURED = Measured(
+    device_name="EPYC",
+    calibration=Calibration(
+        made={
+            "date": "2026-11-21 19:00 UTC",
+            "device": "EPYC",
+            "ranks": "4 × 1",
+            "parts": "matmul, collectives",
+            "backend": "gloo",
+            "torch": "2.13.0",
+        },
+        matmul=(
+            MatmulRate(precision="bf16", m=128, k=128, n=384, tflops=0.0123456),
+            MatmulRate(precision="bf16", m=512, k=128, n=384, tflops=0.25),
+            MatmulRate(precision="fp32", m=128, k=128, n=384, tflops=0.05),
+        ),
+        attention_tflops={"fp32": 0.03},
+        kernel_s=2.34567e-06,
+        slowdown=(1.0, 1.1),
+        collectives=COLLECTIVES,
+    ),
+    memory_bytes_per_s=1.2e10,
+)
+
+
+def test_measured_numbers_replace_published_ones_and_say_so() -> None:
+    machine = outcome.calibrated(PUBLISHED, MEASURED, "mine")
+    assert (machine.name, machine.device, machine.device_names) == ("mine", "cpu", ("EPYC",))
+    assert machine.memory_bytes_per_s == 1.2e10
+    assert machine.intra_node_bytes_per_s == pytest.approx(2e9)
+    assert machine.inter_node_bytes_per_s == pytest.approx(48e6), "over the most nodes, all-reduce alone"
+    assert machine.matmul_ceiling_tflops == {"bf16": 0.25, "fp16": 4.0, "fp32": 0.05}
+    assert machine.calibrated == {
+        "matmul_ceiling_tflops": '{"bf16": 5.0, "fp16": 4.0}',
+        "memory_bytes_per_s": "10000000000.0",
+        "intra_node_bytes_per_s": "nothing published",
+        "inter_node_bytes_per_s": "50000000.0",
+    }
+    assert (machine.power_w, machine.source) == (100.0, "somebody"), "what was not measured stays"
+
+
+def test_a_second_calibration_of_a_part_keeps_the_others_and_what_was_published() -> None:
+    first = outcome.calibrated(PUBLISHED, MEASURED, "mine")
+    again = Measured(
+        device_name="EPYC",
+        calibration=Calibration(made={"backend": "gloo"}, collectives=(all_reduce(4, 4, 8_000_000, 0.5),)),
+    )
+    second = outcome.calibrated(first, again, "mine")
+    assert second.calibration and first.calibration
+    assert second.calibration.collectives == again.calibration.collectives
+    assert second.calibration.matmul == first.calibration.matmul
+    assert second.inter_node_bytes_per_s == pytest.approx(24e6)
+    assert second.matmul_ceiling_tflops == first.matmul_ceiling_tflops
+    assert second.calibrated == first.calibrated
+    assert second.calibration.made == {
+        "backend": "gloo",
+        "earlier": "matmul, collectives on 2026-11-21 19:00 UTC by 4 × 1 ranks",
+    }
+
+
+def test_without_several_nodes_nothing_is_said_of_links_between_them() -> None:
+    calibration = Calibration(collectives=COLLECTIVES[:2])
+    assert outcome.best_bus_bytes_per_s(calibration, between_nodes=True) is None
+    assert outcome.best_bus_bytes_per_s(calibration, between_nodes=False) == pytest.approx(2e9)
+    assert outcome.best_bus_bytes_per_s(Calibration(), between_nodes=False) is None
+
+
+def test_the_file_is_a_machine_that_predictions_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = outcome.calibrated(PUBLISHED, MEASURED, "mine")
+    text = outcome.as_yaml(machine)
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "mine.yaml").write_text(text)
+    found = config.request([("machine", "mine")], tmp_path).machine
+    rounded = machine.calibration.matmul[0].model_copy(update={"tflops": 0.01235}) if machine.calibration else None
+    assert found.calibration and machine.calibration
+    assert found.calibration.matmul == (rounded, *machine.calibration.matmul[1:]), "four digits"
+    assert found.calibration.kernel_s == 2.346e-06
+    assert found.calibration.collectives == COLLECTIVES
+    assert found.calibrated == machine.calibrated
+    assert main(["predict", "machine=mine", "--config-dir", str(tmp_path)]) == 0
+    capsys.readouterr()
+
+
+def test_a_file_tells_a_reader_what_it_is_and_has_a_line_per_row() -> None:
+    lines = outcome.as_yaml(outcome.calibrated(PUBLISHED, MEASURED, "mine")).splitlines()
+    assert "    kind nodes ranks payload_bytes s" in lines
+    assert "    all_reduce 4 4 8000000 0.25" in lines
+    assert "    bf16 128 128 384 0.01235" in lines
+    assert lines[0].startswith("# mine: measured on 2026-11-21 19:00 UTC by `zeroscale calibrate` (torch 2.13.0)")
+    assert "EPYC" in lines[1] and "gloo" in lines[1]
+    assert yaml.safe_load("\n".join(lines))["name"] == "mine"
+
+
+def test_a_table_with_a_missing_word_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "machine").mkdir()
+    file = "name: mine\ncalibration:\n  matmul: |\n    precision m k n tflops\n    fp32 128 128 384\n"
+    (tmp_path / "machine" / "mine.yaml").write_text(file)
+    with pytest.raises(UserError, match=r"^machine\.calibration\.matmul"):
+        config.request([("machine", "mine")], tmp_path)
+
+
+def test_records_keep_the_machine_without_its_tables() -> None:
+    machine = outcome.calibrated(PUBLISHED, MEASURED, "mine").on("cpu")
+    assert machine.calibration is None and machine.device == "cpu"
+    assert machine.calibrated, "that it was calibrated stays known"
