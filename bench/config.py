@@ -41,6 +41,7 @@ class Point(NamedTuple):
     asked: Request
     overrides: tuple[Pair, ...]  # what the study and the user set, the axes in their order
     config_id: str
+    turn: int = 0  # which of the study's `first` rules holds for it; their number where none does
 
 
 class Expansion(NamedTuple):
@@ -115,7 +116,7 @@ def points(
     `device` tells which kind of device a point would run on, as `check` takes it. Points that are one run on one
     machine, such as those along an axis that changes nothing for an engine, are merged into the first.
     """
-    rules = [constraints.read(text, names()) for text in study.exclude]
+    rules, first = ([constraints.read(text, names()) for text in texts] for texts in (study.exclude, study.first))
     excluded, merged = dict.fromkeys((rule.text for rule in rules), 0), 0
     found: dict[tuple[str, str], Point] = {}
     expanded = expand(study, overrides)
@@ -127,7 +128,7 @@ def points(
             merged += 1
         else:
             check(asked, device(asked))
-            found[run] = Point(asked, pairs, run[0])
+            found[run] = Point(asked, pairs, run[0], _turn(asked, first))
     if not found:
         left = f"none of its {len(expanded)} points is left"
         raise UserError(f"study={study.name}", left, "see axes and exclude in its file")
@@ -147,6 +148,12 @@ def _asked(tree: Mapping[str, Any], rules: Sequence[Rule]) -> Request | Rule:
         raise
     known = facts(asked) if rules else {}
     return next((rule for rule in rules if rule.holds(known)), asked)
+
+
+def _turn(asked: Request, first: Sequence[Rule]) -> int:
+    """Return the number of the first rule that holds for a point, or of all rules if none does."""
+    known = facts(asked) if first else {}
+    return next((number for number, rule in enumerate(first) if rule.holds(known)), len(first))
 
 
 def study(name: str, config_dir: Path | None = None) -> Study:
@@ -228,8 +235,10 @@ def _names(group: str, config_dir: Path | None) -> list[str]:
 
 
 def _find(group: str, name: str, config_dir: Path | None) -> Path:
-    for folder in _folders(group, config_dir):
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
     asked = f"{group}={in_one_line(name)}"
+    found = [folder / f"{name}.yaml" for folder in _folders(group, config_dir) if (folder / f"{name}.yaml").is_file()]
+    if len(found) > 1:  # Hydra would take the one that ships, and say nothing
+        raise UserError(asked, f"both {found[0]} and one that ships are called so", "give yours another name")
+    if found:
+        return found[0]
     raise UserError(asked, f"no such file in conf/{group}", nearest(name, _names(group, config_dir)))

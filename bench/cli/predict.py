@@ -1,14 +1,16 @@
-"""Say before a run what memory it needs: by phase and by term, what fits, and how sure that is.
+"""Say before a run what memory it needs and how long a step takes: by term and by part, and how sure that is.
 
   zeroscale predict model=mt5_xxl engine=zero3 nodes=8 devices_per_node=8 machine=a100_80
   zeroscale predict model=mt5_xl engine=ddp,zero1,zero2,zero3 devices_per_node=8 machine=h100
   zeroscale predict study=paper
 
-One point is told by term, several in a line each. GB are 10^9 bytes, of the rank that needs most.
+One point is told by term, several in two lines each. GB are 10^9 bytes, of the rank that needs most.
 """
 
 import argparse
+import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from bench.errors import UserError
 from bench.measure.environment import device_kind
 from bench.predict.memory import Memory, Micro, largest_micro_batch, memory
 from bench.predict.segments import Device
+from bench.predict.step_time import Time, step_time
 from bench.study import Study
 
 _DOUBT = """\
@@ -34,18 +37,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="override of conf/config.yaml, or study=NAME")
     parser.add_argument("--json", action="store_true", help="print JSON for another program; bytes, not GB")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+    parser.add_argument(
+        "--straggler",
+        type=_factor,
+        default=1.0,
+        metavar="F",
+        help="the slowest rank computes F times as long",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0; whether a point fits is an answer, not a failure."""
     points = _points(args)
     if args.json:
-        print(json.dumps([_plain(point) for point in points], indent=1))
+        print(json.dumps([_plain(point, args.straggler) for point in points], indent=1))
     elif len(points) == 1:
-        print(_table(points[0]))
+        print(f"{_table(points[0])}\n\n{_told(_time(points[0], args.straggler))}")
     else:
-        print("\n".join(_line(point) for point in points))
+        print("\n".join(_line(point, args.straggler) for point in points))
     return 0
+
+
+def _factor(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 1 <= (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text}: not a factor of at least 1; give for example 1.1")
 
 
 def _points(args: argparse.Namespace) -> list[Point]:
@@ -76,11 +93,35 @@ def _fits(point: Point, needed: Memory) -> str:
     return {True: "fits", False: "does not fit", None: "may fit"}[needed.fits(room)]
 
 
-def _line(point: Point) -> str:
+def _time(point: Point, straggler: float) -> Time | UserError:
+    """Return the predicted step, or what the machine's file lacks for it."""
+    try:
+        return step_time(point.asked.spec, point.asked.machine, _device(point), straggler=straggler)
+    except UserError as lacking:
+        return lacking
+
+
+def _told(time: Time | UserError) -> str:
+    if isinstance(time, UserError):
+        return f"How long a step takes cannot be told: {time}"
+    parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in time.parts.items())
+    lines = [f"A step takes {time.step_s:.3g} s, between {time.low_s:.3g} and {time.high_s:.3g}: {parts}."]
+    if time.hidden_s:
+        lines[0] += f" Behind them {time.hidden_s:.3g} s of communication are hidden."
+    reached = "unknown" if time.mfu is None else f"{100 * time.mfu:.3g} %"
+    lines.append(f"{time.tokens_per_s:,.0f} tokens/s, MFU {reached}; bound by {time.bound}.")
+    return "\n".join(lines)
+
+
+def _line(point: Point, straggler: float) -> str:
     needed = memory(point.asked.spec, _device(point))
     low, high = needed.device
     span = f"{_gb(low)}–{_gb(high)}" if high > low else _gb(low)
-    return f"{asking.line(point.asked)}\n    {span} GB: {_fits(point, needed)}"
+    time = _time(point, straggler)
+    step = "step time unknown"
+    if isinstance(time, Time):
+        step = f"{time.step_s:.3g} s a step ({time.low_s:.3g}–{time.high_s:.3g}), {time.tokens_per_s:,.0f} tokens/s"
+    return f"{asking.line(point.asked)}\n    {span} GB: {_fits(point, needed)}; {step}"
 
 
 def _table(point: Point) -> str:
@@ -115,8 +156,9 @@ def _verdict(point: Point, needed: Memory) -> str:
     return "\n".join([*lines, doubt])
 
 
-def _plain(point: Point) -> dict[str, Any]:
+def _plain(point: Point, straggler: float) -> dict[str, Any]:
     needed, micro = memory(point.asked.spec, _device(point)), _micro(point)
+    time = _time(point, straggler)
     room = point.asked.machine.memory_bytes
     return {
         "config_id": point.config_id,
@@ -129,7 +171,14 @@ def _plain(point: Point) -> dict[str, Any]:
         "memory_bytes": room,
         "fits": needed.fits(room) if room else None,
         "largest_micro_batch": micro._asdict() if micro else None,
+        "time": _plain_time(time) if isinstance(time, Time) else None,
+        "time_unknown": None if isinstance(time, Time) else str(time),
     }
+
+
+def _plain_time(time: Time) -> dict[str, Any]:
+    told = {name: getattr(time, name) for name in ("step_s", "low_s", "high_s", "hidden_s", "parts", "bound")}
+    return told | {"tokens_per_s": time.tokens_per_s, "mfu": time.mfu, "model_flops": time.flops.model}
 
 
 def _gb(count: int) -> str:

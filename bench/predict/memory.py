@@ -12,6 +12,7 @@ import numpy as np
 
 from bench.models import load
 from bench.predict import buckets, t5
+from bench.predict.gathering import Limits
 from bench.predict.segments import Device, Segment, Stack, workload
 from bench.predict.states import Engine, Terms, bucket, engine, initialisation, resident, update
 from bench.spec import Batch, RunSpec
@@ -24,6 +25,10 @@ FRAGMENTATION = (0.0, 0.1)
 at worst a tenth, since blocks of at least 10 MiB are rounded to 2 MiB and differ in size from step to step."""
 FAMILIES = {"t5": t5}
 LARGEST_MICRO_BATCH = 2**16
+
+
+Replayed = tuple[buckets.Most, buckets.Most] | tuple[None, None]
+"""Stage 3's forward and backward."""
 
 
 class Phase(NamedTuple):
@@ -75,15 +80,16 @@ class Micro(NamedTuple):
     perhaps: int
 
 
-def memory(spec: RunSpec, device: Device = "cuda") -> Memory:
-    """Return the memory of the rank that needs most of it; raises UserError for an unknown family."""
-    shape = _shape(spec.model.family, json.dumps(spec.model.shape))
-    family = FAMILIES[spec.model.family]
-    held = engine(spec, family.tensors(shape), device)
+def memory(spec: RunSpec, device: Device = "cuda", *, rehearsed: bool = False) -> Memory:
+    """Return the memory of the rank that needs most of it, or of one whose collectives are only `rehearsed`; raises
+    UserError for an unknown family."""
+    shape, family = shape_of(spec), FAMILIES[spec.model.family]
+    held = engine(spec, family.tensors(shape), device, rehearsed=rehearsed)
     parts = family.stacks(shape, workload(spec, device))
+    gathered = _gathered(held, family, shape, checkpointing=spec.activation_checkpointing)
     phases = (
         Phase("initialisation", initialisation(held, family.extra_embeddings(shape))),
-        *_passes(held, parts),
+        *_passes(held, parts, gathered),
         Phase("update", update(held, buckets.after_backward(held)) | _standing(held)),
     )
     standing = resident(held) | _standing(held)
@@ -93,6 +99,11 @@ def memory(spec: RunSpec, device: Device = "cuda") -> Memory:
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
     low, high = (int(share * coming) if device == "cuda" else 0 for share in FRAGMENTATION)
     return Memory(phases, lasting, base, (low, high))
+
+
+def shape_of(spec: RunSpec) -> Any:
+    """Return the family's `Shape` of the model; UserError for an unknown family."""
+    return _shape(spec.model.family, json.dumps(spec.model.shape))
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
@@ -114,14 +125,31 @@ def _columns(stacks: list[Stack]) -> buckets.Array:
     return np.array(distinct, np.int64)[order].T
 
 
-def _passes(e: Engine, stacks: list[Stack]) -> tuple[Phase, Phase]:
+def _gathered(e: Engine, family: Any, shape: Any, *, checkpointing: bool) -> Replayed:
+    """Return what stage 3 gathers and reduces in forward and in backward."""
+    if e.stage != 3 or e.options is None:
+        return None, None
+    o = e.options
+    limits = Limits(
+        prefetch=o.stage3_prefetch_bucket_size or 0,
+        live=o.stage3_max_live_parameters or 0,
+        reuse=o.stage3_max_reuse_distance or 0,
+        persistence=o.stage3_param_persistence_threshold or 0,
+        bucket=o.reduce_bucket_size or 0,
+        contiguous=o.contiguous_gradients,
+        checkpointing=checkpointing,
+    )
+    return buckets.replayed(family.modules, family.tensors, shape, limits, e.ranks, e.gloo)
+
+
+def _passes(e: Engine, stacks: list[Stack], gathered: Replayed) -> tuple[Phase, Phase]:
     """Forward and backward of the last micro-step, each at the segment where most lives."""
     saved, running, backing, parameters, largest, carried, logits = _columns(stacks)
     kept = np.cumsum(saved)
     waiting = e.width * np.cumsum(carried[::-1])[::-1]
     held = resident(e)
-    forward = buckets.forward(e, parameters, largest)
-    backward = buckets.backward(e, parameters, largest)
+    forward = buckets.forward(e, parameters, gathered[0])
+    backward = buckets.backward(e, parameters, largest, gathered[1])
     return (
         _phase("forward", held, kept, running, 0 * waiting, forward, logits, saved),
         _phase("backward", held, kept, backing, waiting, backward, logits, saved, buckets.reduction(e)),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bench.engines import ddp
 from bench.engines.zero.options import Options
-from bench.predict.segments import FULL, WIDTH, Device, Tensors
+from bench.predict.segments import FULL, WIDTH, Device, Tensors, padded
 from bench.spec import OptimizerSpec, Precision, RunSpec
 
 Terms = dict[str, int]
@@ -19,6 +19,10 @@ Terms = dict[str, int]
 
 DOUBLE = 8
 """Bytes per element of fp64, in which DeepSpeed takes the norm of a gradient, one tensor after the other."""
+ALIGNMENT = 2
+"""Elements of which stages 1 and 2 give each rank a multiple (nccl_start_alignment_factor)."""
+DRAWN_AT_ONCE = 2**24
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.t5)."""
 EVERYWHERE = -1
 """In place of a ZeRO stage: torch's DDP."""
 
@@ -29,19 +33,22 @@ class Engine(NamedTuple):
     stage: int  # EVERYWHERE, or ZeRO's
     ranks: int
     width: int  # bytes per element of weights and gradients
+    sizes: tuple[Tensors, ...]  # all parameters
     elements: int  # of all parameters
     largest: int  # elements of the largest tensor
-    small: int  # elements of the tensors that stage 3 never divides
+    part: int  # elements of the optimizer's state on one rank, padding included
+    small: int  # elements of the tensors that stage 3 never divides, padding included
+    small_tensors: int  # how many they are
     accumulating: bool  # more than one micro-step
     device: Device
+    gloo: bool  # gloo reduces, and not NCCL or nobody
     optimizer: OptimizerSpec
     options: Options | None  # DeepSpeed's
     view: bool  # DDP's gradients lie in its buckets
 
-    @property
-    def part(self) -> int:
-        """Elements of the optimizer's state on one rank, the last one's padding included."""
-        return -(-self.elements // self.ranks) if self.stage > 0 else self.elements
+    def padded(self, elements: int) -> int:
+        """Elements of a tensor that stage 3 divides: as many on every rank."""
+        return padded(elements, self.ranks)
 
     @property
     def offloads(self) -> bool:
@@ -56,24 +63,41 @@ class Engine(NamedTuple):
         return self.device == "cuda" and tier is not None and tier.device != "none"
 
 
-def engine(spec: RunSpec, sizes: Sequence[Tensors], device: Device) -> Engine:
-    """Return what decides the memory of `spec`'s engine for a model with parameters of these sizes."""
+def engine(spec: RunSpec, sizes: Sequence[Tensors], device: Device, *, rehearsed: bool = False) -> Engine:
+    """Return what decides the memory of `spec`'s engine for a model with parameters of these sizes. Collectives that
+    are only `rehearsed` need no memory of their own."""
     plain = json.dumps(spec.engine.options)
     zero = _zero_options(plain) if spec.engine.backend == "deepspeed" else None
+    stage, ranks = zero.stage if zero else EVERYWHERE, spec.world_size
     threshold = (zero.stage3_param_persistence_threshold or 0) if zero else 0
+    small = [size for size in sizes if size.elements <= threshold]
+    elements = sum(size.elements * size.number for size in sizes)
     return Engine(
-        stage=zero.stage if zero else EVERYWHERE,
-        ranks=spec.world_size,
+        stage=stage,
+        ranks=ranks,
         width=WIDTH[spec.precision],
-        elements=sum(size.elements * size.number for size in sizes),
+        sizes=tuple(sizes),
+        elements=elements,
         largest=max(size.elements for size in sizes),
-        small=sum(size.elements * size.number for size in sizes if size.elements <= threshold),
+        part=_part(stage, ranks, elements, sizes),
+        small=sum(padded(size.elements, ranks) * size.number for size in small),
+        small_tensors=sum(size.number for size in small),
         accumulating=spec.accumulation > 1,
         device=device,
+        gloo=device == "cpu" and not rehearsed,
         optimizer=spec.optimizer,
         options=zero,
         view=bool(zero) or _ddp_options(plain).gradient_as_bucket_view,
     )
+
+
+def _part(stage: int, ranks: int, elements: int, sizes: Sequence[Tensors]) -> int:
+    """Elements on one rank. Stages 1 and 2 divide one flat tensor, stage 3 every tensor by itself; both pad."""
+    if stage <= 0:
+        return elements
+    if stage < 3:
+        return padded(elements, ALIGNMENT * ranks) // ranks
+    return sum(padded(size.elements, ranks) // ranks * size.number for size in sizes)
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
@@ -111,7 +135,7 @@ def resident(e: Engine) -> Terms:
     if e.stage == EVERYWHERE:
         terms["gradients"] = e.width * e.elements
     if e.stage == 3 and not e.offloads:
-        terms["gradients"] = _accumulation_width(e) * e.part
+        terms["gradients"] = accumulation_width(e) * e.part
     if e.offloads and e.stage in (1, 2):
         terms["offload buffer"] = e.width * e.largest
     return terms
@@ -119,29 +143,33 @@ def resident(e: Engine) -> Terms:
 
 def _weights(e: Engine) -> int:
     if e.stage < 3:
-        return e.width * e.elements
+        return e.width * (e.part * e.ranks if e.stage > 0 else e.elements)
+    return _partitions(e) + (e.width * e.small if e.ranks > 1 else 0)
+
+
+def _partitions(e: Engine) -> int:
+    """Bytes of the weights that stage 3 leaves on a rank's device, and of ZeRO++'s second copy."""
     assert e.options is not None
     held = 0 if e.offloads_weights else e.width * e.part
-    whole = e.width * e.small if e.ranks > 1 else 0
     secondary = e.options.zero_hpz_partition_size
-    return held + whole + (e.width * e.elements // secondary if secondary > 1 else 0)
+    return held + (e.width * e.elements // secondary if secondary > 1 else 0)
 
 
-def _accumulation_width(e: Engine) -> int:
+def accumulation_width(e: Engine) -> int:
     kind = e.options.data_types.grad_accum_dtype if e.options else None
     return WIDTH[kind] if kind else e.width
 
 
 def initialisation(e: Engine, thrown_away: int) -> Terms:
     """Return what lives at the peak of building model and engine; `thrown_away` elements are built for nothing."""
-    weights = e.width * e.elements
-    built = {"weights": weights, "thrown away": e.width * thrown_away}
     if e.stage == 3:
         return _partitioned_initialisation(e, e.width * thrown_away // e.ranks)
+    weights = e.width * e.elements
+    built = {"weights": weights, "thrown away": e.width * thrown_away}
     if e.stage > 0:
         part = 0 if e.offloads else e.part
-        flat = {"weights": weights, "working memory": weights}
-        divided = {"weights": weights, "master weights": FULL * part, "working memory": FULL * part}
+        flat = {"weights": weights, "working memory": _weights(e)}
+        divided = {"weights": _weights(e), "master weights": FULL * part, "working memory": FULL * part}
         return max(built, flat, divided, key=_total)
     held = resident(e)
     if e.stage == EVERYWHERE:
@@ -154,13 +182,21 @@ def initialisation(e: Engine, thrown_away: int) -> Terms:
 
 
 def _partitioned_initialisation(e: Engine, thrown_away: int) -> Terms:
-    """Stage 3: master weights are made from the partitions, below fp32 by way of a copy, then zeros for a gradient;
-    these are gone before gradients and bucket are made. The moments come with the first step."""
-    begun = resident(e) | {"optimizer moments": 0, "thrown away": thrown_away}
-    zeros = 0 if e.offloads else FULL * min(_sub_group(e), e.part)
+    """Stage 3. Every tensor is built whole, in fp32 first, before it is divided, and made whole again to be drawn.
+    Then master weights are made from the partitions, below fp32 by way of a copy, and zeros for a gradient. With
+    gradients and bucket in place every tensor is made whole once more, for its hook, in which gloo needs a copy of it.
+    Moments come with a step."""
+    weights = {"weights": _partitions(e)}
+    engine = resident(e) | weights | {"optimizer moments": 0, "gradients": 0}
+    built = (e.width + (FULL if e.width < FULL else 0)) * e.largest
+    drawn = e.width * e.padded(e.largest) + FULL * min(e.largest, DRAWN_AT_ONCE)
+    zeros = 0 if e.offloads else FULL * min(sub_group(e), e.part)
+    hooked = e.width * e.padded(e.largest) * (1 + e.gloo)
+    gradients = resident(e).get("gradients", 0)
     return max(
-        begun | {"gradients": 0, "working memory": zeros},
-        begun | {"buckets": bucket(e)},
+        weights | {"thrown away": thrown_away, "working memory": max(built, drawn)},
+        engine | {"working memory": zeros},
+        engine | {"gradients": gradients, "buckets": bucket(e), "gathered layers": hooked},
         key=_total,
     )
 
@@ -171,7 +207,7 @@ def bucket(e: Engine) -> int:
     return e.width * (e.options.reduce_bucket_size or 0) * e.options.contiguous_gradients
 
 
-def _sub_group(e: Engine) -> int:
+def sub_group(e: Engine) -> int:
     return e.options.sub_group_size if e.options else e.elements
 
 
@@ -187,12 +223,12 @@ def update(e: Engine, averaged: int) -> Terms:
     if e.stage <= 0:
         copy = FULL * e.elements if e.width < FULL else 0
         return held | fixed | {"working memory": copy + _adam(e)}
-    norm = DOUBLE * min(e.largest, e.part)
     if e.stage == 3:
-        piece = min(_sub_group(e), e.part)
-        overflow = (_accumulation_width(e) + 1) * e.part  # |gradient|, and whether it is infinite
-        working = max(norm // (1 if e.largest > e.part else e.ranks), overflow, FULL * piece + _adam(e))
-        return held | fixed | {"working memory": working}
+        piece = min(sub_group(e), e.part)
+        infinite = (accumulation_width(e) + 1) * e.part  # fp16: |gradient|, and whether it is infinite
+        norm = DOUBLE * e.padded(e.largest) // e.ranks
+        return held | fixed | {"working memory": max(norm, infinite, FULL * piece + _adam(e))}
+    norm = DOUBLE * min(e.largest, e.part)
     flat = e.width * e.part + (FULL * e.part if e.width < FULL else 0)
     flattening = held | fixed | {"working memory": max(flat, norm)}
     updating = held | {"gradients": 0, "working memory": FULL * e.part + _adam(e)}
@@ -205,7 +241,7 @@ def _adam(e: Engine) -> int:
     if e.optimizer.implementation != "torch":
         return 0
     if e.stage > 0:
-        piece = min(_sub_group(e), e.part) if e.stage == 3 else e.part
+        piece = min(sub_group(e), e.part) if e.stage == 3 else e.part
         return FULL * piece * (1 if e.device == "cuda" else 2)
     return FULL * e.elements if e.device == "cuda" else 3 * FULL * e.largest
 

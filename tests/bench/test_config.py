@@ -236,3 +236,11 @@ def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, 
         elif path or name not in ("model", "engine", "data"):
             found.append((*path, name))
     return found
+
+
+def test_a_group_file_of_ones_own_that_is_called_like_one_that_ships_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / "machine" / "h200.yaml"
+    own.parent.mkdir()
+    own.write_text("name: h200\n")
+    with pytest.raises(UserError, match="called so; give yours another name"):
+        config.request([("machine", "h200")], tmp_path)

@@ -1,4 +1,4 @@
-"""What a prediction of memory costs: milliseconds per point, over a sweep of points that all differ.
+"""What a prediction costs: milliseconds per point, of memory and of time, over a sweep of points that all differ.
 
 python -m tests.benchmarks.prediction [--rounds 5]
 """
@@ -6,9 +6,12 @@ python -m tests.benchmarks.prediction [--rounds 5]
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 from bench import config
 from bench.predict.memory import memory
+from bench.predict.step_time import step_time
+from bench.spec import RunSpec
 from bench.study import Study
 
 AXES = {
@@ -23,15 +26,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    specs = [point.asked.spec for point in config.points(Study(name="prediction", axes=AXES), []).points]
+    points = config.points(Study(name="prediction", axes=AXES), [("machine", ["h200"])]).points
+    specs, machine = [point.asked.spec for point in points], points[0].asked.machine
+    _tell("memory", memory, specs, rounds)
+    _tell("step time", lambda spec: step_time(spec, machine), specs, rounds)
+
+
+def _tell(what: str, predict: Callable[[RunSpec], object], specs: list[RunSpec], rounds: int) -> None:
     milliseconds = []
     for _ in range(rounds):
         begin = time.process_time()
         for spec in specs:
-            memory(spec)
+            predict(spec)
         milliseconds.append((time.process_time() - begin) * 1000 / len(specs))
     print(
-        f"memory of a point, {len(specs)} points: {statistics.median(milliseconds):.3f} ms of processor time "
+        f"{what} of a point, {len(specs)} points: {statistics.median(milliseconds):.3f} ms of processor time "
         f"(slowest of {rounds}: {max(milliseconds):.3f})"
     )
 

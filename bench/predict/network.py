@@ -1,0 +1,110 @@
+"""Seconds of a collective: from those calibrated on the machine, else from the links that a ring crosses.
+
+A ring over n ranks sends (n - 1) / n of the payload over every link, an all-reduce twice that (Patarasuk and Yuan,
+doi 10.1016/j.jpdc.2008.09.002; nccl-tests, doc/PERFORMANCE.md). It crosses the edge of a node once each way, however
+many devices the node has, so a node's network cards together carry what one device sends to the next.
+"""
+
+import contextlib
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.errors import UserError
+from bench.machine import Calibration, CollectiveKind, CollectiveTime, Machine
+
+INSIDE_REACHED = 0.78
+"""Bus bandwidth of a large all-reduce inside a node as a share of the links': A100 0.78, H200 with rings 0.82
+(results/published/collectives.csv)."""
+BETWEEN_REACHED = 0.95
+"""The same between nodes: 382 of 400 GB/s over 4 nodes of B200 (results/published/collectives.csv)."""
+INSIDE_S = 45e-6
+"""Seconds of a small all-reduce over 8 devices of a node: 44 µs on A100, 40 on H200, 48 on B200 (as above, 32 KiB)."""
+BETWEEN_S = 165e-6
+"""More for each doubling of the nodes: 0.38 ms over 4 nodes of B200 (as above, 256 KiB)."""
+
+
+class Span(NamedTuple):
+    """Where the ranks of a collective are."""
+
+    nodes: int
+    ranks: int
+
+    @property
+    def wire(self) -> float:
+        """Share of the payload that a link carries, once around."""
+        return (self.ranks - 1) / self.ranks
+
+
+def collective_s(kind: CollectiveKind, payload_bytes: float, span: Span, machine: Machine) -> float:
+    """Return the seconds of one collective; UserError where the machine's links are not known."""
+    if span.ranks == 1 or not payload_bytes:
+        return 0.0
+    if rows := _calibrated(machine.calibration, kind, span):
+        return _interpolated(rows, payload_bytes)
+    rounds = 2 if kind == "all_reduce" else 1
+    starts = INSIDE_S + BETWEEN_S * math.log2(span.nodes)
+    return rounds * (starts / 2 + payload_bytes * span.wire / _bytes_per_s(span, machine))
+
+
+def _bytes_per_s(span: Span, machine: Machine) -> float:
+    """Return what the slowest link of a ring carries, one way."""
+    inside, between = machine.intra_node_bytes_per_s, machine.inter_node_bytes_per_s
+    needed = {"intra_node_bytes_per_s": inside} if span.ranks > span.nodes else {}
+    needed |= {"inter_node_bytes_per_s": between} if span.nodes > 1 else {}
+    for name, value in needed.items():
+        if value is None:
+            rule = f"machine={machine.name} does not say it, so no time of communication can be told"
+            raise UserError(f"machine.{name}", rule, f"give machine.{name}=…, or measure it with zeroscale calibrate")
+    reached = {"intra_node_bytes_per_s": INSIDE_REACHED, "inter_node_bytes_per_s": BETWEEN_REACHED}
+    reached |= dict.fromkeys(machine.calibrated, 1.0)  # what was reached is what was measured
+    return min(reached[name] * value for name, value in needed.items() if value)
+
+
+def _calibrated(found: Calibration | None, kind: CollectiveKind, span: Span) -> list[CollectiveTime]:
+    rows = found.collectives if found else ()
+    return sorted(
+        (row for row in rows if (row.kind, row.nodes, row.ranks) == (kind, span.nodes, span.ranks)),
+        key=lambda row: row.payload_bytes,
+    )
+
+
+def _interpolated(rows: list[CollectiveTime], payload_bytes: float) -> float:
+    """Linear between calibrated payloads; beyond the largest at its own rate, below the smallest as long as that."""
+    sizes, seconds = [row.payload_bytes for row in rows], [row.s for row in rows]
+    if payload_bytes > sizes[-1]:
+        return seconds[-1] * payload_bytes / sizes[-1]
+    return float(np.interp(payload_bytes, sizes, seconds))
+
+
+def at_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
+    """Return `slow` with its nodes' links at another speed, from the calibrations of one machine at two speeds.
+
+    A collective takes what software needs at any speed, and its bytes on the wire over that speed: two measurements
+    tell both. Raises UserError where the two were not calibrated alike.
+    """
+    speeds = _link_speed(slow), _link_speed(fast)
+    if None in speeds or speeds[0] == speeds[1] or not (slow.calibration and fast.calibration):
+        rule = "a machine calibrated at two link speeds is needed, with inter_node_bytes_per_s known of both"
+        raise UserError(f"{slow.name}, {fast.name}", rule, "calibrate both")
+    inverse = [1 / speed for speed in (*speeds, bytes_per_s) if speed]
+    between = (inverse[2] - inverse[1]) / (inverse[0] - inverse[1])  # 1 at the slow speed, 0 at the fast one
+    quick = {(r.kind, r.nodes, r.ranks, r.payload_bytes): r.s for r in fast.calibration.collectives}
+    rows = []
+    for row in slow.calibration.collectives:
+        other = quick.get((row.kind, row.nodes, row.ranks, row.payload_bytes))
+        if other is not None:
+            seconds = row.s if row.nodes == 1 else max(0.0, other + between * (row.s - other)) or min(row.s, other)
+            rows.append(row.model_copy(update={"s": seconds}))
+    calibration = slow.calibration.model_copy(update={"collectives": tuple(rows)})
+    calibrated = {name: was for name, was in slow.calibrated.items() if name != "inter_node_bytes_per_s"}
+    changed = {"inter_node_bytes_per_s": bytes_per_s, "calibration": calibration, "calibrated": calibrated}
+    return slow.model_copy(update=changed)
+
+
+def _link_speed(machine: Machine) -> float | None:
+    """Return what the links between nodes are made for, also where a calibration replaced it by what they reach."""
+    with contextlib.suppress(KeyError, ValueError):
+        return float(machine.calibrated["inter_node_bytes_per_s"])
+    return machine.inter_node_bytes_per_s

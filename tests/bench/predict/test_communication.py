@@ -1,0 +1,55 @@
+"""Collectives of a step, held against those that were counted in recorded runs over gloo."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.predict.communication import transfers
+from bench.predict.memory import FAMILIES, shape_of
+from bench.predict.states import engine
+from bench.record import RunRecord
+from bench.spec import RunSpec
+
+RUNS = Path("tests/data/runs")
+PADDING = 5e-5
+"""A partition is rounded up to whole elements per rank, and at stage 3 every tensor is."""
+
+
+def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
+    """Calls and payload bytes of a step by kind."""
+    held = engine(spec, FAMILIES[spec.model.family].tensors(shape_of(spec)), "cpu")
+    calls: Counter[str] = Counter()
+    payload: Counter[str] = Counter()
+    for transfer in transfers(held, spec):
+        calls[transfer.kind] += transfer.calls * transfer.passes
+        payload[transfer.kind] += transfer.payload_bytes * transfer.passes
+    return {kind: (calls[kind], payload[kind]) for kind in calls}
+
+
+def counted() -> dict[str, RunRecord]:
+    """One recorded run of every different configuration with several ranks."""
+    found = {}
+    for file in sorted(RUNS.glob("**/record.json")):
+        record = RunRecord.model_validate_json(file.read_text())
+        if record.observations and record.observations.collectives and record.spec.world_size > 1:
+            found[record.config_id] = record
+    return found
+
+
+@pytest.mark.parametrize("record", counted().values(), ids=lambda r: f"{r.spec.engine.name}-{r.config_id}")
+def test_calls_and_bytes_are_those_of_a_recorded_run(record: RunRecord) -> None:
+    assert record.observations and record.observations.collectives
+    seen = {name: (c.calls, c.payload_bytes) for name, c in record.observations.collectives.items()}
+    said = foretold(record.spec)
+    assert said.keys() == seen.keys()
+    for kind, (calls, payload) in seen.items():
+        assert said[kind][0] == calls, kind
+        assert said[kind][1] == pytest.approx(payload, rel=PADDING), kind
+
+
+def test_recorded_runs_cover_every_engine_and_several_world_sizes() -> None:
+    records = counted().values()
+    assert {r.spec.engine.name for r in records} == {"ddp", "zero0", "zero1", "zero2", "zero3"}
+    assert {2, 3, 4, 6} <= {r.spec.world_size for r in records}
+    assert {1, 2} <= {r.spec.accumulation for r in records}

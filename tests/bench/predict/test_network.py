@@ -1,0 +1,85 @@
+"""Seconds of a collective: by hand, by the published tables of three machines, and from two calibrations."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from bench import config
+from bench.errors import UserError
+from bench.machine import Calibration, CollectiveTime, Machine
+from bench.predict.network import BETWEEN_S, INSIDE_S, Span, at_link_speed, collective_s
+
+NODE = Machine(name="node", intra_node_bytes_per_s=1e11, inter_node_bytes_per_s=1e11)
+
+
+def published(column: str) -> dict[int, float]:
+    """Bus bandwidth in bytes per second by payload."""
+    lines = Path("results/published/collectives.csv").read_text().splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return {int(row["payload_bytes"]): 1e9 * float(row[column]) for row in rows}
+
+
+def test_one_rank_or_no_payload_takes_no_time() -> None:
+    assert collective_s("all_reduce", 1e9, Span(1, 1), NODE) == 0.0
+    assert collective_s("all_reduce", 0, Span(1, 8), NODE) == 0.0
+
+
+def test_a_large_all_gather_inside_a_node_by_hand() -> None:
+    # 8 GB, 7/8 of it over a link of 100 GB/s of which 78 % are reached: 0.0897 s
+    assert collective_s("all_gather", 8e9, Span(1, 8), NODE) == pytest.approx(7e9 / 0.78e11 + INSIDE_S / 2)
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+    span = Span(4, 32)
+    halves = collective_s("reduce_scatter", 1e8, span, NODE) + collective_s("all_gather", 1e8, span, NODE)
+    assert collective_s("all_reduce", 1e8, span, NODE) == pytest.approx(halves)
+
+
+def test_each_doubling_of_the_nodes_starts_later() -> None:
+    two, four = (collective_s("all_reduce", 8, Span(n, 8 * n), NODE) for n in (2, 4))
+    assert four - two == pytest.approx(BETWEEN_S, rel=1e-3)
+
+
+@pytest.mark.parametrize(("machine", "column"), [("a100_80", "a100x8_nvlink3"), ("h200", "h200x8_nvlink4_nvls")])
+def test_large_all_reduces_inside_a_node_take_what_was_published(machine: str, column: str) -> None:
+    found = config.request([("machine", machine)], None).machine
+    for payload, bus in published(column).items():
+        if payload >= 2**28:  # smaller ones are bound by what no ring model knows
+            seconds = 2 * 7 / 8 * payload / bus
+            assert collective_s("all_reduce", payload, Span(1, 8), found) == pytest.approx(seconds, rel=0.4)
+
+
+def test_a_machine_that_does_not_say_how_fast_its_links_are_is_named() -> None:
+    alone = Machine(name="alone", intra_node_bytes_per_s=1e11)
+    with pytest.raises(UserError, match=r"machine\.inter_node_bytes_per_s: machine=alone does not say it"):
+        collective_s("all_reduce", 1e9, Span(2, 16), alone)
+
+
+def calibrated(speed: float, *seconds: float) -> Machine:
+    rows = (
+        CollectiveTime(kind="all_reduce", nodes=2, ranks=2, payload_bytes=size, s=s)
+        for size, s in zip((1000, 1_000_000), seconds, strict=True)
+    )
+    return Machine(name="bed", inter_node_bytes_per_s=speed, calibration=Calibration(collectives=tuple(rows)))
+
+
+def test_what_was_calibrated_outranks_links_and_is_interpolated() -> None:
+    bed = calibrated(1e7, 0.001, 0.101)
+    assert collective_s("all_reduce", 500_500, Span(2, 2), bed) == pytest.approx(0.051)
+    assert collective_s("all_reduce", 2_000_000, Span(2, 2), bed) == pytest.approx(0.202)
+    assert collective_s("all_reduce", 8, Span(2, 2), bed) == 0.001
+
+
+def test_two_link_speeds_tell_a_third() -> None:
+    # 1 ms of software, and 1 MB on the wire: 0.101 s at 10 MB/s, 0.011 s at 100 MB/s, so 0.026 s at 40 MB/s
+    slow, fast = calibrated(1e7, 0.001, 0.101), calibrated(1e8, 0.001, 0.011)
+    between = at_link_speed(slow, fast, 4e7)
+    assert collective_s("all_reduce", 1_000_000, Span(2, 2), between) == pytest.approx(0.026)
+    assert between.inter_node_bytes_per_s == 4e7
+
+
+def test_one_link_speed_tells_no_other() -> None:
+    bed = calibrated(1e7, 0.001, 0.101)
+    with pytest.raises(UserError, match="two link speeds"):
+        at_link_speed(bed, bed, 4e7)

@@ -1,0 +1,49 @@
+"""`zeroscale predict` tells how long a step takes, or which number is missing."""
+
+import json
+
+import pytest
+
+from bench.cli import main
+
+NODE = ["predict", "model=mt5_xl", "engine=zero2", "devices_per_node=8", "machine=h200"]
+
+
+def test_one_point_is_told_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(NODE) == 0
+    told = capsys.readouterr().out
+    for word in ("A step takes", "between", "backward", "all-reduce", "hidden", "tokens/s", "MFU", "bound by"):
+        assert word in told
+
+
+def test_an_unknown_link_is_named_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*NODE, "nodes=2", "machine.inter_node_bytes_per_s=null"]) == 0
+    told = capsys.readouterr().out
+    assert "cannot be told: machine.inter_node_bytes_per_s" in told
+    assert "give machine.inter_node_bytes_per_s=…" in told
+    assert main([*NODE, "nodes=2"]) == 0
+    assert "A step takes" in capsys.readouterr().out
+
+
+def test_json_parts_add_up_to_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*NODE, "--json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)
+    time = point["time"]
+    assert sum(time["parts"].values()) == pytest.approx(time["step_s"])
+    assert time["low_s"] <= time["step_s"] <= time["high_s"]
+    assert point["time_unknown"] is None
+
+
+def test_a_straggler_slows_every_point_of_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    def seconds(*words: str) -> list[float]:
+        assert main([*NODE, "batch.micro=4,8", "--json", *words]) == 0
+        return [point["time"]["step_s"] for point in json.loads(capsys.readouterr().out)]
+
+    assert all(slow > plain for slow, plain in zip(seconds("--straggler", "1.2"), seconds(), strict=True))
+
+
+@pytest.mark.parametrize("wrong", ["0.9", "nan", "fast"])
+def test_a_wrong_straggler_is_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*NODE, "--straggler", wrong]) != 0
+    error = capsys.readouterr().err.strip()
+    assert f"{wrong}: not a factor of at least 1" in error and "\n" not in error

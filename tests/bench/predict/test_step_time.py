@@ -1,0 +1,128 @@
+"""The time of a step: parts that add up, overlap by hand, contention, and what a machine's file must say."""
+
+import math
+
+import pytest
+
+from bench import config
+from bench.errors import UserError
+from bench.machine import Calibration, CollectiveKind, CollectiveTime, Machine, MatmulRate
+from bench.predict.flops import flops_per_step
+from bench.predict.step_time import Time, step_time
+from bench.spec import RunSpec
+
+H200 = config.request([("machine", "h200")], None).machine
+POINT = ("model=mt5_base", "devices_per_node=8", "batch.micro=8", "launcher=slurm")
+
+
+def spec(*overrides: str) -> RunSpec:
+    return config.request(config.single([*POINT, *overrides]), None).spec
+
+
+def with_links(bytes_per_s: float) -> Machine:
+    return H200.model_copy(update={"intra_node_bytes_per_s": bytes_per_s, "inter_node_bytes_per_s": bytes_per_s})
+
+
+def cpu(ranks: int, *slowdown: float, gather_s: float = 0.01) -> Machine:
+    """A calibrated processor whose collectives take `gather_s` whatever their size."""
+    kinds: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+    return Machine(
+        name="bed",
+        device="cpu",
+        memory_bytes_per_s=1e10,
+        calibration=Calibration(
+            matmul=(MatmulRate(precision="fp32", m=128, k=128, n=128, tflops=0.1),),
+            slowdown=slowdown,
+            collectives=tuple(
+                CollectiveTime(kind=kind, nodes=1, ranks=ranks, payload_bytes=size, s=gather_s)
+                for kind in kinds
+                for size in (1, 10**9)
+            ),
+        ),
+    )
+
+
+def on_cpu(engine: str, ranks: int) -> RunSpec:
+    asked = ["model=tiny", f"engine={engine}", "precision=fp32", f"devices_per_node={ranks}", "machine=cpu"]
+    return config.request(config.single(asked), None).spec
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero0", "zero1", "zero2", "zero3"])
+def test_parts_add_up_and_lie_in_their_interval(engine: str) -> None:
+    found = step_time(spec(f"engine={engine}"), H200)
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+    assert found.low_s <= found.step_s <= found.high_s
+    assert min(found.parts.values()) > 0
+
+
+def test_no_step_is_faster_than_the_best_matmul() -> None:
+    asked = spec("engine=zero1")
+    found = step_time(asked, H200)
+    ceiling = 1e12 * H200.matmul_ceiling_tflops["bf16"]
+    assert found.low_s > flops_per_step(asked).hardware / 8 / ceiling
+    assert found.mfu and found.mfu == pytest.approx(flops_per_step(asked).model / found.step_s / (8 * 989e12))
+
+
+def test_checkpointing_adds_a_part_of_its_own() -> None:
+    plain, again = (step_time(spec(f"activation_checkpointing={on}"), H200) for on in ("false", "true"))
+    assert "recomputation" not in plain.parts
+    assert again.step_s - plain.step_s == pytest.approx(again.parts["recomputation"], rel=0.05)
+
+
+def test_gradients_reduced_behind_backward_are_hidden_but_for_the_last_bucket() -> None:
+    fast = with_links(1e15)
+    found = step_time(spec("engine=ddp"), with_links(1e12))
+    assert found.hidden_s > 0
+    calls = math.ceil(2 * 582_401_280 / (25 * 2**20))
+    whole = found.hidden_s + found.parts["all-reduce"]
+    assert found.parts["all-reduce"] == pytest.approx(whole / calls, rel=0.1)
+    assert step_time(spec("engine=ddp"), fast).parts["backward"] == found.parts["backward"]
+
+
+def test_slow_links_leave_little_hidden_and_bound_the_step() -> None:
+    found = step_time(spec("engine=ddp"), with_links(1e9))
+    assert found.hidden_s <= found.parts["backward"]
+    assert found.parts["all-reduce"] > found.parts["backward"]
+    assert found.bound == "links inside a node"
+
+
+def test_stage_0_hides_nothing() -> None:
+    assert step_time(spec("engine=zero0"), H200).hidden_s == 0
+
+
+def test_accumulation_repeats_compute_and_stage_2s_reduction_but_not_the_update() -> None:
+    once, four = (step_time(spec("engine=zero2", f"batch.accumulation={n}"), H200) for n in (1, 4))
+    assert four.parts["forward"] == pytest.approx(4 * once.parts["forward"])
+    assert four.parts["optimizer"] == once.parts["optimizer"]
+    assert four.parts["all-reduce"] > once.parts["all-reduce"]
+
+
+def test_a_rehearsal_replaces_the_rates() -> None:
+    found = step_time(on_cpu("zero1", 2), cpu(2), "cpu", rehearsed_s=0.5)
+    passes = [found.parts[name] for name in ("forward", "backward", "optimizer")]
+    assert sum(passes) == pytest.approx(0.5)
+    # the gradients' one bucket, their norm, the gather of the weights: 10 ms each, and nothing overlaps on a processor
+    assert found.step_s == pytest.approx(0.5 + 0.03)
+
+
+def test_ranks_that_share_a_processor_slow_each_other_down() -> None:
+    def computing(found: Time) -> float:
+        return sum(found.parts[name] for name in ("forward", "backward", "optimizer"))
+
+    alone = step_time(on_cpu("zero0", 1), cpu(1, 1.0, 1.5), "cpu", rehearsed_s=0.2)
+    two = step_time(on_cpu("zero0", 2), cpu(2, 1.0, 1.5), "cpu", rehearsed_s=0.2)
+    four = step_time(on_cpu("zero0", 4), cpu(4, 1.0, 1.5), "cpu", rehearsed_s=0.2)
+    assert [computing(t) for t in (alone, two, four)] == pytest.approx([0.2, 0.3, 0.6])
+
+
+def test_a_straggler_is_a_part_of_the_step() -> None:
+    plain, slowed = (step_time(spec(), H200, straggler=factor) for factor in (1.0, 1.25))
+    own = sum(plain.parts[name] for name in ("forward", "backward", "optimizer"))
+    assert slowed.parts["stragglers"] == pytest.approx(own / 4)
+
+
+def test_a_machine_without_a_rate_is_named() -> None:
+    with pytest.raises(UserError, match=r"machine=auto does not say peak_tflops\.bf16"):
+        step_time(spec(), Machine(name="auto"))
+    with pytest.raises(UserError, match="inter_node_bytes_per_s"):
+        step_time(spec("nodes=2"), H200.model_copy(update={"inter_node_bytes_per_s": None}))
