@@ -19,14 +19,17 @@ QUESTION = (*_PLACE, *_MORE)
 def by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
     """Return the rows of a summary by question, in the order in which they appear.
 
-    A run that failed before it knew its environment has no number to pool: it stands with those that asked the same.
+    A run that failed before it knew its environment has no number to pool: it stands with those that asked the same. So
+    does a point that a prediction called infeasible with those that were measured, unless it was measured after all.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     rows = [_with_lengths(row) for row in plain(summary)]
+    ran = {(row["config_id"], row["machine"]) for row in rows if row["evidence"] != "predicted"}
+    rows = [row for row in rows if row["evidence"] != "predicted" or (row["config_id"], row["machine"]) not in ran]
     for row in sorted(rows, key=lambda row: row["environment_id"] is None):
         key = tuple(row[name] for name in QUESTION)
         if row["environment_id"] is None and not row["n"]:
-            key = next((other for other in groups if _same_but_environment(key, other)), key)
+            key = next((other for other in groups if _stands_with(key, other)), key)
         groups.setdefault(key, []).append(row)
     return [(dict(zip(QUESTION, key, strict=True)), rows) for key, rows in groups.items()]
 
@@ -78,8 +81,11 @@ def _part(part: str, value: Any) -> str:
     return str(value)
 
 
-def _same_but_environment(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return all(a == b for part, a, b in zip(QUESTION, one, other, strict=True) if part != "environment_id")
+def _stands_with(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether a question that met no environment asks the same as another."""
+    parts = zip(QUESTION, one, other, strict=True)
+    unlike = {part: (mine, theirs) for part, mine, theirs in parts if mine != theirs and part != "environment_id"}
+    return not unlike or unlike == {"evidence": ("predicted", "measured")}
 
 
 def _with_lengths(row: Row) -> Row:

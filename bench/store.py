@@ -19,7 +19,7 @@ import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from bench.errors import UserError
-from bench.record import FINAL, Circumstance, Environment, Outcome, OutcomeKind, RunRecord
+from bench.record import FINAL, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
 from bench.spec import SCHEMA_VERSION, RunSpec, config_id
 
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
@@ -225,9 +225,9 @@ def open_attempt(
     return attempt
 
 
-def conclude(folder: Path, outcome: Outcome) -> RunRecord:
+def conclude(folder: Path, outcome: Outcome, evidence: Evidence = "measured") -> RunRecord:
     """Return the record of an attempt, writing one with `outcome` if no rank left any: where the workers could not,
-    whoever watched them says how it ended."""
+    whoever watched them says how it ended. The `evidence` of a point that never ran may be a prediction."""
     path = folder / RECORD
     if not path.exists():
         environment: Environment | None = None
@@ -236,6 +236,7 @@ def conclude(folder: Path, outcome: Outcome) -> RunRecord:
         spec = RunSpec.model_validate_json((folder / SPEC).read_bytes())
         record = RunRecord(
             config_id=config_id(spec),
+            evidence=evidence,
             spec=spec,
             circumstance=Circumstance.model_validate_json((folder / CIRCUMSTANCE).read_bytes()),
             environment=environment,

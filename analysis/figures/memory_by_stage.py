@@ -60,7 +60,7 @@ def figure(results: Results) -> Figure:
         _draw(panel, here, 1024**power, _highest(alike))
     if grid.panels:
         grid.panels[0].axes.set_ylabel(f"per rank, {UNITS[power]}")
-    evidence = sorted({row["evidence"] for panel in grid.panels for row in panel.rows})
+    evidence = sorted({panel.question["evidence"] for panel in grid.panels})
     drawing.legend(grid.figure, _keys(" or ".join(evidence)), _NOTE, grid.left_out)
     return grid.figure
 

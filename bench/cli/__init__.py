@@ -36,6 +36,8 @@ VERBS = {
     "doctor": Verb("bench.cli.doctor", "what this machine can do, and what it lacks"),
     "predict": Verb("bench.cli.predict", "what memory a point needs, and the largest micro-batch that fits"),
     "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
+    "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
+    "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to take, why, and how sure"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
     "compare": Verb(

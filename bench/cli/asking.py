@@ -28,7 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def sweep_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what says how a sweep goes about its points."""
     parser.add_argument(
-        "--no-prune", action="store_true", help="measure also what a smaller micro-batch says cannot fit"
+        "--no-prune",
+        action="store_true",
+        help="measure also what a smaller micro-batch or a prediction says cannot fit",
     )
     parser.add_argument("--autopilot", action="store_true", help="go on by itself until every point has its answer")
     parser.add_argument("--max-queued", type=_positive, metavar="N", help="at most N of the sweep's jobs in the queue")

@@ -11,8 +11,10 @@ from typing import NamedTuple
 from bench import store
 from bench.cli import asking, live, point
 from bench.measure.environment import classify, device_kind, environment_id
-from bench.record import FINAL
+from bench.sweep import unrun
 from bench.sweep.asked import Key, Point, Sweep, Todo
+from bench.sweep.feasible import far_out, infeasible
+from bench.sweep.neighbourhood import Neighbourhood
 from bench.sweep.pruning import Kin, kinships, pruned, to_confirm
 from bench.sweep.standing import given_up
 
@@ -33,6 +35,8 @@ class Here:
         self.folder, self._asked, self._quiet, self._retry = folder, asked, quiet, retry
         self._kin = kinships((one.key, one.point.spec) for one in asked)
         self._attempts: dict[str, list[store.Attempt]] = {}
+        tried = (attempt for config_id in {one.key.config_id for one in asked} for attempt in self._tried(config_id))
+        self._neighbourhood = Neighbourhood((one.point for one in asked), tried)
         self.kinds: list[str] = []
         self.seconds: list[float] = []
         self._skipped = 0
@@ -62,10 +66,7 @@ class Here:
 
     def _known(self, one: Asked) -> bool:
         """Whether a point has its final answer on this machine in this environment; count it if so."""
-        accept = FINAL if one.sweep.rules.prune else FINAL - {"pruned"}
-        device = one.sweep.machines[one.key.machine].device or device_kind()
-        environment = environment_id(classify(device, one.point.devices_per_node))
-        done = store.answered(self.folder / one.key.config_id, one.key.repeat, one.key.machine, environment, accept)
+        done = self._answered(one)
         if done is None and not self._retry:
             place = one.key.repeat, one.key.machine
             tried = [a for a in self._tried(one.key.config_id) if a.outcome and (a.repeat, a.machine) == place]
@@ -76,13 +77,28 @@ class Here:
             self._skipped += 1
         return done is not None
 
+    def _answered(self, one: Asked) -> store.Attempt | None:
+        """Return the attempt that answers a point: a real run if there is one, and no prediction that measured
+        neighbours have taken back."""
+        accept = unrun.accepted(prune=one.sweep.rules.prune)
+        machine = one.sweep.machines[one.key.machine]
+        environment = environment_id(classify(machine.device or device_kind(), one.point.devices_per_node))
+        place = self.folder / one.key.config_id, one.key.repeat, one.key.machine, environment
+        done = store.answered(*place, accept)
+        if done and done.outcome in unrun.NEVER_RAN:
+            done = store.answered(*place, accept - unrun.NEVER_RAN) or done
+        if done and done.outcome == "infeasible":
+            correction = self._neighbourhood.correction(one.point)
+            return done if far_out(one.point.forecast, machine, correction) else None
+        return done
+
     def _prune(self, one: Asked) -> bool:
         """Record that a point need not run, if so."""
+        machine, correction = one.sweep.machines[one.key.machine], self._neighbourhood.correction(one.point)
         outcome = pruned(self._kin_of(one), self._tried)
+        outcome = outcome or infeasible(one.point.spec, one.point.forecast, machine, correction)
         if outcome:
-            ready = one.sweep.todo(one.point, one.key.repeat)
-            attempt = store.open_attempt(self.folder / one.key.config_id, ready.spec, ready.circumstance)
-            store.conclude(attempt.folder, outcome)
+            unrun.conclude(self.folder, one.sweep.todo(one.point, one.key.repeat), outcome)
             self.kinds.append(outcome.kind)
             self._print(f"{one.point.line}  repeat {one.key.repeat}\n    {outcome.kind}: {outcome.reason}")
         return outcome is not None
@@ -104,6 +120,7 @@ class Here:
         heading = f"[{number}/{count}{left}] {line}"
         _, record = point.measure(todo, self.folder, lambda doing: follow(f"{heading}: {doing}"))
         self._attempts.pop(todo.config_id, None)
+        self._neighbourhood.add(record)
         self.seconds.append(time.monotonic() - begin)
         self.kinds.append(record.outcome.kind)
         what = "control" if todo.control else f"repeat {record.circumstance.repeat}"

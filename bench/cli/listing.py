@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import launchers
+from bench.cli.foretold import Foretold
 from bench.config import Expansion
 from bench.dispatch import feed
 from bench.dispatch.group import Grouping
@@ -19,6 +20,7 @@ from bench.sweep.standing import Standing
 
 def as_json(sweep: Sweep) -> str:
     """Return every repeat of every point in order, for another program."""
+    told = Foretold(sweep)
     plain = [
         {
             "config_id": key.config_id,
@@ -26,25 +28,29 @@ def as_json(sweep: Sweep) -> str:
             "nodes": point.nodes,
             "time_limit_min": point.time_limit_min,
             "overrides": point.overrides,
+            "predicted": told.plain(index),
             "spec": RunSpec.model_validate(point.spec).model_dump(mode="json", by_alias=True),
         }
-        for key, point in sweep.wanted()
+        for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
     ]
     return json.dumps(plain, indent=1)
 
 
 def as_text(sweep: Sweep, expansion: Expansion, folder: Path) -> str:
     """Return every point in order, what was left out, and what would be submitted."""
-    planned = _planned(sweep) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
+    told = Foretold(sweep)
+    planned = _planned(sweep, told) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
     script = {todo.key: f"job {number}" for number, job in enumerate(planned, 1) for todo in job.points}
     lines = []
-    for key, point in sweep.wanted():
+    for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True):
         limit = f"  limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
-        lines.append(f"{point.line}  repeat {key.repeat}{limit}" + (f"  {script[key]}" if planned else ""))
+        lines.append(f"{point.line}  repeat {key.repeat}{limit}" + (f"  {script[key]}" if key in script else ""))
+        lines.append(told.line(index))
     lines += [f"left out by {rule}: {count} points" for rule, count in expansion.excluded.items()]
     if expansion.merged:
         lines.append(f"the same as another: {expansion.merged} points")
     lines += _scripts(sweep, planned, folder) if planned else []
+    lines += told.summary()
     if planned:
         hours = sum(job.nodes * job.time_limit_min * (len(job.points) if job.mode == "array" else 1) for job in planned)
         lines.append(
@@ -56,9 +62,13 @@ def as_text(sweep: Sweep, expansion: Expansion, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _planned(sweep: Sweep) -> list[Job]:
+def _planned(sweep: Sweep, told: Foretold) -> list[Job]:
     """Return the jobs as they would be submitted to a cluster without limits of its own: planning asks nobody."""
-    waiting = [Standing(key, point, sweep, "waiting", "", "", 0, "") for key, point in sweep.wanted()]
+    waiting = [
+        Standing(key, point, sweep, "waiting", "", "", 0, "")
+        for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
+        if not told.infeasible(index)
+    ]
     return Grouping(_options(sweep)).jobs(waiting)
 
 
@@ -68,7 +78,7 @@ def _options(sweep: Sweep) -> Any:
 
 
 def _scripts(sweep: Sweep, planned: list[Job], folder: Path) -> list[str]:
-    """Return the script of the first job of every kind; others differ in their folder alone."""
+    """Return the script of the first job of every kind; others differ in their folder and time limit alone."""
     launcher, kinds = launchers.load(str(sweep.launcher["name"])), Counter(map(_kind, planned))
     lines, told = [], set()
     for number, job in enumerate(planned, 1):
@@ -81,7 +91,7 @@ def _scripts(sweep: Sweep, planned: list[Job], folder: Path) -> list[str]:
 
 
 def _kind(job: Job) -> tuple[Any, ...]:
-    return job.nodes, job.devices_per_node, job.mode, job.time_limit_min if job.mode != "packed" else None
+    return job.nodes, job.devices_per_node, job.mode
 
 
 def fed(done: feed.Fed, folder: Path, *, as_json: bool) -> str:
@@ -94,7 +104,8 @@ def fed(done: feed.Fed, folder: Path, *, as_json: bool) -> str:
                     {"job": number, "name": job.name, "points": len(job.points)} for job, number in done.submitted
                 ],
                 "concluded": done.concluded,
-                "pruned": done.pruned,
+                "pruned": done.unrun.get("pruned", 0),
+                "infeasible": done.unrun.get("infeasible", 0),
                 "left": len(done.left),
                 "why_left": done.why_left,
                 "autopilot": done.autopilot,
@@ -107,8 +118,7 @@ def fed(done: feed.Fed, folder: Path, *, as_json: bool) -> str:
     ]
     if done.concluded:
         lines.append(f"{done.concluded} attempts that left no record now have one")
-    if done.pruned:
-        lines.append(f"{done.pruned} points need not run (pruned)")
+    lines += [f"{count} points need not run ({kind})" for kind, count in done.unrun.items()]
     if done.left:
         go_on = (
             "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {shlex.quote(str(folder))}"

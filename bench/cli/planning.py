@@ -14,7 +14,9 @@ from bench.machine import Machine
 from bench.record import Limits, Network
 from bench.spec import config_id
 from bench.study import Overrides, Pair, Study, control_pairs, order
+from bench.sweep import duration
 from bench.sweep.asked import Point, Rules, Sweep
+from bench.sweep.forecast import forecast
 
 _SHOWN = {
     "model", "engine", "data", "machine", "launcher", "precision", "nodes", "devices_per_node", "batch.micro",
@@ -32,7 +34,7 @@ def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
     first = found.points[0].asked
     options = _options(found, args)
     apart = _apart([point.overrides for point in found.points])
-    controls = [_point(made, set()) for made in _controls(study, overrides, found, args)]
+    controls = [_point(made, set(), predict=False) for made in _controls(study, overrides, found, args)]
     return Sweep(
         study=study.name,
         question=study.question,
@@ -42,8 +44,8 @@ def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
         limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
         network=Network.model_validate(options.get("network") or {}),
         rules=Rules(budget=study.budget, prune=not args.no_prune, max_queued=options.get("max_queued")),
-        points=tuple(_point(point, apart) for point in found.points),
-        order=tuple(order(len(found.points), study)),
+        points=tuple(_point(point, apart, predict=study.budget.attempts > 1) for point in found.points),
+        order=tuple(order([point.turn for point in found.points], study)),
         controls=tuple(controls),
     ), found
 
@@ -81,28 +83,35 @@ def _controls(study: Study, overrides: Overrides, found: Expansion, args: argpar
     return controls
 
 
-def _point(made: config.Point, apart: set[str]) -> Point:
+def _point(made: config.Point, apart: set[str], *, predict: bool) -> Point:
+    """Return a point as it is asked; `predict` its time limit too, which needs a second attempt to fall back on."""
     asked, texts = made.asked, tuple(f"{key}={value}" for key, value in made.overrides)
+    told = forecast(asked.spec, asked.machine, asking.device(asked))
+    asked_min, bound_min = _limits_min(asked)
+    limit_min = asked_min if asked_min is not None else bound_min
+    if bound_min is not None and predict and told.step:
+        options: Any = asked.launcher_options
+        limit_min = duration.limit_min(asked.spec.measure, told.step.high_s, options.setup_min, bound_min)
     return Point(
         config_id=made.config_id,
         line="  ".join([asking.describe(asked.spec, made.config_id), *(text for text in texts if text in apart)]),
         machine=asked.machine.name,
         nodes=asked.spec.nodes,
         devices_per_node=asked.spec.devices_per_node,
-        time_limit_min=_time_limit_min(asked),
+        time_limit_min=limit_min,
+        bound_min=bound_min if predict else None,
+        forecast=told,
         overrides=texts,
         spec=asked.spec.model_dump(mode="json", by_alias=True),
     )
 
 
-def _time_limit_min(asked: Request) -> float | None:
-    """Return the limit that was asked for, or an estimate where a queue wants one: what a start may take, and twice the
-    longest window, since nobody knows yet how long the warm-up's steps are."""
+def _limits_min(asked: Request) -> tuple[float | None, float | None]:
+    """Return the limit that was asked for and, where none was and a queue wants one, the longest that it gets."""
     options: Any = asked.launcher_options
-    limit: float | None = options.time_limit_min
-    if limit is None and launchers.load(asked.launcher).QUEUES:
-        limit = float(options.setup_min) + 2 * asked.spec.measure.max_s / 60
-    return limit
+    if options.time_limit_min is not None or not launchers.load(asked.launcher).QUEUES:
+        return options.time_limit_min, None
+    return None, duration.bound_min(asked.spec.measure, float(options.setup_min))
 
 
 def _one_per_machine(found: Expansion) -> list[Request]:
@@ -111,7 +120,7 @@ def _one_per_machine(found: Expansion) -> list[Request]:
 
 def _machine(asked: Request) -> Machine:
     """Return the machine; where points are run here, with the kind of device that is here."""
-    return asked.machine.model_copy(update={"device": asking.device(asked)})
+    return asked.machine.on(asking.device(asked))
 
 
 def _apart(overrides: list[tuple[Pair, ...]]) -> set[str]:

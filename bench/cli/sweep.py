@@ -6,7 +6,8 @@
   zeroscale sweep study=strong_scaling launcher=slurm --autopilot
 
 Points that already have a final answer on this machine in this environment are skipped, so that a sweep that was
-interrupted goes on where it ended. With a scheduler the command returns at once: `zeroscale status` shows how it goes.
+interrupted goes on where it ended. A point that is predicted far out of memory is recorded as infeasible and not run,
+unless `--no-prune` is given. With a scheduler the command returns at once: `zeroscale status` shows how it goes.
 """
 
 import argparse

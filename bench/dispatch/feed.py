@@ -1,19 +1,22 @@
 """Submit what is left, within what the cluster takes and the study may cost; chain the autopilot; cancel."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from bench import launchers, store
+from bench.dispatch.correct import corrected
 from bench.dispatch.group import Grouping
 from bench.dispatch.settle import prune, settle, to_start
 from bench.dispatch.view import View, look
 from bench.errors import UserError
 from bench.launchers import LaunchPlan, SchedulerAway, Work
+from bench.store import Attempt
 from bench.sweep import exclusions, jobs
 from bench.sweep.jobs import Job
+from bench.sweep.neighbourhood import Neighbourhood
 from bench.sweep.standing import Standing
 
 _AUTOPILOT_MIN = 15
@@ -24,7 +27,7 @@ class Fed(NamedTuple):
 
     submitted: list[tuple[Job, str]]  # with the scheduler's number
     concluded: int  # attempts that got the record they had not left
-    pruned: int
+    unrun: Mapping[str, int]  # points that need not run, by outcome
     left: list[Standing]  # still to be submitted
     why_left: str
     autopilot: str | None  # the number of the job that goes on by itself
@@ -41,15 +44,21 @@ def feed(folder: Path, *, autopilot: bool) -> Fed:
 def _feed(folder: Path, autopilot: bool) -> Fed:
     view = look(folder)
     concluded = settle(view)
-    pruned = prune(look(folder) if concluded else view)
-    view = look(folder) if concluded or pruned else view
-    left = to_start(view)
+    view = look(folder) if concluded else view
+    neighbourhood = Neighbourhood((standing.point for standing in view.standings), _tried(view))
+    unrun = prune(view, neighbourhood)
+    view = look(folder) if unrun else view
+    left = corrected(to_start(view, neighbourhood), view, neighbourhood)
     feeder = Feeder(view, autopilot=autopilot)
     submitted, why_left = feeder.submit(left)
     taken = {todo.key for job, _ in submitted for todo in job.points}
     left = [standing for standing in left if standing.key not in taken]
     pilot = feeder.chain(waiting=bool(left)) if autopilot else None
-    return Fed(submitted, concluded, pruned, left, why_left, pilot)
+    return Fed(submitted, concluded, unrun, left, why_left, pilot)
+
+
+def _tried(view: View) -> Iterator[Attempt]:
+    return (attempt for attempts in view.seen.tried.values() for attempt in attempts)
 
 
 def plan(

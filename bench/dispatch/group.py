@@ -11,6 +11,7 @@ from bench.sweep.pruning import Kin
 from bench.sweep.standing import Standing
 
 _BEGIN_AND_END_MIN = 2  # of an allocation
+_ALIKE_MIN = 5  # limits of points that share an array lie in one such stretch: each task may take the longest
 Kinships = Mapping[tuple[str, str], Kin]
 
 
@@ -42,7 +43,7 @@ class Grouping:
         """Return what points must agree in to share a job. Repeats of a point in one allocation, on the same nodes,
         would tell less than as many in several."""
         point, mode = standing.point, self._options.mode
-        limit = point.time_limit_min if mode == "array" else None
+        limit = math.ceil((point.time_limit_min or 0) / _ALIKE_MIN) if mode == "array" else None
         repeat = standing.key.repeat if mode == "packed" else None
         return point.nodes, point.devices_per_node, limit, repeat
 

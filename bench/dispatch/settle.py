@@ -1,11 +1,14 @@
 """Points that get their record without a run: attempts that ended without leaving one, and points that need not run."""
 
+from collections import Counter
 from typing import Any
 
 from bench import store
 from bench.dispatch.view import View
 from bench.record import Outcome
-from bench.sweep import jobs, reconcile
+from bench.sweep import jobs, reconcile, unrun
+from bench.sweep.feasible import far_out, infeasible
+from bench.sweep.neighbourhood import Neighbourhood
 from bench.sweep.pruning import pruned, to_confirm
 from bench.sweep.standing import Place, Standing
 from bench.sweep.survey import Open
@@ -49,31 +52,43 @@ def _ending(state: Any) -> reconcile.Ending:
     return reconcile.Ending(state.state, state.words, state.source, state.ended_at)
 
 
-def prune(view: View) -> int:
-    """Record which of the waiting points need not run; return how many."""
-    count, kin = 0, view.kin()
+def prune(view: View, neighbourhood: Neighbourhood) -> Counter[str]:
+    """Record which of the waiting points need not run; return how many of each outcome."""
+    count: Counter[str] = Counter()
+    kin = view.kin()
     for standing in view.standings:
-        may = standing.state == "waiting" and standing.sweep.rules.prune
-        if may and (outcome := pruned(kin[standing.key[:2]], view.tried)):
-            todo = standing.sweep.todo(standing.point, standing.key.repeat)
-            attempt = store.open_attempt(view.folder / todo.config_id, todo.spec, todo.circumstance)
-            store.conclude(attempt.folder, outcome)
-            count += 1
+        if standing.state == "waiting" and standing.sweep.rules.prune:
+            outcome = pruned(kin[standing.key[:2]], view.tried) or _infeasible(standing, neighbourhood)
+            if outcome:
+                unrun.conclude(view.folder, standing.sweep.todo(standing.point, standing.key.repeat), outcome)
+                count[outcome.kind] += 1
     return count
 
 
-def to_start(view: View) -> list[Standing]:
-    """Return the points to be started: those that wait, and those that a second run shall confirm."""
+def _infeasible(standing: Standing, neighbourhood: Neighbourhood) -> Outcome | None:
+    point = standing.point
+    machine = standing.sweep.machines[point.machine]
+    return infeasible(point.spec, point.forecast, machine, neighbourhood.correction(point))
+
+
+def to_start(view: View, neighbourhood: Neighbourhood) -> list[Standing]:
+    """Return the points to be started: those that wait, those that a second run shall confirm, and those that were
+    called infeasible before measured neighbours took that back."""
     kin = view.kin()
-    return [
-        standing
-        for standing in view.standings
-        if standing.state == "waiting"
-        or (
-            standing.outcome == "oom"
-            and standing.final
-            and not standing.job
-            and standing.sweep.rules.prune
-            and to_confirm(kin[standing.key[:2]], view.tried)
-        )
-    ]
+
+    def again(standing: Standing) -> bool:
+        if not standing.final or standing.job or not standing.sweep.rules.prune:
+            return False
+        if standing.outcome == "infeasible":
+            return _taken_back(standing, neighbourhood)
+        return standing.outcome == "oom" and to_confirm(kin[standing.key[:2]], view.tried)
+
+    return [standing for standing in view.standings if standing.state == "waiting" or again(standing)]
+
+
+def _taken_back(standing: Standing, neighbourhood: Neighbourhood) -> bool:
+    """Whether a point that a prediction called infeasible is to run after all, as often as any other may."""
+    machine = standing.sweep.machines[standing.point.machine]
+    correction = neighbourhood.correction(standing.point)
+    may = standing.attempts <= standing.sweep.rules.budget.attempts
+    return may and not far_out(standing.point.forecast, machine, correction)

@@ -14,6 +14,7 @@ from bench.machine import Machine
 from bench.record import Circumstance, Limits, Network
 from bench.spec import Frozen, Name, Positive, RunSpec
 from bench.study import Budget
+from bench.sweep.forecast import Forecast
 from bench.sweep.pruning import Kin
 
 FOLDER = "sweeps"
@@ -51,6 +52,8 @@ class Point(Frozen):
     nodes: Positive
     devices_per_node: Positive
     time_limit_min: float | None  # of one attempt
+    bound_min: float | None = None  # the longest limit it may get; None: its limit was asked for
+    forecast: Forecast | None = None  # None: asked before anything was predicted
     overrides: tuple[str, ...]
     spec: dict[str, Any]
 

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
-from bench.record import FINAL
 from bench.store import Attempt
 from bench.sweep.asked import Key, Point, Sweep
 from bench.sweep.survey import Open, Survey
+from bench.sweep.unrun import NEVER_RAN, accepted
 
 State = Literal["answered", "running", "pending", "waiting", "given up"]
 _PATIENCE = 5  # so many times the attempts allowed, where it was not the point's own fault
@@ -116,12 +116,13 @@ class _View:
 
 
 def answer(done: list[Attempt], sweep: Sweep) -> Attempt | None:
-    """Return the attempt that answers a point for good; where nothing may be pruned, that is no answer."""
-    accept = FINAL if sweep.rules.prune else FINAL - {"pruned"}
-    return next((attempt for attempt in done if attempt.outcome in accept), None)
+    """Return the attempt that answers a point for good: a real run before one that needed none."""
+    answers = [attempt for attempt in done if attempt.outcome in accepted(prune=sweep.rules.prune)]
+    return next((attempt for attempt in answers if attempt.outcome not in NEVER_RAN), next(iter(answers), None))
 
 
 def given_up(done: list[Attempt], limit: int) -> bool:
-    """Whether a point has had its attempts. Preemption and cancellation are not its fault, but have an end too."""
-    own = [attempt for attempt in done if attempt.outcome not in ("preempted", "cancelled")]
+    """Whether a point has had its attempts. Preemption and cancellation are not its fault, but have an end too; what
+    never ran was none."""
+    own = [attempt for attempt in done if attempt.outcome not in ("preempted", "cancelled", *NEVER_RAN)]
     return len(own) >= limit or len(done) >= _PATIENCE * limit

@@ -1,0 +1,215 @@
+"""Say which stage, micro-batch, accumulation, checkpointing and node count to take, why, and how sure that is.
+
+  zeroscale advise model=mt5_xl machine=h200 devices_per_node=8
+  zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=30d price=2
+  zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048 --export handover
+
+Not given, these are searched, and a comma list narrows them: engine, nodes, batch.micro, batch.accumulation (with
+max_global_batch), activation_checkpointing. batch.global is kept exactly. Besides, in plain words:
+
+{words}
+
+With a deadline the best is what needs the fewest node-hours in time; with node_hours alone the fastest; else what makes
+most tokens per second and device. Of what cannot be told apart the surer one is advised: the lower stage, or what was
+measured. Runs in --results on the same machine outrank formulas.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import config, handover, store
+from bench.cli import advised, asking, questions
+from bench.cli.advised_json import as_json
+from bench.cli.left_out import LeftOut, nothing_fits, without_candidates
+from bench.cli.questions import Asked
+from bench.cli.wording import count
+from bench.config import Request
+from bench.errors import UserError
+from bench.launchers.slurm.options import Options
+from bench.measure.environment import device_kind
+from bench.predict import measured
+from bench.predict.advice import Advice, Question, advise, duration, standing
+from bench.predict.candidates import Candidate, Found, Room, look
+from bench.predict.choices import Choice, choose
+from bench.predict.measured import Known
+from bench.predict.segments import Device
+from bench.predict.step_time import step_time
+from bench.record import RunRecord
+from bench.spec import RunSpec
+
+__doc__ = __doc__.format(words=questions.help_text())
+
+RESULTS = Path("results/runs")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "overrides", nargs="+", metavar="KEY=VALUE", help="override of conf/config.yaml, or a plain word"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+    parser.add_argument("--results", type=Path, metavar="DIR", help=f"measured runs, default: {RESULTS}")
+    parser.add_argument(
+        "--export", type=Path, metavar="DIR", help="hand the winner over: a new folder that starts alone"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 if there is an answer."""
+    asked = questions.read(args.overrides)
+    if args.export:
+        handover.check_free(args.export)
+    left_out: list[LeftOut] = []
+    requests = _requests(asked, args.config_dir, left_out)
+    first = next(iter(requests.values()))
+    asked = asked._replace(price=asked.price or first.machine.price_per_device_hour)
+    device = _device(first)
+    known = _known(first, device, args.results, left_out)
+    found = look([request.spec for request in requests.values()], asked.axes, _room(first, device, known))
+    left_out += without_candidates(found, asked.axes)
+    made = _choices(_allowed(found.candidates, requests, device, left_out), known, first, device, left_out)
+    advice = _advice(asked.question, made, found, left_out)
+    answer = advised.Answer(advice, first, asked, left_out, len(found.candidates))
+    if args.export:
+        given = handover.Handover(advice.winner.spec, _site(first), device, _steps(advice), advised.text(answer))
+        handover.write(args.export, handover.files(given))
+    print(as_json(answer) if args.json else advised.text(answer))
+    if args.export and not args.json:
+        print(f"\nhanded over in {args.export}; its README.md says how to start")
+    return 0
+
+
+def _site(asked: Request) -> Options:
+    """Return what is known of the cluster: the options of launcher=slurm or of a site's file, else Slurm's defaults."""
+    return asked.launcher_options if isinstance(asked.launcher_options, Options) else Options()
+
+
+def _steps(advice: Advice) -> int | None:
+    """Return the optimizer steps that the asked tokens make."""
+    tokens = advice.question.tokens
+    return math.ceil(tokens / advice.winner.time.tokens) if tokens else None
+
+
+def _requests(asked: Asked, config_dir: Path | None, left_out: list[LeftOut]) -> dict[str, Request]:
+    """Return what is asked with each engine, by its name; one that cannot be is left out unless it was named."""
+    found: dict[str, Request] = {}
+    why: UserError | None = None
+    for engine in asked.engines:
+        pairs = [("launcher", "slurm"), ("batch.micro", 1), *asked.overrides, ("engine", engine)]
+        try:
+            request = config.request(pairs, config_dir)
+            found[request.spec.engine.name] = request
+        except UserError as error:
+            if asked.chosen:
+                raise
+            why = why or error
+            left_out.append(LeftOut(engine, str(error)))
+    if not found:
+        assert why
+        raise why
+    return found
+
+
+def _device(asked: Request) -> Device:
+    return "cpu" if (asking.device(asked) or device_kind()) == "cpu" else "cuda"
+
+
+def _room(asked: Request, device: Device, known: Known) -> Room:
+    machine = asked.machine
+    if machine.memory_bytes is None:
+        rule = f"machine={machine.name} does not say it, so nobody can tell what fits"
+        raise UserError("machine.memory_bytes", rule, "give machine.memory_bytes=80e9, or another machine")
+    return Room(machine.memory_bytes, device, known.fits)
+
+
+def _known(asked: Request, device: Device, folder: Path | None, left_out: list[LeftOut]) -> Known:
+    """Return what was measured of such points; the default folder need not exist."""
+    if folder is None and not RESULTS.is_dir():
+        return Known()
+
+    def seconds(spec: RunSpec) -> float | None:
+        try:
+            return step_time(spec, asked.machine, device).step_s
+        except UserError:  # a number that the machine's file lacks
+            return None
+
+    return measured.known(_records(folder or RESULTS, left_out), asked.spec, asked.machine, seconds)
+
+
+def _records(folder: Path, left_out: list[LeftOut]) -> list[RunRecord]:
+    records, unreadable = [], 0
+    for path in store.find_records([folder]):
+        try:
+            records.append(store.read_record(path))
+        except (store.Unreadable, FileNotFoundError):
+            unreadable += 1
+    if unreadable:
+        left_out.append(LeftOut(str(folder), f"{count(unreadable, 'record')} cannot be read"))
+    return records
+
+
+def _allowed(
+    candidates: list[Candidate], requests: dict[str, Request], device: Device, left_out: list[LeftOut]
+) -> list[Candidate]:
+    """Return the candidates that break no rule between spec, machine and engine."""
+    return _without_errors(
+        candidates,
+        lambda c: config.check(requests[c.spec.engine.name]._replace(spec=c.spec), device),
+        lambda c: c.spec.engine.name,
+        left_out,
+    )
+
+
+def _choices(
+    candidates: list[Candidate], known: Known, asked: Request, device: Device, left_out: list[LeftOut]
+) -> list[Choice]:
+    """Return the candidates with their times; those for which the machine's file lacks a number are left out."""
+    made: list[Choice] = []
+    _without_errors(
+        candidates,
+        lambda c: made.append(choose(c, known, step_time(c.spec, asked.machine, device))),
+        lambda c: "1 node" if c.spec.nodes == 1 else "several nodes",
+        left_out,
+    )
+    return made
+
+
+def _without_errors(
+    candidates: list[Candidate],
+    act: Callable[[Candidate], None],
+    kind: Callable[[Candidate], str],
+    left_out: list[LeftOut],
+) -> list[Candidate]:
+    """Return the candidates for which `act` raises no UserError, the others left out by kind; if all do, raise."""
+    good: list[Candidate] = []
+    errors: dict[tuple[str, str], UserError] = {}
+    for candidate in candidates:
+        try:
+            act(candidate)
+            good.append(candidate)
+        except UserError as error:
+            errors[kind(candidate), str(error)] = error
+    if errors and not good:
+        raise next(iter(errors.values()))
+    left_out.extend(LeftOut(what, why) for what, why in errors)
+    return good
+
+
+def _advice(question: Question, made: list[Choice], found: Found, left_out: list[LeftOut]) -> Advice:
+    """Return the advice; UserError where nothing fits or nothing keeps within the limits."""
+    if not made:
+        raise nothing_fits(found, left_out)
+    advice = advise(question, made)
+    if standing(advice.winner, question) < 3:
+        return advice
+    quick = min(made, key=lambda choice: question.hours(choice, choice.estimate.step_s) or 0.0)
+    hours = question.hours(quick, quick.estimate.step_s) or 0.0
+    cheap = min(made, key=lambda choice: choice.spec.nodes * (question.hours(choice, choice.estimate.step_s) or 0.0))
+    least = cheap.spec.nodes * (question.hours(cheap, cheap.estimate.step_s) or 0.0)
+    rule = (
+        f"nothing keeps to that; the fastest takes {duration(hours)} on {count(quick.spec.nodes, 'node')}, "
+        f"the cheapest {least:,.0f} node-hours"
+    )
+    raise UserError(question.objective, rule, "ask for less, or give more nodes, time or node-hours")

@@ -1,0 +1,168 @@
+"""How advice is told to a reader: the winner, its rivals and why, what was left out, how sure it is."""
+
+import shlex
+from typing import NamedTuple
+
+from bench.cli.left_out import LeftOut
+from bench.cli.questions import Asked
+from bench.cli.wording import count, gb, number, overrides, percent, point, span
+from bench.config import Request
+from bench.predict.advice import Advice, duration, standing
+from bench.predict.choices import Choice
+from bench.predict.difference import slower_by, why
+
+_EVIDENCE = {
+    "measured": "measured, n = {runs}",
+    "corrected": "predicted, and corrected by {runs} measured runs",
+    "predicted": "predicted, and nothing was measured",
+}
+_SHOWN_REASONS = 2
+
+
+class Answer(NamedTuple):
+    """Advice, and what it answers."""
+
+    advice: Advice
+    request: Request  # with one of the engines
+    asked: Asked
+    left_out: list[LeftOut]
+    looked_at: int
+
+
+def text(answer: Answer) -> str:
+    """Return the answer for a reader."""
+    advice = answer.advice
+    parts = [_head(answer), _winner(answer), _table(advice, "each engine at its best", advice.engines)]
+    if len(advice.nodes) > 1:
+        parts.append(_table(advice, "each number of nodes at its best", advice.nodes))
+    if answer.left_out:
+        parts.append("\n".join(["left out", *(f"  {item.what}: {item.why}" for item in answer.left_out)]))
+    return "\n\n".join([*parts, "\n".join(["how sure", *(f"  {line}" for line in doubts(answer))])])
+
+
+def _head(answer: Answer) -> str:
+    spec, question = answer.advice.winner.spec, answer.asked.question
+    lengths = f"{spec.sequence.encoder}/{spec.sequence.decoder} tokens"
+    where = f"nodes of {count(spec.devices_per_node, 'device')} of {answer.request.machine.name}"
+    tokens = f"{question.tokens:g} tokens, " if question.tokens else ""
+    return (
+        f"{spec.model.name}, {spec.precision}, {lengths}, {where}\n"
+        f"asked: {tokens}{question.objective}; {answer.looked_at} candidates"
+    )
+
+
+def _winner(answer: Answer) -> str:
+    winner = answer.advice.winner
+    estimate, time, memory = winner.estimate, winner.time, winner.candidate.memory.device
+    rates = (time.tokens / seconds for seconds in (estimate.step_s, estimate.high_s, estimate.low_s))
+    fits = "may fit" if winner.candidate.fits is None else "fits"
+    rows = [
+        ("step", f"{span(estimate.step_s, estimate.low_s, estimate.high_s)} s, {_evidence(winner)}"),
+        ("bound by", time.bound),
+        ("tokens/s", span(*rates)),
+        ("MFU", "unknown, as the machine's peak is" if time.mfu is None else f"{100 * time.mfu / winner.scale:.3g} %"),
+        ("memory", f"{gb(memory[0])}–{gb(memory[1])} of {gb(answer.request.machine.memory_bytes or 0)} GB: {fits}"),
+        *_training(answer),
+    ]
+    return "\n".join([f"→ {winner.spec.engine.name}, {point(winner.spec)}", *(f"  {k:<12}{v}" for k, v in rows)])
+
+
+def _training(answer: Answer) -> list[tuple[str, str]]:
+    """Return what the asked tokens take."""
+    winner, question = answer.advice.winner, answer.asked.question
+    spec, estimate = winner.spec, winner.estimate
+    hours = [question.hours(winner, seconds) for seconds in (estimate.step_s, estimate.low_s, estimate.high_s)]
+    known = [value for value in hours if value is not None]
+    if not known:
+        return []
+    rows = [
+        ("time", f"{duration(known[0])} ({duration(known[1])}–{duration(known[2])})"),
+        ("node-hours", span(*(spec.nodes * value for value in known))),
+    ]
+    if answer.asked.price:
+        rows.append(("cost", span(*(answer.asked.price * spec.world_size * value for value in known))))
+    return rows
+
+
+def _table(advice: Advice, title: str, choices: list[Choice]) -> str:
+    head = ["engine", "nodes", "micro × acc", "checkpoint", "s/step", "tokens/s/device"]
+    head += ["time"] if advice.question.tokens else []
+    cells = [head, *(_row(advice, choice) for choice in choices)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=True)), note]).rstrip()
+        for row, note in zip(cells, ["", *(_note(advice, choice) for choice in choices)], strict=True)
+    ]
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def _row(advice: Advice, choice: Choice) -> list[str]:
+    spec, step_s = choice.spec, choice.estimate.step_s
+    hours = advice.question.hours(choice, step_s)
+    return [
+        spec.engine.name,
+        str(spec.nodes),
+        f"{spec.batch.micro} × {spec.accumulation}",
+        "yes" if spec.activation_checkpointing else "no",
+        number(step_s),
+        number(choice.time.tokens / step_s / spec.world_size),
+        *([] if hours is None else [duration(hours)]),
+    ]
+
+
+def _note(advice: Advice, choice: Choice) -> str:
+    """Return how a rival compares with the winner, and why."""
+    winner, question = advice.winner, advice.question
+    if choice is winner:
+        return "the answer"
+    mine = standing(choice, question)
+    if mine > standing(winner, question):
+        return {1: "within the limits only if all goes well", 2: "may not fit", 3: "beyond the limits"}[mine]
+    share = slower_by(winner, choice, per_device=question.per_device)
+    told = f"{percent(share)} {'device-time' if question.per_device else 'time'}"
+    if question.per_device or choice.spec.world_size == winner.spec.world_size:  # else it is the number of devices
+        parts = list(why(winner, choice, per_device=question.per_device).items())[:_SHOWN_REASONS]
+        told += ": " * bool(parts) + ", ".join(f"{name} {percent(part)}" for name, part in parts)
+    return told if advice.told_apart(choice) else f"cannot be told apart ({told})"
+
+
+def doubts(answer: Answer) -> list[str]:
+    """Return what the answer stands on, what cannot be told, and what would tell it."""
+    advice, winner, axes = answer.advice, answer.advice.winner, answer.asked.axes
+    basis = (
+        "a calibration of this machine" if answer.request.machine.calibration else "the machine's published ceilings"
+    )
+    lines = [f"The time of a step is {_evidence(winner)}; formulas stand on {basis}."]
+    if standing(winner, advice.question) == 1:
+        lines.append("Within the limits only if all goes well: the slow end of the interval is beyond them.")
+    if winner.candidate.fits is None:
+        lines.append("Nothing fits for sure; this may fit.")
+    if ties := dict.fromkeys(f"{tie.spec.engine.name} on {count(tie.spec.nodes, 'node')}" for tie in advice.ties):
+        lines.append(f"Cannot be told apart from the answer: {', '.join(ties)}.")
+    if bolder := advice.bolder:
+        by = percent(slower_by(winner, bolder, per_device=advice.question.per_device))
+        lines.append(f"Foretold to take less, but less sure: {bolder.spec.engine.name}, {point(bolder.spec)}: {by}.")
+    if (better := advice.perhaps) is not None:
+        lines.append(f"Better, if it {_condition(better)}: {better.spec.engine.name}, {point(better.spec)}.")
+    if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
+        lines.append("Accumulation was not tried, for it makes the global batch larger: say max_global_batch=2048.")
+    if winner.estimate.evidence != "measured":
+        lines.append(f"To be surer: {shlex.join(['zeroscale', 'sweep', *_measure(answer)])}")
+    return lines
+
+
+def _condition(choice: Choice) -> str:
+    low, high = choice.candidate.memory.device
+    return f"fits, for it needs {gb(low)}–{gb(high)} GB" if choice.candidate.fits is None else "keeps to the limits"
+
+
+def _measure(answer: Answer) -> list[str]:
+    """Return the overrides that measure the winner, and with it the engines that are told apart by nothing else."""
+    winner = answer.advice.winner.spec
+    rivals = [tie.spec for tie in answer.advice.ties if overrides(tie.spec) == overrides(winner)]
+    engines = dict.fromkeys(spec.engine.name for spec in (winner, *rivals))
+    return [*answer.asked.texts, f"engine={','.join(engines)}", *overrides(winner)]
+
+
+def _evidence(choice: Choice) -> str:
+    return _EVIDENCE[choice.estimate.evidence].format(runs=choice.estimate.runs)

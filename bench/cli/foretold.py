@@ -1,0 +1,92 @@
+"""How it is told what is predicted of a sweep's points: memory, time, node-hours. What is unknown is called so."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from bench.spec import MeasureSpec
+from bench.sweep.asked import Point, Sweep
+from bench.sweep.duration import Minutes, minutes
+from bench.sweep.feasible import far_out
+from bench.sweep.forecast import Forecast
+
+_NOTHING = Forecast()
+
+
+class Foretold:
+    """The predictions of one sweep."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self._minutes = [_minutes(point) for point in sweep.points]
+        self._infeasible = [
+            sweep.rules.prune and far_out(point.forecast, sweep.machines[point.machine]) for point in sweep.points
+        ]
+
+    def infeasible(self, index: int) -> bool:
+        """Whether a point is not to be run."""
+        return self._infeasible[index]
+
+    def line(self, index: int) -> str:
+        """Return what is predicted of one point, in one line."""
+        point = self._sweep.points[index]
+        step = (point.forecast or _NOTHING).step
+        time = "step time unknown"
+        if step and (taken := self._minutes[index]):
+            span = _span(taken.low, taken.high)
+            time = f"{step.s:.3g} s a step ({step.low_s:.3g}–{step.high_s:.3g}), {span} min"
+        return f"    predicted: {self._memory(index)}; {time}"
+
+    def _memory(self, index: int) -> str:
+        point = self._sweep.points[index]
+        room, there = (point.forecast or _NOTHING).room, self._sweep.machines[point.machine].memory_bytes
+        if room is None:
+            return "memory unknown"
+        needed = f"{_span(room.low_bytes / 1e9, room.high_bytes / 1e9)} GB"
+        if there is None:
+            return f"{needed} (the device's memory is unknown)"
+        verdict = "far out of memory, infeasible" if self._infeasible[index] else room.fits(there)
+        return f"{needed} of {there / 1e9:.3g} ({verdict})"
+
+    def plain(self, index: int) -> dict[str, Any]:
+        """Return the same for another program; None is unknown."""
+        point = self._sweep.points[index]
+        found, there = point.forecast or _NOTHING, self._sweep.machines[point.machine].memory_bytes
+        taken = self._minutes[index]
+        return {
+            "memory_bytes": {"low": found.room.low_bytes, "high": found.room.high_bytes} if found.room else None,
+            "machine_memory_bytes": there,
+            "fits": {"fits": True, "does not fit": False}.get(found.room.fits(there)) if found.room else None,
+            "infeasible": self._infeasible[index],
+            "step_s": {"low": found.step.low_s, "likely": found.step.s, "high": found.step.high_s}
+            if found.step
+            else None,
+            "minutes": taken._asdict() if taken else None,
+        }
+
+    def summary(self) -> Iterator[str]:
+        """Yield lines on the sweep as a whole."""
+        runs = [index for _, index in self._sweep.order if not self._infeasible[index]]
+        known = [(taken, self._sweep.points[i].nodes) for i in runs if (taken := self._minutes[i])]
+        if known:
+            low, high = (sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
+            unknown = f", {len(runs) - len(known)} unknown" if len(known) < len(runs) else ""
+            yield f"predicted: {_span(low, high)} node-hours for {len(known)} points{unknown}"
+        if left := len(self._sweep.order) - len(runs):
+            yield f"predicted far out of memory: {left} points are recorded as infeasible; --no-prune runs them"
+        if short := sum(self._may_run_out(index) for index in runs):
+            yield f"{short} points may need more than their time limit: give them launcher.time_limit_min"
+
+    def _may_run_out(self, index: int) -> bool:
+        limit, taken = self._sweep.points[index].time_limit_min, self._minutes[index]
+        return limit is not None and taken is not None and taken.high > limit
+
+
+def _minutes(point: Point) -> Minutes | None:
+    step = (point.forecast or _NOTHING).step
+    return minutes(MeasureSpec.model_validate(point.spec["measure"]), step.low_s, step.high_s) if step else None
+
+
+def _span(low: float, high: float) -> str:
+    """Return a range in three digits, or one number where both ends read the same."""
+    ends = [f"{end:.3g}" if end < 1000 else f"{end:.0f}" for end in (low, high)]
+    return "–".join(dict.fromkeys(ends))

@@ -1,0 +1,45 @@
+"""What is not among the candidates of an answer, and why."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from bench.cli.wording import count, gb, point
+from bench.errors import UserError
+from bench.predict.candidates import Axes, Found, Shortage
+
+
+class LeftOut(NamedTuple):
+    what: str
+    why: str
+
+
+def without_candidates(found: Found, axes: Axes) -> list[LeftOut]:
+    """Return a line for every engine and every node count of which nothing came into question."""
+    engines = {candidate.spec.engine.name for candidate in found.candidates}
+    nodes = {candidate.spec.nodes for candidate in found.candidates}
+    short = [(s.spec.engine.name, s) for s in found.short if s.spec.engine.name not in engines]
+    short += [(count(s.spec.nodes, "node"), s) for s in found.short if s.spec.nodes not in nodes]
+    names = dict.fromkeys(name for name, _ in short)
+    told = [LeftOut(name, _least(s for other, s in short if other == name)) for name in names]
+    limit = axes.global_batch or axes.max_global_batch
+    undivided = sorted({spec.world_size for spec in found.undivided if spec.nodes not in nodes})
+    rule = f"{limit} samples per step cannot be divided among so many with these micro-batches"
+    return told + [LeftOut(count(ranks, "rank"), rule) for ranks in undivided]
+
+
+def nothing_fits(found: Found, left_out: Sequence[LeftOut]) -> UserError:
+    """Return the error for a question without candidates."""
+    if found.short:
+        remedy = "more nodes, a smaller model, or engine.offload_optimizer.device=cpu"
+        return UserError("no point", _least(found.short), remedy)
+    first = left_out[0] if left_out else LeftOut("batch", "leaves nothing to try")
+    return UserError(first.what, first.why, "ask for another batch, or for other nodes")
+
+
+def _least(short: Iterable[Shortage]) -> str:
+    """Word the point that lacks least."""
+    nearest = min(short, key=lambda shortage: shortage.bytes)
+    what = f"{nearest.spec.engine.name}, {point(nearest.spec)}"
+    if nearest.bytes <= 0:
+        return f"does not fit: {what} ran out of memory when it was measured"
+    return f"does not fit: {what} needs at least {gb(nearest.bytes)} GB more than a device has"

@@ -1,0 +1,37 @@
+"""How points and amounts are worded in advice."""
+
+from bench.spec import RunSpec
+
+
+def point(spec: RunSpec) -> str:
+    """Describe what advice chooses, the engine aside."""
+    batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
+    return f"{count(spec.nodes, 'node')}, {batch}, {'' if spec.activation_checkpointing else 'no '}checkpointing"
+
+
+def overrides(spec: RunSpec) -> list[str]:
+    """Return the same as overrides."""
+    batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]
+    return [f"nodes={spec.nodes}", *batch, f"activation_checkpointing={str(spec.activation_checkpointing).lower()}"]
+
+
+def count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def span(value: float, low: float, high: float) -> str:
+    """Return a value with its interval."""
+    return f"{number(value)} ({number(low)}–{number(high)})"
+
+
+def percent(share: float) -> str:
+    """Return a share of more or less, with its sign."""
+    return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f} %"
+
+
+def gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.3g}" if size_bytes < 1e12 else f"{size_bytes / 1e9:,.0f}"

@@ -1,0 +1,108 @@
+"""Hand a point over to those who train: a folder that starts without this package.
+
+It holds DeepSpeed's config, the model's, Hugging Face TrainingArguments, a training script that needs torch, DeepSpeed
+and transformers alone, a job script for Slurm, and a README.
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from bench.engines.zero.config import deepspeed_config
+from bench.engines.zero.options import Options
+from bench.errors import UserError
+from bench.handover.arguments import training_arguments
+from bench.handover.job import job_script
+from bench.handover.templates import template
+from bench.launchers.slurm.options import Options as Site
+from bench.models.t5 import NAMES, Shape
+from bench.spec import ModelSpec, RunSpec
+
+TRAIN = Path(__file__).with_name("files") / "train.py"
+
+
+class Handover(NamedTuple):
+    """What is handed over, to where, and why."""
+
+    spec: RunSpec
+    site: Site
+    device: Literal["cpu", "cuda"]
+    steps: int | None  # to train, in optimizer steps; None: not known
+    why: str  # the advice as it was told
+
+
+def check_free(folder: Path) -> None:
+    """Raise UserError if there is something in `folder` already, or no folder to make it in."""
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"--export {folder}", "is there already, and nothing is overwritten", "name a new folder")
+    if not folder.absolute().parent.is_dir():
+        raise UserError(f"--export {folder}", f"there is no folder {folder.absolute().parent}", "make it first")
+
+
+def write(folder: Path, contents: dict[str, str]) -> None:
+    """Write files, texts by name, into a new folder: all or nothing. UserError where it cannot be made."""
+    check_free(folder)
+    try:
+        made = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
+        try:
+            for name, text in contents.items():
+                (made / name).write_text(text)
+            for path in (made, made / "job.sh"):
+                path.chmod(0o755)
+            made.replace(folder)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+    except OSError as error:
+        rule = f"cannot be written ({error.strerror})"
+        raise UserError(f"--export {folder}", rule, "free some space or name another folder") from error
+
+
+def files(given: Handover) -> dict[str, str]:
+    """Return the text of every file by its name; UserError for what only this package can run."""
+    spec, steps = given.spec, given.steps
+    _check(spec)
+    return {
+        "ds_config.json": _json(deepspeed_config(Options.model_validate(spec.engine.options), spec)),
+        "model.json": _json(_model(spec.model)),
+        "training_arguments.json": _json(training_arguments(spec, steps)),
+        "train.py": TRAIN.read_text(),
+        "job.sh": job_script(spec, given.site, given.device, steps),
+        "README.md": template("README.md.j2").render(spec=spec, why=given.why),
+    }
+
+
+def _check(spec: RunSpec) -> None:
+    if spec.engine.backend != "deepspeed":
+        rule = "the answer is not an engine of DeepSpeed, so there is no DeepSpeed config to hand over"
+        raise UserError(f"engine={spec.engine.name}", rule, "ask with engine=zero0,zero1,zero2,zero3")
+    if spec.model.family != "t5":
+        raise UserError(
+            f"model.family={spec.model.family}", "only the T5 family can be handed over", "leave out --export"
+        )
+    if spec.model.loss_chunk_tokens:
+        rule = "transformers computes its loss whole, so it cannot be handed over"
+        raise UserError(f"model.loss_chunk_tokens={spec.model.loss_chunk_tokens}", rule, "leave it out")
+
+
+def _model(model: ModelSpec) -> dict[str, Any]:
+    """Return transformers' T5Config and what it does not hold."""
+    shape = Shape.model_validate(model.shape)
+    return {
+        "config": {
+            **{theirs: getattr(shape, ours) for ours, theirs in NAMES.items()},
+            "feed_forward_proj": f"gated-{shape.activation}" if shape.gated else shape.activation,
+            "dropout_rate": model.dropout,
+            "attn_implementation": "flex_attention" if model.attention == "flex" else model.attention,
+            "decoder_start_token_id": 0,
+            "use_cache": False,
+        },
+        "separate_head": shape.separate_head,
+        "compile_blocks": model.compile == "blocks",
+    }
+
+
+def _json(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, indent=2) + "\n"

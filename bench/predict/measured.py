@@ -1,0 +1,114 @@
+"""What recorded runs say of candidates on the same machine: their own step times, that they ran out of memory, and how
+far predictions were from those of their neighbours. Runs outrank formulas."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from bench.intervals import series_interval
+from bench.machine import Machine
+from bench.predict.neighbours import Neighbour, Predicted, identity, nearest, neighbour
+from bench.record import RunRecord
+from bench.spec import RunSpec
+
+_INDIFFERENT: Any = {"data": True, "seed": True, "measure": True, "model": {"name", "source", "parameters"}}
+
+
+class Timed(NamedTuple):
+    """Seconds of a step over the runs of one point: the median of their medians, and the interval that holds those of
+    all."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    runs: int
+
+
+class Known(NamedTuple):
+    """What is known of points on a machine, by `decisive`."""
+
+    timed: dict[str, Timed] = {}
+    out_of_memory: frozenset[str] = frozenset()
+    neighbours: tuple[Neighbour, ...] = ()
+
+    def near(self, engine: str) -> list[Neighbour]:
+        """Return the runs that correct predictions for `engine`; all are of one model and machine."""
+        every = self.neighbours
+        return nearest(every, every[0].model, engine, every[0].machine) if every else []
+
+    def fits(self, spec: RunSpec) -> bool | None:
+        """Whether `spec` was seen to run, or to run out of memory; None where nobody tried."""
+        if not self.timed and not self.out_of_memory:
+            return None
+        key = decisive(spec)
+        return True if key in self.timed else False if key in self.out_of_memory else None
+
+
+def decisive(spec: RunSpec) -> str:
+    """Return what decides how long a step takes, as text: everything but names, data, seed and protocol."""
+    return json.dumps(spec.model_dump(mode="json", exclude=_INDIFFERENT), sort_keys=True)
+
+
+def known(
+    records: Iterable[RunRecord], like: RunSpec, machine: Machine, predict: Callable[[RunSpec], float | None]
+) -> Known:
+    """Return what `records` say of points on `machine` with the model, the precision and the lengths of `like`;
+    `predict` gives the seconds of a step, or None.
+
+    Of a point that ran in several environments the one that started last counts.
+    """
+    alike = [record for record in records if _counts(record, like, machine)]
+    points: dict[str, list[RunRecord]] = {}
+    for record in alike:
+        points.setdefault(decisive(record.spec), []).append(record)
+    ok = {key: _latest([r for r in runs if r.outcome.kind == "ok"]) for key, runs in points.items()}
+    timed = {key: found for key, runs in ok.items() if (found := _timed(runs))}
+    out = frozenset(key for key in points if key not in timed and points[key][-1].outcome.kind == "oom")
+    beside = [neighbour(r, Predicted(predict(r.spec), None)) for key in timed for r in ok[key]]
+    model = identity(like.model.name, like.model.shape)
+    named = (found._replace(model=model, machine=machine.name) for found in beside if found and found.step)
+    return Known(timed, out, tuple(named))
+
+
+def _counts(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
+    """Whether a record is a measurement of such a model on such a machine."""
+    there, spec = record.circumstance.machine.name, record.spec
+    named = record.environment.classification.device if record.environment else ""
+    if there != machine.name and not (machine.device_names and machine.accepts(named)):
+        return False
+    if record.evidence != "measured" or (record.observations and record.observations.drill):
+        return False
+    same = (spec.precision, spec.sequence) == (like.precision, like.sequence) and _model(spec) == _model(like)
+    return same and record.outcome.kind in ("ok", "oom")
+
+
+def _model(spec: RunSpec) -> dict[str, Any]:
+    return spec.model.model_dump(exclude=_INDIFFERENT["model"])
+
+
+def _latest(runs: list[RunRecord]) -> list[RunRecord]:
+    """Return the runs of the environment that was met last."""
+    if not runs:
+        return []
+    last = max(runs, key=lambda record: record.circumstance.started_at)
+    return [record for record in runs if _environment(record) == _environment(last)]
+
+
+def _environment(record: RunRecord) -> str | None:
+    return record.environment.environment_id if record.environment else None
+
+
+def _timed(runs: list[RunRecord]) -> Timed | None:
+    windows = [_window(record) for record in runs]
+    medians = [statistics.median(window) for window in windows if window]
+    if not medians:
+        return None
+    inside = [series_interval(window) for window in windows if window]
+    ends = [end for interval in inside if interval for end in interval]
+    return Timed(statistics.median(medians), min(medians + ends), max(medians + ends), len(medians))
+
+
+def _window(record: RunRecord) -> tuple[float, ...]:
+    steps = record.observations.steps if record.observations else None
+    return steps.step_s[steps.cut :] if steps else ()

@@ -1,0 +1,69 @@
+"""How long one attempt at a point takes by the protocol of its measurement, and the time limit that follows. Pure."""
+
+import math
+from typing import NamedTuple
+
+from bench.spec import MeasureSpec
+
+START_S = (2.5, 17.0)
+"""Seconds that an attempt takes beside its steps: forked from a process that has done its imports (README, packing);
+and the slowest of the recorded runs, from cold. How long models of billions of parameters take to build was not
+measured."""
+MARGIN = 3.0
+"""A time limit holds if steps take this many times as long as the high end of the prediction. Of 36 runs of the testbed
+with fifteen other processes on its two cores, 28 took up to 3 times as long as on quiet ones, the worst 8.7 times
+(tests/data/runs); a point whose time runs out all the same has the longest limit in its next attempt."""
+LEAST_MIN = 2.0
+"""No predicted limit is shorter: a cold start takes 9 s, and building an op for the first time 30 s more."""
+_INSPECTED = 3  # untimed steps after the window
+_STEADY_BLOCKS = 2  # that have to agree before the window opens
+
+
+class Minutes(NamedTuple):
+    """Of one attempt, from and to."""
+
+    low: float
+    high: float
+
+
+def shortest_s(protocol: MeasureSpec, step_s: float) -> float:
+    """Return the seconds of all steps if the protocol ends as soon as it may."""
+    block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
+    warm = min(_blocks(max(protocol.warmup_steps, _STEADY_BLOCKS * block), block), protocol.warmup_max_steps)
+    enough = min(protocol.min_steps, math.ceil(protocol.min_s / step_s) if protocol.min_s else protocol.min_steps)
+    spent = math.ceil(protocol.max_s / step_s)
+    window = min(_blocks(min(enough, spent), block), protocol.max_steps)
+    return (warm + window + inspected) * step_s
+
+
+def longest_s(protocol: MeasureSpec, step_s: float) -> float:
+    """Return the seconds of all steps if it uses its budget; the window's time is looked at between blocks."""
+    block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
+    window = min(protocol.max_steps, _blocks(math.ceil(protocol.max_s / step_s), block))
+    return (protocol.warmup_max_steps + window + inspected) * step_s
+
+
+def _blocks(steps: int, block: int) -> int:
+    """Return `steps` in whole blocks."""
+    return -(-steps // block) * block
+
+
+def minutes(protocol: MeasureSpec, low_s: float, high_s: float) -> Minutes:
+    """Return how long an attempt takes whose steps take between `low_s` and `high_s`, its start included."""
+    low, high = START_S
+    return Minutes((low + shortest_s(protocol, low_s)) / 60, (high + longest_s(protocol, high_s)) / 60)
+
+
+def limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bound_min: float) -> float:
+    """Return the time limit of an attempt whose steps are predicted to take at most `high_s`.
+
+    `setup_min` is what a start may take, `bound_min` the limit where nothing is predicted, which this never exceeds.
+    """
+    needed = setup_min + longest_s(protocol, MARGIN * high_s) / 60
+    return min(max(needed, LEAST_MIN), bound_min)
+
+
+def bound_min(protocol: MeasureSpec, setup_min: float) -> float:
+    """Return the limit where nothing is predicted: what a start may take, and twice the longest window, since nobody
+    knows how long the warm-up's steps are."""
+    return setup_min + 2 * protocol.max_s / 60

@@ -1,0 +1,72 @@
+"""Points that are predicted far out of memory, and need not run. Pure, and open to audit."""
+
+import functools
+import hashlib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench import predict
+from bench.machine import Machine
+from bench.predict.memory import memory
+from bench.predict.neighbours import UNCORRECTED, Correction
+from bench.record import Outcome
+from bench.spec import RunSpec
+from bench.sweep.forecast import FAR_OUT, Forecast, Room
+
+
+def far_out(forecast: Forecast | None, machine: Machine, correction: Correction = UNCORRECTED) -> bool:
+    """Whether a point is surely out of memory.
+
+    Measured neighbours may take that back, or add points beyond the edge; what fits by the low estimate alone is never
+    far out. Where the device's memory is not known, nothing is.
+    """
+    room, there = forecast.room if forecast else None, machine.memory_bytes
+    if room is None or there is None or room.low_bytes <= there:
+        return False
+    return room.corrected(correction.memory).low_bytes > FAR_OUT * there
+
+
+def infeasible(
+    plain_spec: dict[str, Any], forecast: Forecast | None, machine: Machine, correction: Correction
+) -> Outcome | None:
+    """Return why a point need not run, with the whole prediction as evidence, or None."""
+    if not far_out(forecast, machine, correction):
+        return None
+    assert forecast and forecast.room and machine.memory_bytes
+    room = forecast.room.corrected(correction.memory)
+    needs, has = _gb(room.low_bytes), _gb(machine.memory_bytes)
+    reason = f"predicted to need at least {needs} GB, and a device of {machine.name} has {has} GB"
+    return Outcome(kind="infeasible", reason=reason, evidence=_evidence(plain_spec, room, machine, correction))
+
+
+def _evidence(plain_spec: dict[str, Any], room: Room, machine: Machine, correction: Correction) -> dict[str, Any]:
+    """Return the prediction by phase and term, and by which formulas; the phases are as predicted, uncorrected."""
+    spec = RunSpec.model_validate(plain_spec)
+    needed = memory(spec, "cpu" if machine.device == "cpu" else "cuda")
+    return {
+        "predicted": {
+            "low_bytes": room.low_bytes,
+            "high_bytes": room.high_bytes,
+            "phases": {phase.name: phase.terms for phase in needed.phases},
+            "base_bytes": needed.base,
+            "reserve_bytes": needed.reserve,
+        },
+        "machine": {"name": machine.name, "memory_bytes": machine.memory_bytes},
+        "far_out": FAR_OUT,
+        "correction": {"memory": correction.memory, "runs": correction.runs},
+        "formulas": formulas(),
+    }
+
+
+@functools.cache
+def formulas() -> dict[str, str]:
+    """Return what tells one version of the formulas from another: of the release, and of their text."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(predict.__path__[0]).glob("*.py")):
+        digest.update(path.read_bytes())
+    return {"zeroscale": metadata.version("zeroscale"), "bench.predict": digest.hexdigest()[:12]}
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.3g}" if count < 1e12 else f"{count / 1e9:.0f}"

@@ -1,0 +1,70 @@
+"""What formulas say of a point before it has run, kept with what was asked: its memory and the time of a step."""
+
+import contextlib
+from typing import Literal
+
+from bench.errors import UserError
+from bench.machine import Machine
+from bench.predict.memory import FAMILIES, memory
+from bench.predict.segments import Device
+from bench.predict.step_time import step_time
+from bench.spec import Frozen, RunSpec
+
+FAR_OUT = 1.2
+"""A device's memory times this is far out of memory: a point whose low estimate is above need not run. Recorded peaks
+lie within 7 % of their prediction (README), and this is about three times that. What lies between is run, and shows."""
+
+Fits = Literal["fits", "may fit", "does not fit", "unknown"]
+
+
+class Room(Frozen):
+    """Bytes that a device must have."""
+
+    low_bytes: int
+    high_bytes: int
+    tensor_bytes: int  # of both: live tensors at the highest peak
+
+    def corrected(self, factor: float) -> "Room":
+        """Return this with `factor` times as many bytes of tensors."""
+        more = round((factor - 1) * self.tensor_bytes)
+        return Room(
+            low_bytes=self.low_bytes + more, high_bytes=self.high_bytes + more, tensor_bytes=self.tensor_bytes + more
+        )
+
+    def fits(self, memory_bytes: int | None) -> Fits:
+        """Whether a device with so much memory is enough."""
+        if memory_bytes is None:
+            return "unknown"
+        if self.high_bytes <= memory_bytes:
+            return "fits"
+        return "does not fit" if self.low_bytes > memory_bytes else "may fit"
+
+
+class Step(Frozen):
+    """Seconds of an optimizer step."""
+
+    low_s: float
+    s: float
+    high_s: float
+
+
+class Forecast(Frozen):
+    """What is predicted of a point. None is unknown."""
+
+    room: Room | None = None
+    step: Step | None = None
+
+
+def forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
+    """Return what can be predicted of `spec`: nothing where its device, "cpu" or "cuda", is not known yet, or where its
+    family has no formulas."""
+    if device is None or spec.model.family not in FAMILIES:
+        return Forecast()
+    at: Device = "cpu" if device == "cpu" else "cuda"
+    needed, step = memory(spec, at), None
+    low, high = needed.device
+    room = Room(low_bytes=low, high_bytes=high, tensor_bytes=max(needed.init_peak, needed.peak))
+    with contextlib.suppress(UserError):  # a number that the machine's file lacks
+        time = step_time(spec, machine, at)
+        step = Step(low_s=time.low_s, s=time.step_s, high_s=time.high_s)
+    return Forecast(room=room, step=step)

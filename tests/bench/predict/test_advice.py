@@ -1,0 +1,256 @@
+"""Advice from choices: what comes into question, what is best for which question, and what cannot be told apart."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import config, store
+from bench.predict.advice import Question, advise, standing
+from bench.predict.candidates import Axes, Candidate, Room, look
+from bench.predict.choices import Choice, Estimate, choose
+from bench.predict.compute import CALIBRATED, REHEARSED
+from bench.predict.difference import slower_by, surely_faster, why
+from bench.predict.flops import StepFlops
+from bench.predict.measured import Known, known
+from bench.predict.memory import memory
+from bench.predict.step_time import Time, step_time
+from bench.record import RunRecord
+from bench.spec import Batch, RunSpec
+
+RUNS = Path(__file__).parents[2] / "data/runs/smoke"
+H200 = 141_000_000_000
+
+
+def spec(*overrides: str) -> RunSpec:
+    words = ["model=mt5_base", "engine=zero2", "devices_per_node=8", "batch.micro=1", "launcher=slurm", *overrides]
+    return config.request(config.single(words)).spec
+
+
+BASE = spec()
+
+
+def choice(
+    engine: str = "zero2", *, parts: dict[str, float], hidden_s: float = 0.0, rate: tuple[float, float] = (1.0, 2.0),
+    nodes: int = 1, micro: int = 1, checkpointing: bool = False, fits: bool | None = True, tokens: int = 1000,
+) -> Choice:  # fmt: skip
+    """A choice whose step has these parts; what it computes may take `rate` times as long."""
+    batch = Batch(micro=micro, accumulation=1, global_=micro * nodes * 8)
+    named = BASE.engine.model_copy(update={"name": engine, "options": {"stage": int(engine[-1])}})
+    changes = {"engine": named, "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
+    total = sum(parts.values())
+    computing = sum(seconds for name, seconds in parts.items() if name in ("forward", "recomputation", "backward"))
+    low, high = total + (rate[0] - 1) * computing, total + (rate[1] - 1) * computing + hidden_s
+    time = Time(parts, hidden_s, low, high, StepFlops(model=1, hardware=1), tokens, None, "matrix products")
+    candidate = Candidate(BASE.model_copy(update=changes), memory(BASE), fits)
+    return Choice(candidate, time, Estimate(total, low, high, "predicted"))
+
+
+# -- what comes into question
+
+
+def test_micro_batches_double_up_to_the_last_that_may_fit() -> None:
+    found = look([BASE], Axes(nodes=(1,), checkpointing=(False,)), Room(H200, "cuda"))
+    micros = [candidate.spec.batch.micro for candidate in found.candidates]
+    assert micros == [2**power for power in range(len(micros))]
+    larger = BASE.model_copy(update={"batch": Batch(micro=2 * micros[-1], accumulation=1, global_=16 * micros[-1])})
+    assert memory(larger).fits(H200) is False
+    assert all(candidate.fits == memory(candidate.spec).fits(H200) for candidate in found.candidates)
+
+
+def test_accumulation_fills_the_largest_global_batch_and_never_exceeds_it() -> None:
+    found = look([BASE], Axes(nodes=(1,), checkpointing=(False,), max_global_batch=100), Room(H200, "cuda"))
+    tried = {(c.spec.batch.micro, c.spec.accumulation) for c in found.candidates}
+    # 8 ranks: 100 // 8 = 12 micro-steps of 1 sample, 6 of 2, 3 of 4, 1 of 8
+    assert tried == {(1, n) for n in (1, 2, 4, 8, 12)} | {(2, n) for n in (1, 2, 4, 6)} | {
+        (4, n) for n in (1, 2, 3)
+    } | {(8, 1)}
+    assert all(c.spec.global_batch <= 100 for c in found.candidates)
+
+
+def test_a_global_batch_that_is_asked_for_is_kept_exactly() -> None:
+    found = look([BASE], Axes(nodes=(1, 3), checkpointing=(False,), global_batch=64), Room(H200, "cuda"))
+    assert {(c.spec.batch.micro, c.spec.accumulation) for c in found.candidates} == {(1, 8), (2, 4), (4, 2), (8, 1)}
+    assert [left.nodes for left in found.undivided] == [3]  # 64 samples and 24 ranks
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    found = look([BASE], Axes(nodes=(1,), checkpointing=(False,)), Room(4_000_000_000, "cuda"))
+    assert found.candidates == []
+    assert [short.bytes for short in found.short] == [memory(BASE).device[0] - 4_000_000_000]
+
+
+def test_a_measured_run_outranks_the_formula_of_memory() -> None:
+    axes = Axes(nodes=(1,), checkpointing=(False,), micro=(1,))
+    ran_out = look([BASE], axes, Room(H200, "cuda", seen=lambda point: False))
+    assert (ran_out.candidates, len(ran_out.short)) == ([], 1)
+    ran = look([BASE], axes, Room(1, "cuda", seen=lambda point: True))
+    assert [candidate.fits for candidate in ran.candidates] == [True]
+
+
+# -- what is best
+
+
+def test_the_best_depends_on_what_is_asked() -> None:
+    one = choice(nodes=1, parts={"forward": 10.0})  # 8 devices: 80 device-seconds per step
+    four = choice(nodes=4, parts={"forward": 2.0, "all-reduce": 2.0})  # 32 devices: 128
+    rows = [one, four]
+    tokens = 3.6e6  # 3600 steps: 10 hours (at most 20), and 4 (at most 6)
+    assert advise(Question(), rows).winner is one
+    assert advise(Question(tokens, node_hours=100), rows).winner is four
+    assert advise(Question(tokens, node_hours=23), rows).winner is one  # four may take 6 h of 4 nodes
+    assert advise(Question(tokens, deadline_h=21), rows).winner is one
+    assert advise(Question(tokens, deadline_h=7), rows).winner is four
+    assert advise(Question(tokens, deadline_h=15), rows).winner is four  # one makes it only if all goes well
+
+
+def test_of_two_that_cannot_be_told_apart_the_surer_is_advised() -> None:
+    lower, stage_3 = choice("zero1", parts={"forward": 1.0}), choice("zero3", parts={"forward": 0.9})
+    advice = advise(Question(), [stage_3, lower])
+    assert (advice.winner, advice.bolder, advice.ties) == (lower, stage_3, [stage_3])
+    far = choice("zero3", parts={"forward": 0.5})
+    assert advise(Question(), [lower, far]).winner is far
+
+
+def test_what_may_not_fit_wins_only_where_nothing_fits_for_sure() -> None:
+    sure, perhaps = choice(parts={"forward": 2.0}), choice(micro=2, parts={"forward": 1.0}, fits=None)
+    advice = advise(Question(), [sure, perhaps])
+    assert (advice.winner, advice.perhaps) == (sure, perhaps)
+    assert advise(Question(), [perhaps]).winner is perhaps
+
+
+def test_beyond_every_limit_nothing_stands() -> None:
+    slow = choice(parts={"forward": 10.0})
+    assert standing(slow, Question(3.6e6, deadline_h=9)) == 3
+
+
+def test_each_engine_is_shown_at_its_best() -> None:
+    rows = [choice("zero2", parts={"forward": s}, micro=m) for s, m in ((3.0, 1), (2.0, 2))]
+    rows.append(choice("zero3", parts={"forward": 5.0}))
+    advice = advise(Question(), rows)
+    assert [(row.spec.engine.name, row.estimate.step_s) for row in advice.engines] == [("zero2", 2.0), ("zero3", 5.0)]
+
+
+# -- what can be told apart
+
+
+def test_doubt_that_both_share_cancels() -> None:
+    quick = choice(nodes=1, parts={"forward": 1.0, "all-reduce": 0.1})  # 1.1 to 2.1
+    slow = choice(nodes=2, tokens=2000, parts={"forward": 1.0, "all-reduce": 0.2})  # 1.2 to 2.2: they overlap
+    assert surely_faster(quick, slow, per_device=True)
+    assert not surely_faster(slow, quick, per_device=True)
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(1.2, False), (1.25, True)])
+@pytest.mark.parametrize("other", [{"micro": 2}, {"engine": "zero1"}, {"checkpointing": True}], ids=str)
+def test_other_portions_and_engines_leave_each_its_own_doubt(seconds: float, told: bool, other: dict[str, Any]) -> None:
+    assert REHEARSED == (0.9, 1.1)  # 1.1 × 1.0 = 1.1 against 0.9 × 1.2 = 1.08 or 0.9 × 1.25 = 1.125
+    one, rival = choice(parts={"forward": 1.0}), choice(parts={"forward": seconds}, **other)
+    assert surely_faster(one, rival, per_device=True) is told
+
+
+def test_stage_3_alone_may_compute_as_much_longer_as_it_was_seen_to() -> None:
+    other = choice("zero2", parts={"forward": 1.0})
+    edge = REHEARSED[0] / CALIBRATED[1]
+    assert surely_faster(choice("zero3", parts={"forward": 0.99 * edge}), other, per_device=True)
+    assert not surely_faster(choice("zero3", parts={"forward": 1.01 * edge}), other, per_device=True)
+
+
+def test_what_is_better_only_if_communication_hides_is_not_surely_better() -> None:
+    hiding = choice(nodes=1, parts={"forward": 1.0}, hidden_s=0.5)
+    waiting = choice(nodes=2, tokens=2000, parts={"forward": 1.0, "all-reduce": 0.1})
+    assert not surely_faster(hiding, waiting, per_device=True)
+    assert not surely_faster(waiting, hiding, per_device=True)
+
+
+def test_measured_runs_are_compared_by_their_intervals() -> None:
+    def measured(low: float, high: float) -> Choice:
+        made = choice(parts={"forward": 1.0})
+        return made._replace(estimate=Estimate((low + high) / 2, low, high, "measured", 3))
+
+    assert surely_faster(measured(1.0, 1.1), measured(1.2, 1.3), per_device=True)
+    assert not surely_faster(measured(1.0, 1.2), measured(1.1, 1.3), per_device=True)
+
+
+def test_why_names_the_parts_that_take_longer() -> None:
+    base = choice(parts={"forward": 1.0, "backward": 2.0, "all-reduce": 1.0})
+    rival = choice(parts={"forward": 1.0, "recomputation": 0.8, "backward": 2.0, "gather": 1.2, "all-reduce": 0.6})
+    assert slower_by(base, rival, per_device=True) == pytest.approx(0.4)
+    assert why(base, rival, per_device=True) == pytest.approx({"gather": 0.3, "recomputation": 0.2})
+
+
+# -- measured runs outrank formulas
+
+
+def recorded(engine: str, **changes: Any) -> RunRecord:
+    """A real run of the smoke study on this kind of machine: two processes, micro-batch 4."""
+    for path in store.find_records([RUNS]):
+        record = store.read_record(path)
+        found = record.spec
+        if (found.engine.name, found.world_size, found.batch.micro) == (engine, 2, 4):
+            return record.model_copy(update=changes)
+    raise AssertionError(engine)
+
+
+@pytest.fixture(scope="module")
+def here() -> Any:
+    """The machine of the recorded runs, with the rates that a prediction needs."""
+    rates = {"peak_tflops": {"fp32": 0.1}, "memory_bytes_per_s": 1e10, "intra_node_bytes_per_s": 1e9}
+    return recorded("zero2").circumstance.machine.model_copy(update=rates)
+
+
+def chosen(record: RunRecord, here: Any, *others: RunRecord) -> Choice:
+    """What is believed of a record's point where `others` were measured."""
+
+    def predict(point: RunSpec) -> Time:
+        return step_time(point, here, "cpu")
+
+    found = known(others, record.spec, here, lambda point: predict(point).step_s)
+    return choose(Candidate(record.spec, memory(record.spec, "cpu"), True), found, predict(record.spec))
+
+
+def median_s(record: RunRecord) -> float:
+    assert record.observations and record.observations.steps
+    steps = record.observations.steps
+    return statistics.median(steps.step_s[steps.cut :])
+
+
+def test_a_measured_point_has_its_own_time(here: Any) -> None:
+    record = recorded("zero2")
+    believed = chosen(record, here, record, recorded("zero3")).estimate
+    assert (believed.evidence, believed.runs) == ("measured", 1)
+    assert believed.step_s == median_s(record)
+    assert believed.low_s < believed.step_s < believed.high_s
+
+
+def test_its_neighbours_are_corrected_by_as_much_as_it_was_off(here: Any) -> None:
+    measured, other = recorded("zero2"), recorded("zero3")
+    off = median_s(measured) / chosen(measured, here).time.step_s
+    believed, predicted = chosen(other, here, measured).estimate, chosen(other, here).time.step_s
+    assert (believed.evidence, believed.runs) == ("corrected", 1)
+    assert believed.step_s == pytest.approx(off * predicted)
+    ends = CALIBRATED[0] * off * predicted, CALIBRATED[1] * off * predicted
+    assert (believed.low_s, believed.high_s) == pytest.approx(ends)  # another engine says less than the same
+
+
+def test_runs_of_another_machine_say_nothing(here: Any) -> None:
+    record = recorded("zero2")
+    elsewhere = here.model_copy(update={"name": "elsewhere"})
+    assert known([record], record.spec, elsewhere, lambda point: 1.0) == Known()
+
+
+@pytest.mark.parametrize("changes", [{"evidence": "rehearsed"}, {"drill": True}])
+def test_what_is_no_measurement_says_nothing(here: Any, changes: dict[str, Any]) -> None:
+    record = recorded("zero2")
+    if changes.pop("drill", False):
+        changes["observations"] = record.observations.model_copy(update={"drill": "slow"})  # type: ignore[union-attr]
+    assert known([record.model_copy(update=changes)], record.spec, here, lambda point: 1.0) == Known()
+
+
+def test_a_point_that_ran_out_of_memory_does_not_fit(here: Any) -> None:
+    record = recorded("zero2")
+    oom = record.model_copy(update={"outcome": record.outcome.model_copy(update={"kind": "oom"})})
+    found = known([oom], record.spec, here, lambda point: 1.0)
+    assert found.fits(record.spec) is False
+    assert found.fits(recorded("zero3").spec) is None

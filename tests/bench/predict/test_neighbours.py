@@ -1,0 +1,73 @@
+"""What measured runs say of predictions for their neighbours."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import store
+from bench.predict.neighbours import UNCORRECTED, Predicted, corrections, identity, nearest, neighbour
+from bench.record import Outcome, RunRecord
+
+RUNS = Path(__file__).parents[2] / "data/runs"
+ONE, TWO = (store.read_record(path) for path in sorted((RUNS / "smoke").rglob("record.json"))[:2])
+
+
+def median_s(record: RunRecord) -> float:
+    assert record.observations and record.observations.steps
+    window = sorted(record.observations.steps.step_s[record.observations.steps.cut :])
+    middle = len(window) // 2
+    return window[middle] if len(window) % 2 else (window[middle - 1] + window[middle]) / 2
+
+
+def peak_bytes(record: RunRecord) -> int:
+    assert record.observations
+    return max(
+        max(rank.init_peak_bytes or 0, rank.warmup_peak_bytes or 0, rank.peak_allocated_bytes or 0)
+        for rank in record.observations.memory
+    )
+
+
+def scaled(step: float, memory: float) -> Any:
+    """Predictions that are so many times too small."""
+    return lambda record: Predicted(median_s(record) / step, round(peak_bytes(record) / memory))
+
+
+def test_without_runs_nothing_is_corrected() -> None:
+    assert corrections([], scaled(2, 2)) == UNCORRECTED == (1.0, 1.0, 0)
+
+
+def test_the_correction_is_the_geometric_mean_of_measured_over_predicted() -> None:
+    factors = {ONE.config_id: scaled(2, 1.1), TWO.config_id: scaled(8, 1.1)}
+    found = corrections([ONE, TWO], lambda record: factors[record.config_id](record))
+    assert found == (pytest.approx(4), pytest.approx(1.1, rel=1e-6), 2)
+
+
+def test_one_run_corrects_time_but_not_memory() -> None:
+    assert corrections([ONE], scaled(2, 1.5)) == (pytest.approx(2), 1.0, 1)
+
+
+def test_what_was_not_predicted_corrects_nothing() -> None:
+    assert corrections([ONE, TWO], lambda record: Predicted(None, None)) == (1.0, 1.0, 2)
+    assert corrections([ONE, TWO], lambda record: None) == UNCORRECTED
+
+
+@pytest.mark.parametrize("update", [
+    {"outcome": Outcome(kind="oom")}, {"evidence": "rehearsed"},
+    {"observations": ONE.observations and ONE.observations.model_copy(update={"drill": "rank=1"})},
+])  # fmt: skip
+def test_only_real_runs_that_ended_well_count(update: dict[str, Any]) -> None:
+    assert corrections([ONE.model_copy(update=update)], scaled(2, 2)) == UNCORRECTED
+
+
+def test_runs_with_the_same_engine_are_preferred_once_there_are_two() -> None:
+    found = neighbour(ONE, scaled(2, 2)(ONE))
+    assert found
+    model, machine = found.model, found.machine
+    assert model == identity(ONE.spec.model.name, ONE.spec.model.shape)
+    same, other = found._replace(engine="zero2"), found._replace(engine="ddp")
+    assert nearest([same, other], model, "zero2", machine) == [same, other]
+    assert nearest([same, other, same], model, "zero2", machine) == [same, same]
+    assert nearest([same, other], model, "zero3", machine) == [same, other]
+    assert nearest([same, other], model, "zero2", "another machine") == []
+    assert nearest([same, other], identity("tiny", {"d_model": 7}), "zero2", machine) == []

@@ -1,0 +1,71 @@
+"""What a dry run says of memory, time and node-hours before anything is started."""
+
+import json
+from typing import Any
+
+import pytest
+from sweeps import point, spec, sweep
+
+from bench import cli
+from bench.cli.foretold import Foretold
+from bench.machine import Machine
+from bench.sweep.duration import minutes
+from bench.sweep.forecast import Forecast, Room, Step
+
+GPUS = ("model=mt5_xxl", "machine=a100_80", "devices_per_node=8", "launcher=slurm")
+GB = 10**9
+
+
+def dry(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.main(["sweep", *words, "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = dry(capsys, *GPUS, "engine=zero0,zero3").splitlines()
+    [zero0], [zero3] = (
+        [place for place, line in enumerate(told) if f" {name} " in line] for name in ("zero0", "zero3")
+    )
+    assert "GB of 80 (far out of memory, infeasible)" in told[zero0 + 1], "16 bytes for each of 13e9 parameters"
+    assert " s a step (" in told[zero3 + 1] and " min" in told[zero3 + 1]
+    assert "job" not in told[zero0] and told[zero3].endswith("job 1")
+    assert any(line.startswith("predicted: ") and "node-hours for 1 points" in line for line in told)
+    assert "predicted far out of memory: 1 points are recorded as infeasible; --no-prune runs them" in told
+    assert told[-1].startswith("2 points in 1 jobs")
+
+
+def test_no_prune_runs_them_and_says_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    told = dry(capsys, *GPUS, "engine=zero0", "--no-prune")
+    assert "GB of 80 (does not fit)" in told and "infeasible" not in told
+
+
+def test_what_is_unknown_is_called_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    told = dry(capsys, "model=tiny", "machine=auto", "launcher=slurm")
+    assert "predicted: memory unknown; step time unknown" in told
+    assert "limit 20 min" in told and "node-hours for" not in told
+    [plain] = json.loads(dry(capsys, "model=tiny", "machine=auto", "launcher=slurm", "--json"))
+    nothing = ("memory_bytes", "machine_memory_bytes", "fits", "step_s", "minutes")
+    assert plain["predicted"] == {"infeasible": False, **dict.fromkeys(nothing)}
+
+
+def foretold(limit_min: float, nodes: int = 4, **forecast: Any) -> Foretold:
+    known = {"room": Room(low_bytes=9 * GB, high_bytes=11 * GB, tensor_bytes=8 * GB), **forecast}
+    one = point(spec(nodes=nodes), limit_min).model_copy(update={"forecast": Forecast(**known)})
+    machine = Machine(name="cpu", device="cpu", memory_bytes=10 * GB)
+    return Foretold(sweep([one], repeats=2).model_copy(update={"machines": {"cpu": machine}}))
+
+
+def test_node_hours_are_of_all_repeats_on_all_nodes() -> None:
+    told = foretold(60, step=Step(low_s=1, s=1.5, high_s=2))
+    taken = minutes(spec().measure, 1, 2)
+    low, high = 2 * 4 * taken.low / 60, 2 * 4 * taken.high / 60
+    assert list(told.summary()) == [f"predicted: {low:.3g}–{high:.3g} node-hours for 2 points"]
+    assert told.line(0).startswith("    predicted: 9–11 GB of 10 (may fit); 1.5 s a step (1–2), ")
+    assert told.plain(0)["fits"] is None and told.plain(0)["minutes"] == taken._asdict()
+
+
+def test_a_limit_that_may_not_be_enough_is_said() -> None:
+    told = list(foretold(5, step=Step(low_s=1, s=1.5, high_s=2)).summary())
+    assert told[-1] == "2 points may need more than their time limit: give them launcher.time_limit_min"

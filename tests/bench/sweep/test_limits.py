@@ -1,0 +1,99 @@
+"""Time limits from predictions: generous, corrected by measured neighbours, and never the end of a point."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+from sweeps import attempt, point, spec, sweep
+
+from bench import store
+from bench.dispatch.correct import corrected
+from bench.dispatch.view import View
+from bench.predict.neighbours import Correction
+from bench.record import RunRecord
+from bench.sweep import asked
+from bench.sweep.asked import Point, Sweep
+from bench.sweep.duration import MARGIN, START_S, limit_min, longest_s, shortest_s
+from bench.sweep.forecast import Forecast, Step
+from bench.sweep.neighbourhood import Neighbourhood
+from bench.sweep.standing import standings
+from bench.sweep.survey import survey
+
+RUNS = Path(__file__).parents[2] / "data/runs"
+FOUR = spec(batch__micro=4)
+STEP = Step(low_s=0.05, s=0.1, high_s=0.15)
+"""Predicted of FOUR; by the default protocol the limit is 10 + (60 + 500 + 3) × 3 × 0.15 / 60 min, of 20. Half as
+slow again, 300 s are over after 445 steps of the window."""
+LIMIT_MIN = 10 + 563 * 3 * 0.15 / 60
+
+
+def made() -> Sweep:
+    update = {"forecast": Forecast(step=STEP), "bound_min": 20.0, "time_limit_min": LIMIT_MIN}
+    predicted: Point = point(FOUR).model_copy(update=update)
+    return sweep([predicted]).model_copy(update={"launcher": {"name": "slurm", "setup_min": 10}})
+
+
+class Slower(Neighbourhood):
+    """Measured runs took so many times as long as predicted."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def correction(self, point: Point) -> Correction:
+        return Correction(step=self.factor, runs=3)
+
+
+def limit_of(folder: Path, neighbourhood: Neighbourhood) -> float | None:
+    one, seen = made(), survey(folder)
+    view = View(folder, [one], seen, {}, standings(asked.union([one]), seen, {}))
+    [standing] = corrected(view.standings, view, neighbourhood)
+    return standing.point.time_limit_min
+
+
+@pytest.mark.parametrize(("factor", "limit"), [(1.0, LIMIT_MIN), (1.5, 10 + 508 * 3 * 0.225 / 60), (0.5, LIMIT_MIN)])
+def test_neighbours_lengthen_a_limit_and_never_shorten_it(factor: float, limit: float, tmp_path: Path) -> None:
+    assert limit_of(tmp_path, Slower(factor)) == pytest.approx(limit)
+    assert limit_of(tmp_path, Slower(100)) == 20
+
+
+def test_a_point_whose_time_ran_out_gets_the_longest_limit(tmp_path: Path) -> None:
+    attempt(tmp_path, FOUR, "node_failure")
+    assert limit_of(tmp_path, Slower(1)) == pytest.approx(LIMIT_MIN)
+    attempt(tmp_path, FOUR, "timeout")
+    assert limit_of(tmp_path, Slower(1)) == 20
+
+
+def test_a_limit_that_was_asked_for_stays(tmp_path: Path) -> None:
+    one = made()
+    plain = one.points[0].model_copy(update={"bound_min": None, "time_limit_min": 7.0})
+    one, seen = one.model_copy(update={"points": (plain,)}), survey(tmp_path)
+    view = View(tmp_path, [one], seen, {}, standings(asked.union([one]), seen, {}))
+    assert corrected(view.standings, view, Slower(9))[0].point.time_limit_min == 7.0
+
+
+def recorded() -> list[RunRecord]:
+    found = [store.read_record(path) for folder in ("smoke", "testbed", "memory", "busy")
+             for path in sorted((RUNS / folder).rglob(store.RECORD))]  # fmt: skip
+    return [record for record in found if record.outcome.kind == "ok"]
+
+
+def test_no_recorded_run_is_cut_by_a_prediction_that_is_too_short_by_half() -> None:
+    """Even among the runs that fifteen other processes disturbed; the start has setup_min of its own."""
+    for record in recorded():
+        assert record.observations and record.observations.steps
+        steps, protocol = record.observations.steps, record.spec.measure
+        median = statistics.median(steps.step_s[steps.cut :])
+        assert sum(steps.step_s) <= longest_s(protocol, MARGIN * median / 2), record.config_id
+        duration_s = sum(steps.step_s) + sum(record.observations.phases_s.values())
+        assert duration_s <= 60 * limit_min(protocol, median / 2, setup_min=3, bound_min=20), record.config_id
+
+
+def test_recorded_runs_took_as_long_as_their_protocol_says() -> None:
+    """With the extremes of their own steps as the prediction's."""
+    for record in recorded():
+        assert record.observations and record.observations.steps
+        step_s, protocol = record.observations.steps.step_s, record.spec.measure
+        a_block_more = (3 + protocol.block_steps) * max(step_s)  # how many steps make min_s depends on their length
+        assert shortest_s(protocol, min(step_s)) <= sum(step_s) + a_block_more, record.config_id
+        assert sum(step_s) <= longest_s(protocol, max(step_s)), record.config_id
+        assert sum(record.observations.phases_s.values()) <= 1.01 * START_S[1]

@@ -1,0 +1,179 @@
+"""`zeroscale advise`: the question, the answer as text and JSON, and what cannot be asked."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+
+XL = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "nodes=1", "batch.micro=8,16")
+ROOT = Path(__file__).parents[2]
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Ask for advice where no runs are kept; return the JSON."""
+    monkeypatch.chdir(tmp_path)
+
+    def answer(*words: str) -> Any:
+        assert main(["advise", *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return answer
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Ask for what cannot be answered; return the one line that says so."""
+    monkeypatch.chdir(tmp_path)
+
+    def line(*words: str) -> str:
+        assert main(["advise", *words]) == 2
+        told = capsys.readouterr()
+        assert (told.out, told.err.count("\n")) == ("", 1)
+        return told.err
+
+    return line
+
+
+# -- the answer
+
+
+def test_the_answer_names_the_point_its_cost_and_its_rivals(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["advise", *XL, "tokens=1e11", "price=2"]) == 0
+    told = capsys.readouterr().out
+    words = [
+        "asked: 1e+11 tokens, the fewest node-hours",
+        "micro-batch 16",
+        "MFU",
+        "memory",
+        "fits",
+        "node-hours",
+        "cost",
+    ]
+    words += ["each engine at its best", "the answer", "how sure", "predicted", "zeroscale sweep"]
+    for word in words:
+        assert word in told
+
+
+def test_numbers_agree_with_each_other(ask: Ask) -> None:
+    winner = ask(*XL, "tokens=1e11", "price=2")["winner"]
+    assert winner["global_batch"] == winner["micro_batch"] * winner["accumulation"] * 8
+    assert winner["tokens_per_s"] == pytest.approx(winner["global_batch"] * 640 / winner["step"]["step_s"])
+    assert winner["hours"] == pytest.approx(1e11 / winner["tokens_per_s"] / 3600)
+    assert winner["cost"] == pytest.approx(2 * 8 * winner["node_hours"])
+    assert sum(winner["predicted_parts_s"].values()) == pytest.approx(winner["step"]["step_s"])
+    assert winner["device_bytes"]["high"] <= 141_000_000_000
+
+
+def test_no_rival_is_surely_better_than_the_winner(ask: Ask) -> None:
+    answer = ask(*XL)
+    rates = {row["engine"]: row["tokens_per_s"] for row in answer["engines"] if row["fits"]}
+    assert set(rates) == {"ddp", "zero0", "zero1", "zero2", "zero3"}
+    rates.pop("zero3")  # foretold to be faster by less than it is in doubt
+    assert answer["winner"]["tokens_per_s"] == max(rates.values())
+
+
+def test_a_deadline_takes_as_many_nodes_as_it_needs(ask: Ask) -> None:
+    words = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "tokens=1e11", "engine=zero3", "batch.micro=16",
+             "nodes=1,2,4", "machine.inter_node_bytes_per_s=4e11", "activation_checkpointing=false")  # fmt: skip
+    free = ask(*words)
+    assert free["winner"]["nodes"] == 1
+    slowest = free["winner"]["hours"] * free["winner"]["step"]["high_s"] / free["winner"]["step"]["step_s"]
+    assert ask(*words, f"deadline={slowest * 0.9}h")["winner"]["nodes"] > 1
+    assert ask(*words, f"node_hours={1e6}")["winner"]["nodes"] == 4
+
+
+def test_a_machine_without_links_between_nodes_is_advised_on_one(ask: Ask) -> None:
+    answer = ask(*XL[:3], "engine=zero2", "nodes=1,2", "machine.inter_node_bytes_per_s=null", "batch.micro=8")
+    assert answer["winner"]["nodes"] == 1
+    (left,) = [item for item in answer["left_out"] if item["what"] == "several nodes"]
+    assert "machine.inter_node_bytes_per_s" in left["why"] and "give" in left["why"]
+
+
+def test_an_engine_that_cannot_fit_is_left_out_with_the_reason(ask: Ask) -> None:
+    answer = ask("model=mt5_xxl", "machine=a100_80", "devices_per_node=8", "nodes=1", "batch.micro=1")
+    reasons = {item["what"]: item["why"] for item in answer["left_out"]}
+    assert {"ddp", "zero0"} <= set(reasons)
+    assert re.search(r"needs at least [\d.]+ GB more", reasons["ddp"])
+
+
+def test_an_engine_that_cannot_be_is_left_out_unless_it_was_named(ask: Ask, refused: Callable[..., str]) -> None:
+    words = (
+        "model=mt5_base",
+        "machine=v100_32",
+        "precision=fp16",
+        "nodes=1",
+        "batch.micro=4",
+        "machine.peak_tflops.fp16=125",
+    )
+    assert "zero0" in {item["what"] for item in ask(*words)["left_out"]}
+    assert "fp16 at stage 0" in refused(*words, "engine=zero0")
+
+
+def test_a_measured_run_of_the_same_machine_outranks_the_formula(ask: Ask) -> None:
+    runs = ROOT / "tests/data/runs/smoke"
+    records = [json.loads(path.read_text()) for path in runs.rglob("record.json")]
+    (record,) = [r for r in records if r["outcome"]["kind"] == "ok" and r["spec"]["engine"]["name"] == "zero1"
+                 and r["spec"]["devices_per_node"] == 2 and r["spec"]["batch"]["micro"] == 4]  # fmt: skip
+    given = [text for text in record["circumstance"]["overrides"] if text.partition("=")[0] not in ("engine", "study")]
+    numbers = ("memory_bytes=8e9", "memory_bytes_per_s=1e10", "intra_node_bytes_per_s=1e9", "peak_tflops.fp32=0.1")
+    words = [*given, "engine=zero1", "nodes=1", *(f"machine.{number}" for number in numbers)]
+    answer = ask(*words, "--results", str(runs))
+    window = record["observations"]["steps"]["step_s"][record["observations"]["steps"]["cut"] :]
+    assert answer["winner"]["step"]["evidence"] == "measured"
+    assert answer["winner"]["step"]["step_s"] == pytest.approx(sorted(window)[len(window) // 2], rel=0.05)
+
+
+# -- what cannot be asked
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("tokens=many",), "tokens=many: not a number above 0; write for example tokens=1e12"),
+        (("tokens=-1",), "tokens=-1: not a number above 0"),
+        (("tokens=1e12", "tokens=2e12"), "given twice"),
+        (("deadline=30d",), "say tokens=1e12 as well"),
+        (("node_hours=100",), "say tokens=1e12 as well"),
+        (("tokens=1e12", "deadline=soon"), "deadline=soon"),
+        (("tokens=1e12", "deadline="), "deadline="),
+        (("tokens=1e12", "deadline=3y"), "deadline=3y"),
+        (("tokens=1e12", "node_hours=0"), "node_hours=0: not a number above 0"),
+        (("price=free",), "price=free: not a number above 0; write for example price=2.5"),
+        (("max_global_batch=1.5",), "not a whole number of samples"),
+        (("token=1e12",), "did you mean tokens?"),
+        (("dead_line=3d",), "did you mean deadline?"),
+        (("batch.mico=3",), "did you mean micro?"),
+        (("nodes=0",), "nodes=0: not a whole number above 0"),
+        (("nodes=two",), "nodes=two: not a whole number above 0"),
+        (("batch.micro=0.5",), "batch.micro=0.5: not a whole number above 0"),
+        (("activation_checkpointing=maybe",), "neither true nor false"),
+        (("engine=zero9",), "engine=zero9"),
+        (("precision=bf16,fp16",), "one question, one value"),
+        (("study=paper",), "leave it out"),
+        (("machine=cpu",), "machine.memory_bytes"),
+        (("tokens=1e15", "deadline=1h", "nodes=1", "batch.micro=8"), "the fastest takes"),
+        (("max_global_batch=4", "nodes=1"), "4 samples per step"),
+        (("--results", "nowhere"), "nowhere"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_wrong_question_is_answered_in_one_line(
+    refused: Callable[..., str], words: tuple[str, ...], told: str
+) -> None:
+    assert told in refused("model=mt5_base", "machine=h200", "devices_per_node=8", *words)
+
+
+def test_what_fits_nowhere_says_by_how_much(refused: Callable[..., str]) -> None:
+    told = refused("model=mt5_xxl", "machine=v100_16", "devices_per_node=1", "nodes=1", "precision=fp16")
+    assert re.search(r"needs at least [\d,.]+ GB more than a device has", told)
