@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study testbed-study test lint bench bench-testbed schema install clean
+.PHONY: study testbed-study gpu-study wheels test lint bench bench-testbed predictions schema install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
@@ -14,10 +14,19 @@ study: $(INSTALLED)
 testbed-study: $(INSTALLED)
 	$(BIN)/python slurm/testbed_study.py
 
-# What reads and draws fills both cores; what measures and schedules has them for itself.
+# On a machine with a GPU; GPU_STUDY="sweep tuning --machine h200 --minutes 9" chooses parts, --trial tries all on a CPU.
+gpu-study: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.gpu.study $(GPU_STUDY)
+
+# Into wheels/, for a machine without a network; WHEELS="--python 3.12 --have have.txt" says which.
+wheels: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.gpu.wheels $(WHEELS)
+
+# What reads, draws and predicts fills both cores; what measures and schedules has them for itself.
+SIDE_BY_SIDE := tests/analysis tests/bench/predict tests/bench/sweep
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile tests/analysis
-	$(BIN)/pytest --ignore tests/analysis
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(SIDE_BY_SIDE)
+	$(BIN)/pytest $(addprefix --ignore ,$(SIDE_BY_SIDE))
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -37,6 +46,11 @@ bench: $(INSTALLED)
 # As root, like testbed-study.
 bench-testbed: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.packed
+
+# The ledger of predictions and what it reads, anew: after formulas or recorded runs have changed.
+predictions: $(INSTALLED)
+	$(BIN)/python -m tests.bench.predict.ledger_inputs
+	$(BIN)/zeroscale ledger --predictions
 
 # The published form of a record, after bench/record.py has changed.
 schema: $(INSTALLED)

@@ -38,6 +38,10 @@ class ModelSpec(Frozen):
     parameters: Positive | None = None  # published count, asserted before a run; None for a model of one's own
     attention: Literal["sdpa", "eager", "flex"] = "sdpa"
     dropout: float = Field(0.0, ge=0, lt=1)
+    # head and loss together, so many tokens of a rank at a time: the logits of a large vocabulary never live at once,
+    # and the loss is fp32. None: all logits at once, the loss in the run's precision, as transformers has it
+    loss_chunk_tokens: Positive | None = None
+    compile: Literal["none", "blocks"] = "none"  # by torch.compile, each block of layers by itself
     source: str = ""  # where shape and count come from; not part of the identity
 
 
@@ -151,6 +155,16 @@ class RunSpec(Frozen):
     def global_batch(self) -> int:
         """Samples per optimizer step over all ranks."""
         return self.batch.micro * self.accumulation * self.world_size
+
+    @model_validator(mode="after")
+    def _loss_in_range(self) -> Self:
+        _rule(
+            self.model.loss_chunk_tokens is None or self.precision != "fp16",
+            f"model.loss_chunk_tokens={self.model.loss_chunk_tokens} with precision=fp16: a chunked loss makes its "
+            "gradients before a loss scale could lift them into fp16's range",
+            "choose precision=bf16, or leave it out",
+        )
+        return self
 
     @model_validator(mode="after")
     def _complete_batch(self) -> Self:

@@ -31,6 +31,7 @@ class Study(Frozen):
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
     exclude: tuple[str, ...] = ()  # rules of bench.constraints: a point for which one of them holds is left out
+    first: tuple[str, ...] = ()  # rules of the same kind: points for which the first holds run first, and so on
     control: dict[str, Any] = {}  # the control point, on top of `base`, nodes left to its caller; empty: there is none
     repeats: Positive = 1
     seed: int = Field(0, ge=0)  # of the order
@@ -65,8 +66,10 @@ def control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None
     return tuple((study.base | pinned | study.control).items())
 
 
-def order(points: int, study: Study) -> list[tuple[int, int]]:
+def order(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
     """Return (repeat, point) in the order to run: repeats interleaved, each in a seeded-random order of its own, so
-    that a drift of the machine is not taken for an effect of an axis."""
-    generator = random.Random(study.seed)
-    return [(repeat, point) for repeat in range(study.repeats) for point in generator.sample(range(points), points)]
+    that a drift of the machine is not taken for an effect of an axis. `turns` has a number for every point, and those
+    of a lower one run before others: what a sweep that is cut short must not lack."""
+    generator, points = random.Random(study.seed), len(turns)
+    repeats = [sorted(generator.sample(range(points), points), key=turns.__getitem__) for _ in range(study.repeats)]
+    return [(repeat, point) for repeat, ordered in enumerate(repeats) for point in ordered]

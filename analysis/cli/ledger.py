@@ -2,9 +2,14 @@
 
   zeroscale ledger results/runs/paper
   zeroscale ledger results/runs --format md > ledger.md
+  zeroscale ledger --predictions
 
 The claims are those of arXiv 2310.05350, in results/published with their source. What keeps the rule below in part
 only, such as a tiny model on CPUs, is an analogue and never called a reproduction.
+
+With --predictions: put each prediction of memory and time beside what came true, signed errors and no point left out,
+as a page and a table per comparison. That needs a checkout, for it reads recorded runs that an installation does not
+hold.
 """
 
 import argparse
@@ -24,20 +29,48 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="*", type=Path, default=[Path("results/runs")], metavar="DIR", help="default: results/runs"
+        "paths", nargs="*", type=Path, metavar="DIR", help="runs to weigh the claims by; default: results/runs"
     )
     parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
+    parser.add_argument(
+        "--predictions", action="store_true", help="weigh the predictions instead, and write the ledger"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the predictions' ledger; default: results/predictions"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, whatever the verdicts are; what is no record is named on standard error."""
+    return _predictions(args) if args.predictions else _claims(args)
+
+
+def _predictions(args: argparse.Namespace) -> int:
+    """Write the ledger of predictions, and print a line for each comparison."""
+    from analysis.predictions import ledger, page, recorded
+
+    if args.paths:
+        raise UserError(str(args.paths[0]), "--predictions reads recorded runs of its own", "leave it out")
+    recorded.require_checkout()
+    folder = args.out or Path("results/predictions")
+    found = ledger.comparisons()
+    ledger.write(found, folder)
+    print("\n".join([*map(page.to_text, found), f"written: {folder / ledger.PAGE}"]))
+    return 0
+
+
+def _claims(args: argparse.Namespace) -> int:
+    """Print the verdict on each claim."""
     from analysis import reading, results
     from analysis.ledger import forms, ledger
 
-    found = results.read(args.paths)
+    if args.out:
+        raise UserError(f"--out {args.out}", "is the folder of --predictions", "give both or neither")
+    paths = args.paths or [Path("results/runs")]
+    found = results.read(paths)
     reading.warn(found)
     if found.table.empty:
-        raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
+        raise UserError(" ".join(map(str, paths)), "no record below", "give a results folder, or measure first")
     entries = ledger(found)
     if args.format == "text":
         _print(entries)

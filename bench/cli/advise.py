@@ -29,12 +29,11 @@ from bench.config import Request
 from bench.errors import UserError
 from bench.launchers.slurm.options import Options
 from bench.measure.environment import device_kind
-from bench.predict import measured
-from bench.predict.advice import Advice, Question, advise, duration, standing
-from bench.predict.candidates import Candidate, Found, Room, look
-from bench.predict.choices import Choice, choose
-from bench.predict.measured import Known
-from bench.predict.segments import Device
+from bench.predict.advice import Advice, Question, advise, duration, measured, standing
+from bench.predict.advice.candidates import Candidate, Found, Room, look
+from bench.predict.advice.choices import Choice, choose
+from bench.predict.advice.measured import Known
+from bench.predict.memory.segments import Device
 from bench.predict.step_time import step_time
 from bench.record import RunRecord
 from bench.spec import RunSpec

@@ -8,8 +8,8 @@ from bench.cli.questions import Asked
 from bench.cli.wording import count, gb, number, overrides, percent, point, span
 from bench.config import Request
 from bench.predict.advice import Advice, duration, standing
-from bench.predict.choices import Choice
-from bench.predict.difference import slower_by, why
+from bench.predict.advice.choices import Choice
+from bench.predict.advice.difference import slower_by, why
 
 _EVIDENCE = {
     "measured": "measured, n = {runs}",

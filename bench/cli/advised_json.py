@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.cli.advised import Answer, doubts
 from bench.cli.wording import overrides
-from bench.predict.choices import Choice
+from bench.predict.advice.choices import Choice
 from bench.spec import config_id
 
 

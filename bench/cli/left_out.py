@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from bench.cli.wording import count, gb, point
 from bench.errors import UserError
-from bench.predict.candidates import Axes, Found, Shortage
+from bench.predict.advice.candidates import Axes, Found, Shortage
 
 
 class LeftOut(NamedTuple):

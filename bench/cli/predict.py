@@ -19,15 +19,15 @@ from bench.cli import asking
 from bench.config import Point
 from bench.errors import UserError
 from bench.measure.environment import device_kind
-from bench.predict.memory import Memory, Micro, largest_micro_batch, memory
-from bench.predict.segments import Device
+from bench.predict.memory import Memory, Micro, host, largest_micro_batch, memory
+from bench.predict.memory.segments import Device
 from bench.predict.step_time import Time, step_time
 from bench.study import Study
 
 _DOUBT = """\
 Exact, by what torch, transformers and DeepSpeed allocate: weights, master weights, optimizer moments, buckets,
-  activations, logits and loss. Approximate: gradients under way, gathered layers (at most; stage 3 may hold fewer) and
-  working memory, which are bounded at the moment when most lives."""
+  activations, logits and loss. Approximate: gradients under way, gathered layers and working
+  memory, which are bounded at the moment when most lives."""
 _DOUBT_CUDA = """
 Least sure is what lies beside tensors: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB that
   the allocator may hold in pieces. No GPU run stands behind any of it yet."""
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([_plain(point, args.straggler) for point in points], indent=1))
     elif len(points) == 1:
-        print(f"{_table(points[0])}\n\n{_told(_time(points[0], args.straggler))}")
+        print("\n\n".join([_table(points[0]), _host(points[0]), _told(_time(points[0], args.straggler))]))
     else:
         print("\n".join(_line(point, args.straggler) for point in points))
     return 0
@@ -91,6 +91,11 @@ def _fits(point: Point, needed: Memory) -> str:
     if room is None:
         return "size of the device unknown"
     return {True: "fits", False: "does not fit", None: "may fit"}[needed.fits(room)]
+
+
+def _host(point: Point) -> str:
+    spec, machine = point.asked.spec, point.asked.machine
+    return host.told(host.host(spec, _device(point)), spec.devices_per_node, machine.host_memory_bytes)
 
 
 def _time(point: Point, straggler: float) -> Time | UserError:
@@ -158,7 +163,7 @@ def _verdict(point: Point, needed: Memory) -> str:
 
 def _plain(point: Point, straggler: float) -> dict[str, Any]:
     needed, micro = memory(point.asked.spec, _device(point)), _micro(point)
-    time = _time(point, straggler)
+    time, on_host = _time(point, straggler), host.host(point.asked.spec, _device(point))
     room = point.asked.machine.memory_bytes
     return {
         "config_id": point.config_id,
@@ -171,6 +176,7 @@ def _plain(point: Point, straggler: float) -> dict[str, Any]:
         "memory_bytes": room,
         "fits": needed.fits(room) if room else None,
         "largest_micro_batch": micro._asdict() if micro else None,
+        "host_bytes": {"low": on_host.low, "high": on_host.high} if on_host else None,  # of a node
         "time": _plain_time(time) if isinstance(time, Time) else None,
         "time_unknown": None if isinstance(time, Time) else str(time),
     }

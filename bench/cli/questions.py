@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bench import config
 from bench.errors import UserError, nearest
 from bench.predict.advice import Question
-from bench.predict.candidates import NODES, Axes
+from bench.predict.advice.candidates import NODES, Axes
 from bench.spec import RunSpec
 
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}

@@ -20,7 +20,7 @@ from bench.errors import UserError
 from bench.measure import devices
 from bench.measure.environment import device_kind
 from bench.predict.memory import memory
-from bench.predict.segments import Device
+from bench.predict.memory.segments import Device
 from bench.record import Circumstance, Limits, RunRecord
 from bench.spec import config_id
 from bench.sweep.asked import Todo
@@ -79,7 +79,7 @@ def _todo(asked: Request, rank: int, overrides: tuple[str, ...]) -> Todo:
 def _check_room(asked: Request, device: Device) -> None:
     """Raise UserError for a rank that surely needs more memory than there is here."""
     room = devices.memory_bytes() if device == "cuda" else _free_bytes()
-    needed, _ = memory(asked.spec, device).device
+    needed, _ = memory(asked.spec, device, rehearsed=True).device
     if room is not None and needed > room:
         rule = f"one rank needs {needed / 1e9:.1f} GB at least, and {room / 1e9:.1f} GB are here"
         raise UserError(asking.line(asked).split()[1], rule, "more ranks, a higher stage, or a smaller batch.micro")

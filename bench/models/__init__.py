@@ -10,6 +10,8 @@
                                             inside `construction`, the engine's context: under deepspeed.zero.Init
                                             an import of a model class raises, so the order is the family's to keep
 `initialise(module, spec, whole)`           every weight from (seed, name); `whole` is the engine's
+
+Packages in this folder hold what families are built of and are no families.
 """
 
 import functools
@@ -23,7 +25,7 @@ from bench.errors import UserError, nearest
 @functools.cache  # readers of many records ask for the same one again and again
 def load(family: str) -> ModuleType:
     """Return the family file named `family`; raise UserError if there is none."""
-    known = [module.name for module in pkgutil.iter_modules(__path__)]
+    known = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
     if family not in known:
         raise UserError(f"model.family={family}", "no such file in bench/models", nearest(family, known))
     return importlib.import_module(f"{__name__}.{family}")

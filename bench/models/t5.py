@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from pydantic import model_validator
 
 from bench.errors import UserError
-from bench.spec import Frozen, ModelSpec, Positive, Precision, RunSpec
+from bench.spec import Frozen, Positive, Precision, RunSpec
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -51,7 +51,7 @@ class Shape(Frozen):
         return self
 
 
-_NAMES = {  # ours: transformers'
+NAMES = {  # ours: transformers'
     "d_model": "d_model",
     "d_kv": "d_kv",
     "d_ff": "d_ff",
@@ -72,9 +72,9 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     kind = config.get("model_type")
     if kind not in ("t5", "mt5"):  # umt5 has a position bias in every layer
         raise UserError(f"model_type={kind}", "not of the T5 family built here", "give a config of t5 or mt5")
-    sizes = {ours: config[theirs] for ours, theirs in _NAMES.items() if config.get(theirs) is not None}
+    sizes = {ours: config[theirs] for ours, theirs in NAMES.items() if config.get(theirs) is not None}
     sizes = {"decoder_layers": sizes.get("encoder_layers"), **sizes}  # transformers' default
-    missing = [_NAMES[ours] for ours in _NAMES if ours not in sizes and Shape.model_fields[ours].is_required()]
+    missing = [NAMES[ours] for ours in NAMES if ours not in sizes and Shape.model_fields[ours].is_required()]
     if missing:
         raise UserError(f"{kind} config", f"lacks {', '.join(missing)}", "give the complete config.json")
     form = config.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
@@ -146,51 +146,9 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 
     `construction` decides where the weights live: an engine's context, or `torch.device("meta")`.
     """
-    from transformers import T5ForConditionalGeneration
+    from bench.models.modules import t5
 
-    shape = Shape.model_validate(spec.model.shape)
-    config = _transformers_config(shape, spec.model)
-    with construction or nullcontext(), _skipped_initialisation():
-        model = T5ForConditionalGeneration(config)
-    if shape.separate_head:  # nothing is tied then: share what T5 always shares, as transformers does it
-        for stack in (model.encoder, model.decoder):
-            stack.embed_tokens.weight = model.shared.weight
-    if spec.activation_checkpointing:
-        # the second name is the older one, deprecated where the first exists
-        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-        enable({"use_reentrant": False})
-    return model  # type: ignore[no-any-return]
-
-
-def _transformers_config(shape: Shape, model: ModelSpec) -> Any:
-    from transformers import T5Config
-
-    config = T5Config(
-        **{theirs: getattr(shape, ours) for ours, theirs in _NAMES.items()},
-        feed_forward_proj=f"gated-{shape.activation}" if shape.gated else shape.activation,
-        dropout_rate=model.dropout,
-        attn_implementation="flex_attention" if model.attention == "flex" else model.attention,
-        decoder_start_token_id=0,
-        use_cache=False,
-    )
-    # T5Config ties whatever it is told. Said afterwards it holds: no later tie_weights() ties the head again.
-    config.tie_word_embeddings = not shape.separate_head
-    config.scale_decoder_outputs = not shape.separate_head
-    return config
-
-
-def _skipped_initialisation() -> AbstractContextManager[Any]:
-    """A context in which torch.nn.init does nothing: `initialise` overwrites all of it, and XXL would take minutes."""
-    from torch.overrides import TorchFunctionMode
-
-    class Skip(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            if getattr(function, "__module__", "") == "torch.nn.init":
-                return kwargs["tensor"] if "tensor" in kwargs else args[0]
-            return function(*args, **kwargs)
-
-    return Skip()
+    return t5.build(spec, construction)
 
 
 def initialise(

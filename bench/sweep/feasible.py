@@ -63,7 +63,7 @@ def _evidence(plain_spec: dict[str, Any], room: Room, machine: Machine, correcti
 def formulas() -> dict[str, str]:
     """Return what tells one version of the formulas from another: of the release, and of their text."""
     digest = hashlib.sha256()
-    for path in sorted(Path(predict.__path__[0]).glob("*.py")):
+    for path in sorted(Path(predict.__path__[0]).rglob("*.py")):
         digest.update(path.read_bytes())
     return {"zeroscale": metadata.version("zeroscale"), "bench.predict": digest.hexdigest()[:12]}
 

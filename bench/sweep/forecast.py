@@ -5,8 +5,8 @@ from typing import Literal
 
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.predict.memory import FAMILIES, memory
-from bench.predict.segments import Device
+from bench.predict.memory import memory
+from bench.predict.memory.segments import Device
 from bench.predict.step_time import step_time
 from bench.spec import Frozen, RunSpec
 
@@ -58,10 +58,13 @@ class Forecast(Frozen):
 def forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
     """Return what can be predicted of `spec`: nothing where its device, "cpu" or "cuda", is not known yet, or where its
     family has no formulas."""
-    if device is None or spec.model.family not in FAMILIES:
+    if device is None:
         return Forecast()
     at: Device = "cpu" if device == "cpu" else "cuda"
-    needed, step = memory(spec, at), None
+    try:
+        needed, step = memory(spec, at), None
+    except UserError:  # a family without formulas
+        return Forecast()
     low, high = needed.device
     room = Room(low_bytes=low, high_bytes=high, tensor_bytes=max(needed.init_peak, needed.peak))
     with contextlib.suppress(UserError):  # a number that the machine's file lacks

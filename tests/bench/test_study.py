@@ -28,12 +28,32 @@ def test_a_value_may_be_several_overrides_that_go_together() -> None:
 
 def test_repeats_are_interleaved_and_each_in_an_order_of_its_own() -> None:
     study = Study(name="s", repeats=3)
-    todo = order(10, study)
+    todo = order([0] * 10, study)
     assert [repeat for repeat, _ in todo] == [0] * 10 + [1] * 10 + [2] * 10
     orders = [[point for repeat, point in todo if repeat == r] for r in range(3)]
     assert all(sorted(o) == list(range(10)) for o in orders)
     assert len({tuple(o) for o in orders}) == 3
-    assert todo == order(10, study), "the same seed, the same order"
+    assert todo == order([0] * 10, study), "the same seed, the same order"
+
+
+def test_what_a_sweep_cut_short_must_not_lack_runs_first_and_the_rest_stays_random() -> None:
+    study = Study(name="s", repeats=2)
+    turns = [point % 3 for point in range(30)]
+    todo = order(turns, study)
+    assert [turns[point] for _, point in todo] == 2 * (10 * [0] + 10 * [1] + 10 * [2])
+    assert sorted(todo) == [(repeat, point) for repeat in range(2) for point in range(30)]
+    begun = [point for repeat, point in todo if repeat == 0 and turns[point] == 0]
+    assert begun != sorted(begun)
+
+
+def test_a_point_takes_the_turn_of_the_first_rule_that_holds_for_it() -> None:
+    rules = ("engine == 'zero3' and batch.micro == 2", "engine.stage != null and engine.stage >= 2")
+    axes = {"engine": ["ddp", "zero2", "zero3"], "batch.micro": [2, 4]}
+    found = config.points(Study(name="s", axes=axes, first=rules), []).points
+    turns = {(p.asked.spec.engine.name, p.asked.spec.batch.micro): p.turn for p in found}
+    assert turns == {
+        ("ddp", 2): 2, ("ddp", 4): 2, ("zero2", 2): 1, ("zero2", 4): 1, ("zero3", 2): 0, ("zero3", 4): 1,
+    }  # fmt: skip
 
 
 def test_the_control_point_stands_on_the_base_and_under_the_overrides_of_one_value() -> None:

@@ -1,6 +1,7 @@
 """What the harness costs: its step against the same step in a bare DeepSpeed loop, as ratios of one benchmark run.
 
   python -m tests.benchmarks.overhead [--ranks 1 2] [--launches 3] [--rounds 30]
+  python -m tests.benchmarks.overhead --device cuda --ranks 1 --point model=mt5_base batch.micro=8 precision=bf16
 
 Processes that hold one model run blocks of steps in turn: a bare loop, the harness with its clock, its pulse, its
 gathering and its memory counter, and the bare loop once more, which shows how far two equal loops are apart here. Each
@@ -42,15 +43,20 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--point", nargs="+", default=[], metavar="KEY=VALUE", help="of the model, the batch, …")
     parser.add_argument("--as-rank", nargs=3, type=int, help=argparse.SUPPRESS)  # rank, ranks, port
     args = parser.parse_args()
+    point = [*POINT, *args.point]
     if args.as_rank:
-        be_rank(*args.as_rank)
+        be_rank(*args.as_rank, args.device, point)
         return
+    words = ["--device", args.device, *(("--point", *args.point) if args.point else ())]
     for ranks in args.ranks:
-        rounds = [block for number in range(args.launches) for block in launch(ranks, args.rounds, number)]
+        rounds = [block for number in range(args.launches) for block in launch(ranks, args.rounds, number, words)]
         bare = statistics.median(seconds["bare"] for seconds in rounds)
-        print(f"zero2, tiny, {ranks} process(es); {args.launches} launches of {args.rounds} rounds of {STEPS} steps")
+        print(f"{' '.join(point)}, {args.device}, {ranks} process(es)")
+        print(f"  {args.launches} launches of {args.rounds} rounds of {STEPS} steps")
         print(f"  bare loop          {1e3 * bare:.2f} ms per step")
         for variant in VARIANTS[1:]:
             ratios = [seconds[variant] / seconds["bare"] for seconds in rounds]
@@ -58,9 +64,9 @@ def main() -> None:
             print(f"  {variant:<10} ÷ bare  {statistics.median(ratios):.4f}  (95 % {low:.4f}–{high:.4f})", flush=True)
 
 
-def launch(ranks: int, rounds: int, number: int) -> list[dict[str, float]]:
+def launch(ranks: int, rounds: int, number: int, words: list[str]) -> list[dict[str, float]]:
     """Return, for each round of one launch, seconds per step by variant."""
-    group, generator = Group(ranks), random.Random(number)
+    group, generator = Group(ranks, words), random.Random(number)
     try:
         seconds = [
             {variant: group.block(variant) for variant in generator.sample(VARIANTS, len(VARIANTS))}
@@ -74,17 +80,18 @@ def launch(ranks: int, rounds: int, number: int) -> list[dict[str, float]]:
 class Group:
     """The processes of one launch; they sleep until asked for a block."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, words: list[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         environment = os.environ | {
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
-            "DS_ACCELERATOR": "cpu",
+            "DS_ACCELERATOR": words[1],
             "GLOO_SOCKET_IFNAME": "lo",
         }
+        command = [sys.executable, "-m", "tests.benchmarks.overhead"]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.benchmarks.overhead", "--as-rank", str(rank), str(ranks), str(port)],
+                [*command, "--as-rank", str(rank), str(ranks), str(port), *words],
                 env=environment | {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(ranks)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -115,7 +122,7 @@ class Group:
             process.wait()
 
 
-def be_rank(rank: int, ranks: int, port: int) -> None:
+def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]) -> None:
     """Build the model, then run the block of steps that each line on standard input names."""
     import torch
     import torch.distributed as dist
@@ -123,52 +130,60 @@ def be_rank(rank: int, ranks: int, port: int) -> None:
     from bench import config, data, engines, models
     from bench.measure import memory
 
-    cpu = torch.device("cpu")
-    memory.count_on(cpu)
-    spec = config.request(config.single([*POINT, f"devices_per_node={ranks}"])).spec
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    device = torch.device(device_kind, *((rank,) if device_kind == "cuda" else ()))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    memory.count_on(device)
+    spec = config.request(config.single([*point, f"devices_per_node={ranks}"])).spec
+    backends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backends, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     backend, family = engines.load(spec.engine.backend), models.load(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
     engine = backend.build(module, spec)
     ready = list(itertools.islice(data.load(spec.data.source).micro_batches(spec, rank), 8))
-    blocks = {"bare": bare_block(engine, ready), "harness": harness_block(spec, engine, ready)}
+    blocks = {"bare": bare_block(engine, ready, device), "harness": harness_block(spec, engine, ready, device)}
     for line in sys.stdin:
         variant = line.split()[0]
-        memory.pause_counting(cpu, paused=variant == "bare")
+        memory.pause_counting(device, paused=variant == "bare")
         print(json.dumps({"seconds": blocks[variant]()}), flush=True)
 
 
-def bare_block(engine: object, ready: list) -> Callable[[], float]:
+def bare_block(engine: object, ready: list, device: object) -> Callable[[], float]:
     """DeepSpeed's documented loop over batches that are ready, and nothing else."""
     import torch.distributed as dist
+
+    from bench.measure.collectives import wait_for
 
     deepspeed_engine = engine._engine  # type: ignore[attr-defined]
     batches = itertools.cycle([batch.tensors for batch in ready])
 
     def block() -> float:
         dist.barrier()
+        wait_for(device)
         begin = time.perf_counter()
         for _ in range(STEPS):
-            loss = deepspeed_engine(**next(batches)).loss
+            batch = {name: tensor.to(device, non_blocking=True) for name, tensor in next(batches).items()}
+            loss = deepspeed_engine(**batch).loss
             deepspeed_engine.backward(loss)
             deepspeed_engine.step()
+        wait_for(device)
         return (time.perf_counter() - begin) / STEPS
 
     return block
 
 
-def harness_block(spec: object, engine: object, ready: list) -> Callable[[], float]:
+def harness_block(spec: object, engine: object, ready: list, device: object) -> Callable[[], float]:
     """The harness's own block, with its clock, its pulse and its memory counter."""
     import torch
 
     from bench.measure.channel import Channel, Pulse
-    from bench.measure.clock import HostClock
+    from bench.measure.clock import clock_for
     from bench.measure.loop import Series, Trainer
     from bench.measure.peers import Group
 
     channel = Channel(None, Pulse.create(1), 0)
-    trainer = Trainer(spec, engine, itertools.cycle(ready), HostClock(), torch.device("cpu"), channel.beat, Group())
+    trainer = Trainer(spec, engine, itertools.cycle(ready), clock_for(device), device, channel.beat, Group())
 
     def block() -> float:
         series = Series()

@@ -18,6 +18,7 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
     _offload(options, spec)
     _zenflow(options, spec)
     _partitions(options, spec)
+    _compiled(options, spec)
     if device == "cpu":
         _on_cpu(options, spec)
 
@@ -151,6 +152,15 @@ def _partitions(options: Options, spec: RunSpec) -> None:
         f"engine.zero_hpz_partition_size={secondary}",
         f"does not divide {spec.world_size} ranks",
         f"choose the devices of a node, {spec.devices_per_node}, or another divisor",
+    )
+
+
+def _compiled(options: Options, spec: RunSpec) -> None:
+    _rule(
+        options.stage == 3 and spec.model.compile != "none",
+        f"model.compile={spec.model.compile} at stage 3",
+        "its hooks gather and release weights inside what would be compiled",
+        "choose stage 0 to 2, or leave it out",
     )
 
 

@@ -52,6 +52,7 @@ def spec(engine: str, precision: str = "fp32", more: dict[str, Any] | None = Non
 
 
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "zero_force_ds_cpu_optimizer": False}
+CHUNKED = {"model": {"name": "test", "shape": SHAPE, "loss_chunk_tokens": 5}}  # of 12 tokens in a micro-step
 UNCLIPPED = {"optimizer": {"gradient_clipping": 0, "implementation": "fused"}}
 JOBS = {
     **{f"{name} {precision}": spec(name, precision) for precision in ("fp32", "bf16") for name in SMALL},
@@ -63,6 +64,8 @@ JOBS = {
     "zero1 bf16 summed in fp32": spec("zero1", "bf16", {"data_types": {"grad_accum_dtype": "fp32"}}),
     **{f"{name} unclipped": spec(name, **UNCLIPPED) for name in ("ddp", "zero0", "zero1")},
     "ddp fp16": spec("ddp", "fp16"),
+    **{f"{name} chunked": spec(name, **CHUNKED) for name in ("ddp", "zero2", "zero3")},
+    "zero3 bf16 chunked": spec("zero3", "bf16", **CHUNKED),
 }
 Seen = list[dict[str, Any]]
 
@@ -121,7 +124,8 @@ def test_clipping_clips_and_ranks_see_different_data(seen: Seen) -> None:
 
 @pytest.mark.parametrize("label", [
     "zero0 fp32", "zero1 fp32", "zero2 fp32", "zero3 fp32", "zero1 without overlap", "zero2 offloaded",
-    "zero3 divided within a node", "zero3 checkpointed", "zero3 kept whole",
+    "zero3 divided within a node", "zero3 checkpointed", "zero3 kept whole", "ddp chunked", "zero2 chunked",
+    "zero3 chunked",
 ])  # fmt: skip
 def test_losses_and_norms_are_those_of_ddp_in_fp32(seen: Seen, label: str) -> None:
     same(seen, label, "ddp fp32", losses=1e-5, norms=1e-5)
@@ -133,7 +137,7 @@ def test_bf16_is_ddp_where_gradients_are_rounded_alike(seen: Seen, label: str) -
     same(seen, label, "ddp bf16", losses=4e-3, norms=1e-3)
 
 
-@pytest.mark.parametrize("label", ["zero1 bf16", "zero2 bf16", "zero3 bf16"])
+@pytest.mark.parametrize("label", ["zero1 bf16", "zero2 bf16", "zero3 bf16", "zero3 bf16 chunked"])
 def test_bf16_is_near_ddp_in_every_stage(seen: Seen, label: str) -> None:
     # a bf16 loss near 11 is a multiple of 1/16, 0.6 % of it
     same(seen, label, "ddp bf16", losses=2e-2, norms=2e-2)

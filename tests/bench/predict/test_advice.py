@@ -8,14 +8,14 @@ import pytest
 
 from bench import config, store
 from bench.predict.advice import Question, advise, standing
-from bench.predict.candidates import Axes, Candidate, Room, look
-from bench.predict.choices import Choice, Estimate, choose
-from bench.predict.compute import CALIBRATED, REHEARSED
-from bench.predict.difference import slower_by, surely_faster, why
+from bench.predict.advice.candidates import Axes, Candidate, Room, look
+from bench.predict.advice.choices import Choice, Estimate, choose
+from bench.predict.advice.difference import slower_by, surely_faster, why
+from bench.predict.advice.measured import Known, known
 from bench.predict.flops import StepFlops
-from bench.predict.measured import Known, known
 from bench.predict.memory import memory
 from bench.predict.step_time import Time, step_time
+from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.record import RunRecord
 from bench.spec import Batch, RunSpec
 

@@ -12,10 +12,10 @@ import torch
 from bench import config
 from bench.engines.precision import on_device
 from bench.models import t5
-from bench.predict import t5 as predicted
 from bench.predict.memory import largest_micro_batch, memory
-from bench.predict.segments import workload
-from bench.predict.states import model_states
+from bench.predict.memory import t5 as predicted
+from bench.predict.memory.segments import workload
+from bench.predict.memory.states import model_states
 from bench.record import RunRecord
 from bench.spec import RunSpec
 
@@ -152,11 +152,10 @@ def recorded() -> list[dict[str, str]]:
 def test_peaks_of_other_shapes_with_checkpointing_accumulation_and_dropout(run: dict[str, str]) -> None:
     overrides = run["overrides"].split()
     foretold = memory(asked(*overrides), "cpu")
-    assert foretold.peak == pytest.approx(int(run["peak_allocated_bytes"]), rel=0.05)
+    assert foretold.peak == pytest.approx(int(run["peak_allocated_bytes"]), rel=0.04)
     assert foretold.resident == pytest.approx(int(run["resident_bytes"]), rel=0.001)
-    assert foretold.init_peak == pytest.approx(
-        int(run["init_peak_bytes"]), rel=0.07
-    )  # stage 3: garbage not yet collected
+    # stage 3: gloo's threads may still hold the tensor before the one that is gathered
+    assert foretold.init_peak == pytest.approx(int(run["init_peak_bytes"]), rel=0.02)
 
 
 def test_every_smoke_run_takes_part() -> None:
@@ -226,8 +225,8 @@ def test_flan_t5_xxl_fits_eight_cards_of_40_gb_with_zero3_and_checkpointing() ->
 
 def test_flan_t5_xxl_in_fp32_with_offload_needs_checkpointing_on_cards_of_16_gb() -> None:
     """The one exception: the source says it does not fit, and neither batch size nor checkpointing. Without
-    checkpointing one sample is too much already; with it the device would do, and the host (which is not predicted)
-    would have to hold 24 bytes per parameter, 267 GB, and each process's copy of the weights while they load."""
+    checkpointing one sample is too much already; with it the device would do, and the host would have to hold 24 bytes
+    per parameter, 267 GB (test_host.py), and each process's copy of the weights while they load."""
     stated = ("model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", "batch.micro=1", *FLAN,
               *OFFLOAD, "engine.offload_param.device=cpu", *HUGGING_FACE_AUTO[4096])  # fmt: skip
     assert memory(asked(*stated, "activation_checkpointing=false")).fits(16 * GIB) is False

@@ -8,7 +8,7 @@ import pytest
 from bench import config
 from bench.errors import UserError
 from bench.machine import Calibration, CollectiveTime, Machine
-from bench.predict.network import BETWEEN_S, INSIDE_S, Span, at_link_speed, collective_s
+from bench.predict.step_time.network import BETWEEN_S, INSIDE_S, Span, at_link_speed, collective_s
 
 NODE = Machine(name="node", intra_node_bytes_per_s=1e11, inter_node_bytes_per_s=1e11)
 

@@ -4,10 +4,10 @@ import pytest
 
 from bench import config
 from bench.models import t5
-from bench.predict import t5_work
-from bench.predict.memory import shape_of
-from bench.predict.segments import workload
-from bench.predict.work import Matmul, Work, backward
+from bench.predict.families import shape_of
+from bench.predict.memory.segments import workload
+from bench.predict.step_time import t5 as t5_work
+from bench.predict.step_time.work import Matmul, Work, backward
 from bench.spec import RunSpec
 
 MODELS = ["tiny", "mt5_small", "mt5_xxl", "t5_3b", "t5_v1_1_xl"]

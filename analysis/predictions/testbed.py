@@ -1,0 +1,91 @@
+"""Recorded steps on the testbed at several link rates, and what is foretold of each."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import yaml
+
+from analysis import results
+from analysis.predictions import estimators
+from analysis.predictions.recorded import INPUTS, RUNS
+from analysis.table import plain
+from bench.machine import Machine
+from bench.predict.step_time import step_time
+from bench.predict.step_time.network import at_link_speed
+from bench.predict.step_time.rates import rates
+from bench.spec import RunSpec
+from bench.store import find_records, read_record
+
+RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
+"""Link rates of the recorded runs, in bytes/s."""
+SLOW, FAST = "100mbit", "1gbit"
+"""Where collectives were calibrated. Chosen before anybody had looked at a step time; none was calibrated with."""
+STEPS = RUNS / "step_time"
+
+Place = tuple[str, int]
+"""Engine and nodes."""
+
+
+class Foretold(NamedTuple):
+    """A configuration at one link rate. Its step in seconds: as measured, the median over allocations with its
+    interval; as foretold from rehearsals, and from calibrated rates alone; by 6·N·tokens at the rate of the best
+    product."""
+
+    rate: str
+    engine: str
+    nodes: int
+    step_s: float
+    low: float
+    high: float
+    predicted_s: float
+    by_rates_s: float
+    rule_of_thumb_s: float
+
+    @property
+    def where(self) -> str:
+        """Link rate and nodes, in words."""
+        return f"{self.rate}, {self.nodes} node{'s' * (self.nodes > 1)}"
+
+
+def foretold() -> list[Foretold]:
+    """Return every recorded configuration, by link rate, engine and nodes."""
+    slow, fast = _calibrated(SLOW), _calibrated(FAST)
+    computing = _rehearsed()
+    found: list[Foretold] = []
+    for rate, speed in RATES.items():
+        machine = slow if rate == SLOW else at_link_speed(slow, fast, speed)
+        found += _at(rate, machine, computing)
+    return found
+
+
+def _at(rate: str, machine: Machine, computing: Mapping[Place, float]) -> Iterator[Foretold]:
+    found = results.read([STEPS / rate])
+    for row in sorted(plain(found.summary), key=lambda row: (row["engine"], row["nodes"])):
+        spec, place = found.specs[row["config_id"]], (row["engine"], row["nodes"])
+        measured = row["step_s"], row["step_s_low"], row["step_s_high"]
+        rehearsed, by_rates = (step_time(spec, machine, "cpu", rehearsed_s=s).step_s for s in (computing[place], None))
+        rule_of_thumb_s = _rule_of_thumb_s(spec, row["parameters"], machine)
+        yield Foretold(rate, *place, *measured, rehearsed, by_rates, rule_of_thumb_s)
+
+
+def _rule_of_thumb_s(spec: RunSpec, parameters: int, machine: Machine) -> float:
+    tokens = spec.batch.micro * spec.accumulation * (spec.sequence.encoder + spec.sequence.decoder)
+    best = rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
+    return estimators.flops(parameters, tokens) / best
+
+
+def _calibrated(rate: str) -> Machine:
+    plain_yaml = (INPUTS / f"bed_{rate}.yaml").read_text(encoding="utf-8")
+    return Machine.model_validate(yaml.safe_load(plain_yaml))
+
+
+def _rehearsed() -> dict[Place, float]:
+    """Return the seconds that a step computes: the median over rehearsals of one rank alone on the machine."""
+    medians: dict[Place, list[float]] = {}
+    for path in find_records([STEPS / "rehearsals", STEPS / "rehearsals_again"]):
+        record = read_record(path)
+        assert record.observations is not None  # all of them ended ok
+        place = record.spec.engine.name, record.spec.nodes
+        medians.setdefault(place, []).append(statistics.median(record.observations.compute_s))
+    return {place: statistics.median(of) for place, of in medians.items()}

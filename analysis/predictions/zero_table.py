@@ -1,0 +1,58 @@
+"""ZeRO's Table 1 beside the arithmetic that predictions of memory divide by."""
+
+from collections.abc import Iterator
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+
+from analysis.ledger.published import read
+from analysis.predictions import Comparison, Point, estimators, relative
+from bench.predict.memory.states import model_states
+
+STAGES = (1, 2, 3)
+GB = 10**9
+
+TEXT = (
+    "Bytes of weights, gradients and Adam's state per device, against the 54 printed cells of Table 1 of ZeRO (arXiv "
+    "1910.02054; `results/published/zero_memory_table.csv`). Some cells are rounded there and some cut off: a cell is "
+    "right if its digits are those of the prediction by one of the two. DeepSpeed's estimators count 18 bytes per "
+    "parameter where the paper has 14 or 16; stage 3's is given no largest layer, for the table has no layers."
+)
+
+
+def compare() -> Comparison:
+    """Return every printed cell."""
+    return Comparison(
+        "zero_table", "ZeRO's own table", TEXT, tuple(_points()), unit="GB", bound="the printed digits",
+        rival="DeepSpeed's estimator",
+    )  # fmt: skip
+
+
+def right(printed: str, exact: Decimal) -> bool:
+    """Whether `printed` is `exact` rounded, or cut off, to as many digits."""
+    return Decimal(printed) in {exact.quantize(Decimal(printed), how) for how in (ROUND_HALF_UP, ROUND_DOWN)}
+
+
+def _points() -> Iterator[Point]:
+    for row in read("zero_memory_table").rows:
+        elements, ranks = round(float(row["parameters_b"]) * GB), int(row["data_parallel"])
+        for stage in STAGES:
+            yield _point(row["parameters_b"], elements, ranks, stage, row[f"stage{stage}_gb"])
+
+
+def _point(billions: str, elements: int, ranks: int, stage: int, printed: str) -> Point:
+    exact = Decimal(model_states(elements, ranks, stage)) / GB
+    what = f"{billions}B parameters, stage {stage}, {ranks} device{'s' * (ranks > 1)}"
+    said = _estimate(elements, ranks, stage)
+    truth = float(printed)
+    good = right(printed, exact)
+    return Point(
+        what, float(exact), truth, relative(float(exact), truth), "ok" if good else "exception",
+        rival=said, rival_error=None if said is None else relative(said, truth),
+    )  # fmt: skip
+
+
+def _estimate(elements: int, ranks: int, stage: int) -> float | None:
+    if stage == 2:
+        return estimators.zero2(elements, ranks, offload=False) / GB
+    if stage == 3:
+        return estimators.zero3(elements, 0, ranks, offload=False, offload_weights=False) / GB
+    return None

@@ -1,0 +1,1 @@
+"""What the families are built of, with torch: no family by itself."""

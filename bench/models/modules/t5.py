@@ -1,0 +1,85 @@
+"""T5 as transformers builds it, and the variants of it that may be faster."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import T5Config, T5ForConditionalGeneration
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+from bench.models.modules.chunked_loss import ChunkedHead
+from bench.models.t5 import NAMES, Shape
+from bench.spec import ModelSpec, RunSpec
+
+
+class WithChunkedLoss(T5ForConditionalGeneration):  # type: ignore[misc]
+    """A T5 for training alone: its head, a ChunkedHead, makes the loss, and there are no logits."""
+
+    def forward(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> Seq2SeqLMOutput:
+        encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        decoded = self.decoder(
+            input_ids=self._shift_right(labels),
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=attention_mask,
+        ).last_hidden_state
+        if self.config.scale_decoder_outputs:
+            decoded = decoded * self.model_dim**-0.5
+        return Seq2SeqLMOutput(loss=self.lm_head(decoded, labels))
+
+
+def build(spec: RunSpec, construction: AbstractContextManager[Any] | None) -> torch.nn.Module:
+    """Return an uninitialised T5 in fp32, built inside `construction`."""
+    shape = Shape.model_validate(spec.model.shape)
+    kind: Any = WithChunkedLoss if spec.model.loss_chunk_tokens else T5ForConditionalGeneration
+    with construction or nullcontext(), _SkippedInitialisation():
+        model = kind(_config(shape, spec.model))
+    if shape.separate_head:  # nothing is tied then: share what T5 always shares, as transformers does it
+        for stack in (model.encoder, model.decoder):
+            stack.embed_tokens.weight = model.shared.weight
+    if spec.model.loss_chunk_tokens:
+        model.lm_head = ChunkedHead(model.lm_head, spec.model.loss_chunk_tokens)
+    if spec.activation_checkpointing:
+        # the second name is the older one, deprecated where the first exists
+        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
+    if spec.model.compile == "blocks":
+        for block in (*model.encoder.block, *model.decoder.block):
+            block.compile()  # in place: names of parameters, and so their weights, stay
+    return model  # type: ignore[no-any-return]
+
+
+def _config(shape: Shape, model: ModelSpec) -> T5Config:
+    config = T5Config(
+        **{theirs: getattr(shape, ours) for ours, theirs in NAMES.items()},
+        feed_forward_proj=f"gated-{shape.activation}" if shape.gated else shape.activation,
+        dropout_rate=model.dropout,
+        attn_implementation=_attention(model),
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    # T5Config ties whatever it is told. Said afterwards it holds: no later tie_weights() ties the head again.
+    config.tie_word_embeddings = not shape.separate_head
+    config.scale_decoder_outputs = not shape.separate_head
+    return config
+
+
+def _attention(model: ModelSpec) -> str:
+    """Return transformers' name for the attention."""
+    if model.attention != "flex":
+        return model.attention
+    from bench.models.modules import flex_attention
+
+    return flex_attention.NAME
+
+
+class _SkippedInitialisation(TorchFunctionMode):
+    """Makes torch.nn.init do nothing: `initialise` overwrites all of it, and XXL would take minutes."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)

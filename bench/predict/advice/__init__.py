@@ -1,0 +1,133 @@
+"""From choices to advice: the best for what was asked, of each engine and node count too, and what cannot be told."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+from bench.predict.advice.choices import Choice
+from bench.predict.advice.difference import at_worst, slower_by, surely_faster
+
+Kind = TypeVar("Kind")
+
+
+class Question(NamedTuple):
+    """What is asked for. None: not limited."""
+
+    tokens: float | None = None  # to train on: encoder and decoder, padding included
+    deadline_h: float | None = None
+    node_hours: float | None = None
+
+    @property
+    def per_device(self) -> bool:
+        """Whether the cheapest is the best; else the fastest is."""
+        return self.deadline_h is not None or self.node_hours is None
+
+    @property
+    def objective(self) -> str:
+        """What the best is, in words."""
+        limits = [
+            *([f"done in {duration(self.deadline_h)}"] if self.deadline_h else []),
+            *([f"{self.node_hours:,.4g} node-hours at most"] if self.node_hours else []),
+        ]
+        best = "the fewest node-hours" if self.tokens else "the most tokens per second and device"
+        return ", ".join([best if self.per_device else "the fastest", *limits])
+
+    def hours(self, choice: Choice, step_s: float) -> float | None:
+        """Return how long the training takes if a step takes `step_s`."""
+        return self.tokens / choice.time.tokens * step_s / 3600 if self.tokens else None
+
+    def kept(self, choice: Choice) -> bool | None:
+        """Whether `choice` stays within the limits, also if it takes as long as may be; None: only if all goes well."""
+        return all(self._kept(choice, choice.estimate.high_s)) or (
+            None if all(self._kept(choice, choice.estimate.step_s)) else False
+        )
+
+    def _kept(self, choice: Choice, step_s: float) -> Iterable[bool]:
+        hours = self.hours(choice, step_s) or 0.0
+        yield self.deadline_h is None or hours <= self.deadline_h
+        yield self.node_hours is None or hours * choice.spec.nodes <= self.node_hours
+
+
+class Advice(NamedTuple):
+    """The answer; both lists hold the winner, too."""
+
+    question: Question
+    winner: Choice
+    engines: list[Choice]  # each at its best on the winner's nodes, or on others if it is nothing there; best first
+    nodes: list[Choice]  # the best of each node count
+    perhaps: Choice | None  # would be better, if it fits into memory and the limits
+
+    def told_apart(self, rival: Choice) -> bool:
+        """Whether the winner is better than `rival` for sure."""
+        return surely_faster(self.winner, rival, per_device=self.question.per_device)
+
+    @property
+    def bolder(self) -> Choice | None:
+        """The tie that is foretold to be better than the winner, and is less sure."""
+        by = {id(tie): slower_by(self.winner, tie, per_device=self.question.per_device) for tie in self.ties}
+        best = min(self.ties, key=lambda tie: by[id(tie)], default=None)
+        return best if best and by[id(best)] < 0 else None
+
+    @property
+    def ties(self) -> list[Choice]:
+        """Those of the best that may be as good as the winner."""
+        rivals = {id(rival): rival for rival in (*self.engines, *self.nodes) if rival is not self.winner}
+        sound = [
+            rival for rival in rivals.values() if standing(rival, self.question) == standing(self.winner, self.question)
+        ]
+        return [rival for rival in sound if not self.told_apart(rival)]
+
+
+def standing(choice: Choice, question: Question) -> int:
+    """Return 0 for what fits and stays within the limits for sure, 1 where the limits, 2 where the memory is in doubt,
+    3 beyond the limits: a higher one is chosen only where there is no lower one."""
+    kept = question.kept(choice)
+    if kept is False:
+        return 3
+    return 2 if choice.candidate.fits is None else 0 if kept else 1
+
+
+def advise(question: Question, choices: list[Choice]) -> Advice:
+    """Return the advice; the winner may stand beyond the limits, where everything does. Raises ValueError without
+    choices.
+
+    Choices are put in the order of what they take if what is in doubt of each alone turns out badly: of two that cannot
+    be told apart the surer one is advised, which is the lower stage or the one that was measured.
+    """
+
+    def order(choice: Choice) -> tuple[int, float]:
+        return standing(choice, question), at_worst(choice, per_device=question.per_device)
+
+    winner = min(choices, key=order)
+    better = [choice for choice in choices if order(choice)[1] < order(winner)[1] and standing(choice, question) < 3]
+    there = [choice for choice in choices if choice.spec.nodes == winner.spec.nodes]
+    engines = _best_of_each(choices, order, _engine) | _best_of_each(there, order, _engine)
+    nodes = _best_of_each(choices, order, lambda choice: choice.spec.nodes)
+    return Advice(
+        question,
+        winner,
+        sorted(engines.values(), key=order),
+        [nodes[count] for count in sorted(nodes)],
+        min(better, key=lambda choice: order(choice)[1], default=None),
+    )
+
+
+def _engine(choice: Choice) -> str:
+    return choice.spec.engine.name
+
+
+def _best_of_each(
+    choices: list[Choice], order: Callable[[Choice], tuple[int, float]], kind: Callable[[Choice], Kind]
+) -> dict[Kind, Choice]:
+    best: dict[Kind, Choice] = {}
+    for choice in choices:
+        there = best.get(kind(choice))
+        if there is None or order(choice) < order(there):
+            best[kind(choice)] = choice
+    return best
+
+
+def duration(hours: float) -> str:
+    """Return hours as people say them."""
+    if hours < 48:
+        return f"{hours:.3g} h"
+    return f"{hours / 24:.3g} days" if hours < 24_000 else f"{hours / 24:,.0f} days"

@@ -1,0 +1,121 @@
+"""Which configurations come into question: engines, nodes, micro-batches, accumulations and checkpointing that fit."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from bench.predict.memory import LARGEST_MICRO_BATCH, Memory, memory
+from bench.predict.memory.segments import Device
+from bench.spec import Batch, RunSpec
+
+NODES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Node counts that are looked at where none is given."""
+
+
+class Axes(NamedTuple):
+    """What is tried. None: micro-batches double up to what fits, accumulations up to the largest global batch, and
+    without one there is none."""
+
+    nodes: tuple[int, ...] = NODES
+    checkpointing: tuple[bool, ...] = (False, True)
+    micro: tuple[int, ...] | None = None
+    accumulation: tuple[int, ...] | None = None
+    global_batch: int | None = None  # samples per optimizer step, exactly
+    max_global_batch: int | None = None  # samples per optimizer step, at most
+
+
+class Room(NamedTuple):
+    """What a point must fit into."""
+
+    bytes: int  # of one device
+    device: Device
+    seen: Callable[[RunSpec], bool | None] = lambda spec: None  # whether a point was measured to fit; None: not tried
+
+
+class Candidate(NamedTuple):
+    """A point, and what it needs of a device."""
+
+    spec: RunSpec
+    memory: Memory
+    fits: bool | None  # None: perhaps
+
+
+class Shortage(NamedTuple):
+    """A point that does not fit, and by how many bytes at least; 0 or less where a measured run says so."""
+
+    spec: RunSpec
+    bytes: int
+
+
+class Found(NamedTuple):
+    """What was looked at."""
+
+    candidates: list[Candidate]
+    short: list[Shortage]  # of each engine, node count and checkpointing without a candidate
+    undivided: list[RunSpec]  # among whose ranks no global batch that is asked for can be divided
+
+
+def look(bases: Sequence[RunSpec], axes: Axes, room: Room) -> Found:
+    """Return the candidates along `axes` from `bases`, one for each engine."""
+    found = Found([], [], [])
+    for base in bases:
+        for nodes in axes.nodes:
+            for checkpointing in axes.checkpointing:
+                start = base.model_copy(update={"nodes": nodes, "activation_checkpointing": checkpointing})
+                _along_micro(start, axes, room, found)
+    return found
+
+
+def _along_micro(start: RunSpec, axes: Axes, room: Room, found: Found) -> None:
+    """Add the candidates that differ in their batch alone. Memory grows with the micro-batch: the first that does not
+    fit is the last to be looked at."""
+    before, smallest = len(found.candidates), None
+    for micro in axes.micro or _doubling(min(LARGEST_MICRO_BATCH, _most_samples(axes) // start.world_size)):
+        tried = [_candidate(spec, room) for spec in _along_accumulation(start, micro, axes)]
+        fitting = [candidate for candidate in tried if candidate.fits is not False]
+        found.candidates.extend(fitting)
+        if tried and not fitting:
+            smallest = smallest or tried[0]
+            if not axes.micro:
+                break
+    if len(found.candidates) > before:
+        return
+    if smallest:
+        found.short.append(Shortage(smallest.spec, smallest.memory.device[0] - room.bytes))
+    else:
+        found.undivided.append(start)
+
+
+def _candidate(spec: RunSpec, room: Room) -> Candidate:
+    needed, seen = memory(spec, room.device), room.seen(spec)
+    return Candidate(spec, needed, needed.fits(room.bytes) if seen is None else seen)
+
+
+def _most_samples(axes: Axes) -> int:
+    """Return the largest global batch that is asked for."""
+    limits = [limit for limit in (axes.global_batch, axes.max_global_batch) if limit]
+    return min(limits, default=2**62)
+
+
+def _doubling(largest: int) -> Iterator[int]:
+    number = 1
+    while number <= largest:
+        yield number
+        number *= 2
+
+
+def _along_accumulation(start: RunSpec, micro: int, axes: Axes) -> list[RunSpec]:
+    """Return the points with this micro-batch whose global batch may be."""
+    samples = micro * start.world_size  # of all ranks in a micro-step
+    most = _most_samples(axes) // samples
+    if axes.accumulation:
+        tried = list(axes.accumulation)
+    elif axes.global_batch:
+        tried = [most]
+    else:
+        tried = sorted({*_doubling(most), most}) if axes.max_global_batch else [1]
+    sizes = [(number, number * samples) for number in tried if 0 < number <= most]
+    return [
+        start.model_copy(update={"batch": Batch(micro=micro, accumulation=number, global_=total)})
+        for number, total in sizes
+        if axes.global_batch in (None, total)
+    ]

@@ -1,0 +1,84 @@
+"""Candidates with the time of their step: measured where a run says it, else predicted, corrected by its neighbours."""
+
+from typing import Literal, NamedTuple
+
+from bench.predict.advice.candidates import Candidate
+from bench.predict.advice.measured import Known, decisive
+from bench.predict.neighbours import Neighbour, correction
+from bench.predict.step_time import Time
+from bench.predict.step_time.compute import CALIBRATED, REHEARSED
+from bench.spec import RunSpec
+
+COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
+"""Parts of a step whose doubt is that of the machine's rates."""
+
+_DIGITS = 6  # of factors that are the same but for rounding
+
+
+class Estimate(NamedTuple):
+    """Seconds of a step, and what they stand on."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    evidence: Literal["measured", "corrected", "predicted"]
+    runs: int = 0  # measured ones behind it
+
+
+class Choice(NamedTuple):
+    """A candidate, what formulas say of its step, and what is to be believed of it."""
+
+    candidate: Candidate
+    time: Time
+    estimate: Estimate
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.candidate.spec
+
+    @property
+    def scale(self) -> float:
+        """What is believed over what formulas say."""
+        return self.estimate.step_s / self.time.step_s
+
+    @property
+    def computing_s(self) -> float:
+        """Predicted seconds of a step that depend on the machine's rates."""
+        return sum(seconds for name, seconds in self.time.parts.items() if name in COMPUTING)
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """How much longer it may compute than predicted, at least and at most; the doubt of all points of a machine."""
+        believed = self.estimate
+        if believed.evidence == "corrected":
+            return round(believed.low_s / believed.step_s, _DIGITS), round(believed.high_s / believed.step_s, _DIGITS)
+        if not self.computing_s:
+            return 1.0, 1.0
+        known, computing = self.time.step_s, self.computing_s
+        low, high = self.time.low_s - known, self.time.high_s - known - self.time.hidden_s
+        return round(1 + low / computing, _DIGITS), round(1 + high / computing, _DIGITS)
+
+    def step_s(self, rate: float, *, overlapping: bool = True) -> float:
+        """Return the seconds of a step if computing takes `rate` times as long as predicted, and if communication
+        hides behind it as predicted or not at all."""
+        seconds = self.time.step_s + (rate - 1) * self.computing_s + (0 if overlapping else self.time.hidden_s)
+        return self.scale * seconds
+
+
+def choose(candidate: Candidate, known: Known, time: Time) -> Choice:
+    """Return a candidate with what is to be believed of its step, which is predicted to take `time`."""
+    if timed := known.timed.get(decisive(candidate.spec)) if known.timed else None:
+        return Choice(candidate, time, Estimate(timed.step_s, timed.low_s, timed.high_s, "measured", timed.runs))
+    beside = known.near(candidate.spec.engine.name)
+    if beside:
+        return Choice(candidate, time, _corrected(time.step_s, beside, candidate.spec.engine.name))
+    return Choice(candidate, time, Estimate(time.step_s, time.low_s, time.high_s, "predicted"))
+
+
+def _corrected(step_s: float, beside: list[Neighbour], engine: str) -> Estimate:
+    """Scale a prediction by how far those of its neighbours were off. Beside the spread of these, one from the same
+    engine leaves the doubt of a rehearsal, one from another that of the rates."""
+    ratios = [found.step for found in beside if found.step]
+    doubt = REHEARSED if all(found.engine == engine for found in beside) else CALIBRATED
+    low, high = doubt[0] * min(ratios), doubt[1] * max(ratios)
+    return Estimate(correction(beside).step * step_s, low * step_s, high * step_s, "corrected", len(ratios))

@@ -1,0 +1,82 @@
+"""Two choices side by side: whether one is faster for sure, and which part of the step makes the difference.
+
+All points of a question share the machine, so they share the doubt about its rates and about how well communication
+hides behind compute: one is called faster if it is so at both ends of both doubts, the same for both points. What one
+engine computes in equal portions (micro-batch and checkpointing) cancels then. Where engine or portions differ, each
+may still be off by what a rehearsal leaves in doubt, and stage 3, whose work on the host no rate knows, by more.
+"""
+
+import itertools
+
+from bench.predict.advice.choices import Choice
+from bench.predict.step_time.compute import CALIBRATED, REHEARSED
+
+SHOWN = 0.01
+"""Share of the better one's step below which a part of it explains nothing."""
+
+
+def price(choice: Choice, step_s: float, *, per_device: bool) -> float:
+    """Return seconds per token, or device-seconds per token."""
+    return step_s * (choice.spec.world_size if per_device else 1) / choice.time.tokens
+
+
+def surely_faster(a: Choice, b: Choice, *, per_device: bool) -> bool:
+    """Whether `a` takes less time per token (and device) than `b`, whatever the doubt."""
+    if "measured" in (a.estimate.evidence, b.estimate.evidence) or a.rates != b.rates:
+        high, low = a.estimate.high_s, b.estimate.low_s
+        return price(a, high, per_device=per_device) < price(b, low, per_device=per_device)
+    most, least = _own_doubt(a, b)[1], _own_doubt(b, a)[0]
+    return all(
+        price(a, a.step_s(rate * most, overlapping=overlapping), per_device=per_device)
+        < price(b, b.step_s(rate * least, overlapping=overlapping), per_device=per_device)
+        for rate, overlapping in itertools.product(a.rates, (True, False))
+    )
+
+
+def at_worst(choice: Choice, *, per_device: bool) -> float:
+    """Return what `choice` takes per token (and device) if what is in doubt of it alone turns out badly."""
+    if choice.estimate.evidence != "predicted":
+        return price(choice, choice.estimate.high_s, per_device=per_device)
+    own = CALIBRATED[1] if _at_stage_3(choice) else REHEARSED[1]
+    return price(choice, choice.step_s(own), per_device=per_device)
+
+
+def _own_doubt(choice: Choice, other: Choice) -> tuple[float, float]:
+    """Return how much longer `choice` may compute than predicted without `other` doing so as well, least and most.
+
+    CALIBRATED is what was seen of all stages, its high end of stage 3; the others were within a rehearsal's doubt of
+    each other.
+    """
+    if _portions(choice) == _portions(other):
+        return 1.0, 1.0
+    alone = _at_stage_3(choice) and not _at_stage_3(other)
+    return REHEARSED[0], CALIBRATED[1] if alone else REHEARSED[1]
+
+
+def _portions(choice: Choice) -> tuple[object, ...]:
+    spec = choice.spec
+    return spec.engine, spec.batch.micro, spec.activation_checkpointing
+
+
+def _at_stage_3(choice: Choice) -> bool:
+    return bool(choice.spec.engine.options.get("stage") == 3)
+
+
+def slower_by(a: Choice, b: Choice, *, per_device: bool) -> float:
+    """Return how much more `b` takes per token (and device) than `a`, as a share."""
+    return _price(b, per_device) / _price(a, per_device) - 1
+
+
+def why(a: Choice, b: Choice, *, per_device: bool) -> dict[str, float]:
+    """Return the parts in which `b` takes longer per token (and device), largest first, as shares of `a`'s step."""
+    whole = _price(a, per_device)
+    ours, theirs = (
+        {name: price(c, c.scale * seconds, per_device=per_device) for name, seconds in c.time.parts.items()}
+        for c in (a, b)
+    )
+    more = {name: (seconds - ours.get(name, 0.0)) / whole for name, seconds in theirs.items()}
+    return dict(sorted(((k, v) for k, v in more.items() if v >= SHOWN), key=lambda part: -part[1]))
+
+
+def _price(choice: Choice, per_device: bool) -> float:
+    return price(choice, choice.estimate.step_s, per_device=per_device)

@@ -1,0 +1,184 @@
+"""Memory of one rank, by phase and by term, and the largest micro-batch that fits.
+
+Tensor bytes follow from what torch, transformers and DeepSpeed allocate; nothing here is fitted to a measurement.
+What a process takes besides has names of its own below, a low and a high value each: between them lies the doubt.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.predict.families import formulas, shape_of
+from bench.predict.memory import buckets
+from bench.predict.memory.gathering import Limits
+from bench.predict.memory.segments import Device, Segment, Stack, workload
+from bench.predict.memory.states import Engine, Terms, bucket, engine, initialisation, resident, update
+from bench.spec import Batch, RunSpec
+
+CUDA_BASE_BYTES = (600_000_000, 2_000_000_000)
+"""CUDA context, loaded kernels, cuBLAS workspaces and NCCL's buffers: 0.5 to 2 GB by GPU, torch and number of peers
+(ml-engineering, "Anatomy of Model's Memory Usage"), with 0.1 GB of workspaces and buffers at least."""
+FRAGMENTATION = (0.0, 0.1)
+"""What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;
+at worst a tenth, since blocks of at least 10 MiB are rounded to 2 MiB and differ in size from step to step."""
+LARGEST_MICRO_BATCH = 2**16
+
+
+Replayed = tuple[buckets.Most, buckets.Most] | tuple[None, None]
+"""Stage 3's forward and backward."""
+
+
+class Phase(NamedTuple):
+    """The moment of a phase when most lives; bytes by term."""
+
+    name: str
+    terms: Terms
+
+    @property
+    def total(self) -> int:
+        return sum(self.terms.values())
+
+
+class Memory(NamedTuple):
+    """What one rank needs, in bytes."""
+
+    phases: tuple[Phase, ...]
+    resident: int  # between steps
+    base: tuple[int, int]  # of the process beside tensors, low and high
+    reserve: tuple[int, int]  # of the allocator beside tensors, low and high
+
+    @property
+    def init_peak(self) -> int:
+        """Live tensor bytes at the peak of building model and engine."""
+        return self.phases[0].total
+
+    @property
+    def peak(self) -> int:
+        """Live tensor bytes at the peak of a steady step."""
+        return max(phase.total for phase in self.phases[1:])
+
+    @property
+    def device(self) -> tuple[int, int]:
+        """What the device must have, low and high."""
+        most = max(self.init_peak, self.peak)
+        low, high = (most + base + reserve for base, reserve in zip(self.base, self.reserve, strict=True))
+        return low, high
+
+    def fits(self, memory_bytes: int) -> bool | None:
+        """Whether this fits into a device's memory; None where the doubt is too large to say."""
+        low, high = self.device
+        return True if high <= memory_bytes else False if low > memory_bytes else None
+
+
+class Micro(NamedTuple):
+    """Samples per micro-batch that fit: for sure, and perhaps; 0 where not even one does."""
+
+    surely: int
+    perhaps: int
+
+
+def memory(spec: RunSpec, device: Device = "cuda", *, rehearsed: bool = False) -> Memory:
+    """Return the memory of the rank that needs most of it, or of one whose collectives are only `rehearsed`; raises
+    UserError for an unknown family."""
+    shape, family = shape_of(spec), formulas("memory", spec.model.family)
+    held = engine(spec, family.tensors(shape), device, rehearsed=rehearsed)
+    parts = family.stacks(shape, workload(spec, device))
+    gathered = _gathered(held, family, shape, checkpointing=spec.activation_checkpointing)
+    phases = (
+        Phase("initialisation", initialisation(held, family.extra_embeddings(shape))),
+        *_passes(held, parts, gathered),
+        Phase("update", update(held, buckets.after_backward(held)) | _standing(held)),
+    )
+    standing = resident(held) | _standing(held)
+    lasting = sum(standing.values())
+    most = max(phase.total for phase in phases)
+    coming = max(0, most - lasting)
+    base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
+    low, high = (int(share * coming) if device == "cuda" else 0 for share in FRAGMENTATION)
+    return Memory(phases, lasting, base, (low, high))
+
+
+def _standing(e: Engine) -> Terms:
+    return {"buckets": bucket(e) if e.stage == 3 else 0}
+
+
+def _columns(stacks: list[Stack]) -> buckets.Array:
+    """Return the fields of all segments in the order of forward, one row per field."""
+    distinct: list[Segment] = []
+    order: list[int] = []
+    for block, times in stacks:
+        order += list(range(len(distinct), len(distinct) + len(block))) * times
+        distinct += block
+    return np.array(distinct, np.int64)[order].T
+
+
+def _gathered(e: Engine, family: Any, shape: Any, *, checkpointing: bool) -> Replayed:
+    """Return what stage 3 gathers and reduces in forward and in backward."""
+    if e.stage != 3 or e.options is None:
+        return None, None
+    o = e.options
+    limits = Limits(
+        prefetch=o.stage3_prefetch_bucket_size or 0,
+        live=o.stage3_max_live_parameters or 0,
+        reuse=o.stage3_max_reuse_distance or 0,
+        persistence=o.stage3_param_persistence_threshold or 0,
+        bucket=o.reduce_bucket_size or 0,
+        contiguous=o.contiguous_gradients,
+        checkpointing=checkpointing,
+    )
+    return buckets.replayed(family.modules, family.tensors, shape, limits, e.ranks, e.gloo)
+
+
+def _passes(e: Engine, stacks: list[Stack], gathered: Replayed) -> tuple[Phase, Phase]:
+    """Forward and backward of the last micro-step, each at the segment where most lives."""
+    saved, running, backing, parameters, largest, carried, transposed, logits = _columns(stacks)
+    kept = np.cumsum(saved)
+    waiting = e.width * (np.cumsum(carried[::-1])[::-1] + transposed * (e.stage != 3))
+    held = resident(e)
+    forward = buckets.forward(e, parameters, gathered[0])
+    backward = buckets.backward(e, parameters, largest, gathered[1])
+    return (
+        _phase("forward", held, kept, running, 0 * waiting, forward, logits, saved),
+        _phase("backward", held, kept, backing, waiting, backward, logits, saved, buckets.reduction(e)),
+    )
+
+
+def _phase(
+    name: str, held: Terms, kept: buckets.Array, working: buckets.Array, waiting: buckets.Array,
+    beside: buckets.Beside, logits: buckets.Array, saved: buckets.Array, at_end: int = 0,
+) -> Phase:  # fmt: skip
+    gradients = waiting + beside.gradients
+    total = kept + working + gradients + beside.buckets + beside.gathered
+    at = int(np.argmax(total))
+    standing = held.get("gradients", 0)
+    wide = int(logits[at])
+    last = int(saved[-1]) if at == len(kept) - 1 else 0
+    terms = held | {
+        "gradients": standing + int(gradients[at]),
+        "buckets": int(beside.buckets[at]),
+        "gathered layers": int(beside.gathered[at]),
+        "activations": int(kept[at]) - last,
+        "logits and loss": last + wide * int(working[at]),
+        "working memory": (1 - wide) * int(working[at]),
+    }
+    ended = held | {"gradients": standing + int(gradients[0]), "buckets": at_end}
+    return max(Phase(name, terms), Phase(name, ended), key=lambda phase: phase.total)
+
+
+def largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> Micro:
+    """Return the largest micro-batches with which `spec`, otherwise the same, fits into `memory_bytes` per device."""
+
+    def needed(micro: int) -> tuple[int, int]:
+        batch = Batch(micro=micro, accumulation=spec.accumulation, global_=micro * spec.accumulation * spec.world_size)
+        return memory(spec.model_copy(update={"batch": batch}), device).device
+
+    def largest(doubt: int) -> int:
+        low, high = 0, 1
+        while high <= LARGEST_MICRO_BATCH and needed(high)[doubt] <= memory_bytes:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if needed(middle)[doubt] <= memory_bytes else (low, middle)
+        return low
+
+    return Micro(surely=largest(1), perhaps=largest(0))

@@ -1,0 +1,213 @@
+"""Which weights stage 3 has whole, and which gradients it reduces, from module to module: a replay of its coordinator.
+
+Follows DeepSpeed 0.19.8 with a complete trace: _fetch_sub_module_impl, __params_to_release and __release_param of
+runtime/zero/partitioned_param_coordinator.py, AllGatherCoalescedHandle of partition_parameters.py,
+reduce_independent_p_g_buckets_and_remove_grads of stage3.py. The number of ranks changes none of its decisions, it only
+pads tensors: one replay serves all points of a sweep that have the same model and limits.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.predict.memory.segments import Module, Tensors
+
+Array = NDArray[np.int64]
+
+
+class Limits(NamedTuple):
+    """DeepSpeed's options that decide, in elements."""
+
+    prefetch: int
+    live: int
+    reuse: int
+    persistence: int
+    bucket: int
+    contiguous: bool
+    checkpointing: bool
+
+
+class Walk(NamedTuple):
+    """What lives at each stop of a pass, one row per stop. Tensors that ranks pad are counted by size, in the columns
+    of the family's `tensors`."""
+
+    segment: Array
+    exact: Array  # elements of weights that were copied out of a flat tensor
+    padded: Array  # weights gathered by themselves, and those in flat tensors
+    fresh: Array  # elements of gradients beside the bucket
+    reduced: Array  # gradients in the bucket that is reduced here
+
+
+class Stop(NamedTuple):
+    """One fetch: a module in forward, run again for its backward, or in backward."""
+
+    module: Module
+    releases: bool  # its weight may go afterwards
+    completes: bool  # the weight's gradient is complete afterwards
+
+
+@functools.lru_cache(maxsize=256)
+def replay(
+    modules_of: Callable[[Hashable], Sequence[Module]],
+    sizes_of: Callable[[Hashable], Sequence[Tensors]],
+    shape: Hashable,
+    limits: Limits,
+) -> tuple[Walk, Walk]:
+    """Return forward and backward of a step."""
+    modules, sizes = modules_of(shape), sizes_of(shape)
+    forward = [Stop(module, True, False) for module in modules]
+    stops = [*forward, *_backward(modules, limits.checkpointing)]
+    weights, bucket = Weights(stops, sizes, limits), Bucket(sizes, limits)
+    rows = []
+    for stop in stops:
+        weights.fetch()
+        gathered = weights.exact, *weights.padded
+        fresh, reduced = bucket.add(stop.module.size) if stop.completes else (bucket.waiting, bucket.nothing)
+        rows.append((stop.module.segment, *gathered, fresh, *reduced))
+        weights.release(stop.releases)
+    rows.append((stops[-1].module.segment, *gathered, bucket.waiting, *bucket.content))  # what is left, at the end
+    return _walk(rows[: len(forward)], len(sizes)), _walk(rows[len(forward) :], len(sizes))
+
+
+def _walk(rows: list[tuple[int, ...]], sizes: int) -> Walk:
+    segment, exact, padded, fresh, reduced = np.split(np.array(rows, np.int64), [1, 2, 2 + sizes, 3 + sizes], axis=1)
+    return Walk(segment[:, 0], exact[:, 0], padded, fresh[:, 0], reduced)
+
+
+def _backward(modules: Sequence[Module], checkpointing: bool) -> Iterator[Stop]:
+    """Yield the stops of backward. A checkpointed block is run again once its last weight is there, up to that one."""
+    for block, members in itertools.groupby(reversed(modules), key=lambda module: module.block):
+        backward = list(members)
+        again: list[Module] = []
+        if checkpointing and block is not None:
+            last = next(number for number, module in enumerate(backward) if module.weight is not None)
+            yield from (Stop(module, False, False) for module in backward[: last + 1])
+            again = backward[:last:-1]
+            backward = backward[last:]
+        yield from (Stop(module, True, False) for module in again)
+        # whatever an index enters gets no gradient, so that nothing tells DeepSpeed that its backward is over
+        for module in backward:
+            yield Stop(module, not module.indexed, module.completes and module.weight is not None)
+
+
+class Weights:
+    """The coordinator's books: what is whole, what is on its way, and what comes next."""
+
+    def __init__(self, stops: Sequence[Stop], sizes: Sequence[Tensors], limits: Limits) -> None:
+        self.exact, self.padded = 0, [0] * len(sizes)
+        self._limits, self._step, self._available = limits, 0, 0
+        self._size = {stop.module.weight: stop.module.size for stop in stops if stop.module.weight is not None}
+        self._elements = {weight: sizes[size].elements for weight, size in self._size.items()}
+        self._order = [stop.module.weight for stop in stops]
+        self._queue = iter([(step, weight) for step, weight in enumerate(self._order) if weight is not None])
+        self._persistent = {w for w, elements in self._elements.items() if elements <= limits.persistence}
+        self._whole = set(self._persistent)
+        self._packs: dict[int, _Pack] = {}  # of weights under way, or not yet asked for
+        self._alone: set[int] = set()  # whole, in the padded tensor that they were gathered into
+        self._last_fetched_for = dict.fromkeys(self._elements, -1)
+        self._passed, self._next_use = self._look_ahead()
+
+    def _look_ahead(self) -> tuple[list[int], list[int | None]]:
+        """Elements of all stops before each, and where the weight of each is used next."""
+        passed = [0, *itertools.accumulate(0 if w is None else self._elements[w] for w in self._order)]
+        seen: dict[int | None, int] = {}
+        following: list[int | None] = []
+        for step in range(len(self._order) - 1, -1, -1):
+            following.append(seen.get(self._order[step]))
+            seen[self._order[step]] = step
+        return passed, following[::-1]
+
+    def fetch(self) -> None:
+        """Make the weight of the next stop whole, then gather ahead what the limits allow."""
+        weight = self._order[self._step]
+        if weight is not None:
+            if weight not in self._whole and weight not in self._packs:
+                self._gather([weight])
+            self._wait(weight)
+            if self._last_fetched_for[weight] < self._step:
+                self._take()
+        ahead: list[int] = []
+        elements, room = 0, min(self._limits.live - self._available, self._limits.prefetch)
+        while elements < room and (taken := self._take()) is not None:
+            if taken not in self._whole and taken not in self._packs and taken not in ahead:
+                ahead.append(taken)
+                elements += self._elements[taken]
+        self._gather(ahead)
+
+    def _take(self) -> int | None:
+        step, weight = next(self._queue, (0, None))
+        if weight is not None:
+            self._last_fetched_for[weight] = max(self._last_fetched_for[weight], step)
+        return weight
+
+    def _gather(self, weights: list[int]) -> None:
+        pack = _Pack(tuple(weights), set(weights))
+        for weight in weights:
+            self._packs[weight] = pack
+            self._available += self._elements[weight]
+            self.padded[self._size[weight]] += 1
+
+    def _wait(self, weight: int) -> None:
+        """Unpack the flat tensor that `weight` came in. It goes when all that came in it have been asked for."""
+        pack = self._packs.pop(weight, None)
+        if pack is None:
+            return
+        if len(pack.members) == 1:
+            self._whole.add(weight)
+            self._alone.add(weight)
+            return
+        if len(pack.left) == len(pack.members):
+            self._whole.update(pack.members)
+            self.exact += sum(self._elements[member] for member in pack.members)
+        pack.left.remove(weight)
+        if not pack.left:
+            for member in pack.members:
+                self.padded[self._size[member]] -= 1
+
+    def release(self, allowed: bool) -> None:
+        """Let the weight of this stop go unless it is used again soon, and go to the next stop."""
+        weight, step = self._order[self._step], self._step + 1
+        again = self._next_use[self._step]
+        self._step = step
+        if not allowed or weight is None or weight in self._persistent or self._last_fetched_for[weight] > step:
+            return
+        if again is not None and self._passed[again] - self._passed[step] < self._limits.reuse:
+            return
+        self._whole.remove(weight)
+        self._available -= self._elements[weight]
+        if weight in self._alone:
+            self._alone.remove(weight)
+            self.padded[self._size[weight]] -= 1
+        else:
+            self.exact -= self._elements[weight]
+
+
+class _Pack(NamedTuple):
+    members: tuple[int, ...]
+    left: set[int]  # not asked for yet
+
+
+class Bucket:
+    """Gradients on their way to be reduced."""
+
+    def __init__(self, sizes: Sequence[Tensors], limits: Limits) -> None:
+        self.nothing = (0,) * len(sizes)
+        self.content, self.waiting = self.nothing, 0
+        self._sizes, self._limits, self._elements = sizes, limits, 0
+
+    def add(self, size: int) -> tuple[int, tuple[int, ...]]:
+        """Take a gradient in; return the elements beside the bucket meanwhile, and what had to be reduced first. One
+        that is larger than the bucket waits beside it for the next."""
+        elements = self._sizes[size].elements
+        fresh, reduced = elements + self.waiting, self.nothing
+        if self._elements and self._elements + elements > self._limits.bucket:
+            reduced, self.content, self.waiting, self._elements = self.content, self.nothing, 0, 0
+        if not self._limits.contiguous or self._elements + elements > self._limits.bucket:
+            self.waiting += elements
+        self._elements += elements
+        self.content = tuple(count + (size == number) for number, count in enumerate(self.content))
+        return fresh, reduced

@@ -1,0 +1,77 @@
+"""What a family tells of its model's memory: its parameters, and the steps of one forward pass, backward in reverse."""
+
+from typing import Literal, NamedTuple
+
+from bench.spec import Precision, RunSpec
+
+Device = Literal["cpu", "cuda"]
+
+WIDTH: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Bytes per element of weights, gradients and activations."""
+FULL = 4
+"""Bytes per element of fp32: master weights, AdamW's two moments, what is computed in fp32 whatever the precision."""
+
+
+class Workload(NamedTuple):
+    """What of a run decides the size of its activations; lengths in tokens, `width` in bytes per element."""
+
+    micro: int
+    encoder: int
+    decoder: int
+    width: int
+    attention: Literal["sdpa", "eager", "flex"]
+    dropout: bool
+    checkpointing: bool
+    device: Device
+    fp16: bool
+
+
+def workload(spec: RunSpec, device: Device) -> Workload:
+    """Return what `spec` asks of one rank in one micro-step on `device`."""
+    return Workload(
+        spec.batch.micro, spec.sequence.encoder, spec.sequence.decoder, WIDTH[spec.precision], spec.model.attention,
+        spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
+    )  # fmt: skip
+
+
+class Segment(NamedTuple):
+    """A part of a forward pass; bytes per rank but for `parameters` and `largest`, which are elements."""
+
+    saved: int  # kept from its forward to its backward
+    forward: int = 0  # needed while its forward runs, beyond `saved`
+    backward: int = 0  # needed while its backward runs, beyond what is saved up to here
+    parameters: int = 0  # whose gradients are complete after its backward
+    largest: int = 0  # the largest of them: a gradient lies beside its bucket until it is copied
+    carried: int = 0  # elements of an incomplete gradient that wait from here to the end of backward
+    transposed: int = 0  # elements of a gradient that is not added to in its place, unless stage 3's own linear made it
+    logits: bool = False  # as wide as the vocabulary: shown apart
+
+
+class Stack(NamedTuple):
+    """Segments in the order of forward, and how often they follow each other."""
+
+    block: list[Segment]
+    times: int = 1
+
+
+class Tensors(NamedTuple):
+    """Parameters of one size."""
+
+    elements: int
+    number: int
+
+
+class Module(NamedTuple):
+    """A module at which ZeRO's stage 3 stops to gather its weight, and others ahead."""
+
+    segment: int  # in which its forward runs, counted in the order of forward
+    weight: int | None = None  # one number for each parameter, shared ones have the same; None: it has none of its own
+    size: int = 0  # of the weight: which of the family's `tensors`
+    block: int | None = None  # that checkpointing runs again
+    indexed: bool = False  # its input are indices
+    completes: bool = True  # its backward completes the weight's gradient
+
+
+def padded(elements: int, ranks: int) -> int:
+    """Elements of a tensor that is divided among ranks, as many for each."""
+    return -(-elements // ranks) * ranks

@@ -1,0 +1,131 @@
+"""Seconds of one optimizer step, part by part, what bounds it, and how sure that is.
+
+Compute comes from the machine's rates or from a rehearsal of one rank; communication from the bytes that the engine
+moves and the links that they cross; overlap as the engine really overlaps. Nothing is fitted to the time of a step.
+"""
+
+from typing import NamedTuple
+
+from bench.machine import Machine
+from bench.predict.families import formulas, shape_of
+from bench.predict.flops import StepFlops, flops_per_step
+from bench.predict.memory.segments import Device
+from bench.predict.memory.states import engine
+from bench.predict.step_time.communication import Transfer, transfers
+from bench.predict.step_time.compute import Compute, compute
+from bench.predict.step_time.network import Span, collective_s
+from bench.spec import RunSpec
+
+NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
+
+
+class Time(NamedTuple):
+    """One optimizer step."""
+
+    parts: dict[str, float]  # seconds by name; their sum is the step's time
+    hidden_s: float  # of communication behind compute
+    low_s: float
+    high_s: float
+    flops: StepFlops
+    tokens: int  # encoder and decoder, padding included, over all ranks
+    peak_flops: float | None  # of all devices, per second
+    bound: str  # what takes most of the step
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.step_s
+
+    @property
+    def mfu(self) -> float | None:
+        """The model's FLOP/s over the devices' dense peak; None where that is not known."""
+        return self.flops.model / self.step_s / self.peak_flops if self.peak_flops else None
+
+
+class Moved(NamedTuple):
+    """Seconds of a transfer in a step."""
+
+    transfer: Transfer
+    whole_s: float
+    exposed_s: float
+
+
+def step_time(
+    spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
+    straggler: float = 1.0, data_wait_s: float = 0.0,
+) -> Time:  # fmt: skip
+    """Return the time of one step of `spec`; UserError for a number that the machine's file lacks.
+
+    `rehearsed_s` is what a step of this spec computes by a rehearsal on this machine, `straggler` the slowest rank's
+    compute time over the others', `data_wait_s` what a step waits for its batches.
+    """
+    held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), device)
+    own = compute(spec, held, machine, device, rehearsed_s)
+    moved = _moved(transfers(held, spec), own, spec, machine)
+    parts = {
+        "forward": own.forward,
+        "recomputation": own.recomputation,
+        "backward": own.backward,
+        "optimizer": own.optimizer,
+        "stragglers": (straggler - 1) * own.total,
+        **_exposed_by_kind(moved),
+        "data": data_wait_s,
+    }
+    parts = {name: seconds for name, seconds in parts.items() if seconds}
+    total, hidden = sum(parts.values()), sum(m.whole_s - m.exposed_s for m in moved)
+    computing, (low, high) = straggler * own.total, own.doubt
+    peak = machine.peak_tflops.get(spec.precision)
+    return Time(
+        parts=parts,
+        hidden_s=hidden,
+        low_s=total + (low - 1) * computing,
+        high_s=total + (high - 1) * computing + hidden,  # if nothing overlapped
+        flops=flops_per_step(spec),
+        tokens=spec.global_batch * (spec.sequence.encoder + spec.sequence.decoder),
+        peak_flops=1e12 * peak * spec.world_size if peak else None,
+        bound=_bound(moved, own, spec),
+    )
+
+
+def _moved(found: list[Transfer], own: Compute, spec: RunSpec, machine: Machine) -> list[Moved]:
+    """Return each transfer's seconds. What overlaps in one pass shares its links, and what the pass computes hides it:
+    but for the first call of a gather or the last of a reduction, each call runs beside its share of the pass."""
+    whole = {transfer: _seconds(transfer, spec, machine) for transfer in found}
+    computing = {"forward": own.forward, "backward": own.recomputation + own.backward}
+    moved = []
+    for transfer, seconds in whole.items():
+        if not transfer.overlaps:
+            moved.append(Moved(transfer, seconds, seconds))
+            continue
+        together = sum(s for other, s in whole.items() if other.overlaps and other.when == transfer.when)
+        room = computing[transfer.when] * transfer.passes / spec.accumulation
+        share = seconds / together if together else 0.0
+        alone = seconds / transfer.calls
+        beside = share * room * (1 - 1 / transfer.calls)
+        moved.append(Moved(transfer, seconds, alone + max(0.0, seconds - alone - beside)))
+    return moved
+
+
+def _seconds(transfer: Transfer, spec: RunSpec, machine: Machine) -> float:
+    nodes = max(1, -(-transfer.ranks // spec.devices_per_node))
+    calls = max(transfer.calls, 1)
+    span = Span(min(nodes, spec.nodes), transfer.ranks)
+    return transfer.passes * calls * collective_s(transfer.kind, transfer.payload_bytes / calls, span, machine)
+
+
+def _exposed_by_kind(moved: list[Moved]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for transfer, _, exposed in moved:
+        name = NAMES[transfer.kind]
+        seconds[name] = seconds.get(name, 0.0) + exposed
+    return seconds
+
+
+def _bound(moved: list[Moved], own: Compute, spec: RunSpec) -> str:
+    """Return what takes most of the step."""
+    if sum(m.exposed_s for m in moved) > own.total:
+        return "links between nodes" if spec.nodes > 1 else "links inside a node"
+    return own.bound

@@ -1,0 +1,111 @@
+"""Seconds that one rank computes in a step, pass by pass: from its work and the machine's rates, or a rehearsal."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from bench.machine import Machine
+from bench.predict.families import formulas, shape_of
+from bench.predict.memory.segments import FULL, Device, Workload, workload
+from bench.predict.memory.states import EVERYWHERE, Engine
+from bench.predict.step_time.rates import Rates, rates
+from bench.predict.step_time.work import Work, backward
+from bench.spec import RunSpec
+
+ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
+"""fp32 values read and written per element by AdamW. A fused kernel reads gradient, weight and two moments and writes
+three; torch's own makes a decay, a lerp, a product, a square root, a quotient, a sum and the update, one after the
+other, each with operands and result in memory."""
+UPDATE_PASSES = 4
+"""The same beside AdamW: the gradient's norm is read, its scaling read and written, the weights copied."""
+UNCALIBRATED = (1.0, 2.0)
+"""Compute time over that of the roofline, where nothing was calibrated: never less; twice is assumed at worst. The one
+published run of a T5 that we have, T5-3B on one node of A100 (results/published), takes 1.17 times as long, its tensor
+parallelism included."""
+CALIBRATED = (0.8, 1.6)
+"""The same from calibrated rates alone, which know nothing of what an engine does on the host: on one node of the
+testbed steps took 0.87 to 1.57 times what was foretold, the latter at stage 3 (results/predictions)."""
+REHEARSED = (0.9, 1.1)
+"""The same from a rehearsal: one node's steps took 0.94 to 1.05 times what was foretold (as above)."""
+
+
+class Compute(NamedTuple):
+    """Seconds of one rank in one step, all micro-steps together."""
+
+    forward: float
+    recomputation: float
+    backward: float
+    optimizer: float
+    bound: str  # what most of it is
+    doubt: tuple[float, float] = UNCALIBRATED  # factors, low and high
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.recomputation + self.backward + self.optimizer
+
+    def scaled(self, factor: float) -> "Compute":
+        """Return this `factor` times as long."""
+        return self._replace(
+            forward=factor * self.forward,
+            recomputation=factor * self.recomputation,
+            backward=factor * self.backward,
+            optimizer=factor * self.optimizer,
+        )
+
+
+def compute(spec: RunSpec, held: Engine, machine: Machine, device: Device, rehearsed_s: float | None = None) -> Compute:
+    """Return what one rank computes; `rehearsed_s` is the measured whole, which then is divided among the passes as the
+    rates have it. Raises UserError for a rate that is needed and not known."""
+    known = rates(machine.model_dump_json(), spec.precision, device)
+    found = _by_rates(spec, held, known)
+    if known.shapes is not None:
+        found = found._replace(doubt=CALIBRATED)
+    if rehearsed_s is not None:
+        found = found.scaled(rehearsed_s / found.total)._replace(doubt=REHEARSED)
+    return found.scaled(contention(spec, machine, device))
+
+
+def contention(spec: RunSpec, machine: Machine, device: Device) -> float:
+    """Return how much longer a rank computes because others share its processor; 1 where that was not calibrated."""
+    slowdown = machine.calibration.slowdown if machine.calibration else ()
+    if device == "cuda" or not slowdown:
+        return 1.0
+    sharing = spec.world_size if machine.nodes_share_processor else spec.devices_per_node
+    if sharing <= len(slowdown):
+        return slowdown[sharing - 1]
+    return slowdown[-1] * sharing / len(slowdown)  # all processors are busy: the time grows with the ranks
+
+
+def _by_rates(spec: RunSpec, held: Engine, known: Rates) -> Compute:
+    load = workload(spec, held.device)
+    there, again = _work(spec.model.family, shape_of(spec), load)
+    back = backward(there)
+    forward, recomputation, backward_ = (spec.accumulation * known.pass_s(work) for work in (there, again, back))
+    updating = _update(held, known)
+    everything = there.plus(again).plus(back)
+    bound = _bound(everything, known, updating / spec.accumulation)
+    return Compute(forward, recomputation, backward_, updating, bound)
+
+
+@lru_cache(maxsize=1024)  # points of a sweep share it
+def _work(family: str, shape: object, load: Workload) -> tuple[Work, Work]:
+    module = formulas("step_time", family)
+    return module.forward(shape, load), module.recomputed(shape, load)
+
+
+def _update(e: Engine, known: Rates) -> float:
+    """Seconds of the optimizer's step on its part of the model; every pass goes over all of it in memory."""
+    copies = (e.width + FULL) if e.width < FULL else 0  # the gradient made fp32, the weight narrow again
+    width = FULL * (ADAMW_PASSES[e.optimizer.implementation] + UPDATE_PASSES) + 2 * copies
+    elements = e.elements if e.stage in (EVERYWHERE, 0) else e.part
+    return width * elements / known.memory
+
+
+def _bound(work: Work, known: Rates, updating: float) -> str:
+    products = sum(map(known.product_s, work.matmuls)) + work.attention_flops / known.attention
+    taken = {
+        "matrix products": products,
+        "memory traffic of element-wise work": work.traffic_bytes / known.memory,
+        "starting operations": work.operations * known.start_s,
+        "memory traffic of the optimizer": updating,
+    }
+    return max(taken, key=lambda name: taken[name])

@@ -1,0 +1,105 @@
+"""Seconds of work on one device: from rates that were calibrated on the machine, else from its published ceilings.
+
+Products, attention, element-wise work and the optimizer run one after the other. Where shapes were not calibrated, a
+product takes the time of its FLOPs or of its traffic, whichever is longer (the roofline model,
+doi 10.1145/1498765.1498785). On a GPU the host starts operations while others run, so a pass takes the longer of the
+two; on a CPU starting them is part of it.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.errors import UserError
+from bench.machine import Machine
+from bench.predict.memory.segments import WIDTH, Device
+from bench.predict.step_time.work import Matmul, Work
+from bench.spec import Precision
+
+NEIGHBOURS = 4
+"""Calibrated shapes that a rate is interpolated from, weighted by inverse squared distance in log space."""
+CEILING_OF_PEAK = 0.8
+"""Best matmul as a share of the peak, where nobody published it: A100 0.87, H100 and H200 0.80, B200 0.78, MI300X 0.51
+(ml-engineering @744d01e, accelerator benchmarks)."""
+ATTENTION_OF_MATMUL = 0.5
+"""Rate of attention with a bias as a share of a product's, where it was not calibrated: assumed, without a source.
+Attention is 1 to 5 % of the FLOPs of the T5 family at 512 and 128 tokens."""
+
+
+class Shapes(NamedTuple):
+    """Calibrated products, one row each."""
+
+    sizes: NDArray[np.float64]  # log2 of m, k, n
+    rates: NDArray[np.float64]  # log2 of FLOP/s
+
+
+class Rates(NamedTuple):
+    """What a device does per second in one precision."""
+
+    device: Device
+    width: int  # bytes per element
+    ceiling: float  # FLOP/s of the best product
+    memory: float  # bytes/s
+    attention: float  # FLOP/s
+    start_s: float  # to start one operation; 0 where that is unknown
+    shapes: Shapes | None
+
+    def product_s(self, product: Matmul) -> float:
+        """Return the seconds of `product`."""
+        if self.shapes is None:
+            return max(product.flops / self.ceiling, product.elements * self.width / self.memory)
+        return product.flops / _interpolated(self.shapes, product.m, product.k, product.n)
+
+    def running_s(self, work: Work) -> float:
+        """Return the seconds that the device computes."""
+        attention = work.attention_flops / self.attention
+        return sum(map(self.product_s, work.matmuls)) + attention + work.traffic_bytes / self.memory
+
+    def pass_s(self, work: Work) -> float:
+        """Return the seconds of one pass, the host's included."""
+        running, starting = self.running_s(work), work.operations * self.start_s
+        return running + starting if self.device == "cpu" else max(running, starting)
+
+
+def _interpolated(shapes: Shapes, m: int, k: int, n: int) -> float:
+    distance = np.sum((shapes.sizes - np.log2([m, k, n])) ** 2, axis=1)
+    nearest = np.argsort(distance)[:NEIGHBOURS]
+    weights = 1 / np.maximum(distance[nearest], 1e-6)  # a shape that was calibrated itself outweighs the others
+    return float(2 ** np.average(shapes.rates[nearest], weights=weights))
+
+
+def lacking(machine: Machine, precision: Precision) -> str | None:
+    """Return the name of the number without which no time can be told on `machine`, or None."""
+    measured = machine.calibration and any(product.precision == precision for product in machine.calibration.matmul)
+    if not measured and precision not in {**machine.peak_tflops, **machine.matmul_ceiling_tflops}:
+        return f"peak_tflops.{precision}"
+    return None if machine.memory_bytes_per_s else "memory_bytes_per_s"
+
+
+@lru_cache(maxsize=64)  # points of a sweep share it
+def rates(machine_json: str, precision: Precision, device: Device) -> Rates:
+    """Return what `machine` (as JSON, which can be cached by) does per second; UserError where it is not known."""
+    machine = Machine.model_validate_json(machine_json)
+    if missing := lacking(machine, precision):
+        rule = f"machine={machine.name} does not say {missing}, so no time can be told"
+        raise UserError("time", rule, "measure it with zeroscale calibrate, or name a machine that does")
+    memory = machine.memory_bytes_per_s
+    assert memory is not None
+    found = machine.calibration
+    products = [p for p in found.matmul if p.precision == precision] if found else []
+    shapes = _shapes([(p.m, p.k, p.n, p.tflops) for p in products]) if products else None
+    best = max((p.tflops for p in products), default=0.0)
+    peak = machine.peak_tflops.get(precision, 0.0)
+    ceiling = 1e12 * (best or machine.matmul_ceiling_tflops.get(precision) or CEILING_OF_PEAK * peak)
+    attention = found.attention_tflops.get(precision) if found else None
+    return Rates(
+        device, WIDTH[precision], ceiling, memory, 1e12 * attention if attention else ATTENTION_OF_MATMUL * ceiling,
+        (found.kernel_s if found else None) or 0.0, shapes,
+    )  # fmt: skip
+
+
+def _shapes(rows: list[tuple[int, int, int, float]]) -> Shapes:
+    table = np.log2(np.array(rows))
+    return Shapes(table[:, :3], table[:, 3] + np.log2(1e12))

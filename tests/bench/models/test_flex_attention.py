@@ -1,0 +1,20 @@
+"""flex_attention computes T5's attention: here as torch writes it out, since its kernels need a GPU to train."""
+
+import pytest
+import torch
+from test_t5 import SMALL, initialised, spec_of
+from torch.nn.attention.flex_attention import flex_attention
+from transformers.integrations.flex_attention import WrappedFlexAttention
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_every_sample_of_a_batch_gets_the_position_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With transformers' own, the second sample is an IndexError here, and reads past the bias on a GPU."""
+    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
+    tokens = torch.arange(36).reshape(3, 12) % 96
+    with torch.no_grad():
+        expected, found = (
+            initialised(spec_of(SMALL, {"attention": attention})).encoder(input_ids=tokens).last_hidden_state
+            for attention in ("sdpa", "flex")
+        )
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,215 @@
+"""Rehearse one real rank of jobs of 1 to 1,024 ranks, and write down the memory that it took.
+
+  python -m tests.bench.predict.rehearsals         # about ten minutes; writes rehearsed.csv
+  python -m tests.bench.predict.rehearsals --real  # a minute; writes rehearsed_beside_real.csv, from peaks.csv
+
+Every rehearsal is DeepSpeed itself in a process of its own, forked from one that has done the imports. No prediction
+takes part.
+"""
+
+import argparse
+import csv
+import functools
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import config, store
+from bench.record import Circumstance, RankMemory
+from bench.spec import Batch, RunSpec, config_id
+
+HERE = Path(__file__).parent
+REHEARSED, BESIDE_REAL, REAL = (HERE / name for name in ("rehearsed.csv", "rehearsed_beside_real.csv", "peaks.csv"))
+
+SHAPES = {
+    "tiny": ("model=tiny",),
+    "first_t5": (  # tied, not gated, and mostly vocabulary
+        "model=tiny", "model.parameters=null", "model.shape.vocab=8000", "model.shape.d_model=96",
+        "model.shape.d_kv=16", "model.shape.heads=5", "model.shape.d_ff=160", "model.shape.encoder_layers=2",
+        "model.shape.decoder_layers=3", "model.shape.gated=false", "model.shape.activation=relu",
+        "model.shape.separate_head=false",
+    ),
+}  # fmt: skip
+BUCKETS = {
+    "small": {"reduce_bucket_size": 100_000, "stage3_prefetch_bucket_size": 100_000,
+              "stage3_max_live_parameters": 100_000, "stage3_max_reuse_distance": 0,
+              "stage3_param_persistence_threshold": 0},
+    "ample": {"reduce_bucket_size": 1_000_000, "stage3_prefetch_bucket_size": 1_000_000,
+              "stage3_param_persistence_threshold": 1_000},
+}  # fmt: skip
+LENGTHS = ("sequence.encoder=64", "sequence.decoder=32")
+SHORT = (
+    "measure.warmup_steps=2", "measure.warmup_max_steps=2", "measure.block_steps=1", "measure.min_steps=3",
+    "measure.max_steps=3", "measure.inspect=false",
+)  # fmt: skip
+
+
+class Case(NamedTuple):
+    """What is rehearsed; `rank` is the real one, at stages 1 and 2 that of the first and the last that needs more."""
+
+    stage: int
+    precision: str
+    ranks: int
+    rank: int
+    micro: int
+    checkpointing: bool
+    shape: str
+    buckets: str
+
+
+def cases() -> Iterator[Case]:
+    """Every stage and world size."""
+    small, large, checkpointed = (1, False), (4, False), (4, True)
+    asked = [
+        (3, "small", small), (3, "small", checkpointed), (3, "ample", large),
+        (2, "small", small), (2, "small", checkpointed), (1, "small", large), (0, "small", small),
+    ]  # fmt: skip
+    for shape, precision, ranks in itertools.product(SHAPES, ("bf16", "fp32"), (1024, 64, 8, 1, 2, 512)):
+        for stage, buckets, (micro, checkpointing) in asked:
+            yield Case(stage, precision, ranks, 0, micro, checkpointing, shape, buckets)
+
+
+def spec_of(case: Case) -> RunSpec:
+    """Return what a row of rehearsed.csv asks."""
+    batch = Batch(micro=case.micro, accumulation=1, global_=case.micro * case.ranks)
+    return _base(case.stage, case.shape, case.buckets).model_copy(
+        update={
+            "precision": case.precision,
+            "devices_per_node": case.ranks,
+            "batch": batch,
+            "activation_checkpointing": case.checkpointing,
+        }
+    )
+
+
+@functools.cache
+def _base(stage: int, shape: str, buckets: str) -> RunSpec:
+    limits = {name: size for name, size in BUCKETS[buckets].items() if stage == 3 or (stage and "stage3" not in name)}
+    options = [f"engine.{name}={size}" for name, size in limits.items()]
+    return config.request(config.single([*SHAPES[shape], f"engine=zero{stage}", *options, *LENGTHS, *SHORT])).spec
+
+
+def rows(path: Path = REHEARSED) -> list[dict[str, str]]:
+    """Return the rows of a table with comments in front."""
+    return list(csv.DictReader(line for line in path.read_text().splitlines() if not line.startswith("#")))
+
+
+def case_of(row: dict[str, str]) -> Case:
+    numbers = {name: int(row[name]) for name in ("stage", "ranks", "rank", "micro")}
+    return Case(**numbers, precision=row["precision"], checkpointing=row["checkpointing"] == "true",
+                shape=row["shape"], buckets=row["buckets"])  # fmt: skip
+
+
+def rehearse(spec: RunSpec, rank: int, results: Path) -> RankMemory:
+    """Run `rank` of `spec` in a forked process; the parent has imported what it needs and touched no tensor."""
+    machine = config.request(config.single(["machine=cpu"])).machine
+    circumstance = Circumstance(study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank)
+    folder = store.open_attempt(results / config_id(spec), spec, circumstance, new_repeat=True).folder
+    child = os.fork()
+    if child == 0:
+        _become_rank(folder, rank)
+    os.waitpid(child, 0)
+    record = store.read_record(folder / store.RECORD)
+    assert record.outcome.kind == "ok" and record.observations, (folder / "run.log").read_text()
+    return record.observations.memory[0]
+
+
+def _become_rank(folder: Path, rank: int) -> None:
+    import torch
+
+    from bench import worker
+
+    log = os.open(folder / "run.log", os.O_WRONLY | os.O_CREAT)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log, stream.fileno())
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK="0", TOKENIZERS_PARALLELISM="false")
+    sys.argv = ["bench.worker", str(folder)]
+    worker.main()  # ends the process
+
+
+def _header(what: str) -> list[str]:
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE).stdout
+    from importlib.metadata import version
+
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
+    made = f"made {datetime.now(UTC):%Y-%m-%d} at {git.strip()} with {versions}"
+    return [f"# {what}", f"# Live tensor bytes on a CPU; {made}, by python -m tests.bench.predict.rehearsals."]
+
+
+def _write(path: Path, header: Sequence[str], names: Sequence[str], table: Iterable[Sequence[object]]) -> None:
+    """Write a table as it grows; the file appears when it is whole."""
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("w", newline="") as file:
+        file.writelines(f"{line}\n" for line in header)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        for number, row in enumerate(table, start=1):
+            writer.writerow(row)
+            file.flush()
+            print(number, *row, flush=True)
+    unfinished.replace(path)
+
+
+_SEEN = ("resident_bytes", "init_peak_bytes", "peak_bytes")
+
+
+def _seen(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
+    return memory.resident_bytes, memory.init_peak_bytes, memory.peak_allocated_bytes
+
+
+def _rehearse_all(results: Path) -> None:
+    explained = [f"# shape {name}: {' '.join(words)}" for name, words in SHAPES.items()]
+    explained += [f"# buckets {name}: {values}" for name, values in BUCKETS.items()]
+    explained += [f"# all: {' '.join(LENGTHS)} batch.accumulation=1"]
+    header = [*_header("One rehearsed rank (see `zeroscale rehearse`) of jobs of 1 to 1,024 ranks."), *explained]
+    _write(REHEARSED, header, (*Case._fields, *_SEEN), (_rehearsed(case, results) for case in cases()))
+
+
+def _rehearsed(case: Case, results: Path) -> list[object]:
+    """The row of a case. At stages 1 and 2 the first rank keeps the embedding's gradient whole, the last the head's."""
+    ranks = sorted({0, case.ranks - 1} if case.stage in (1, 2) else {0})
+    seen = {rank: _seen(rehearse(spec_of(case), rank, results)) for rank in ranks}
+    most = max(ranks, key=lambda rank: seen[rank][-1] or 0)
+    return [*_plain(case._replace(rank=most)), *seen[most]]
+
+
+def _plain(case: Case) -> list[object]:
+    return [str(value).lower() if isinstance(value, bool) else value for value in case]
+
+
+def _rehearse_real(results: Path) -> None:
+    header = _header("The runs of several ranks in peaks.csv, and one rehearsed rank of each.")
+    real = [row for row in rows(REAL) if "devices_per_node=1" not in row["overrides"].split()]
+
+    def table() -> Iterator[tuple[object, ...]]:
+        for row in real:
+            spec = config.request(config.single([*row["overrides"].split(), *SHORT])).spec
+            measured = row["resident_bytes"], row["init_peak_bytes"], row["peak_allocated_bytes"]
+            every = [0] if spec.engine.options.get("stage") == 3 else range(spec.world_size)
+            seen = [_seen(rehearse(spec, rank, results)) for rank in every]
+            yield row["overrides"], *(max(column) for column in zip(*seen, strict=True)), *measured
+
+    names = [f"{kind}_{name}" for kind in ("rehearsed", "real") for name in _SEEN]
+    _write(BESIDE_REAL, header, ("overrides", *names), table())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", action="store_true", help="only the runs of peaks.csv")
+    real = parser.parse_args().real
+    from bench import fork_server
+
+    fork_server.preload("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        (_rehearse_real if real else _rehearse_all)(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Stage 3's replay, followed by hand through DeepSpeed's coordinator for three tensors of 10, 20 and 30 elements."""
+
+from bench.models import t5
+from bench.predict.memory import t5 as family
+from bench.predict.memory.gathering import Limits, replay
+from bench.predict.memory.segments import Module, Tensors
+
+SHORT = Limits(prefetch=25, live=40, reuse=0, persistence=0, bucket=35, contiguous=True, checkpointing=False)
+
+
+def three(_: object) -> list[Module]:
+    return [Module(segment=number, weight=number, size=number) for number in range(3)]
+
+
+def sizes(_: object) -> list[Tensors]:
+    return [Tensors(10, 1), Tensors(20, 1), Tensors(30, 1)]
+
+
+def test_what_is_gathered_ahead_lies_twice_until_all_of_it_was_asked_for() -> None:
+    forward, _ = replay(three, sizes, "forward", SHORT)
+    # the first comes alone; the others come together and lie in one flat tensor …
+    assert forward.padded[0].tolist() == [1, 1, 1]
+    assert forward.exact[0] == 0
+    # … which stays while they are copied out of it; the last is needed: it goes, and the second is fetched for backward
+    assert forward.padded[1].tolist() == [0, 1, 1]
+    assert forward.exact[1] == 20 + 30
+    assert forward.padded[2].tolist() == [0, 1, 0]
+    assert forward.exact[2] == 30
+
+
+def test_a_full_bucket_is_reduced_when_the_next_gradient_comes() -> None:
+    _, backward = replay(three, sizes, "backward", SHORT)
+    assert backward.fresh.tolist() == [30, 20, 10, 0]
+    assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]
+    assert backward.padded[:3].tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
+
+
+def test_a_gradient_larger_than_the_bucket_waits_beside_it() -> None:
+    _, backward = replay(three, sizes, "oversize", SHORT._replace(bucket=25))
+    assert backward.fresh.tolist() == [30, 20 + 30, 10, 0]
+    assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+
+
+def test_without_limits_everything_stays_from_its_first_use_on() -> None:
+    forward, backward = replay(three, sizes, "ample", SHORT._replace(prefetch=100, live=1000, reuse=1000))
+    assert forward.exact[-1] == 20 + 30
+    assert (backward.exact + backward.padded @ [10, 20, 30]).tolist() == [60, 30, 10, 10]  # until their last
+
+
+def test_persistent_weights_are_never_gathered() -> None:
+    for walk in replay(three, sizes, "persistent", SHORT._replace(persistence=30)):
+        assert not walk.exact.any()
+        assert not walk.padded.any()
+
+
+def test_modules_name_every_parameter_in_the_order_of_the_segments() -> None:
+    for tied in (True, False):
+        shape = t5.Shape(
+            d_model=48, d_kv=8, d_ff=80, encoder_layers=2, decoder_layers=3, heads=4, vocab=96,
+            gated=not tied, activation="relu", separate_head=not tied,
+        )  # fmt: skip
+        found = family.modules(shape)
+        weights = {module.weight: module.size for module in found if module.weight is not None}
+        counted = [list(weights.values()).count(size) for size in range(5)]
+        assert counted == [size.number for size in family.tensors(shape)]
+        segments = [module.segment for module in found]
+        assert segments == sorted(segments)
+        assert sorted(set(segments)) == list(range(1 + 2 + 2 * 2 + 2 + 3 * 3 + 2))  # … head and loss
+        complete = [module.weight for module in found if module.weight is not None and module.completes]
+        assert sorted(complete) == sorted(weights)

@@ -1,0 +1,90 @@
+"""Host memory by hand: bytes per parameter that DeepSpeed keeps there, the same on all nodes together at any count."""
+
+import pytest
+
+from bench import config
+from bench.predict.memory import memory
+from bench.predict.memory.host import PROCESS_BYTES, Host, host, told
+from bench.spec import RunSpec
+
+XXL = 12_921_057_280
+OFFLOAD = ("engine.offload_optimizer.device=cpu", "optimizer.implementation=native")
+
+
+def asked(*overrides: str) -> RunSpec:
+    return config.request(config.single([*overrides, "launcher=slurm"])).spec
+
+
+def low(needed: Host | None, *names: str) -> int:
+    assert needed is not None
+    return sum(needed.terms[name][0] for name in names)
+
+
+def test_mt5_xxl_offloads_155_gb_of_fp32_states_with_its_gradients_beside() -> None:
+    spec = asked("model=mt5_xxl", "engine=zero2", "devices_per_node=8", *OFFLOAD)
+    needed = host(spec)
+    assert low(needed, "master weights", "optimizer moments") == pytest.approx(12 * XXL, rel=1e-6)
+    assert low(needed, "master weights", "optimizer moments") == pytest.approx(155e9, rel=0.001)
+    assert low(needed, "gradients") == pytest.approx(4 * XXL, rel=1e-6)
+    # the updated bf16 weights of every rank, and one embedding's gradient on each of 8
+    assert low(needed, "offload buffers") == pytest.approx(2 * XXL + 8 * 2 * 250_112 * 4096, rel=1e-6)
+
+
+def test_more_nodes_hold_less_each() -> None:
+    words = ("model=mt5_xl", "engine=zero2", "devices_per_node=8", *OFFLOAD)
+    one, four = (host(asked(*words, f"nodes={nodes}")) for nodes in (1, 4))
+    assert low(one, "optimizer moments") == pytest.approx(4 * low(four, "optimizer moments"), rel=1e-5)
+    assert low(one, "processes") == low(four, "processes") == 8 * PROCESS_BYTES["cuda"][0]
+
+
+def test_flan_t5_xxl_in_fp32_with_both_offloads_takes_24_bytes_per_parameter() -> None:
+    """Weights, master weights, two moments, gradients as they are added up and as AdamW takes them: 267 GB."""
+    spec = asked(
+        "model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", *OFFLOAD,
+        "engine.offload_param.device=cpu",
+    )  # fmt: skip
+    needed = host(spec)
+    assert needed is not None
+    assert needed.low - low(needed, "processes") == pytest.approx(267e9, rel=0.002)
+
+
+def test_pinned_memory_may_be_rounded_up_to_a_power_of_two() -> None:
+    pinned, pageable = (
+        host(asked("model=mt5_xl", "engine=zero2", *OFFLOAD, f"engine.offload_optimizer.pin_memory={pin}"))
+        for pin in ("true", "false")
+    )
+    assert pinned is not None
+    assert pageable is not None
+    part = 4 * 3_742_619_648 // 2  # two ranks
+    assert pinned.terms["gradients"] == (2 * part, 2 * 2**33)
+    assert pageable.terms["gradients"] == (2 * part, 2 * part)
+    assert pinned.terms["optimizer moments"] == pageable.terms["optimizer moments"]  # never pinned
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])
+def test_without_offload_the_host_holds_processes_only(engine: str) -> None:
+    needed = host(asked("model=mt5_xxl", f"engine={engine}", "devices_per_node=8"))
+    assert needed == Host({"processes": (8 * PROCESS_BYTES["cuda"][0], 8 * PROCESS_BYTES["cuda"][1])})
+
+
+def test_on_a_cpu_machine_the_ranks_tensors_lie_in_the_hosts_memory() -> None:
+    spec = asked("model=tiny", "engine=zero2", "devices_per_node=4", "machine=cpu")
+    peak = max(phase.total for phase in memory(spec, "cpu").phases)
+    assert low(host(spec, "cpu"), "tensors") == 4 * peak
+
+
+def test_with_nvme_nobody_knows() -> None:
+    spec = asked(
+        "model=tiny", "engine=zero3", "engine.offload_optimizer.device=nvme", "engine.offload_optimizer.nvme_path=/x",
+        "optimizer.implementation=native",
+    )  # fmt: skip
+    assert host(spec) is None
+    assert told(None, 8, 10**12) == "What a node's host needs with NVMe is unknown."
+
+
+def test_a_reader_is_told_what_fits() -> None:
+    needed = Host({"processes": (8 * 10**9, 16 * 10**9), "gradients": (52 * 10**9, 52 * 10**9)})
+    assert told(needed, 8, None) == "A node's host needs 60–68 GB for 8 ranks (processes 8–16, gradients 52)."
+    assert told(needed, 8, 64 * 10**9).endswith("; it has 64 GB: may fit.")
+    assert told(needed, 8, 50 * 10**9).endswith("; it has 50 GB: does not fit.")
+    assert told(needed, 8, 100 * 10**9).endswith("; it has 100 GB: fits.")

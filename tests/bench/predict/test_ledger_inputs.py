@@ -1,0 +1,54 @@
+"""What the ledger of predictions reads is what was recorded, and its specs are those that are composed."""
+
+import pytest
+
+from analysis.predictions import fit_boundaries
+from bench import config
+from bench.predict.memory import memory
+from bench.spec import RunSpec
+from tests.bench.predict.ledger_inputs import INPUTS, TABLES, converted
+
+OLD_T5 = ("model=t5_3b", "precision=fp16", "model.attention=eager", "model.dropout=0.1", "devices_per_node=1")
+OFFLOAD = ("engine.offload_optimizer.device=cpu", "optimizer.implementation=native")
+XXL = ("model=t5_v1_1_xxl", "devices_per_node=8", "model.attention=eager", "model.dropout=0.1")
+AUTO = (  # transformers' values for "auto" at d_model 4096
+    "engine=zero3", "engine.reduce_bucket_size=16777216", "engine.stage3_prefetch_bucket_size=15099494",
+    "engine.stage3_param_persistence_threshold=40960",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_recorded_numbers_stand_in_the_ledgers_inputs_as_they_are(name: str) -> None:
+    """Where this fails, `make predictions` converts them anew."""
+    assert (INPUTS / f"{name}.csv").read_text(encoding="utf-8") == converted(name)
+
+
+@pytest.mark.parametrize(
+    ("model", "configuration", "overrides"),
+    [
+        ("t5-3b", "fp16 batch 1 no sharding no offload", (*OLD_T5, "engine=ddp", "batch.micro=1")),
+        (
+            "t5-3b",
+            "ZeRO-2 + CPU optimizer offload batch 20",
+            (*OLD_T5, "engine=zero2", "engine.reduce_bucket_size=200000000", *OFFLOAD, "batch.micro=20"),
+        ),
+        (
+            "flan-t5-xxl 11B",
+            "ZeRO-3 bf16 batch 8 no offload",
+            (*XXL, *AUTO, "precision=bf16", "batch.micro=8", "activation_checkpointing=true"),
+        ),
+        (
+            "flan-t5-xxl 11B",
+            "fp32 + offload",
+            (*XXL, *AUTO, *OFFLOAD, "engine.offload_param.device=cpu", "precision=fp32", "batch.micro=1",
+             "activation_checkpointing=true"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_report_is_read_as_the_configuration_would_have_it(
+    model: str, configuration: str, overrides: tuple[str, ...]
+) -> None:
+    read = next(fit_boundaries.specs(model, fit_boundaries.REPORTS[model, configuration]))
+    lengths = (f"sequence.encoder={read.sequence.encoder}", f"sequence.decoder={read.sequence.decoder}")
+    composed: RunSpec = config.request(config.single([*overrides, *lengths, "launcher=slurm"])).spec
+    assert memory(read) == memory(composed)

@@ -1,0 +1,133 @@
+"""The study on one GPU, as far as it goes without one: what it would call, what it skips, what it packs."""
+
+import shutil
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+import analysis
+from bench import config
+from bench.study import expand, order
+from tests.benchmarks.gpu import best, parts, study, wheels
+from tests.benchmarks.gpu.session import Session
+
+RECORDED = Path(__file__).parents[1] / "data/runs/smoke"
+
+
+def session(folder: Path, *, trial: bool = False, left_s: float = 60) -> Session:
+    return Session(folder / "runs", folder / "reports", "h200", trial, time.monotonic() + left_s)
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What would be called; nothing is."""
+    seen: list[str] = []
+
+    def note(self: Session, *words: str, **_: object) -> bool:
+        seen.append(" ".join(words))
+        return True
+
+    monkeypatch.setattr(Session, "call", note)
+    monkeypatch.setattr(Session, "ask", lambda self, *words: "")
+    return seen
+
+
+def test_a_part_whose_answer_is_there_is_not_called_again(tmp_path: Path, called: list[str]) -> None:
+    for name in ("check", "overhead", "plain_mt5_large"):
+        (tmp_path / "reports").mkdir(exist_ok=True)
+        (tmp_path / "reports" / f"{name}.txt").write_text("answered")
+    here = session(tmp_path)
+    assert parts.check(here) and parts.overhead(here) and parts.plain(here)
+    assert [text.split()[:3] for text in called] == [["-m", "tests.benchmarks.plain", "model=mt5_xl"]]
+
+
+def test_a_trial_measures_no_model_but_the_tiny_one(tmp_path: Path, called: list[str]) -> None:
+    shutil.copytree(RECORDED, tmp_path / "runs" / "single_gpu")
+    here = session(tmp_path, trial=True)
+    for name in ("sweep", "tuning", "plain", "rehearsals", "overhead", "xxl"):
+        assert parts.PARTS[name](here)
+    for text in called:
+        assert "model=tiny" in text or "--dry-run" in text or "overhead" in text, text
+
+
+def test_the_best_of_every_model_is_asked_for_again_as_it_was(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED, tmp_path / "smoke")
+    file = best.study(tmp_path / "smoke", repeats=3)
+    assert file is not None
+    found = config.study(str(file))
+    ((*pairs,),) = expand(found, [("machine", ["cpu"])])
+    again = config.request(pairs)
+    runs = analysis.load(tmp_path / "smoke")
+    fastest = runs.loc[runs["samples_per_s"].idxmax(), "config_id"]
+    assert config.points(found, [("machine", ["cpu"])]).points[0].config_id == fastest
+    assert again.machine.name == "cpu"
+    assert order([0], found) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_nothing_is_begun_when_the_time_is_over_and_what_runs_is_ended_in_good_order(tmp_path: Path) -> None:
+    assert not session(tmp_path, left_s=0).zeroscale("--help")
+    asked = tmp_path / "asked"
+    program = (
+        "import pathlib, signal, sys, time\n"
+        f"signal.signal(signal.SIGINT, lambda *_: (pathlib.Path({str(asked)!r}).write_text('to end'), sys.exit(1)))\n"
+        "time.sleep(60)"
+    )
+    assert not session(tmp_path, left_s=1).call("-c", program)
+    assert asked.read_text() == "to end"
+
+
+def test_an_answer_is_kept_only_after_a_success(tmp_path: Path) -> None:
+    here, report = session(tmp_path), tmp_path / "reports" / "told.txt"
+    assert not here.call("-c", "print('half'); raise SystemExit(3)", output=report)
+    assert not report.exists()
+    assert here.call("-c", "print('whole')", output=report)
+    assert report.read_text() == "whole\n"
+
+
+def test_what_is_packed_can_be_gone_on_with_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, packed = tmp_path / "here", tmp_path / "packed.tar.gz"
+    shutil.copytree(RECORDED, here / "runs" / "single_gpu")
+    (here / "reports").mkdir()
+    (here / "reports" / "overhead.txt").write_text("1 %")
+    monkeypatch.setitem(parts.PARTS, "check", lambda session: True)
+    folders = ["--results", str(here / "runs"), "--reports", str(here / "reports")]
+    monkeypatch.setattr(sys, "argv", ["study", "check", *folders, "--pack", str(packed)])
+    assert study.main() == 0
+    with tarfile.open(packed) as archive:
+        assert len(archive.getnames()) > 20
+    there = tmp_path / "there"
+    (there / "reports").mkdir(parents=True)
+    (there / "reports" / "overhead.txt").write_text("of this place")
+    folders = ["--results", str(there / "runs"), "--reports", str(there / "reports")]
+    monkeypatch.setattr(sys, "argv", ["study", "check", *folders, "--from", str(packed)])
+    assert study.main() == 0
+    records = [path.relative_to(here) for path in here.rglob("record.json")]
+    assert records and all((there / path).is_file() for path in records)
+    assert (there / "reports" / "overhead.txt").read_text() == "of this place", "what is there stays"
+
+
+def test_a_machine_that_has_torch_is_sent_neither_torch_nor_what_torch_needs() -> None:
+    needed = {text.split("==")[0] for text in wheels.required("3.12", {})}
+    assert {"deepspeed", "hydra-core", "omegaconf", "antlr4-python3-runtime", "pydantic", "plotly"} <= needed
+    assert not {"torch", "triton", "transformers", "tokenizers", "sympy", "zeroscale"} & needed
+    assert not {name for name in needed if name.startswith("nvidia-") and name != "nvidia-ml-py"}
+
+
+def test_what_a_machine_has_is_sent_only_where_its_version_does_not_suit() -> None:
+    needed = {
+        text.split("==")[0] for text in wheels.required("3.12", {"scipy": "1.15.1", "pydantic": "1.0", "numpy": ""})
+    }
+    assert "pydantic" in needed
+    assert not {"scipy", "numpy"} & needed
+
+
+def test_a_study_cut_short_after_eight_points_has_every_model_with_the_reference_and_with_zero() -> None:
+    asked = config.study("single_gpu")
+    points = config.points(asked, []).points
+    begun = [points[index].asked.spec for _, index in order([point.turn for point in points], asked)[:8]]
+    assert {(spec.model.name, spec.engine.name) for spec in begun} == {
+        (model, engine) for model in asked.axes["model"] for engine in ("ddp", "zero2")
+    }
