@@ -10,7 +10,7 @@ What a record is judged by is a `Case`; a set is judged in columns of them, all 
 import hashlib
 import json
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,8 +147,9 @@ def _comparable(record: RunRecord) -> Steps | None:
 
 
 def _question(record: RunRecord) -> str:
-    """What two runs must share for their losses to be equal: everything but engine and protocol."""
+    """What two runs must share for their losses to be equal: everything but engine, protocol, and mere kernels."""
     assert record.environment is not None and record.observations is not None  # _comparable
-    spec = record.spec.model_dump(mode="json", exclude={"engine": True, "measure": True, "model": {"source"}})
+    kernels: Any = {"model": {"source", "attention", "compile", "loss_chunk_tokens"}, "optimizer": {"implementation"}}
+    spec = record.spec.model_dump(mode="json", exclude={"engine": True, "measure": True, **kernels})
     shared = [record.environment.environment_id, spec, record.observations.data]  # another corpus has other losses
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]

@@ -69,12 +69,23 @@ def test_only_the_first_steps_count() -> None:
         spec("ddp", activation_checkpointing=True),
         spec("ddp", optimizer={"lr": 1e-3}),
         spec("ddp", sequence={"encoder": 9, "decoder": 2}),
-        spec("ddp", model={"attention": "eager"}),
         spec("zero0"),
     ],
 )
 def test_another_question_is_no_reference(reference: Any) -> None:
     assert judged(run(), run(reference)) == ("ok", True)
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        {"model": {"attention": "eager"}},
+        {"model": {"loss_chunk_tokens": 64}},
+        {"optimizer": {"implementation": "fused"}},
+    ],
+)
+def test_other_kernels_train_the_same_model(kernels: Any) -> None:
+    assert judged(run(), run(spec("ddp", **kernels))) == ("ok", False)
 
 
 def test_the_protocol_and_where_a_shape_comes_from_may_differ() -> None:

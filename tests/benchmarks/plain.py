@@ -93,9 +93,9 @@ def plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float
         spec, out = Path(folder, "spec.json"), Path(folder, "out.json")
         spec.write_text(asked.spec.model_dump_json(by_alias=True))
         words = ["--as-process", str(spec), str(out), "--loop", loop, "--steps", str(steps)]
-        subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.plain", *words], check=True, env=os.environ | alone, cwd=Path.cwd()
-        )
+        command = [sys.executable, "-m", "tests.benchmarks.plain", *words]
+        if subprocess.run(command, env=os.environ | alone, check=False).returncode:
+            raise SystemExit(f"the plain loop ({loop}) failed")
         seconds = json.loads(out.read_text())["seconds"]
     lengths = asked.spec.sequence.encoder + asked.spec.sequence.decoder
     return float(asked.spec.global_batch * lengths * steps / seconds)
@@ -131,7 +131,12 @@ def trainer_seconds(text: str, steps: int) -> float:
             report_to=[], disable_tqdm=True, deepspeed=documented(dict.fromkeys(AUTOMATIC, "auto")),
         )  # fmt: skip
         window = Window()
-        Trainer(model=model, args=given, train_dataset=Samples(), callbacks=[window]).train()
+        trainer = Trainer(model=model, args=given, train_dataset=Samples(), callbacks=[window])
+        trainer.train()
+        if (
+            type(trainer.model_wrapped).__name__ != "DeepSpeedEngine"
+        ):  # accelerate leaves it out on a CPU, and says nothing
+            raise SystemExit("Trainer did not use DeepSpeed here: compare with --loop deepspeed")
     return window.edges[1] - window.edges[0]
 
 

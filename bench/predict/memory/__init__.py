@@ -152,7 +152,7 @@ def _phase(
     at = int(np.argmax(total))
     standing = held.get("gradients", 0)
     wide = int(logits[at])
-    last = int(saved[-1]) if at == len(kept) - 1 else 0
+    last = int((saved * logits)[: at + 1].sum())
     terms = held | {
         "gradients": standing + int(gradients[at]),
         "buckets": int(beside.buckets[at]),

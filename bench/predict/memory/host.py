@@ -79,21 +79,21 @@ def _optimizer(e: Engine) -> dict[str, Span]:
     stage 3 the gradients that it adds up."""
     assert e.options is not None
     assert e.options.offload_optimizer is not None
-    pin = e.options.offload_optimizer.pin_memory
-    piece = min(sub_group(e), e.part) if e.stage == 3 else e.part
-    gradient = _pinned(FULL * e.part, FULL * piece, pin)
+    pin, away = e.options.offload_optimizer.pin_memory, e.part - e.on_device
+    piece = min(sub_group(e), away) if e.stage == 3 else away
+    gradient = _pinned(FULL * away, FULL * piece, pin)
     if e.stage == 3:
-        master: Span = (FULL * e.part,) * 2
+        master: Span = (FULL * away,) * 2
         buffers = _pinned(accumulation_width(e) * e.part, accumulation_width(e) * e.part, pin)
     else:
-        master = _pinned(FULL * e.part, FULL * e.part, pin)
+        master = _pinned(FULL * away, FULL * away, pin)
         single = _pinned(e.width * e.largest, e.width * e.largest, pin)
         added_up = e.width * averaged(e) if e.accumulating else 0
         updated = _pinned(e.width * e.part, e.width * e.part, pin)
         buffers = _sum(updated, single, _pinned(added_up, e.width * e.largest, pin))
     terms = {
         "master weights": master,
-        "optimizer moments": (2 * FULL * e.part,) * 2,
+        "optimizer moments": (2 * FULL * away,) * 2,
         "gradients": gradient,
         "offload buffers": buffers,
     }

@@ -24,6 +24,7 @@ class Workload(NamedTuple):
     checkpointing: bool
     device: Device
     fp16: bool
+    chunk: int | None  # tokens whose loss is taken at a time; None: all
 
 
 def workload(spec: RunSpec, device: Device) -> Workload:
@@ -31,6 +32,7 @@ def workload(spec: RunSpec, device: Device) -> Workload:
     return Workload(
         spec.batch.micro, spec.sequence.encoder, spec.sequence.decoder, WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
+        spec.model.loss_chunk_tokens,
     )  # fmt: skip
 
 

@@ -62,6 +62,12 @@ class Engine(NamedTuple):
         return self.device == "cuda" and tier is not None and tier.device != "none"
 
     @property
+    def on_device(self) -> int:
+        """Elements of the optimizer's state on the device: all of its part, or what partial offload leaves there."""
+        tier = self.options.offload_optimizer if self.options and self.offloads else None
+        return self.part if tier is None else round((1 - tier.ratio) * self.part)
+
+    @property
     def offloads_weights(self) -> bool:
         """Whether stage 3's partitions lie in the host's memory, and that is another one."""
         tier = self.options.offload_param if self.options else None
@@ -137,17 +143,16 @@ def resident(e: Engine) -> Terms:
 
     The partitioned stages keep master weights also in fp32, beside the weights that they gather into.
     """
-    on_device = 0 if e.offloads else e.part
     separate = e.width < FULL or e.stage > 0
     terms = {
         "weights": _weights(e),
-        "master weights": FULL * on_device * separate,
-        "optimizer moments": 2 * FULL * on_device,
+        "master weights": FULL * e.on_device * separate,
+        "optimizer moments": 2 * FULL * e.on_device,
     }
     if e.stage == EVERYWHERE:
         terms["gradients"] = e.width * e.elements
-    if e.stage == 3 and not e.offloads:
-        terms["gradients"] = accumulation_width(e) * e.part
+    if e.stage == 3 and e.on_device:
+        terms["gradients"] = (FULL if e.offloads else accumulation_width(e)) * e.on_device  # else all lie in the host
     if e.offloads and e.stage in (1, 2):
         terms["offload buffer"] = e.width * e.largest
     return terms
@@ -179,7 +184,7 @@ def initialisation(e: Engine, thrown_away: int) -> Terms:
     weights = e.width * e.elements
     built = {"weights": weights, "thrown away": e.width * thrown_away}
     if e.stage > 0:
-        part = 0 if e.offloads else e.part
+        part = e.on_device
         flat = {"weights": weights, "working memory": _weights(e)}
         divided = {"weights": _weights(e), "master weights": FULL * part, "working memory": FULL * part}
         return max(built, flat, divided, key=_total)
@@ -202,7 +207,7 @@ def _partitioned_initialisation(e: Engine, thrown_away: int) -> Terms:
     engine = resident(e) | weights | {"optimizer moments": 0, "gradients": 0}
     built = (e.width + (FULL if e.width < FULL else 0)) * e.largest
     drawn = e.width * e.padded(e.largest) + FULL * min(e.largest, DRAWN_AT_ONCE)
-    zeros = 0 if e.offloads else FULL * min(sub_group(e), e.part)
+    zeros = FULL * min(sub_group(e), e.on_device)
     hooked = e.width * e.padded(e.largest) * (1 + e.gloo)
     gradients = resident(e).get("gradients", 0)
     return max(
@@ -229,15 +234,15 @@ def update(e: Engine, averaged: int) -> Terms:
     Gradients become one flat fp32 tensor; before that, their norm is taken in fp64.
     """
     held = resident(e)
-    if e.offloads:
+    if not e.on_device:
         return held | {"gradients": averaged}
     fixed = {"gradients": held.get("gradients", 0) + averaged}
     if e.stage <= 0:
         copy = FULL * e.elements if e.width < FULL else 0
         return held | fixed | {"working memory": copy + _adam(e)}
     if e.stage == 3:
-        piece = min(sub_group(e), e.part)
-        infinite = (accumulation_width(e) + 1) * e.part  # fp16: |gradient|, and whether it is infinite
+        piece = min(sub_group(e), e.on_device)
+        infinite = (accumulation_width(e) + 1) * e.part * (not e.offloads)  # fp16's check
         norm = DOUBLE * e.padded(e.largest) // e.ranks
         return held | fixed | {"working memory": max(norm, infinite, FULL * piece + _adam(e))}
     norm = DOUBLE * min(e.largest, e.part)
@@ -253,7 +258,7 @@ def _adam(e: Engine) -> int:
     if e.optimizer.implementation != "torch":
         return 0
     if e.stage > 0:
-        piece = min(sub_group(e), e.part) if e.stage == 3 else e.part
+        piece = min(sub_group(e), e.on_device) if e.stage == 3 else e.part
         return FULL * piece * (1 if e.device == "cuda" else 2)
     if e.device == "cuda":
         return FULL * e.elements

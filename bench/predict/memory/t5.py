@@ -74,8 +74,10 @@ def _feed_forward_modules(s: Shape) -> list[int | None]:
 
 def stacks(shape: Shape, load: Workload) -> list[Stack]:
     """Return the forward pass in order, from the encoder's embedding to the loss."""
-    head = Stack([_head(shape, load), _loss(shape, load)])
-    return [Stack([_complete(shape)]), *_encoder(shape, load), *_decoder(shape, load), head]
+    head = [_head(shape, load), _loss(shape, load)]
+    if load.chunk:
+        head = [_chunked_loss(shape, load), Segment(0, logits=True)]
+    return [Stack([_complete(shape)]), *_encoder(shape, load), *_decoder(shape, load), Stack(head)]
 
 
 def extra_embeddings(shape: Shape) -> int:
@@ -253,3 +255,15 @@ def _loss(s: Shape, w: Workload) -> Segment:
     backward two gradients of their size lie beside them."""
     logits = w.micro * w.decoder * s.vocab * w.width
     return Segment(logits + INDEX * w.micro * w.decoder, forward=logits, backward=2 * logits, logits=True)
+
+
+def _chunked_loss(s: Shape, w: Workload) -> Segment:
+    """Head and loss together (bench.models.modules.chunked_loss): the gradients of states and matrix are made in
+    forward, beside one chunk's logits, in the run's precision and in fp32. Backward hands the matrix's on as it is."""
+    rows, table = w.micro * w.decoder, s.vocab * s.d_model
+    chunk = min(w.chunk or rows, rows) * s.vocab
+    own = table if s.separate_head else 0
+    return Segment(
+        saved=w.width * (rows * s.d_model + table), forward=(w.width + FULL) * chunk, backward=-w.width * table,
+        parameters=own, largest=own, carried=table - own, logits=True,
+    )  # fmt: skip

@@ -30,6 +30,23 @@ def test_mt5_xxl_offloads_155_gb_of_fp32_states_with_its_gradients_beside() -> N
     assert low(needed, "offload buffers") == pytest.approx(2 * XXL + 8 * 2 * 250_112 * 4096, rel=1e-6)
 
 
+def test_partial_offload_divides_16_bytes_per_parameter_between_device_and_host() -> None:
+    """DeepSpeed keeps the bf16 weights on the device, their gradients on the host, and of the rest what is said."""
+    words = (
+        "model=mt5_xxl",
+        "engine=zero3",
+        "devices_per_node=1",
+        *OFFLOAD,
+        "engine.offload_optimizer.pin_memory=false",
+    )
+    spec = asked(*words, "engine.offload_optimizer.ratio=0.25")
+    needed = host(spec)
+    assert needed is not None
+    assert needed.low - low(needed, "processes") == pytest.approx((2 + 16 * 0.25) * XXL, rel=1e-3)
+    standing = memory(spec).resident - 2 * 50_000_000  # without the bucket
+    assert standing == pytest.approx((2 + 16 * 0.75) * XXL, rel=1e-3)
+
+
 def test_more_nodes_hold_less_each() -> None:
     words = ("model=mt5_xl", "engine=zero2", "devices_per_node=8", *OFFLOAD)
     one, four = (host(asked(*words, f"nodes={nodes}")) for nodes in (1, 4))
