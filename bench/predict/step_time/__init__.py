@@ -6,6 +6,7 @@ moves and the links that they cross; overlap as the engine really overlaps. Noth
 
 from typing import NamedTuple
 
+from bench.errors import UserError
 from bench.machine import Machine
 from bench.predict.families import formulas, shape_of
 from bench.predict.flops import StepFlops, flops_per_step
@@ -63,6 +64,9 @@ def step_time(
     compute time over the others', `data_wait_s` what a step waits for its batches.
     """
     held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), device)
+    if held.offloads or held.offloads_weights:
+        rule = "what moves between device and host, and AdamW on the host, are not predicted"
+        raise UserError("time with offload", rule, "measure it")
     own = compute(spec, held, machine, device, rehearsed_s)
     moved = _moved(transfers(held, spec), own, spec, machine)
     parts = {

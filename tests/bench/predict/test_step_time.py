@@ -126,3 +126,9 @@ def test_a_machine_without_a_rate_is_named() -> None:
         step_time(spec(), Machine(name="auto"))
     with pytest.raises(UserError, match="inter_node_bytes_per_s"):
         step_time(spec("nodes=2"), H200.model_copy(update={"inter_node_bytes_per_s": None}))
+
+
+def test_no_time_is_told_of_offload() -> None:
+    asked = spec("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native")
+    with pytest.raises(UserError, match="not predicted; measure it"):
+        step_time(asked, H200)
