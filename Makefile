@@ -23,7 +23,7 @@ wheels: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.gpu.wheels $(WHEELS)
 
 # What reads, draws and predicts fills both cores; what measures and schedules has them for itself.
-SIDE_BY_SIDE := tests/analysis tests/bench/predict tests/bench/sweep
+SIDE_BY_SIDE := tests/analysis $(addprefix tests/bench/,predict sweep models calibrate test_advise.py test_config.py test_studies.py)
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile $(SIDE_BY_SIDE)
 	$(BIN)/pytest $(addprefix --ignore ,$(SIDE_BY_SIDE))

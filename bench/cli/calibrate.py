@@ -14,6 +14,7 @@ published one and says so.
 """
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, get_args
@@ -131,9 +132,13 @@ def _shapes(config_dir: Path | None) -> list[Shape]:
     """Return the shapes of all models of the T5 family in conf/model and the user's own."""
     folders = [root / "model" for root in (config.conf_dir(), config_dir) if root]
     files = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
-    trees = [yaml.safe_load(path.read_text()) for path in files]
-    ours = (tree for tree in trees if tree.get("family") == "t5" and "shape" in tree)
-    return [Shape.model_validate(tree["shape"]) for tree in ours]
+    shapes = []
+    for path in files:
+        with contextlib.suppress(yaml.YAMLError, ValidationError):  # not whole, or nobody's that was asked for
+            tree = yaml.safe_load(path.read_text())
+            if isinstance(tree, dict) and tree.get("family") == "t5" and "shape" in tree:
+                shapes.append(Shape.model_validate(tree["shape"]))
+    return shapes
 
 
 def _name(args: argparse.Namespace, asked: Asked) -> str:

@@ -30,7 +30,7 @@ def without_candidates(found: Found, axes: Axes) -> list[LeftOut]:
 def nothing_fits(found: Found, left_out: Sequence[LeftOut]) -> UserError:
     """Return the error for a question without candidates."""
     if found.short:
-        remedy = "more nodes, a smaller model, or engine.offload_optimizer.device=cpu"
+        remedy = "more nodes, a smaller model, or shorter sequences"
         return UserError("no point", _least(found.short), remedy)
     first = left_out[0] if left_out else LeftOut("batch", "leaves nothing to try")
     return UserError(first.what, first.why, "ask for another batch, or for other nodes")

@@ -44,17 +44,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="the slowest rank computes F times as long",
     )
+    parser.add_argument(
+        "--data-wait", type=_seconds, default=0.0, metavar="S", help="seconds that a step waits for its batches"
+    )
+    parser.add_argument(
+        "--rehearsed", type=_seconds, metavar="S", help="what a step computes by `zeroscale rehearse`, on this machine"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0; whether a point fits is an answer, not a failure."""
     points = _points(args)
     if args.json:
-        print(json.dumps([_plain(point, args.straggler) for point in points], indent=1))
+        alone = len(points) == 1  # the largest micro-batch costs as much as thirty predictions
+        print(json.dumps([_plain(point, args, alone=alone) for point in points], indent=1))
     elif len(points) == 1:
-        print("\n\n".join([_table(points[0]), _host(points[0]), _told(_time(points[0], args.straggler))]))
+        print("\n\n".join([_table(points[0]), _host(points[0]), _told(_time(points[0], args))]))
     else:
-        print("\n".join(_line(point, args.straggler) for point in points))
+        print("\n".join(_line(point, args) for point in points))
     return 0
 
 
@@ -63,6 +70,13 @@ def _factor(text: str) -> float:
         if 1 <= (number := float(text)) < math.inf:
             return number
     raise argparse.ArgumentTypeError(f"{text}: not a factor of at least 1; give for example 1.1")
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text}: not a number of seconds above 0; give for example 0.01")
 
 
 def _points(args: argparse.Namespace) -> list[Point]:
@@ -98,10 +112,17 @@ def _host(point: Point) -> str:
     return host.told(host.host(spec, _device(point)), spec.devices_per_node, machine.host_memory_bytes)
 
 
-def _time(point: Point, straggler: float) -> Time | UserError:
+def _time(point: Point, args: argparse.Namespace) -> Time | UserError:
     """Return the predicted step, or what the machine's file lacks for it."""
     try:
-        return step_time(point.asked.spec, point.asked.machine, _device(point), straggler=straggler)
+        return step_time(
+            point.asked.spec,
+            point.asked.machine,
+            _device(point),
+            straggler=args.straggler,
+            data_wait_s=args.data_wait,
+            rehearsed_s=args.rehearsed,
+        )
     except UserError as lacking:
         return lacking
 
@@ -118,11 +139,11 @@ def _told(time: Time | UserError) -> str:
     return "\n".join(lines)
 
 
-def _line(point: Point, straggler: float) -> str:
+def _line(point: Point, args: argparse.Namespace) -> str:
     needed = memory(point.asked.spec, _device(point))
     low, high = needed.device
     span = f"{_gb(low)}–{_gb(high)}" if high > low else _gb(low)
-    time = _time(point, straggler)
+    time = _time(point, args)
     step = "step time unknown"
     if isinstance(time, Time):
         step = f"{time.step_s:.3g} s a step ({time.low_s:.3g}–{time.high_s:.3g}), {time.tokens_per_s:,.0f} tokens/s"
@@ -161,9 +182,9 @@ def _verdict(point: Point, needed: Memory) -> str:
     return "\n".join([*lines, doubt])
 
 
-def _plain(point: Point, straggler: float) -> dict[str, Any]:
-    needed, micro = memory(point.asked.spec, _device(point)), _micro(point)
-    time, on_host = _time(point, straggler), host.host(point.asked.spec, _device(point))
+def _plain(point: Point, args: argparse.Namespace, *, alone: bool) -> dict[str, Any]:
+    needed, micro = memory(point.asked.spec, _device(point)), _micro(point) if alone else None
+    time, on_host = _time(point, args), host.host(point.asked.spec, _device(point))
     room = point.asked.machine.memory_bytes
     return {
         "config_id": point.config_id,

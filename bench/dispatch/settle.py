@@ -10,7 +10,7 @@ from bench.sweep import jobs, reconcile, unrun
 from bench.sweep.feasible import far_out, infeasible
 from bench.sweep.neighbourhood import Neighbourhood
 from bench.sweep.pruning import pruned, to_confirm
-from bench.sweep.standing import Place, Standing
+from bench.sweep.standing import Place, Standing, given_up
 from bench.sweep.survey import Open
 
 
@@ -26,7 +26,10 @@ def settle(view: View) -> int:
             state = view.queue.get((job.name, allocation.task))
             restarted = state is not None and (state.restarts or 0) > allocation.restart
             if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
-                last_write = max(file.stat().st_mtime for file in job.folder.iterdir())
+                written = [
+                    file for file in job.folder.iterdir() if not file.name.startswith(".")
+                ]  # others may be renamed
+                last_write = max(file.stat().st_mtime for file in written)
                 known = state.ended_at if state and not restarted else None
                 jobs.end(path, known or max(last_write, allocation.began_at))
     return concluded
@@ -80,15 +83,15 @@ def to_start(view: View, neighbourhood: Neighbourhood) -> list[Standing]:
         if not standing.final or standing.job or not standing.sweep.rules.prune:
             return False
         if standing.outcome == "infeasible":
-            return _taken_back(standing, neighbourhood)
+            return _taken_back(standing, view, neighbourhood)
         return standing.outcome == "oom" and to_confirm(kin[standing.key[:2]], view.tried)
 
     return [standing for standing in view.standings if standing.state == "waiting" or again(standing)]
 
 
-def _taken_back(standing: Standing, neighbourhood: Neighbourhood) -> bool:
+def _taken_back(standing: Standing, view: View, neighbourhood: Neighbourhood) -> bool:
     """Whether a point that a prediction called infeasible is to run after all, as often as any other may."""
     machine = standing.sweep.machines[standing.point.machine]
     correction = neighbourhood.correction(standing.point)
-    may = standing.attempts <= standing.sweep.rules.budget.attempts
+    may = not given_up(view.seen.of(standing.key), standing.sweep.rules.budget.attempts)
     return may and not far_out(standing.point.forecast, machine, correction)

@@ -48,7 +48,7 @@ def write(folder: Path, contents: dict[str, str]) -> None:
         made = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
         try:
             for name, text in contents.items():
-                (made / name).write_text(text)
+                (made / name).write_text(text, encoding="utf-8")
             for path in (made, made / "job.sh"):
                 path.chmod(0o755)
             made.replace(folder)
@@ -68,7 +68,7 @@ def files(given: Handover) -> dict[str, str]:
         "ds_config.json": _json(deepspeed_config(Options.model_validate(spec.engine.options), spec)),
         "model.json": _json(_model(spec.model)),
         "training_arguments.json": _json(training_arguments(spec, steps)),
-        "train.py": TRAIN.read_text(),
+        "train.py": TRAIN.read_text(encoding="utf-8"),
         "job.sh": job_script(spec, given.site, given.device, steps),
         "README.md": template("README.md.j2").render(spec=spec, why=given.why),
     }
@@ -82,6 +82,9 @@ def _check(spec: RunSpec) -> None:
         raise UserError(
             f"model.family={spec.model.family}", "only the T5 family can be handed over", "leave out --export"
         )
+    if spec.model.attention == "flex":
+        rule = "transformers reads T5's position bias past its end there, so it cannot be handed over"
+        raise UserError("model.attention=flex", rule, "set model.attention=sdpa")
     if spec.model.loss_chunk_tokens:
         rule = "transformers computes its loss whole, so it cannot be handed over"
         raise UserError(f"model.loss_chunk_tokens={spec.model.loss_chunk_tokens}", rule, "leave it out")
@@ -95,7 +98,7 @@ def _model(model: ModelSpec) -> dict[str, Any]:
             **{theirs: getattr(shape, ours) for ours, theirs in NAMES.items()},
             "feed_forward_proj": f"gated-{shape.activation}" if shape.gated else shape.activation,
             "dropout_rate": model.dropout,
-            "attn_implementation": "flex_attention" if model.attention == "flex" else model.attention,
+            "attn_implementation": model.attention,
             "decoder_start_token_id": 0,
             "use_cache": False,
         },

@@ -4,6 +4,7 @@ CUDA's caching allocator counts for itself; on a CPU torch's allocator is wrappe
 Either costs nothing that could be seen in a step, so the peak is that of the timed window itself.
 """
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -88,7 +89,8 @@ def reachable_bytes(device: torch.device) -> int:
         for tensor in (candidate, candidate.grad if candidate.is_leaf and candidate.requires_grad else None):
             if tensor is not None and tensor.device.type == device.type and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+                with contextlib.suppress(RuntimeError):  # stand-ins of torch.compile hold nothing, and say so
+                    storages[storage.data_ptr()] = storage.nbytes()
     storages.pop(0, None)  # empty storages
     return sum(storages.values())
 

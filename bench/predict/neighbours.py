@@ -57,7 +57,7 @@ def neighbour(record: RunRecord, predicted: Predicted | None) -> Neighbour | Non
         return None
     spec = record.spec
     return Neighbour(
-        identity(spec.model.name, spec.model.shape),
+        identity(spec.model.model_dump()),
         spec.engine.name,
         record.circumstance.machine.name,
         _ratio(_step_s(observed), predicted.step_s),
@@ -65,9 +65,11 @@ def neighbour(record: RunRecord, predicted: Predicted | None) -> Neighbour | Non
     )
 
 
-def identity(name: str, shape: Mapping[str, Any]) -> str:
-    """Return what tells one model from another: a sweep over shapes may give all of them one name."""
-    return f"{name} {json.dumps(shape, sort_keys=True)}"
+def identity(model: Mapping[str, Any]) -> str:
+    """Return what tells one plain ModelSpec from another: a sweep over shapes may give all of them one name, and other
+    kernels are others to predict."""
+    kernels = (model.get("attention", "sdpa"), model.get("compile", "none"), model.get("loss_chunk_tokens"))
+    return f"{model['name']} {json.dumps([model['shape'], *kernels], sort_keys=True)}"
 
 
 def nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:

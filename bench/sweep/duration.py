@@ -15,6 +15,8 @@ with fifteen other processes on its two cores, 28 took up to 3 times as long as 
 (tests/data/runs); a point whose time runs out all the same has the longest limit in its next attempt."""
 LEAST_MIN = 2.0
 """No predicted limit is shorter: a cold start takes 9 s, and building an op for the first time 30 s more."""
+FEWEST = 6
+"""Steps without which a median has no 95 % interval, so that no window ends by its width (bench.intervals)."""
 _INSPECTED = 3  # untimed steps after the window
 _STEADY_BLOCKS = 2  # that have to agree before the window opens
 
@@ -31,6 +33,7 @@ def shortest_s(protocol: MeasureSpec, step_s: float) -> float:
     block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
     warm = min(_blocks(max(protocol.warmup_steps, _STEADY_BLOCKS * block), block), protocol.warmup_max_steps)
     enough = min(protocol.min_steps, math.ceil(protocol.min_s / step_s) if protocol.min_s else protocol.min_steps)
+    enough = max(enough, FEWEST)
     spent = math.ceil(protocol.max_s / step_s)
     window = min(_blocks(min(enough, spent), block), protocol.max_steps)
     return (warm + window + inspected) * step_s

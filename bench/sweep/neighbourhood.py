@@ -37,7 +37,7 @@ class Neighbourhood:
         if not self._known:
             return UNCORRECTED
         model, engine = point.spec["model"], point.spec["engine"]
-        place = neighbours.identity(model["name"], model["shape"]), engine["name"], point.machine
+        place = neighbours.identity(model), engine["name"], point.machine
         if place not in self._corrections:
             self._corrections[place] = neighbours.correction(neighbours.nearest([*self._known.values()], *place))
         return self._corrections[place]

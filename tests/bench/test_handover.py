@@ -133,6 +133,7 @@ def test_nothing_is_overwritten(handed: Path, refused: Callable[..., str]) -> No
     [
         (("engine=ddp",), "engine=zero0,zero1,zero2,zero3"),
         (("engine=zero2", "model.loss_chunk_tokens=128"), "leave it out"),
+        (("engine=zero2", "model.attention=flex"), "set model.attention=sdpa"),
         (("engine=zero2", "launcher.container={runtime: apptainer, image: a.sif}"), "starts no container"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.errors import UserError
@@ -60,6 +61,14 @@ def test_the_count_agrees_with_the_storages_that_python_can_reach() -> None:
     now, reached = memory.live_bytes(CPU), memory.reachable_bytes(CPU)
     assert now is not None and live is not None
     assert now - live == expected == reached - reachable
+
+
+def test_stand_ins_of_a_compiler_hold_nothing() -> None:
+    before = memory.reachable_bytes(CPU)
+    with FakeTensorMode():
+        stand_in = torch.empty(1000)
+    assert memory.reachable_bytes(CPU) == before
+    assert stand_in.nbytes == 4000
 
 
 @pytest.fixture

@@ -83,6 +83,8 @@ def plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float
     from bench.measure.environment import device_kind
 
     asked = config.request(config.single([*POINT, "engine=zero2", *overrides]))
+    if asked.spec.global_batch != asked.spec.batch.micro or asked.spec.precision == "fp16":
+        raise SystemExit("the plain loop knows one process, accumulation 1, and bf16 or fp32 only")
     device = asked.machine.device or device_kind()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -154,7 +156,9 @@ def deepspeed_seconds(text: str, steps: int) -> float:
 
     spec, model, samples = prepared(text)
     sizes = {"train_batch_size": spec.batch.micro, "train_micro_batch_size_per_gpu": spec.batch.micro}
-    config = documented({**sizes, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0})
+    config = documented(
+        {**sizes, "gradient_accumulation_steps": 1, "gradient_clipping": spec.optimizer.gradient_clipping}
+    )
     config |= {"bf16": {"enabled": spec.precision == "bf16"}, "zero_allow_untested_optimizer": True}
     deepspeed.init_distributed()
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.optimizer.lr, fused=True)

@@ -32,6 +32,7 @@ def main() -> None:
         json.loads((HERE / name).read_text()) for name in ("ds_config.json", "model.json", "training_arguments.json")
     )
     deepspeed.init_distributed()
+    deepspeed.get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))  # else every rank builds on the first one
     torch.manual_seed(training["seed"])
     model = build(config, shape)
     if training["gradient_checkpointing"]:

@@ -5,12 +5,10 @@ from typing import Literal, NamedTuple
 from bench.predict.advice.candidates import Candidate
 from bench.predict.advice.measured import Known, decisive
 from bench.predict.neighbours import Neighbour, correction
-from bench.predict.step_time import Time
+from bench.predict.step_time import COMPUTING, Time
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
+from bench.predict.step_time.network import MOVED
 from bench.spec import RunSpec
-
-COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
-"""Parts of a step whose doubt is that of the machine's rates."""
 
 _DIGITS = 6  # of factors that are the same but for rounding
 
@@ -55,7 +53,9 @@ class Choice(NamedTuple):
         if not self.computing_s:
             return 1.0, 1.0
         known, computing = self.time.step_s, self.computing_s
-        low, high = self.time.low_s - known, self.time.high_s - known - self.time.hidden_s
+        moved = [(factor - 1) * self.time.exposed_s for factor in MOVED]
+        low = self.time.low_s - known - moved[0]
+        high = self.time.high_s - known - moved[1] - self.time.hidden_s
         return round(1 + low / computing, _DIGITS), round(1 + high / computing, _DIGITS)
 
     def step_s(self, rate: float, *, overlapping: bool = True) -> float:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from bench.intervals import series_interval
 from bench.machine import Machine
 from bench.predict.neighbours import Neighbour, Predicted, identity, nearest, neighbour
+from bench.predict.step_time.network import link_speed
 from bench.record import RunRecord
 from bench.spec import RunSpec
 
@@ -66,17 +67,20 @@ def known(
     timed = {key: found for key, runs in ok.items() if (found := _timed(runs))}
     out = frozenset(key for key in points if key not in timed and points[key][-1].outcome.kind == "oom")
     beside = [neighbour(r, Predicted(predict(r.spec), None)) for key in timed for r in ok[key]]
-    model = identity(like.model.name, like.model.shape)
+    model = identity(like.model.model_dump())
     named = (found._replace(model=model, machine=machine.name) for found in beside if found and found.step)
     return Known(timed, out, tuple(named))
 
 
 def _counts(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
     """Whether a record is a measurement of such a model on such a machine."""
-    there, spec = record.circumstance.machine.name, record.spec
+    there, spec = record.circumstance.machine, record.spec
     named = record.environment.classification.device if record.environment else ""
-    if there != machine.name and not (machine.device_names and machine.accepts(named)):
-        return False
+    if there.name != machine.name:
+        if not (machine.device_names and machine.accepts(named)):
+            return False
+        if spec.nodes > 1 and link_speed(there) != link_speed(machine):  # the same device on another network
+            return False
     if record.evidence != "measured" or (record.observations and record.observations.drill):
         return False
     same = (spec.precision, spec.sequence) == (like.precision, like.sequence) and _model(spec) == _model(like)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.engines.zero.options import Options
 from bench.predict.families import formulas, shape_of
 from bench.predict.memory import buckets
 from bench.predict.memory.gathering import Limits
@@ -116,8 +117,12 @@ def _gathered(e: Engine, family: Any, shape: Any, *, checkpointing: bool) -> Rep
     """Return what stage 3 gathers and reduces in forward and in backward."""
     if e.stage != 3 or e.options is None:
         return None, None
-    o = e.options
-    limits = Limits(
+    return buckets.replayed(family.modules, family.tensors, shape, limits(e.options, checkpointing), e.ranks, e.gloo)
+
+
+def limits(o: Options, checkpointing: bool) -> Limits:
+    """Return what decides what stage 3 gathers when."""
+    return Limits(
         prefetch=o.stage3_prefetch_bucket_size or 0,
         live=o.stage3_max_live_parameters or 0,
         reuse=o.stage3_max_reuse_distance or 0,
@@ -126,7 +131,6 @@ def _gathered(e: Engine, family: Any, shape: Any, *, checkpointing: bool) -> Rep
         contiguous=o.contiguous_gradients,
         checkpointing=checkpointing,
     )
-    return buckets.replayed(family.modules, family.tensors, shape, limits, e.ranks, e.gloo)
 
 
 def _passes(e: Engine, stacks: list[Stack], gathered: Replayed) -> tuple[Phase, Phase]:

@@ -40,6 +40,8 @@ class Walk(NamedTuple):
     padded: Array  # weights gathered by themselves, and those in flat tensors
     fresh: Array  # elements of gradients beside the bucket
     reduced: Array  # gradients in the bucket that is reduced here
+    gathers: int  # in the whole pass
+    gathered: int  # elements, in the whole pass
 
 
 class Stop(NamedTuple):
@@ -62,20 +64,24 @@ def replay(
     forward = [Stop(module, True, False) for module in modules]
     stops = [*forward, *_backward(modules, limits.checkpointing)]
     weights, bucket = Weights(stops, sizes, limits), Bucket(sizes, limits)
-    rows = []
-    for stop in stops:
+    rows, done = [], [(0, 0)]
+    for number, stop in enumerate(stops, 1):
         weights.fetch()
         gathered = weights.exact, *weights.padded
         fresh, reduced = bucket.add(stop.module.size) if stop.completes else (bucket.waiting, bucket.nothing)
         rows.append((stop.module.segment, *gathered, fresh, *reduced))
         weights.release(stop.releases)
+        if number in (len(forward), len(stops)):
+            done.append((weights.gathers, weights.gathered))
     rows.append((stops[-1].module.segment, *gathered, bucket.waiting, *bucket.content))  # what is left, at the end
-    return _walk(rows[: len(forward)], len(sizes)), _walk(rows[len(forward) :], len(sizes))
+    _, half, end = done
+    back = end[0] - half[0], end[1] - half[1]
+    return _walk(rows[: len(forward)], len(sizes), *half), _walk(rows[len(forward) :], len(sizes), *back)
 
 
-def _walk(rows: list[tuple[int, ...]], sizes: int) -> Walk:
+def _walk(rows: list[tuple[int, ...]], sizes: int, gathers: int, gathered: int) -> Walk:
     segment, exact, padded, fresh, reduced = np.split(np.array(rows, np.int64), [1, 2, 2 + sizes, 3 + sizes], axis=1)
-    return Walk(segment[:, 0], exact[:, 0], padded, fresh[:, 0], reduced)
+    return Walk(segment[:, 0], exact[:, 0], padded, fresh[:, 0], reduced, gathers, gathered)
 
 
 def _backward(modules: Sequence[Module], checkpointing: bool) -> Iterator[Stop]:
@@ -99,6 +105,7 @@ class Weights:
 
     def __init__(self, stops: Sequence[Stop], sizes: Sequence[Tensors], limits: Limits) -> None:
         self.exact, self.padded = 0, [0] * len(sizes)
+        self.gathers, self.gathered = 0, 0
         self._limits, self._step, self._available = limits, 0, 0
         self._size = {stop.module.weight: stop.module.size for stop in stops if stop.module.weight is not None}
         self._elements = {weight: sizes[size].elements for weight, size in self._size.items()}
@@ -145,6 +152,8 @@ class Weights:
         return weight
 
     def _gather(self, weights: list[int]) -> None:
+        self.gathers += bool(weights)
+        self.gathered += sum(self._elements[weight] for weight in weights)
         pack = _Pack(tuple(weights), set(weights))
         for weight in weights:
             self._packs[weight] = pack

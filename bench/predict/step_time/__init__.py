@@ -14,9 +14,11 @@ from bench.predict.memory.segments import Device
 from bench.predict.memory.states import engine
 from bench.predict.step_time.communication import Transfer, transfers
 from bench.predict.step_time.compute import Compute, compute
-from bench.predict.step_time.network import Span, collective_s
+from bench.predict.step_time.network import MOVED, Span, collective_s
 from bench.spec import RunSpec
 
+COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
+"""Parts that depend on what a device computes per second."""
 NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
 
 
@@ -31,6 +33,7 @@ class Time(NamedTuple):
     tokens: int  # encoder and decoder, padding included, over all ranks
     peak_flops: float | None  # of all devices, per second
     bound: str  # what takes most of the step
+    exposed_s: float = 0.0  # of communication that the step waits for
 
     @property
     def step_s(self) -> float:
@@ -64,6 +67,8 @@ def step_time(
     compute time over the others', `data_wait_s` what a step waits for its batches.
     """
     held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), device)
+    if held.options and (held.options.zero_quantized_weights or held.options.zero_quantized_gradients):
+        raise UserError("time with quantised collectives", "their bytes and kernels are not predicted", "measure it")
     if held.offloads or held.offloads_weights:
         rule = "what moves between device and host, and AdamW on the host, are not predicted"
         raise UserError("time with offload", rule, "measure it")
@@ -80,13 +85,15 @@ def step_time(
     }
     parts = {name: seconds for name, seconds in parts.items() if seconds}
     total, hidden = sum(parts.values()), sum(m.whole_s - m.exposed_s for m in moved)
+    exposed = sum(m.exposed_s for m in moved)
     computing, (low, high) = straggler * own.total, own.doubt
     peak = machine.peak_tflops.get(spec.precision)
     return Time(
         parts=parts,
         hidden_s=hidden,
-        low_s=total + (low - 1) * computing,
-        high_s=total + (high - 1) * computing + hidden,  # if nothing overlapped
+        exposed_s=exposed,
+        low_s=total + (low - 1) * computing + (MOVED[0] - 1) * exposed,
+        high_s=total + (high - 1) * computing + (MOVED[1] - 1) * exposed + hidden,  # if nothing overlapped
         flops=flops_per_step(spec),
         tokens=spec.global_batch * (spec.sequence.encoder + spec.sequence.decoder),
         peak_flops=1e12 * peak * spec.world_size if peak else None,
@@ -107,7 +114,9 @@ def _moved(found: list[Transfer], own: Compute, spec: RunSpec, machine: Machine)
         together = sum(s for other, s in whole.items() if other.overlaps and other.when == transfer.when)
         room = computing[transfer.when] * transfer.passes / spec.accumulation
         share = seconds / together if together else 0.0
-        alone = seconds / transfer.calls
+        alone = seconds * (
+            transfer.alone_bytes / transfer.payload_bytes if transfer.alone_bytes else 1 / transfer.calls
+        )
         beside = share * room * (1 - 1 / transfer.calls)
         moved.append(Moved(transfer, seconds, alone + max(0.0, seconds - alone - beside)))
     return moved

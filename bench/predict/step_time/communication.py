@@ -8,12 +8,16 @@ stage3.py. Payload as nccl-tests counts it. Calls and bytes are held against tho
 from typing import Literal, NamedTuple
 
 from bench.machine import CollectiveKind
+from bench.predict.families import formulas, shape_of
+from bench.predict.memory import limits
 from bench.predict.memory.buckets import STAGE_0_BUCKET
+from bench.predict.memory.gathering import replay
 from bench.predict.memory.segments import FULL
 from bench.predict.memory.states import EVERYWHERE, Engine
 from bench.spec import RunSpec
 
 Pass = Literal["forward", "backward", "update"]
+PASSES: tuple[Pass, Pass] = ("forward", "backward")
 
 NORM_BYTES = {0: 4, 1: 4, 2: 4, 3: 8}
 """The gradient's squared norm, which all ranks sum up once a step: fp32, at stage 3 fp64."""
@@ -31,6 +35,7 @@ class Transfer(NamedTuple):
     passes: int  # micro-steps in which it happens
     overlaps: bool  # runs while the pass computes; else the pass waits
     ranks: int  # that take part
+    alone_bytes: int = 0  # of the first gather or the last reduction, beside which nothing computes; 0: as any other
 
 
 def transfers(e: Engine, spec: RunSpec) -> list[Transfer]:
@@ -45,7 +50,7 @@ def transfers(e: Engine, spec: RunSpec) -> list[Transfer]:
         gradients = Transfer("all_reduce", "update", e.width * e.elements, calls, 1, False, e.ranks)
         return [gradients, norm] if e.width == FULL else [gradients]  # else every rank has the norm of all
     if e.stage == 3:
-        return [*_partitioned(e, spec.accumulation), norm]
+        return [*_partitioned(e, spec), norm]
     overflow = [] if e.width == FULL else [norm._replace(payload_bytes=OVERFLOW_BYTES)]
     return [*_replicated(e, spec.accumulation), norm, *overflow]
 
@@ -53,7 +58,8 @@ def transfers(e: Engine, spec: RunSpec) -> list[Transfer]:
 def _reduced_by_ddp(e: Engine, spec: RunSpec) -> Transfer:
     size = float(spec.engine.options["bucket_cap_mb"]) * 2**20
     calls = max(1, round(e.width * e.elements / size))
-    return Transfer("all_reduce", "backward", e.width * e.elements, calls, 1, True, e.ranks)
+    whole, last = e.width * e.elements, e.width * e.largest  # the embedding's gradient is complete last
+    return Transfer("all_reduce", "backward", whole, calls, 1, True, e.ranks, last)
 
 
 def _replicated(e: Engine, accumulation: int) -> list[Transfer]:
@@ -66,39 +72,35 @@ def _replicated(e: Engine, accumulation: int) -> list[Transfer]:
     overlaps = bool(e.options.overlap_comm) and e.device == "cuda"
     size = e.width * e.elements
     return [
-        Transfer("all_reduce", "backward", size, _buckets(e), passes, overlaps, e.ranks),
+        Transfer("all_reduce", "backward", size, _buckets(e), passes, overlaps, e.ranks, e.width * e.largest),
         Transfer("all_gather", "update", e.width * e.part * e.ranks, 1, 1, False, e.ranks),
     ]
 
 
-def _partitioned(e: Engine, accumulation: int) -> list[Transfer]:
-    """Stage 3: weights are gathered ahead of forward and, those let go in between, of backward; gradients scattered;
-    the tensors that are never divided gathered after the update.
+def _partitioned(e: Engine, spec: RunSpec) -> list[Transfer]:
+    """Stage 3: weights are gathered ahead of forward and, those let go in between, of backward, as its coordinator does
+    it; gradients scattered; the tensors that are never divided gathered after the update.
 
     A gather runs while others compute, on a CPU as well; a bucket's reduction on a GPU with overlap_comm.
     """
     assert e.options is not None
-    divided = e.elements - e.small
-    limit = min(e.options.stage3_max_live_parameters or 0, e.options.stage3_max_reuse_distance or 0)
-    again = max(0, divided - limit)
+    family, shape = formulas("memory", spec.model.family), shape_of(spec)
+    walks = replay(family.modules, family.tensors, shape, limits(e.options, spec.activation_checkpointing))
     secondary = e.options.zero_hpz_partition_size
     overlaps = bool(e.options.overlap_comm) and e.device == "cuda"
     found = [
-        Transfer("all_gather", "forward", e.width * divided, _gathers(e, divided), accumulation, True, e.ranks),
         Transfer(
-            "all_gather", "backward", e.width * again, _gathers(e, again), accumulation, True,
-            secondary if secondary > 1 else e.ranks,
-        ),
-        Transfer("reduce_scatter", "backward", e.width * e.elements, _buckets(e), accumulation, overlaps, e.ranks),
-        Transfer("all_gather", "update", e.width * e.small, e.small_tensors, 1, False, e.ranks),  # each by itself
+            "all_gather", when, e.width * walk.gathered, walk.gathers, spec.accumulation, True,
+            secondary if secondary > 1 and when == "backward" else e.ranks, e.width * e.largest * (when == "forward"),
+        )
+        for when, walk in zip(PASSES, walks, strict=True)
     ]  # fmt: skip
-    return [transfer for transfer in found if transfer.payload_bytes]
-
-
-def _gathers(e: Engine, elements: int) -> int:
-    """Gathers of `elements`, about: each fetches as much as a prefetch, or one tensor that is larger."""
-    assert e.options is not None
-    return -(-elements // max(e.options.stage3_prefetch_bucket_size or 0, 1, min(e.largest, elements)))
+    scattered = Transfer(
+        "reduce_scatter", "backward", e.width * e.elements, _buckets(e), spec.accumulation, overlaps, e.ranks,
+        e.width * e.largest,
+    )  # fmt: skip
+    kept = Transfer("all_gather", "update", e.width * e.small, e.small_tensors, 1, False, e.ranks)  # each by itself
+    return [transfer for transfer in (*found, scattered, kept) if transfer.payload_bytes]
 
 
 def _buckets(e: Engine) -> int:

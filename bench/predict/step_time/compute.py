@@ -25,7 +25,7 @@ CALIBRATED = (0.8, 1.6)
 """The same from calibrated rates alone, which know nothing of what an engine does on the host: on one node of the
 testbed steps took 0.87 to 1.57 times what was foretold, the latter at stage 3 (results/predictions)."""
 REHEARSED = (0.9, 1.1)
-"""The same from a rehearsal: one node's steps took 0.94 to 1.05 times what was foretold (as above)."""
+"""The same from a rehearsal: one node's steps took 0.94 to 1.06 times what was foretold (as above)."""
 
 
 class Compute(NamedTuple):

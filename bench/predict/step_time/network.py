@@ -6,7 +6,6 @@ many devices the node has, so a node's network cards together carry what one dev
 """
 
 import contextlib
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +13,26 @@ import numpy as np
 from bench.errors import UserError
 from bench.machine import Calibration, CollectiveKind, CollectiveTime, Machine
 
-INSIDE_REACHED = 0.78
-"""Bus bandwidth of a large all-reduce inside a node as a share of the links': A100 0.78, H200 with rings 0.82
-(results/published/collectives.csv)."""
-BETWEEN_REACHED = 0.95
-"""The same between nodes: 382 of 400 GB/s over 4 nodes of B200 (results/published/collectives.csv)."""
-INSIDE_S = 45e-6
-"""Seconds of a small all-reduce over 8 devices of a node: 44 µs on A100, 40 on H200, 48 on B200 (as above, 32 KiB)."""
-BETWEEN_S = 165e-6
-"""More for each doubling of the nodes: 0.38 ms over 4 nodes of B200 (as above, 256 KiB)."""
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+INSIDE_SPEED, INSIDE_REACHED = 300.0, (
+    (32 * KIB, 1.31), (256 * KIB, 7.47), (MIB, 18.0), (4 * MIB, 72.33), (16 * MIB, 106.16), (64 * MIB, 171.54),
+    (128 * MIB, 176.92), (256 * MIB, 194.07), (512 * MIB, 222.72), (GIB, 229.04), (4 * GIB, 233.88),
+)  # fmt: skip
+"""A link's GB/s, and the bus bandwidth of an all-reduce in GB/s by payload: 8 A100 (results/published/collectives.csv).
+Other devices are taken to reach the same share of their links at every payload."""
+BETWEEN_SPEED, BETWEEN_REACHED = 400.0, (
+    (256 * KIB, 1.33), (MIB, 5.37), (4 * MIB, 18.9), (16 * MIB, 64.43), (64 * MIB, 156.74), (128 * MIB, 197.94),
+    (256 * MIB, 229.09), (512 * MIB, 326.9), (GIB, 361.99), (4 * GIB, 377.34),
+)  # fmt: skip
+"""The same between 4 nodes of B200 (as above; its 32 KiB is printed to one digit, and left out)."""
+SCALES = {
+    "intra_node_bytes_per_s": (INSIDE_REACHED, INSIDE_SPEED),
+    "inter_node_bytes_per_s": (BETWEEN_REACHED, BETWEEN_SPEED),
+}
+LARGE = 4 * GIB
+MOVED = (0.77, 1.15)
+"""Time of communication that nothing hides, over what is foretold of it: 0.77 to 1.12 by the testbed's steps on several
+nodes at the two link rates that were calibrated (results/predictions)."""
 
 
 class Span(NamedTuple):
@@ -44,11 +54,10 @@ def collective_s(kind: CollectiveKind, payload_bytes: float, span: Span, machine
     if rows := _calibrated(machine.calibration, kind, span):
         return _interpolated(rows, payload_bytes)
     rounds = 2 if kind == "all_reduce" else 1
-    starts = INSIDE_S + BETWEEN_S * math.log2(span.nodes)
-    return rounds * (starts / 2 + payload_bytes * span.wire / _bytes_per_s(span, machine))
+    return rounds * payload_bytes * span.wire / _bytes_per_s(span, machine, payload_bytes)
 
 
-def _bytes_per_s(span: Span, machine: Machine) -> float:
+def _bytes_per_s(span: Span, machine: Machine, payload_bytes: float) -> float:
     """Return what the slowest link of a ring carries, one way."""
     inside, between = machine.intra_node_bytes_per_s, machine.inter_node_bytes_per_s
     needed = {"intra_node_bytes_per_s": inside} if span.ranks > span.nodes else {}
@@ -57,9 +66,18 @@ def _bytes_per_s(span: Span, machine: Machine) -> float:
         if value is None:
             rule = f"machine={machine.name} does not say it, so no time of communication can be told"
             raise UserError(f"machine.{name}", rule, f"give machine.{name}=…, or measure it with zeroscale calibrate")
-    reached = {"intra_node_bytes_per_s": INSIDE_REACHED, "inter_node_bytes_per_s": BETWEEN_REACHED}
-    reached |= dict.fromkeys(machine.calibrated, 1.0)  # what was reached is what was measured
+    reached = {name: _share(*scale, payload_bytes) for name, scale in SCALES.items()}
+    for name in reached.keys() & machine.calibrated.keys():  # what was measured there is what large payloads reach
+        reached[name] /= _share(*SCALES[name], LARGE)
     return min(reached[name] * value for name, value in needed.items() if value)
+
+
+def _share(reached: tuple[tuple[int, float], ...], speed: float, payload_bytes: float) -> float:
+    """Return the share of a link that an all-reduce of this payload reaches; one smaller than any that was published
+    takes as long as the smallest."""
+    sizes, rates = np.array(reached).T
+    at = float(np.interp(np.log2(payload_bytes), np.log2(sizes), rates / speed))
+    return at * min(1.0, payload_bytes / float(sizes[0]))
 
 
 def _calibrated(found: Calibration | None, kind: CollectiveKind, span: Span) -> list[CollectiveTime]:
@@ -84,7 +102,7 @@ def at_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
     A collective takes what software needs at any speed, and its bytes on the wire over that speed: two measurements
     tell both. Raises UserError where the two were not calibrated alike.
     """
-    speeds = _link_speed(slow), _link_speed(fast)
+    speeds = link_speed(slow), link_speed(fast)
     if None in speeds or speeds[0] == speeds[1] or not (slow.calibration and fast.calibration):
         rule = "a machine calibrated at two link speeds is needed, with inter_node_bytes_per_s known of both"
         raise UserError(f"{slow.name}, {fast.name}", rule, "calibrate both")
@@ -103,7 +121,7 @@ def at_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
     return slow.model_copy(update=changed)
 
 
-def _link_speed(machine: Machine) -> float | None:
+def link_speed(machine: Machine) -> float | None:
     """Return what the links between nodes are made for, also where a calibration replaced it by what they reach."""
     with contextlib.suppress(KeyError, ValueError):
         return float(machine.calibrated["inter_node_bytes_per_s"])

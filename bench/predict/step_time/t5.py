@@ -1,7 +1,8 @@
 """What transformers' T5 computes in one forward pass of one rank, operation by operation.
 
 Element-wise work is counted from transformers 5's modeling_t5.py as it is written, unfused: each operation reads its
-operands from memory and writes its result. The products' FLOPs equal bench.models.t5's closed form.
+operands from memory and writes its result; the masks of dropout are left out. The products' FLOPs equal
+bench.models.t5's closed form.
 """
 
 from bench.models.t5 import Shape

@@ -64,10 +64,10 @@ def test_runs_with_the_same_engine_are_preferred_once_there_are_two() -> None:
     found = neighbour(ONE, scaled(2, 2)(ONE))
     assert found
     model, machine = found.model, found.machine
-    assert model == identity(ONE.spec.model.name, ONE.spec.model.shape)
+    assert model == identity(ONE.spec.model.model_dump())
     same, other = found._replace(engine="zero2"), found._replace(engine="ddp")
     assert nearest([same, other], model, "zero2", machine) == [same, other]
     assert nearest([same, other, same], model, "zero2", machine) == [same, same]
     assert nearest([same, other], model, "zero3", machine) == [same, other]
     assert nearest([same, other], model, "zero2", "another machine") == []
-    assert nearest([same, other], identity("tiny", {"d_model": 7}), "zero2", machine) == []
+    assert nearest([same, other], identity({"name": "tiny", "shape": {"d_model": 7}}), "zero2", machine) == []

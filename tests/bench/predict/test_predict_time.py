@@ -42,8 +42,22 @@ def test_a_straggler_slows_every_point_of_a_list(capsys: pytest.CaptureFixture[s
     assert all(slow > plain for slow, plain in zip(seconds("--straggler", "1.2"), seconds(), strict=True))
 
 
+def test_waiting_for_data_is_a_part_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*NODE, "--data-wait", "0.25"]) == 0
+    assert "data 0.25" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("wrong", ["0.9", "nan", "fast"])
 def test_a_wrong_straggler_is_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NODE, "--straggler", wrong]) != 0
     error = capsys.readouterr().err.strip()
     assert f"{wrong}: not a factor of at least 1" in error and "\n" not in error
+    assert main([*NODE, "--data-wait", "-1"]) != 0
+    assert "-1: not a number of seconds" in capsys.readouterr().err
+
+
+def test_a_rehearsal_tells_what_the_passes_take_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*NODE, "--rehearsed", "2", "--json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)
+    parts = point["time"]["parts"]
+    assert parts["forward"] + parts["backward"] + parts["optimizer"] == pytest.approx(2.0)

@@ -11,7 +11,7 @@ DEFAULT = MeasureSpec()  # warm-up 5 to 60 steps in blocks of 5; window 30 steps
 @pytest.mark.parametrize(("step_s", "shortest", "longest"), [
     (0.01, (10 + 30 + 3) * 0.01, (60 + 500 + 3) * 0.01),  # steadiness takes two blocks; min_steps; max_steps
     (1.0, (10 + 20 + 3) * 1.0, (60 + 300 + 3) * 1.0),  # 20 s are enough; 300 s are over
-    (7.0, (10 + 5 + 3) * 7.0, (60 + 45 + 3) * 7.0),  # in whole blocks: 20 s are three steps, 300 s are 43
+    (7.0, (10 + 10 + 3) * 7.0, (60 + 45 + 3) * 7.0),  # in whole blocks: an interval needs six steps, 300 s are 43
     (400.0, (10 + 5 + 3) * 400.0, (60 + 5 + 3) * 400.0),  # one block is the least
 ])  # fmt: skip
 def test_the_protocol_tells_the_fewest_and_the_most_steps(step_s: float, shortest: float, longest: float) -> None:

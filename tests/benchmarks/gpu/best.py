@@ -22,6 +22,8 @@ def answered(folder: Path) -> bool:
 def study(folder: Path, repeats: int) -> Path | None:
     """Write a study of the fastest configuration of every model, `repeats` runs each; return its file, or None where
     nothing was measured. It has the name of the study in `folder`, so the first of these runs are there already."""
+    if not folder.is_dir():
+        return None
     runs = analysis.load(folder)
     good = runs[(runs["outcome"] == "ok") & (runs["evidence"] == "measured")]
     if good.empty:

@@ -19,6 +19,10 @@ FEW = {"model": ["tiny"], "engine": ["ddp", "zero2"], "batch.micro": [2]}
 """In place of a study's axes in a trial."""
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 REHEARSED_MODELS, STAGES, WORLD_SIZES, DEVICES_PER_NODE = ("mt5_xl", "mt5_xxl"), (3, 2, 1), (8, 512, 64), 8
+REPORTED = (
+    "single_gpu", "single_gpu_tuning", "expandable_segments/single_gpu_fast", "single_gpu_xxl", "plain", "rehearsals",
+)  # fmt: skip
+"""Folders of results."""
 PLAIN = (("mt5_xl", 8), ("mt5_large", 16))
 """Models, and micro-batches that fit either way."""
 
@@ -27,25 +31,25 @@ def check(session: Session) -> bool:
     """The tests of all that only a GPU can show."""
     report = session.reports / "check.txt"
     tests = ("tests/bench/test_cuda.py", "tests/bench/test_cuda_runs.py")
-    return report.exists() or session.call("-m", "pytest", "-q", "-rs", *tests, output=report)
+    needed = {} if session.trial else {"ZEROSCALE_REQUIRE_CUDA": "1"}  # where tests that skip show nothing
+    return report.exists() or session.call("-m", "pytest", "-q", "-rs", *tests, environment=needed, output=report)
 
 
 def sweep(session: Session) -> bool:
     """The study single_gpu."""
     study = _few(session, "single_gpu") if session.trial else "single_gpu"
-    return session.zeroscale("sweep", f"study={study}", *_circumstances(session), *_tiny(session))
+    return _swept(session, "single_gpu", f"study={study}", *_circumstances(session), *_tiny(session))
 
 
 def repeats(session: Session) -> bool:
     """Two more runs of each model's fastest point: an interval from repeats, not from steps."""
     study = best.study(session.results / "single_gpu", repeats=3)
-    return study is not None and session.zeroscale("sweep", f"study={study}", *_circumstances(session))
+    return study is not None and _swept(session, "single_gpu", f"study={study}", *_circumstances(session))
 
 
 def tuning(session: Session) -> bool:
     """The study single_gpu_tuning, and single_gpu_fast under another setting of the allocator."""
-    asked = ("sweep", "study=single_gpu_tuning")
-    tuned = _shown(session, *asked) if session.trial else session.zeroscale(*asked, *_circumstances(session))
+    tuned = _study(session, "single_gpu_tuning")
     tiny = (*TINY, "model.compile=none") if session.trial else ()  # for a processor it compiles for minutes
     apart = f"{session.results}/expandable_segments"  # another setting is another question, and no repeat of it
     fast = ("sweep", "study=single_gpu_fast", f"machine={session.machine}", "--results", apart, *tiny)
@@ -101,21 +105,33 @@ def calibrate(session: Session) -> bool:
 
 def xxl(session: Session) -> bool:
     """The study single_gpu_xxl: mt5_xxl, its optimizer state divided between device and host."""
-    asked = ("sweep", "study=single_gpu_xxl")
-    return _shown(session, *asked) if session.trial else session.zeroscale(*asked, *_circumstances(session))
+    return _study(session, "single_gpu_xxl")
 
 
 def report(session: Session) -> bool:
     """Report, tables and figures of what there is so far; no GPU is needed."""
-    found = [name for name in ("single_gpu", "single_gpu_tuning", "rehearsals") if (session.results / name).is_dir()]
+    found = [name for name in REPORTED if (session.results / name).is_dir()]
     done = [_drawn(session, name) for name in found]
     return bool(done) and all(done)
 
 
 def _drawn(session: Session, name: str) -> bool:
-    folder, table = str(session.results / name), session.reports / f"{name}.csv"
-    drawn = session.zeroscale("report", folder, "--out", str(session.reports / name))
+    folder, told = str(session.results / name), name.replace("/", "_")
+    table = session.reports / f"{told}.csv"
+    drawn = session.zeroscale("report", folder, "--out", str(session.reports / told))
     return session.call("-m", "bench.cli", "table", folder, "--format", "csv", output=table) and drawn
+
+
+def _study(session: Session, name: str) -> bool:
+    """A study that names its points itself; in a trial it is only looked at."""
+    if session.trial:
+        return _shown(session, "sweep", f"study={name}")
+    return _swept(session, name, f"study={name}", *_circumstances(session))
+
+
+def _swept(session: Session, name: str, *asked: str) -> bool:
+    """Sweep; return whether every point has its answer, of which out of memory is one."""
+    return session.zeroscale("sweep", *asked) or session.zeroscale("status", str(session.results / name))
 
 
 PARTS: dict[str, Callable[[Session], bool]] = {

@@ -35,11 +35,17 @@ def main() -> int:
         trial=args.trial,
         until=time.monotonic() + 60 * args.minutes,
     )
+    if args.begin_with and not args.begin_with.is_file():
+        raise SystemExit(f"--from {args.begin_with}: no such file; give what --pack wrote")
     if args.begin_with:
         _unpack(args.begin_with, session)
-    answered = {part: parts.PARTS[part](session) for part in args.parts or parts.PARTS}
-    if args.pack:
-        _pack(args.pack, session)
+    answered = {}
+    try:
+        for part in args.parts or parts.PARTS:
+            answered[part] = parts.PARTS[part](session)
+    finally:  # also what was measured until Ctrl-C
+        if args.pack:
+            _pack(args.pack, session)
     for part, done in answered.items():
         print(f"{part:<12}{'answered' if done else 'not finished: call it again, or see what failed above'}")
     return 0 if all(answered.values()) else 1
@@ -51,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         description=f"{__doc__}\nparts:\n{parts.names()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all of them, in this order")
+    parser.add_argument("parts", nargs="*", metavar="PART", type=_part, help="default: all of them, in this order")
     parser.add_argument("--machine", default="auto", help="a file of conf/machine, for its peak (%(default)s)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end in good order after so many")
     parser.add_argument("--trial", action="store_true", help="a tiny model on the CPU in place of every model")
@@ -60,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write results and reports as one .tar.gz")
     parser.add_argument("--from", dest="begin_with", type=Path, metavar="FILE", help="begin with what was packed")
     return parser
+
+
+def _part(name: str) -> str:
+    if name not in parts.PARTS:
+        raise argparse.ArgumentTypeError(f"{name}: no such part; choose from {', '.join(parts.PARTS)}")
+    return name
 
 
 def _pack(file: Path, session: Session) -> None:

@@ -44,6 +44,8 @@ def main() -> int:
     parser.add_argument("--also", nargs="*", default=[], metavar="NAME==VERSION", help="further packages")
     parser.add_argument("--out", type=Path, default=Path("wheels"), help="(%(default)s)")
     args = parser.parse_args()
+    if args.out.is_dir() and any(path.suffix != ".whl" for path in args.out.iterdir()):
+        raise SystemExit(f"--out {args.out}: holds more than wheels, and is replaced as a whole; name another folder")
     have = dict(_listed(args.have.read_text())) if args.have else {}
     needed = [*required(args.python, have), *args.also]
     args.out.parent.mkdir(parents=True, exist_ok=True)
