@@ -14,13 +14,11 @@ from bench.engines.zero.config import deepspeed_config
 from bench.engines.zero.options import Options
 from bench.errors import UserError
 from bench.handover.arguments import training_arguments
-from bench.handover.job import job_script
-from bench.handover.templates import template
+from bench.handover.job import FILES, job_script
 from bench.launchers.slurm.options import Options as Site
+from bench.launchers.slurm.script import template
 from bench.models.t5 import NAMES, Shape
 from bench.spec import ModelSpec, RunSpec
-
-TRAIN = Path(__file__).with_name("files") / "train.py"
 
 
 class Handover(NamedTuple):
@@ -68,9 +66,9 @@ def files(given: Handover) -> dict[str, str]:
         "ds_config.json": _json(deepspeed_config(Options.model_validate(spec.engine.options), spec)),
         "model.json": _json(_model(spec.model)),
         "training_arguments.json": _json(training_arguments(spec, steps)),
-        "train.py": TRAIN.read_text(encoding="utf-8"),
+        "train.py": (FILES / "train.py").read_text(encoding="utf-8"),
         "job.sh": job_script(spec, given.site, given.device, steps),
-        "README.md": template("README.md.j2").render(spec=spec, why=given.why),
+        "README.md": template(FILES / "README.md.j2").render(spec=spec, why=given.why),
     }
 
 

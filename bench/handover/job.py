@@ -1,12 +1,14 @@
 """The job script of a handover, with what a site's file says of the cluster."""
 
+from pathlib import Path
 from typing import Literal
 
 from bench.errors import UserError
-from bench.handover.templates import template
 from bench.launchers.slurm.options import Options
+from bench.launchers.slurm.script import template
 from bench.spec import RunSpec
 
+FILES = Path(__file__).with_name("files")
 GPUS = "--gpus-per-node={devices}"
 """How GPUs are asked for where the site's file does not say it."""
 
@@ -18,7 +20,7 @@ def job_script(spec: RunSpec, site: Options, device: Literal["cpu", "cuda"], ste
         raise UserError("launcher.container", rule, "leave it out, and start job.sh inside of one")
     gpus = site.gpus or (GPUS if device == "cuda" else None)
     before, _, after = site.network.rendezvous_host.partition("{host}")
-    return template("job.sh.j2").render(
+    return template(FILES / "job.sh.j2").render(
         spec=spec,
         site=site,
         steps=steps,

@@ -55,16 +55,18 @@ def _check(folder: Path, options: Options) -> None:
 
 
 @functools.cache
-def _template(folder: Path) -> jinja2.Template:
+def template(file: Path) -> jinja2.Template:
+    """Return the template of a script, with what quotes values for a shell and for sbatch; a name that it uses and
+    nobody gives is an error."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
+        loader=jinja2.FileSystemLoader(file.parent),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters |= {"directive": directive, "shell": lambda value: shlex.quote(str(value))}
-    return environment.get_template(_TEMPLATE)
+    return environment.get_template(file.name)
 
 
 def _render(work: Work, options: Options, folder: Path) -> str:
@@ -73,7 +75,7 @@ def _render(work: Work, options: Options, folder: Path) -> str:
     variables = dict(options.environment)
     if options.container and not small:
         variables["ZEROSCALE_CONTAINER_DIGEST"] = options.container.digest or options.container.image
-    return _template(template_dir()).render(
+    return template(template_dir() / _TEMPLATE).render(
         work=work,
         options=options,
         script=folder / SCRIPT,

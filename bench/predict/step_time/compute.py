@@ -101,9 +101,8 @@ def _update(e: Engine, known: Rates) -> float:
 
 
 def _bound(work: Work, known: Rates, updating: float) -> str:
-    products = sum(map(known.product_s, work.matmuls)) + work.attention_flops / known.attention
     taken = {
-        "matrix products": products,
+        "matrix products": known.products_s(work),
         "memory traffic of element-wise work": work.traffic_bytes / known.memory,
         "starting operations": work.operations * known.start_s,
         "memory traffic of the optimizer": updating,

@@ -25,7 +25,7 @@ CEILING_OF_PEAK = 0.8
 (ml-engineering @744d01e, accelerator benchmarks)."""
 ATTENTION_OF_MATMUL = 0.5
 """Rate of attention with a bias as a share of a product's, where it was not calibrated: assumed, without a source.
-Attention is 1 to 5 % of the FLOPs of the T5 family at 512 and 128 tokens."""
+Attention is 2 to 7 % of the FLOPs of the published models at 512 and 128 tokens."""
 
 
 class Shapes(NamedTuple):
@@ -46,16 +46,17 @@ class Rates(NamedTuple):
     start_s: float  # to start one operation; 0 where that is unknown
     shapes: Shapes | None
 
-    def product_s(self, product: Matmul) -> float:
-        """Return the seconds of `product`."""
+    def products_s(self, work: Work) -> float:
+        """Return the seconds of all matrix products, those of attention included."""
+        attention = work.attention_flops / self.attention
         if self.shapes is None:
-            return max(product.flops / self.ceiling, product.elements * self.width / self.memory)
-        return product.flops / _interpolated(self.shapes, product.m, product.k, product.n)
+            moved = self.width / self.memory
+            return attention + sum(max(p.flops / self.ceiling, p.elements * moved) for p in work.matmuls)
+        return attention + _interpolated(self.shapes, work.matmuls)
 
     def running_s(self, work: Work) -> float:
         """Return the seconds that the device computes."""
-        attention = work.attention_flops / self.attention
-        return sum(map(self.product_s, work.matmuls)) + attention + work.traffic_bytes / self.memory
+        return self.products_s(work) + work.traffic_bytes / self.memory
 
     def pass_s(self, work: Work) -> float:
         """Return the seconds of one pass, the host's included."""
@@ -63,11 +64,16 @@ class Rates(NamedTuple):
         return running + starting if self.device == "cpu" else max(running, starting)
 
 
-def _interpolated(shapes: Shapes, m: int, k: int, n: int) -> float:
-    distance = np.sum((shapes.sizes - np.log2([m, k, n])) ** 2, axis=1)
-    nearest = np.argsort(distance)[:NEIGHBOURS]
-    weights = 1 / np.maximum(distance[nearest], 1e-6)  # a shape that was calibrated itself outweighs the others
-    return float(2 ** np.average(shapes.rates[nearest], weights=weights))
+def _interpolated(shapes: Shapes, products: tuple[Matmul, ...]) -> float:
+    """Return the seconds of `products` at the rates of their nearest calibrated shapes, all at once."""
+    if not products:
+        return 0.0
+    asked = np.log2([product[:3] for product in products])
+    distance = ((asked[:, None, :] - shapes.sizes) ** 2).sum(axis=2)
+    nearest = distance.argsort(axis=1)[:, :NEIGHBOURS]
+    weights = 1 / np.maximum(np.take_along_axis(distance, nearest, 1), 1e-6)  # a calibrated shape outweighs others
+    rates = 2 ** ((shapes.rates[nearest] * weights).sum(axis=1) / weights.sum(axis=1))
+    return float(([product.flops for product in products] / rates).sum())
 
 
 def lacking(machine: Machine, precision: Precision) -> str | None:
