@@ -28,7 +28,6 @@ from bench.cli.wording import count
 from bench.config import Request
 from bench.errors import UserError
 from bench.launchers.slurm.options import Options
-from bench.measure.environment import device_kind
 from bench.predict.advice import Advice, Question, advise, duration, measured, standing
 from bench.predict.advice.candidates import Candidate, Found, Room, look
 from bench.predict.advice.choices import Choice, choose
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     requests = _requests(asked, args.config_dir, left_out)
     first = next(iter(requests.values()))
     asked = asked._replace(price=asked.price or first.machine.price_per_device_hour)
-    device = _device(first)
+    device = asking.kind(first)
     known = _known(first, device, args.results, left_out)
     found = look([request.spec for request in requests.values()], asked.axes, _room(first, device, known))
     left_out += without_candidates(found, asked.axes)
@@ -109,10 +108,6 @@ def _requests(asked: Asked, config_dir: Path | None, left_out: list[LeftOut]) ->
         assert why
         raise why
     return found
-
-
-def _device(asked: Request) -> Device:
-    return "cpu" if (asking.device(asked) or device_kind()) == "cpu" else "cuda"
 
 
 def _room(asked: Request, device: Device, known: Known) -> Room:

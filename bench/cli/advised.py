@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from bench.cli.left_out import LeftOut
 from bench.cli.questions import Asked
-from bench.cli.wording import count, gb, number, overrides, percent, point, span
+from bench.cli.wording import count, number, overrides, percent, point, span
 from bench.config import Request
 from bench.predict.advice import Advice, duration, standing
 from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import slower_by, why
+from bench.predict.memory import gigabytes
 
 _EVIDENCE = {
     "measured": "measured, n = {runs}",
@@ -53,7 +54,8 @@ def _head(answer: Answer) -> str:
 
 def _winner(answer: Answer) -> str:
     winner = answer.advice.winner
-    estimate, time, memory = winner.estimate, winner.time, winner.candidate.memory.device
+    estimate, time = winner.estimate, winner.time
+    needed = "–".join(map(gigabytes, winner.candidate.memory.device))
     rates = (time.tokens / seconds for seconds in (estimate.step_s, estimate.high_s, estimate.low_s))
     fits = "may fit" if winner.candidate.fits is None else "fits"
     rows = [
@@ -61,7 +63,7 @@ def _winner(answer: Answer) -> str:
         ("bound by", time.bound),
         ("tokens/s", span(*rates)),
         ("MFU", "unknown, as the machine's peak is" if time.mfu is None else f"{100 * time.mfu / winner.scale:.3g} %"),
-        ("memory", f"{gb(memory[0])}–{gb(memory[1])} of {gb(answer.request.machine.memory_bytes or 0)} GB: {fits}"),
+        ("memory", f"{needed} of {gigabytes(answer.request.machine.memory_bytes or 0)} GB: {fits}"),
         *_training(answer),
     ]
     return "\n".join([f"→ {winner.spec.engine.name}, {point(winner.spec)}", *(f"  {k:<12}{v}" for k, v in rows)])
@@ -153,7 +155,11 @@ def doubts(answer: Answer) -> list[str]:
 
 def _condition(choice: Choice) -> str:
     low, high = choice.candidate.memory.device
-    return f"fits, for it needs {gb(low)}–{gb(high)} GB" if choice.candidate.fits is None else "keeps to the limits"
+    return (
+        f"fits, for it needs {gigabytes(low)}–{gigabytes(high)} GB"
+        if choice.candidate.fits is None
+        else "keeps to the limits"
+    )
 
 
 def _measure(answer: Answer) -> list[str]:

@@ -10,6 +10,7 @@ from bench import launchers
 from bench.config import Request
 from bench.intervals import series_interval
 from bench.measure.environment import device_kind
+from bench.predict.memory.segments import Device
 from bench.record import RunRecord
 from bench.spec import RunSpec, config_id
 
@@ -54,6 +55,11 @@ def device(asked: Request) -> str | None:
     if asked.machine.device or launchers.load(asked.launcher).QUEUES:
         return asked.machine.device
     return _device_here()
+
+
+def kind(asked: Request) -> Device:
+    """Return the kind of device that `asked` is predicted for: where nobody says it, a GPU if there is one here."""
+    return "cpu" if (device(asked) or _device_here()) == "cpu" else "cuda"
 
 
 @functools.cache  # asked for every point, and it looks at the file system

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bench.cli.wording import count, gb, point
+from bench.cli.wording import count, point
 from bench.errors import UserError
 from bench.predict.advice.candidates import Axes, Found, Shortage
+from bench.predict.memory import gigabytes
 
 
 class LeftOut(NamedTuple):
@@ -42,4 +43,4 @@ def _least(short: Iterable[Shortage]) -> str:
     what = f"{nearest.spec.engine.name}, {point(nearest.spec)}"
     if nearest.bytes <= 0:
         return f"does not fit: {what} ran out of memory when it was measured"
-    return f"does not fit: {what} needs at least {gb(nearest.bytes)} GB more than a device has"
+    return f"does not fit: {what} needs at least {gigabytes(nearest.bytes)} GB more than a device has"

@@ -18,9 +18,7 @@ from bench import config
 from bench.cli import asking
 from bench.config import Point
 from bench.errors import UserError
-from bench.measure.environment import device_kind
-from bench.predict.memory import Memory, Micro, host, largest_micro_batch, memory
-from bench.predict.memory.segments import Device
+from bench.predict.memory import Memory, Micro, gigabytes, host, largest_micro_batch, memory
 from bench.predict.step_time import Time, step_time
 from bench.study import Study
 
@@ -91,13 +89,9 @@ def _points(args: argparse.Namespace) -> list[Point]:
     return config.points(study, overrides, args.config_dir, asking.device).points
 
 
-def _device(point: Point) -> Device:
-    return "cpu" if (asking.device(point.asked) or device_kind()) == "cpu" else "cuda"
-
-
 def _micro(point: Point) -> Micro | None:
     room = point.asked.machine.memory_bytes
-    return largest_micro_batch(point.asked.spec, room, _device(point)) if room else None
+    return largest_micro_batch(point.asked.spec, room, asking.kind(point.asked)) if room else None
 
 
 def _fits(point: Point, needed: Memory) -> str:
@@ -109,7 +103,7 @@ def _fits(point: Point, needed: Memory) -> str:
 
 def _host(point: Point) -> str:
     spec, machine = point.asked.spec, point.asked.machine
-    return host.told(host.host(spec, _device(point)), spec.devices_per_node, machine.host_memory_bytes)
+    return host.told(host.host(spec, asking.kind(point.asked)), spec.devices_per_node, machine.host_memory_bytes)
 
 
 def _time(point: Point, args: argparse.Namespace) -> Time | UserError:
@@ -118,7 +112,7 @@ def _time(point: Point, args: argparse.Namespace) -> Time | UserError:
         return step_time(
             point.asked.spec,
             point.asked.machine,
-            _device(point),
+            asking.kind(point.asked),
             straggler=args.straggler,
             data_wait_s=args.data_wait,
             rehearsed_s=args.rehearsed,
@@ -140,9 +134,9 @@ def _told(time: Time | UserError) -> str:
 
 
 def _line(point: Point, args: argparse.Namespace) -> str:
-    needed = memory(point.asked.spec, _device(point))
+    needed = memory(point.asked.spec, asking.kind(point.asked))
     low, high = needed.device
-    span = f"{_gb(low)}–{_gb(high)}" if high > low else _gb(low)
+    span = f"{gigabytes(low)}–{gigabytes(high)}" if high > low else gigabytes(low)
     time = _time(point, args)
     step = "step time unknown"
     if isinstance(time, Time):
@@ -151,14 +145,14 @@ def _line(point: Point, args: argparse.Namespace) -> str:
 
 
 def _table(point: Point) -> str:
-    needed = memory(point.asked.spec, _device(point))
+    needed = memory(point.asked.spec, asking.kind(point.asked))
     names = list(dict.fromkeys(name for phase in needed.phases for name in phase.terms))
     rows = [["", *(phase.name for phase in needed.phases)]]
     for name in names:
-        cells = [_gb(phase.terms.get(name, 0)) for phase in needed.phases]
+        cells = [gigabytes(phase.terms.get(name, 0)) for phase in needed.phases]
         if any(phase.terms.get(name, 0) for phase in needed.phases):
             rows.append([name, *cells])
-    rows.append(["tensors in all", *(_gb(phase.total) for phase in needed.phases)])
+    rows.append(["tensors in all", *(gigabytes(phase.total) for phase in needed.phases)])
     text = "\n".join(f"{row[0]:<18}" + "".join(f"{cell:>16}" for cell in row[1:]) for row in rows)
     return "\n\n".join(
         [f"{asking.line(point.asked)}\nGB per rank at the peak of each phase", text, _verdict(point, needed)]
@@ -168,23 +162,23 @@ def _table(point: Point) -> str:
 def _verdict(point: Point, needed: Memory) -> str:
     """Return what the device must have, what fits, and which terms to trust."""
     low, high = needed.device
-    span = f"{_gb(low)} to {_gb(high)}" if high > low else _gb(low)
-    lines = [f"A device needs {span} GB in all; {_gb(needed.resident)} GB stay between steps."]
+    span = f"{gigabytes(low)} to {gigabytes(high)}" if high > low else gigabytes(low)
+    lines = [f"A device needs {span} GB in all; {gigabytes(needed.resident)} GB stay between steps."]
     micro, room = _micro(point), point.asked.machine.memory_bytes
     if micro and room:
         lines.append(
-            f"{point.asked.machine.name} has {_gb(room)} GB: {_fits(point, needed)}. Largest micro-batch: "
+            f"{point.asked.machine.name} has {gigabytes(room)} GB: {_fits(point, needed)}. Largest micro-batch: "
             f"{micro.surely or 'none'} surely, {micro.perhaps or 'none'} perhaps."
         )
     doubt = _DOUBT
-    if _device(point) == "cuda":
-        doubt += _DOUBT_CUDA.format(base="–".join(map(_gb, needed.base)), reserve=_gb(needed.reserve[1]))
+    if asking.kind(point.asked) == "cuda":
+        doubt += _DOUBT_CUDA.format(base="–".join(map(gigabytes, needed.base)), reserve=gigabytes(needed.reserve[1]))
     return "\n".join([*lines, doubt])
 
 
 def _plain(point: Point, args: argparse.Namespace, *, alone: bool) -> dict[str, Any]:
-    needed, micro = memory(point.asked.spec, _device(point)), _micro(point) if alone else None
-    time, on_host = _time(point, args), host.host(point.asked.spec, _device(point))
+    needed, micro = memory(point.asked.spec, asking.kind(point.asked)), _micro(point) if alone else None
+    time, on_host = _time(point, args), host.host(point.asked.spec, asking.kind(point.asked))
     room = point.asked.machine.memory_bytes
     return {
         "config_id": point.config_id,
@@ -206,7 +200,3 @@ def _plain(point: Point, args: argparse.Namespace, *, alone: bool) -> dict[str, 
 def _plain_time(time: Time) -> dict[str, Any]:
     told = {name: getattr(time, name) for name in ("step_s", "low_s", "high_s", "hidden_s", "parts", "bound")}
     return told | {"tokens_per_s": time.tokens_per_s, "mfu": time.mfu, "model_flops": time.flops.model}
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.3g}" if count < 1e12 else f"{count / 1e9:.0f}"

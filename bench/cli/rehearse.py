@@ -18,7 +18,6 @@ from bench.config import Request
 from bench.decode import check_rank
 from bench.errors import UserError
 from bench.measure import devices
-from bench.measure.environment import device_kind
 from bench.predict.memory import memory
 from bench.predict.memory.segments import Device
 from bench.record import Circumstance, Limits, RunRecord
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if the rehearsal ended `ok`."""
     asked = config.request(config.single(args.overrides), args.config_dir)
     todo = _todo(asked, args.rank, tuple(args.overrides))
-    device: Device = "cpu" if (asking.device(asked) or device_kind()) == "cpu" else "cuda"
+    device = asking.kind(asked)
     check_rank(asked, device)
     if launchers.load(asked.launcher).QUEUES:
         raise UserError(f"launcher={asked.launcher}", "a rehearsal runs here and now", "leave it out")

@@ -31,7 +31,3 @@ def span(value: float, low: float, high: float) -> str:
 def percent(share: float) -> str:
     """Return a share of more or less, with its sign."""
     return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f} %"
-
-
-def gb(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:.3g}" if size_bytes < 1e12 else f"{size_bytes / 1e9:,.0f}"

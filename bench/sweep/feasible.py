@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import predict
 from bench.machine import Machine
-from bench.predict.memory import memory
+from bench.predict.memory import gigabytes, memory
 from bench.predict.neighbours import UNCORRECTED, Correction
 from bench.record import Outcome
 from bench.spec import RunSpec
@@ -35,7 +35,7 @@ def infeasible(
         return None
     assert forecast and forecast.room and machine.memory_bytes
     room = forecast.room.corrected(correction.memory)
-    needs, has = _gb(room.low_bytes), _gb(machine.memory_bytes)
+    needs, has = gigabytes(room.low_bytes), gigabytes(machine.memory_bytes)
     reason = f"predicted to need at least {needs} GB, and a device of {machine.name} has {has} GB"
     return Outcome(kind="infeasible", reason=reason, evidence=_evidence(plain_spec, room, machine, correction))
 
@@ -66,7 +66,3 @@ def formulas() -> dict[str, str]:
     for path in sorted(Path(predict.__path__[0]).rglob("*.py")):
         digest.update(path.read_bytes())
     return {"zeroscale": metadata.version("zeroscale"), "bench.predict": digest.hexdigest()[:12]}
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.3g}" if count < 1e12 else f"{count / 1e9:.0f}"

@@ -186,3 +186,8 @@ def largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda
         return low
 
     return Micro(surely=largest(1), perhaps=largest(0))
+
+
+def gigabytes(size_bytes: float) -> str:
+    """Return 10^9 bytes in three digits, or in whole ones."""
+    return f"{size_bytes / 1e9:.3g}" if size_bytes < 1e12 else f"{size_bytes / 1e9:,.0f}"

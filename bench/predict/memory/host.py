@@ -9,7 +9,7 @@ page cache, ZenFlow.
 from typing import NamedTuple
 
 from bench.predict.families import formulas, shape_of
-from bench.predict.memory import memory
+from bench.predict.memory import gigabytes, memory
 from bench.predict.memory.buckets import averaged
 from bench.predict.memory.segments import FULL, Device
 from bench.predict.memory.states import Engine, accumulation_width, engine, sub_group
@@ -65,7 +65,7 @@ def told(needed: Host | None, ranks: int, room: int | None) -> str:
     if room is None:
         return text
     verdict = {True: "fits", False: "does not fit", None: "may fit"}[needed.fits(room)]
-    return f"{text[:-1]}; it has {_gb(room)} GB: {verdict}."
+    return f"{text[:-1]}; it has {gigabytes(room)} GB: {verdict}."
 
 
 def _tiers(e: Engine) -> set[str]:
@@ -135,9 +135,5 @@ def _sum(*spans: Span) -> Span:
 
 
 def _span(span: Span) -> str:
-    low, high = map(_gb, span)
+    low, high = map(gigabytes, span)
     return low if low == high else f"{low}–{high}"
-
-
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.3g}" if count < 1e12 else f"{count / 1e9:.0f}"
