@@ -141,7 +141,7 @@ def _line(point: Point, args: argparse.Namespace) -> str:
     step = "step time unknown"
     if isinstance(time, Time):
         step = f"{time.step_s:.3g} s a step ({time.low_s:.3g}–{time.high_s:.3g}), {time.tokens_per_s:,.0f} tokens/s"
-    return f"{asking.line(point.asked)}\n    {span} GB: {_fits(point, needed)}; {step}"
+    return f"{asking.describe(point.asked.spec, point.config_id)}\n    {span} GB: {_fits(point, needed)}; {step}"
 
 
 def _table(point: Point) -> str:

@@ -8,8 +8,8 @@ from bench.predict.families import formulas, shape_of
 from bench.predict.memory.segments import FULL, Device, Workload, workload
 from bench.predict.memory.states import EVERYWHERE, Engine
 from bench.predict.step_time.rates import Rates, rates
-from bench.predict.step_time.work import Work, backward
-from bench.spec import RunSpec
+from bench.predict.step_time.work import backward
+from bench.spec import Precision, RunSpec
 
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
 """fp32 values read and written per element by AdamW. A fused kernel reads gradient, weight and two moments and writes
@@ -55,8 +55,9 @@ class Compute(NamedTuple):
 def compute(spec: RunSpec, held: Engine, machine: Machine, device: Device, rehearsed_s: float | None = None) -> Compute:
     """Return what one rank computes; `rehearsed_s` is the measured whole, which then is divided among the passes as the
     rates have it. Raises UserError for a rate that is needed and not known."""
-    known = rates(machine.model_dump_json(), spec.precision, device)
-    found = _by_rates(spec, held, known)
+    text = machine.model_dump_json()
+    known = rates(text, spec.precision, device)
+    found = _by_rates(spec, held, text)
     if known.shapes is not None:
         found = found._replace(doubt=CALIBRATED)
     if rehearsed_s is not None:
@@ -75,21 +76,37 @@ def contention(spec: RunSpec, machine: Machine, device: Device) -> float:
     return slowdown[-1] * sharing / len(slowdown)  # all processors are busy: the time grows with the ranks
 
 
-def _by_rates(spec: RunSpec, held: Engine, known: Rates) -> Compute:
-    load = workload(spec, held.device)
-    there, again = _work(spec.model.family, shape_of(spec), load)
-    back = backward(there)
-    forward, recomputation, backward_ = (spec.accumulation * known.pass_s(work) for work in (there, again, back))
+class Passes(NamedTuple):
+    """Seconds of a micro-step on one device."""
+
+    forward: float
+    recomputation: float
+    backward: float
+    kinds: dict[str, float]  # what they would take alone
+
+
+def _by_rates(spec: RunSpec, held: Engine, machine_json: str) -> Compute:
+    known = rates(machine_json, spec.precision, held.device)
+    found = _passes(spec.model.family, shape_of(spec), workload(spec, held.device), machine_json, spec.precision)
     updating = _update(held, known)
-    everything = there.plus(again).plus(back)
-    bound = _bound(everything, known, updating / spec.accumulation)
+    kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
+    bound = max(kinds, key=lambda name: kinds[name])
+    forward, recomputation, backward_ = (spec.accumulation * seconds for seconds in found[:3])
     return Compute(forward, recomputation, backward_, updating, bound)
 
 
-@lru_cache(maxsize=1024)  # points of a sweep share it
-def _work(family: str, shape: object, load: Workload) -> tuple[Work, Work]:
-    module = formulas("step_time", family)
-    return module.forward(shape, load), module.recomputed(shape, load)
+@lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
+def _passes(family: str, shape: object, load: Workload, machine_json: str, precision: Precision) -> Passes:
+    module, known = formulas("step_time", family), rates(machine_json, precision, load.device)
+    there, again = module.forward(shape, load), module.recomputed(shape, load)
+    back = backward(there)
+    work = there.plus(again).plus(back)
+    kinds = {
+        "matrix products": known.products_s(work),
+        "memory traffic of element-wise work": work.traffic_bytes / known.memory,
+        "starting operations": work.operations * known.start_s,
+    }
+    return Passes(known.pass_s(there), known.pass_s(again), known.pass_s(back), kinds)
 
 
 def _update(e: Engine, known: Rates) -> float:
@@ -98,13 +115,3 @@ def _update(e: Engine, known: Rates) -> float:
     width = FULL * (ADAMW_PASSES[e.optimizer.implementation] + UPDATE_PASSES) + 2 * copies
     elements = e.elements if e.stage in (EVERYWHERE, 0) else e.part
     return width * elements / known.memory
-
-
-def _bound(work: Work, known: Rates, updating: float) -> str:
-    taken = {
-        "matrix products": known.products_s(work),
-        "memory traffic of element-wise work": work.traffic_bytes / known.memory,
-        "starting operations": work.operations * known.start_s,
-        "memory traffic of the optimizer": updating,
-    }
-    return max(taken, key=lambda name: taken[name])

@@ -6,6 +6,7 @@ many devices the node has, so a node's network cards together carry what one dev
 """
 
 import contextlib
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -66,15 +67,17 @@ def _bytes_per_s(span: Span, machine: Machine, payload_bytes: float) -> float:
         if value is None:
             rule = f"machine={machine.name} does not say it, so no time of communication can be told"
             raise UserError(f"machine.{name}", rule, f"give machine.{name}=…, or measure it with zeroscale calibrate")
-    reached = {name: _share(*scale, payload_bytes) for name, scale in SCALES.items()}
+    reached = {name: _share(name, payload_bytes) for name in needed}
     for name in reached.keys() & machine.calibrated.keys():  # what was measured there is what large payloads reach
-        reached[name] /= _share(*SCALES[name], LARGE)
+        reached[name] /= _share(name, LARGE)
     return min(reached[name] * value for name, value in needed.items() if value)
 
 
-def _share(reached: tuple[tuple[int, float], ...], speed: float, payload_bytes: float) -> float:
+@functools.lru_cache(maxsize=4096)  # points of a sweep share it
+def _share(link: str, payload_bytes: float) -> float:
     """Return the share of a link that an all-reduce of this payload reaches; one smaller than any that was published
     takes as long as the smallest."""
+    reached, speed = SCALES[link]
     sizes, rates = np.array(reached).T
     at = float(np.interp(np.log2(payload_bytes), np.log2(sizes), rates / speed))
     return at * min(1.0, payload_bytes / float(sizes[0]))
