@@ -13,8 +13,8 @@ def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
 
     Files that are no records are named on standard error and left out. Raises UserError for a path that is not there.
     """
-    from analysis import reading, results  # here, so that `import analysis` stays light
+    from analysis import results  # here, so that `import analysis` stays light
 
     found = results.read([paths] if isinstance(paths, str | Path) else paths)
-    reading.warn(found)
+    results.warn(found)
     return found.table

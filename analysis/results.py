@@ -1,6 +1,7 @@
 """What was read and judged: the run table, and beside each of its rows what a table cannot hold."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from analysis.variants import variants
 from bench.record import Outcome, RunRecord
 from bench.spec import RunSpec
 from bench.store import Unreadable, read_record
+
+_log = logging.getLogger(__name__)
 
 Runs = dict[str, list[float]]
 """The timed steps of the runs behind a row of the summary, in seconds and in their order, by allocation. Runs that
@@ -111,6 +114,19 @@ def judged(found: Reading) -> Results:
     told = [row(File(path), record, known) for path, record in by_path.items()]
     table = pa.Table.from_pylist(told, schema())
     return _results(Found(of(table), found.skipped, found.unfinished), lambda path: by_path[str(path)])
+
+
+def warn(found: Reading | Results) -> None:
+    """Say on standard error what `found` holds no row for."""
+    if found.skipped:
+        read = len(found.records if isinstance(found, Reading) else found.table)
+        _log.warning("skipped as no record: %d of %d files", len(found.skipped), len(found.skipped) + read)
+        for skipped in found.skipped:
+            _log.warning("  %s", skipped)
+    if found.unfinished:
+        _log.warning("without a record yet: %d attempts", len(found.unfinished))
+        for folder in found.unfinished:
+            _log.warning("  %s", folder)
 
 
 def _results(found: Found, load: Callable[[Path], RunRecord]) -> Results:

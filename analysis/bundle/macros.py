@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from analysis.numbers import significant, size
+from analysis.formats.numbers import significant, size
 from analysis.questions import choice
 from analysis.summary import Row
 

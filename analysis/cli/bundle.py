@@ -27,12 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the archive is written."""
-    from analysis import reading
+    from analysis import reading, results
     from analysis.bundle import archive, bundle
     from bench.store import write_atomically
 
     found = reading.read(args.paths)
-    reading.warn(found)
+    results.warn(found)
     if not found.records:
         raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
     name, files = bundle(found, args.paths, _here() if args.anonymous else None)

@@ -89,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> "Results":
-    from analysis import reading, results
+    from analysis import results
 
     found = results.read([path])
-    reading.warn(found)
+    results.warn(found)
     if found.table.empty:
         raise UserError(str(path), "no record below", "give a results folder, or measure first")
     return found

@@ -30,11 +30,11 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 when every record that could be read is there."""
     import importlib
 
-    from analysis import reading, results
+    from analysis import results
     from analysis.export.run import runs
 
     found = results.read(args.paths)
-    reading.warn(found)
+    results.warn(found)
     if found.table.empty:
         raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
     exported = runs(found)

@@ -61,14 +61,14 @@ def _predictions(args: argparse.Namespace) -> int:
 
 def _claims(args: argparse.Namespace) -> int:
     """Print the verdict on each claim."""
-    from analysis import reading, results
+    from analysis import results
     from analysis.ledger import forms, ledger
 
     if args.out:
         raise UserError(f"--out {args.out}", "is the folder of --predictions", "give both or neither")
     paths = args.paths or [Path("results/runs")]
     found = results.read(paths)
-    reading.warn(found)
+    results.warn(found)
     if found.table.empty:
         raise UserError(" ".join(map(str, paths)), "no record below", "give a results folder, or measure first")
     entries = ledger(found)

@@ -25,10 +25,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the report is written."""
-    from analysis import reading, report, results
+    from analysis import report, results
 
     found = results.read(args.paths)
-    reading.warn(found)
+    results.warn(found)
     if found.table.empty:
         raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
     studies = set(found.table["study"])

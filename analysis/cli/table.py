@@ -33,10 +33,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0; what is no record is named on standard error."""
-    from analysis import formats, prices, reading, results
+    from analysis import formats, prices, results
 
     found = results.read(args.paths)
-    reading.warn(found)
+    results.warn(found)
     if found.table.empty:
         raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
     priced = found.table if args.price is None else prices.priced(found.table, args.price)
@@ -74,7 +74,7 @@ def _print(frame: "DataFrame") -> None:
     from rich.text import Text
 
     from analysis.columns import columns
-    from analysis.numbers import cell
+    from analysis.formats.numbers import cell
     from analysis.table import plain
 
     known = columns()

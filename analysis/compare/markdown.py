@@ -4,7 +4,7 @@ from analysis.compare import Compared
 from analysis.compare.judging import Line
 from analysis.compare.words import HEAD, RIGHT, cells, headline, level, sides
 from analysis.formats import escaped
-from analysis.markdown import to_markdown as as_table
+from analysis.formats.markdown import to_markdown as as_table
 
 _FOLDED = ("no detectable difference", "not comparable", "only in A", "only in B", "failed in both")
 

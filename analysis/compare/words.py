@@ -7,7 +7,7 @@ from typing import get_args
 from analysis.compare import Compared
 from analysis.compare.judging import Line, Status, percent
 from analysis.compare.quantities import Change
-from analysis.numbers import MISSING, significant, size
+from analysis.formats.numbers import MISSING, significant, size
 from analysis.stats.compare import LEAST_RUNS
 from analysis.stats.interval import LEVEL
 

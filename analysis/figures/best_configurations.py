@@ -10,8 +10,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis import drawing, panels
-from analysis.numbers import significant
+from analysis import drawing
+from analysis.drawing import panels
+from analysis.formats.numbers import significant
 from analysis.questions import Question, apart, series
 from analysis.results import Results
 from analysis.scaling.best import Best, best

@@ -2,9 +2,10 @@
 
 from matplotlib.figure import Figure
 
-from analysis import drawing, panels
-from analysis.curves import Quantity, curves
-from analysis.numbers import UNITS, power_of
+from analysis import drawing
+from analysis.drawing import panels
+from analysis.drawing.curves import Quantity, curves
+from analysis.formats.numbers import UNITS, power_of
 from analysis.results import Results
 
 TITLE = "Memory by engine and micro-batch"

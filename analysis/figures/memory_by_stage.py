@@ -10,9 +10,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import drawing, panels
-from analysis.numbers import UNITS, power_of
-from analysis.panels import Group, Panel
+from analysis import drawing
+from analysis.drawing import panels
+from analysis.drawing.panels import Group, Panel
+from analysis.formats.numbers import UNITS, power_of
 from analysis.questions import series
 from analysis.results import Results
 from analysis.summary import Row

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import drawing, panels
-from analysis.numbers import UNITS, power_of
+from analysis import drawing
+from analysis.drawing import panels
+from analysis.formats.numbers import UNITS, power_of
 from analysis.observed import by_rank, outside_collectives
 from analysis.results import Results
 from bench.record import RunRecord

@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import drawing, panels
-from analysis.numbers import significant
+from analysis import drawing
+from analysis.drawing import panels
+from analysis.formats.numbers import significant
 from analysis.results import Results
 from analysis.summary import Row
 from bench.record import RunRecord

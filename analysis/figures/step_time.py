@@ -2,8 +2,9 @@
 
 from matplotlib.figure import Figure
 
-from analysis import drawing, panels
-from analysis.curves import Quantity, curves
+from analysis import drawing
+from analysis.drawing import panels
+from analysis.drawing.curves import Quantity, curves
 from analysis.results import Results
 
 TITLE = "Step time by stage and nodes"

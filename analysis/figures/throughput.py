@@ -3,8 +3,9 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from analysis import drawing, panels
-from analysis.curves import Quantity, curves
+from analysis import drawing
+from analysis.drawing import panels
+from analysis.drawing.curves import Quantity, curves
 from analysis.results import Results
 
 TITLE = "Throughput by micro-batch"

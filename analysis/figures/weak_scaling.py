@@ -2,7 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from analysis import drawing, efficiency
+from analysis import drawing
+from analysis.drawing import efficiency
 from analysis.results import Results
 
 TITLE = "Weak scaling"

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 
-from analysis import markdown
+from analysis.formats import markdown
+from analysis.formats.numbers import MISSING
 from analysis.ledger import Entry, as_table, rule
-from analysis.numbers import MISSING
 
 HEAD = ("Claim", "The study", "Machine", "Measured", "Verdict", "Why")
 

@@ -4,8 +4,8 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from analysis import markdown
-from analysis.numbers import MISSING, significant, size
+from analysis.formats import markdown
+from analysis.formats.numbers import MISSING, significant, size
 from analysis.predictions import Comparison, Point, Told, Value, tell
 
 COLUMNS = (

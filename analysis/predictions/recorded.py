@@ -34,7 +34,13 @@ class MemoryRun(NamedTuple):
             part: int(row[f"{part}_bytes"]) for part in ("init_peak", "resident", "peak") if row.get(f"{part}_bytes")
         }
         rank = int(row["rank"]) if row.get("rank") else None
-        return cls(RunSpec.model_validate_json(row["spec"]), int(row["parameters"]), **numbers, rank=rank)
+        return cls(
+            RunSpec.model_validate_json(row["spec"]),
+            int(row["parameters"]),
+            **numbers,
+            repeat=int(row.get("repeat", 0)),
+            rank=rank,
+        )
 
 
 def require_checkout() -> None:

@@ -1,9 +1,8 @@
 """Read the records of results folders; what cannot be read is named and counted, never dropped in silence."""
 
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,11 +13,6 @@ from analysis.reading.rows import FILE, File, Rows
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.store import Unreadable, read_record
-
-if TYPE_CHECKING:
-    from analysis.results import Results
-
-_log = logging.getLogger(__name__)
 
 
 class Reading(NamedTuple):
@@ -59,19 +53,6 @@ def read(paths: Iterable[Path]) -> Reading:
     found = find(paths)
     files = map(Path, found.rows.core.column(FILE).to_pylist())
     return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished)
-
-
-def warn(found: "Reading | Results") -> None:
-    """Say on standard error what `found` holds no row for."""
-    if found.skipped:
-        read = len(found.records if isinstance(found, Reading) else found.table)
-        _log.warning("skipped as no record: %d of %d files", len(found.skipped), len(found.skipped) + read)
-        for skipped in found.skipped:
-            _log.warning("  %s", skipped)
-    if found.unfinished:
-        _log.warning("without a record yet: %d attempts", len(found.unfinished))
-        for folder in found.unfinished:
-            _log.warning("  %s", folder)
 
 
 def _below(folder: Path) -> Found:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, get_args
 
 from analysis import formats
 from analysis.claims import SOURCE, Claim, Comparison, Effect, Finding, as_table
-from analysis.numbers import MISSING, significant
+from analysis.formats.numbers import MISSING, significant
 from analysis.summary import Row
 
 CSV, MARKDOWN = "claims.csv", "claims.md"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analysis.columns import columns
-from analysis.numbers import cell
+from analysis.formats.numbers import cell
 from analysis.summary import Row
 
 _PARTS = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from analysis.drawing import COLOURS
-from analysis.numbers import UNITS, power_of
+from analysis.formats.numbers import UNITS, power_of
 from analysis.questions import series
 from analysis.report.facets import Facet, place
 from analysis.report.hover import hover, reason

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.columns import columns
-from analysis.numbers import cell
+from analysis.formats.numbers import cell
 from analysis.questions import choice, ranks
 from analysis.report.charts import key_of
 from analysis.report.evidence import Evidence, pretty

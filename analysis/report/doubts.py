@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from analysis.flags import FLAGS
-from analysis.numbers import significant
+from analysis.formats.numbers import significant
 from analysis.report.asked import outcomes
 from analysis.report.drifts import Drifted
 from analysis.report.provenance import Provenance

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.columns import columns
-from analysis.numbers import cell
+from analysis.formats.numbers import cell
 from analysis.summary import Row
 
 _LABELS = {

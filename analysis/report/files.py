@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import pandas as pd
 
 from analysis import formats
-from analysis.latex import to_latex
-from analysis.markdown import to_markdown
+from analysis.formats.latex import to_latex
+from analysis.formats.markdown import to_markdown
 from analysis.report import sheets
 from analysis.report.findings import Findings
 from analysis.report.headline import told

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.numbers import MISSING, significant, size
+from analysis.formats.numbers import MISSING, significant, size
 from analysis.questions import choice, name
 from analysis.report.asked import outcomes
 from analysis.scaling.best import Best

@@ -2,7 +2,7 @@
 
 import html
 
-from analysis.numbers import MISSING, significant, size
+from analysis.formats.numbers import MISSING, significant, size
 from analysis.questions import choice, ranks
 from analysis.report.headline import ends, interval
 from analysis.summary import Row

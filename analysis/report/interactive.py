@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import panels
+from analysis.drawing import panels
 from analysis.questions import Question, series
 from analysis.report.charts import MICRO, NODES, RATE, STEP, Chart, Group, Page, Quantity, chart, key_of, memory
 from analysis.scaling.comparable import Law

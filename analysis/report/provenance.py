@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from analysis.numbers import MISSING
+from analysis.formats.numbers import MISSING
 from analysis.results import Results
 from bench.machine import Machine
 from bench.record import Environment

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.columns import Column, columns
-from analysis.numbers import MISSING, cell, significant
+from analysis.formats.numbers import MISSING, cell, significant
 from analysis.questions import series
 from analysis.report.headline import Told, ends, kind
 from analysis.scaling.crossover import Crossover

@@ -6,7 +6,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, scattered, spec, steps
 
-from analysis import curves, drawing, panels
+from analysis import drawing
+from analysis.drawing import curves, panels
 from analysis.figures import memory as memory_figure
 from analysis.figures import step_time, throughput
 from analysis.stats.series import rate_interval

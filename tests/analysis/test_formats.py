@@ -8,7 +8,7 @@ from records import failed, run, spec, steps
 
 from analysis import formats
 from analysis.columns import columns
-from analysis.numbers import MISSING, cell, significant, size
+from analysis.formats.numbers import MISSING, cell, significant, size
 from analysis.table import plain, read_csv, run_table
 
 NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'

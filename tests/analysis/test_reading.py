@@ -55,7 +55,7 @@ def test_every_record_is_read_and_the_rest_named_and_counted(tmp_path: Path, cap
     assert set(why) == {"torn", "else", "newer", "lacking", "binary", "list", "folder"}
     assert "newer than 1" in why["newer"]
     assert why["lacking"].startswith("outcome:")
-    reading.warn(found)
+    results.warn(found)
     assert "7 of 9 files" in caplog.messages[0]
     assert all(any(str(skipped.path) in line for line in caplog.messages) for skipped in found.skipped)
 

@@ -8,8 +8,8 @@ import pytest
 from records import failed, results, run, save, scattered, spec, steps
 
 from analysis import results as reading
-from analysis.latex import LONG, to_latex
-from analysis.markdown import to_markdown
+from analysis.formats.latex import LONG, to_latex
+from analysis.formats.markdown import to_markdown
 from analysis.report import shown
 from analysis.report.details import details
 from analysis.report.evidence import Evidence, evidence, pretty, tail

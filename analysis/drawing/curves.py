@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import Formatter, MaxNLocator, ScalarFormatter
 
-from analysis import drawing, panels
-from analysis.panels import Grid, Panel
+from analysis import drawing
+from analysis.drawing import panels
+from analysis.drawing.panels import Grid, Panel
 from analysis.questions import series
 from analysis.summary import Row
 

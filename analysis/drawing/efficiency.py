@@ -4,9 +4,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis import panels
-from analysis.curves import Quantity, curves
-from analysis.panels import Group
+from analysis.drawing import panels
+from analysis.drawing.curves import Quantity, curves
+from analysis.drawing.panels import Group
 from analysis.questions import Question
 from analysis.results import Results
 from analysis.scaling.comparable import Law

@@ -7,7 +7,7 @@ import re
 import pandas as pd
 
 from analysis.columns import Column, columns
-from analysis.numbers import cell
+from analysis.formats.numbers import cell
 from analysis.table import plain, values
 
 
