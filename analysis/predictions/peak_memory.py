@@ -3,6 +3,7 @@
 from analysis.predictions import Comparison, Point, within
 from analysis.predictions.live_bytes import BUILDING, STEADY, Quantity, points, stage
 from analysis.predictions.recorded import label, memory_runs, table, tabled
+from analysis.predictions.rehearsals import GATHERED, THREADS
 from bench.spec import config_id
 
 EACH, MEAN = 5.0, 2.0
@@ -20,14 +21,12 @@ TEXT_BLIND = (
     "The points of `tests/data/studies/peaks.yaml` again, beside what the formulas said before any of them was run "
     "(`inputs/foretold_blind.csv`). They were changed afterwards; what they say now stands above."
 )
-THREADS = "gloo's threads let go of a reduced bucket at another time on every rank, in every run"
-ONE_BUCKET = "a prefetched bucket more than foretold, in every repeat: gloo seems to hold a copy of what it gathers"
-REASONS = {1: THREADS, 2: THREADS, 3: ONE_BUCKET}
+REASONS = {1: THREADS, 2: THREADS, 3: GATHERED}
 WHY = (
-    "All that miss it are the smallest jobs of all, the tiny model on four ranks with one sample and checkpointing, "
-    "where a bucket of 2 MB is a tenth of what there is. They were run twice more to see why, and the repeats are in "
-    "the table: at stages 1 and 2 ranks and runs differ among themselves by as much. At stage 3 they do not, but a "
-    "rehearsal of that job, which has no gloo, takes 18.8 MB (once, by hand): 19.0 are foretold, 20.9 were used."
+    "All that miss it are the smallest job of all: the tiny model on four ranks with one sample and checkpointing, "
+    "where a bucket of 2 MB is a tenth of what there is. It was run twice more to see why, and the repeats are in the "
+    "table: at stages 1 and 2 ranks and runs differ among themselves by as much. Of stage 3 a rehearsal, which has no "
+    "gloo, is foretold to 1 %."
 )
 WHY_BLIND = (
     "The same jobs, and one of stage 3 on two ranks. What stage 3 gathers was bounded then; now it is replayed, module "

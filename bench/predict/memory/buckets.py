@@ -23,11 +23,21 @@ STAGE_0_BUCKET = 500_000_000
 
 
 class Beside(NamedTuple):
-    """Bytes beside the activations, per segment, in one pass."""
+    """Bytes beside what is kept for backward, per segment, in one pass, at the moment when most of them live."""
 
+    working: Array
     gradients: Array
     buckets: Array
     gathered: Array
+
+
+class Backward(NamedTuple):
+    """What of a segment its backward depends on; fields as of a `Segment`, one value per segment."""
+
+    working: Array
+    recomputed: Array
+    parameters: Array
+    largest: Array
 
 
 class Most(NamedTuple):
@@ -38,27 +48,28 @@ class Most(NamedTuple):
     whole: Array  # weights
 
 
-def forward(e: Engine, parameters: Array, most: Most | None) -> Beside:
-    """Return what lives during the forward pass of the last micro-step; `most` is stage 3's."""
-    none = np.zeros_like(parameters)
+def forward(e: Engine, working: Array, most: Most | None) -> Beside:
+    """Return what lives during the forward pass of the last micro-step, `working` memory included; `most` is
+    stage 3's."""
     if most:
-        return _partitioned(e, most)
-    return Beside(none + _kept_gradients(e), none, none)
+        return _partitioned(e, working, most)
+    none = np.zeros_like(working)
+    return Beside(working, none + _kept_gradients(e), none, none)
 
 
-def backward(e: Engine, parameters: Array, largest: Array, most: Most | None) -> Beside:
+def backward(e: Engine, work: Backward, most: Most | None) -> Beside:
     """Return what lives during each segment's backward, its own gradients included."""
     if most:
-        return _partitioned(e, most)
-    done = np.cumsum(parameters[::-1])[::-1]  # from the end up to and with this segment
-    fresh = e.width * np.minimum(largest, e.largest)
+        return _partitioned(e, work.working, most)
+    none = np.zeros_like(work.working)
+    fresh = e.width * np.minimum(work.largest, e.largest)
+    done = np.cumsum(work.parameters[::-1])[::-1]  # from the end up to and with this segment
     if e.stage == EVERYWHERE:
-        copied = fresh if e.view else fresh + e.width * done
-        return Beside(copied, np.zeros_like(done), np.zeros_like(done))
+        return Beside(work.working, fresh if e.view else fresh + e.width * done, none, none)
     if e.stage == 0:
         gradients = np.full_like(done, e.width * e.elements) if e.accumulating else e.width * done
-        return Beside(np.maximum(gradients, fresh), np.zeros_like(done), np.zeros_like(done))
-    return _replicated(e, done, parameters, fresh)
+        return Beside(work.working, np.maximum(gradients, fresh), none, none)
+    return _replicated(e, work, done, fresh)
 
 
 def after_backward(e: Engine) -> int:
@@ -108,24 +119,40 @@ def _oversize(e: Engine, fresh: Array) -> Array:
     return np.where(fresh > e.width * (e.options.reduce_bucket_size or 0), fresh, 0)
 
 
-def _replicated(e: Engine, done: Array, parameters: Array, fresh: Array) -> Beside:
+def _replicated(e: Engine, work: Backward, done: Array, fresh: Array) -> Beside:
     """Stages 1 and 2: buckets from the first gradient on; this rank's averaged ones from the first full bucket on, room
     for all of them at once. The embedding, first of all tensors, shares a rank with the tensors next to it."""
     assert e.options is not None
     oversize = _oversize(e, fresh)
     waiting = np.append(oversize[1:], 0)  # until it is reduced, in the segment after its own
-    begun = np.cumsum(_flushes(e, done, parameters, oversize)[::-1])[::-1] > 0
+    flushes = _flushes(e, done, work.parameters, oversize)
+    begun = np.cumsum(flushes[::-1])[::-1] > 0
     complete = np.maximum.accumulate(fresh[::-1])[::-1] // e.width  # the largest so far
     complete = np.where(e.elements - done < -(-e.largest // e.part) * e.part, e.largest, complete)
     own = e.width * _kept_whole(e, complete) * (not e.offloads)
     kept = _kept_gradients(e) if e.accumulating else 0  # stage 1's lie whole in their parameters until they are reduced
-    buckets = (2 if e.options.overlap_comm else 1) * bucket(e)
-    return Beside(own * begun + fresh + waiting + kept, buckets * (done > 0), np.zeros_like(done))
+    buckets = (2 if e.options.overlap_comm else 1) * bucket(e) * (done > 0)
+    # a bucket is reduced between two operations, whose own working memory is free; the first time before room is made
+    # for this rank's
+    copied = e.width * _flattened(e, done, flushes)
+    free = work.working - work.recomputed + own * (begun & ~np.append(begun[1:], False))
+    reducing = np.where(copied > free, copied - free, 0)
+    gradients = own * begun + fresh + waiting + kept
+    return Beside(work.working, gradients, buckets + reducing, np.zeros_like(done))
 
 
-def _partitioned(e: Engine, most: Most) -> Beside:
+def _flattened(e: Engine, done: Array, flushes: NDArray[np.bool_]) -> Array:
+    """Elements of a full bucket that are copied before they are reduced: all, where they belong to several ranks."""
+    assert e.options is not None
+    content = np.minimum(done, e.options.reduce_bucket_size or 0)
+    first = e.elements - done
+    several = first // e.part != (first + content - 1) // e.part
+    return np.where(flushes & several, content, 0)
+
+
+def _partitioned(e: Engine, working: Array, most: Most) -> Beside:
     """Stage 3: beside what its replay tells, one bucket always."""
-    return Beside(e.width * most.fresh, e.width * most.copies + bucket(e), e.width * most.whole)
+    return Beside(working, e.width * most.fresh, e.width * most.copies + bucket(e), e.width * most.whole)
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it

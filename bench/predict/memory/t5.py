@@ -131,6 +131,7 @@ def _checkpointed(block: list[Segment], kept: int) -> list[Segment]:
             saved=0 if number else kept,
             forward=part.saved + part.forward,
             backward=saved + max(part.forward, part.backward),
+            recomputed=saved,
         )
         for number, (part, saved) in enumerate(zip(block, until, strict=True))
     ]

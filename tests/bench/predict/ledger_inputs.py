@@ -14,7 +14,7 @@ from tests.bench.predict.rehearsals import case_of, spec_of
 
 HERE = Path(__file__).parent
 INPUTS = HERE.parents[2] / "results" / "predictions" / "inputs"
-TABLES = ("peaks", "rehearsed", "rehearsed_beside_real")
+TABLES = ("peaks", "rehearsed")
 
 
 def converted(name: str) -> str:

@@ -1,13 +1,11 @@
 """Rehearse one real rank of jobs of 1 to 1,024 ranks, and write down the memory that it took.
 
-  python -m tests.bench.predict.rehearsals         # about ten minutes; writes rehearsed.csv
-  python -m tests.bench.predict.rehearsals --real  # a minute; writes rehearsed_beside_real.csv, from peaks.csv
+  python -m tests.bench.predict.rehearsals  # about ten minutes; writes rehearsed.csv
 
 Every rehearsal is DeepSpeed itself in a process of its own, forked from one that has done the imports. No prediction
 takes part.
 """
 
-import argparse
 import csv
 import functools
 import itertools
@@ -25,7 +23,7 @@ from bench.record import Circumstance, RankMemory
 from bench.spec import Batch, RunSpec, config_id
 
 HERE = Path(__file__).parent
-REHEARSED, BESIDE_REAL, REAL = (HERE / name for name in ("rehearsed.csv", "rehearsed_beside_real.csv", "peaks.csv"))
+REHEARSED = HERE / "rehearsed.csv"
 
 SHAPES = {
     "tiny": ("model=tiny",),
@@ -134,16 +132,17 @@ def _become_rank(folder: Path, rank: int) -> None:
     worker.main()  # ends the process
 
 
-def _header(what: str) -> list[str]:
+def header(what: str, made_by: str) -> list[str]:
+    """Return the comments in front of a table: what it is, and with what it was made."""
     git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE).stdout
     from importlib.metadata import version
 
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
     made = f"made {datetime.now(UTC):%Y-%m-%d} at {git.strip()} with {versions}"
-    return [f"# {what}", f"# Live tensor bytes on a CPU; {made}, by python -m tests.bench.predict.rehearsals."]
+    return [f"# {what}", f"# Live tensor bytes on a CPU; {made}, by python -m {made_by}."]
 
 
-def _write(path: Path, header: Sequence[str], names: Sequence[str], table: Iterable[Sequence[object]]) -> None:
+def write(path: Path, header: Sequence[str], names: Sequence[str], table: Iterable[Sequence[object]]) -> None:
     """Write a table as it grows; the file appears when it is whole."""
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("w", newline="") as file:
@@ -157,10 +156,11 @@ def _write(path: Path, header: Sequence[str], names: Sequence[str], table: Itera
     unfinished.replace(path)
 
 
-_SEEN = ("resident_bytes", "init_peak_bytes", "peak_bytes")
+SEEN = ("resident_bytes", "init_peak_bytes", "peak_bytes")
 
 
-def _seen(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
+def seen_of(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
+    """Return the bytes of one rank, in the order of SEEN."""
     return memory.resident_bytes, memory.init_peak_bytes, memory.peak_allocated_bytes
 
 
@@ -168,14 +168,15 @@ def _rehearse_all(results: Path) -> None:
     explained = [f"# shape {name}: {' '.join(words)}" for name, words in SHAPES.items()]
     explained += [f"# buckets {name}: {values}" for name, values in BUCKETS.items()]
     explained += [f"# all: {' '.join(LENGTHS)} batch.accumulation=1"]
-    header = [*_header("One rehearsed rank (see `zeroscale rehearse`) of jobs of 1 to 1,024 ranks."), *explained]
-    _write(REHEARSED, header, (*Case._fields, *_SEEN), (_rehearsed(case, results) for case in cases()))
+    what = "One rehearsed rank (see `zeroscale rehearse`) of jobs of 1 to 1,024 ranks."
+    explanation = [*header(what, "tests.bench.predict.rehearsals"), *explained]
+    write(REHEARSED, explanation, (*Case._fields, *SEEN), (_rehearsed(case, results) for case in cases()))
 
 
 def _rehearsed(case: Case, results: Path) -> list[object]:
     """The row of a case. At stages 1 and 2 the first rank keeps the embedding's gradient whole, the last the head's."""
     ranks = sorted({0, case.ranks - 1} if case.stage in (1, 2) else {0})
-    seen = {rank: _seen(rehearse(spec_of(case), rank, results)) for rank in ranks}
+    seen = {rank: seen_of(rehearse(spec_of(case), rank, results)) for rank in ranks}
     most = max(ranks, key=lambda rank: seen[rank][-1] or 0)
     return [*_plain(case._replace(rank=most)), *seen[most]]
 
@@ -184,31 +185,12 @@ def _plain(case: Case) -> list[object]:
     return [str(value).lower() if isinstance(value, bool) else value for value in case]
 
 
-def _rehearse_real(results: Path) -> None:
-    header = _header("The runs of several ranks in peaks.csv, and one rehearsed rank of each.")
-    real = [row for row in rows(REAL) if "devices_per_node=1" not in row["overrides"].split()]
-
-    def table() -> Iterator[tuple[object, ...]]:
-        for row in real:
-            spec = config.request(config.single([*row["overrides"].split(), *SHORT])).spec
-            measured = row["resident_bytes"], row["init_peak_bytes"], row["peak_allocated_bytes"]
-            every = [0] if spec.engine.options.get("stage") == 3 else range(spec.world_size)
-            seen = [_seen(rehearse(spec, rank, results)) for rank in every]
-            yield row["overrides"], *(max(column) for column in zip(*seen, strict=True)), *measured
-
-    names = [f"{kind}_{name}" for kind in ("rehearsed", "real") for name in _SEEN]
-    _write(BESIDE_REAL, header, ("overrides", *names), table())
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--real", action="store_true", help="only the runs of peaks.csv")
-    real = parser.parse_args().real
     from bench import fork_server
 
     fork_server.preload("cpu")
     with tempfile.TemporaryDirectory() as folder:
-        (_rehearse_real if real else _rehearse_all)(Path(folder))
+        _rehearse_all(Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Memory of one rank of up to 1,024: predictions beside rehearsals, rehearsals beside runs in which all were real."""
 
+from pathlib import Path
+
 import pytest
-from rehearsals import BESIDE_REAL, REHEARSED, case_of, rows, spec_of
+from rehearsals import REHEARSED, case_of, rows, spec_of
 
 from bench.predict.memory import memory
+
+BESIDE_REAL = rows(Path(__file__).parents[3] / "results" / "predictions" / "inputs" / "rehearsed_beside_real.csv")
 
 
 @pytest.mark.parametrize("row", rows(REHEARSED), ids=lambda row: "-".join(list(row.values())[:8]))
@@ -20,9 +24,16 @@ def test_every_stage_is_rehearsed_at_every_world_size() -> None:
     assert {ranks for _, ranks, _, _ in found} == {1, 2, 8, 64, 512, 1024}
 
 
-@pytest.mark.parametrize("row", rows(BESIDE_REAL), ids=lambda row: str(row["overrides"])[:60])
-def test_a_rehearsal_needs_what_the_real_runs_need(row: dict[str, str]) -> None:
-    """At the peak of a real run's initialisation gloo may hold what a rehearsal's collectives never had."""
-    for name, allowed in [("resident_bytes", 0.01), ("peak_bytes", 0.03)]:
-        assert int(row[f"rehearsed_{name}"]) == pytest.approx(int(row[f"real_{name}"]), rel=allowed), name
-    assert 0.87 < int(row["rehearsed_init_peak_bytes"]) / int(row["real_init_peak_bytes"]) <= 1
+def ratios(name: str) -> list[float]:
+    return [int(row[f"rehearsed_{name}"]) / int(row[f"real_{name}"]) for row in BESIDE_REAL]
+
+
+def test_between_steps_a_rehearsal_holds_what_a_real_rank_holds() -> None:
+    assert ratios("resident_bytes") == pytest.approx([1.0] * len(BESIDE_REAL), rel=0.01)
+
+
+@pytest.mark.parametrize(("peak", "least", "same"), [("peak_bytes", 0.89, 66), ("init_peak_bytes", 0.87, 66)])
+def test_at_its_peak_it_lacks_at_most_what_gloo_copies_and_keeps(peak: str, least: float, same: int) -> None:
+    found = ratios(peak)
+    assert least < min(found) <= max(found) <= 1
+    assert sum(ratio > 0.9999 for ratio in found) >= same
