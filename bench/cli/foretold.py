@@ -65,7 +65,7 @@ class Foretold:
 
     def summary(self) -> Iterator[str]:
         """Yield lines on the sweep as a whole."""
-        runs = [index for _, index in self._sweep.order if not self._infeasible[index]]
+        runs = self._runs
         known = [(taken, self._sweep.points[i].nodes) for i in runs if (taken := self._minutes[i])]
         if known:
             low, high = (sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
@@ -73,8 +73,17 @@ class Foretold:
             yield f"predicted: {_span(low, high)} node-hours for {len(known)} points{unknown}"
         if left := len(self._sweep.order) - len(runs):
             yield f"predicted far out of memory: {left} points are recorded as infeasible; --no-prune runs them"
-        if short := sum(self._may_run_out(index) for index in runs):
+        yield from self.warnings()
+
+    def warnings(self) -> Iterator[str]:
+        """Yield lines on what may go wrong as it is asked."""
+        if short := sum(map(self._may_run_out, self._runs)):
             yield f"{short} points may need more than their time limit: give them launcher.time_limit_min"
+
+    @property
+    def _runs(self) -> list[int]:
+        """Points that are run, each as often as it is."""
+        return [index for _, index in self._sweep.order if not self._infeasible[index]]
 
     def _may_run_out(self, index: int) -> bool:
         limit, taken = self._sweep.points[index].time_limit_min, self._minutes[index]

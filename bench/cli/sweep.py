@@ -11,10 +11,12 @@ unless `--no-prune` is given. With a scheduler the command returns at once: `zer
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from bench import launchers
 from bench.cli import asking, listing, planning
+from bench.cli.foretold import Foretold
 from bench.cli.here import Asked, Here
 from bench.dispatch.feed import feed
 from bench.sweep import asked
@@ -34,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     asked.write(folder, sweep)
     if launchers.load(str(sweep.launcher["name"])).QUEUES:
+        for line in Foretold(sweep).warnings():
+            print(line, file=sys.stderr)
         print(listing.fed(feed(folder, autopilot=args.autopilot), folder, as_json=args.json))
         return 0
     here = Here(folder, [Asked(key, sweep, point) for key, point in sweep.wanted()], quiet=args.json, retry=True)
