@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from bench.cli.wording import count
 from bench.spec import MeasureSpec
 from bench.sweep.asked import Point, Sweep
 from bench.sweep.duration import Minutes, minutes
@@ -70,15 +71,15 @@ class Foretold:
         if known:
             low, high = (sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
             unknown = f", {len(runs) - len(known)} unknown" if len(known) < len(runs) else ""
-            yield f"predicted: {_span(low, high)} node-hours for {len(known)} points{unknown}"
+            yield f"predicted: {_span(low, high)} node-hours for {count(len(known), 'point')}{unknown}"
         if left := len(self._sweep.order) - len(runs):
-            yield f"predicted far out of memory: {left} points are recorded as infeasible; --no-prune runs them"
+            yield f"predicted far out of memory: {count(left, 'point')} not run but recorded as infeasible; --no-prune runs all"
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:
         """Yield lines on what may go wrong as it is asked."""
         if short := sum(map(self._may_run_out, self._runs)):
-            yield f"{short} points may need more than their time limit: give them launcher.time_limit_min"
+            yield f"{count(short, 'point')} may need more than the time limit: give launcher.time_limit_min"
 
     @property
     def _runs(self) -> list[int]:

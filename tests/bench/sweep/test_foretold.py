@@ -32,7 +32,7 @@ def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_f
     assert " s a step (" in told[zero3 + 1] and " min" in told[zero3 + 1]
     assert "job" not in told[zero0] and told[zero3].endswith("job 1")
     assert any(line.startswith("predicted: ") and "node-hours for 1 points" in line for line in told)
-    assert "predicted far out of memory: 1 points are recorded as infeasible; --no-prune runs them" in told
+    assert "predicted far out of memory: 1 point not run but recorded as infeasible; --no-prune runs all" in told
     assert told[-1].startswith("2 points in 1 jobs")
 
 
@@ -68,4 +68,4 @@ def test_node_hours_are_of_all_repeats_on_all_nodes() -> None:
 
 def test_a_limit_that_may_not_be_enough_is_said() -> None:
     told = list(foretold(5, step=Step(low_s=1, s=1.5, high_s=2)).summary())
-    assert told[-1] == "2 points may need more than their time limit: give them launcher.time_limit_min"
+    assert told[-1] == "2 points may need more than the time limit: give launcher.time_limit_min"
