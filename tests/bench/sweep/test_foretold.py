@@ -31,8 +31,8 @@ def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_f
     assert "GB of 80 (far out of memory, infeasible)" in told[zero0 + 1], "16 bytes for each of 13e9 parameters"
     assert " s a step (" in told[zero3 + 1] and " min" in told[zero3 + 1]
     assert "job" not in told[zero0] and told[zero3].endswith("job 1")
-    assert any(line.startswith("predicted: ") and "node-hours for 1 points" in line for line in told)
-    assert "predicted far out of memory: 1 point not run but recorded as infeasible; --no-prune runs all" in told
+    assert any(line.startswith("predicted: ") and "node-hours for 1 point" in line for line in told)
+    assert "predicted far out of memory: 1 point, not run but infeasible; --no-prune runs all" in told
     assert told[-1].startswith("2 points in 1 jobs")
 
 
