@@ -14,10 +14,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run([*pip, *build], check=True, timeout=120)
+    subprocess.run([*pip, *build], check=True, timeout=250)
     wheel = next(folder.glob("zeroscale-*.whl"))
     target = ["install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)]
-    subprocess.run([*pip, *target], check=True, timeout=120)
+    subprocess.run([*pip, *target], check=True, timeout=250)
     return folder / "site"
 
 
@@ -27,7 +27,7 @@ def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_p
         "print(bench.config.conf_dir()); sys.exit(bench.cli.main())"
     )
     command = [sys.executable, "-c", code, str(installed), "sweep", "study=smoke", "--dry-run"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    told = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[0] == str(installed / "bench" / "conf")
     assert told.stdout.splitlines()[-1] == "20 points, nothing started"

@@ -1,10 +1,11 @@
 """`zeroscale run` in processes of its own, as a user starts it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,28 @@ QUICK = (
 ENDLESS = (*QUICK[:8], "measure.min_steps=1000000", "measure.max_steps=1000000", "measure.max_s=600")
 """A run that somebody has to end."""
 
+PATIENCE_S = 250.0
+"""With processes that import torch: seconds on an idle machine, minutes on a busy one. Less than a test may take."""
+SOON_S = 40.0
+"""Within seconds, and what a busy machine takes besides; what waits in vain waits for minutes."""
+
 
 class Command:
     """`zeroscale run` in a process of its own, as a user starts it."""
 
-    def __init__(self, results: Path, overrides: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self, results: Path, overrides: Sequence[str], env: Mapping[str, str] = os.environ, **options: Any
+    ) -> None:
+        """One thread per rank, unless `env` says otherwise: several wait for each other by spinning, and a run takes
+        minutes where others use the processors too."""
         words = [sys.executable, "-m", "bench.cli", "run", *overrides, "--results", str(results)]
+        options["env"] = {"OMP_NUM_THREADS": "1", **env}
         self.results = results
         self.process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options
         )
 
-    def heartbeat(self, ready: Callable[[dict[str, Any]], bool], timeout_s: float = 60) -> dict[str, Any]:
+    def heartbeat(self, ready: Callable[[dict[str, Any]], bool], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """Wait until the run's heartbeat is as asked, and return it."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
@@ -56,7 +67,7 @@ class Command:
         """Wait until every rank makes steps."""
         return self.heartbeat(lambda beat: all(rank["step"] >= 0 for rank in beat["ranks"]))
 
-    def record(self, timeout_s: float = 120) -> RunRecord:
+    def record(self, timeout_s: float = PATIENCE_S) -> RunRecord:
         """Wait for the end and return the one record there must be."""
         self.output, self.errors = self.process.communicate(timeout=timeout_s)
         found = list(store.find_records([self.results]))
@@ -69,4 +80,19 @@ class Command:
 
 def alive(pids: Sequence[int]) -> list[int]:
     """Return those of `pids` that still run."""
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()]
+    return [pid for pid in pids if _runs(pid)]
+
+
+def survivors(pids: Sequence[int]) -> list[int]:
+    """Return those of `pids` that still run after a while: who is killed ends when the machine comes to it."""
+    until = time.monotonic() + SOON_S
+    while alive(pids) and time.monotonic() < until:
+        time.sleep(0.1)
+    return alive(pids)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:  # it has ended, perhaps while this looked
+        return False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from started_runs import ENDLESS, QUICK, alive
+from started_runs import ENDLESS, PATIENCE_S, QUICK, alive
 
 from bench import store
 from bench.ab import rounds, sides
@@ -135,7 +135,7 @@ def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
 def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) -> None:
     words = ["sound", "main", *QUICK, *SMALL, "--rounds", "1", "--results", str(tmp_path / "runs"), "--format", "json"]
     process = ab(checkout, *words)
-    said, errors = process.communicate(timeout=240)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, errors
     [line] = json.loads(said)["lines"]
     assert line["held"] == "broken" and "all_reduce_calls, all_reduce_payload_bytes" in line["doubts"]
@@ -151,7 +151,7 @@ def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) ->
 def test_a_revision_against_itself_changes_nothing(checkout: Path, tmp_path: Path) -> None:
     words = [*QUICK, *SMALL, "--rounds", "1", "--gate", "900%", "--results", str(tmp_path / "runs"), "--format", "json"]
     process = ab(checkout, "sound", "sound", *words)
-    said, errors = process.communicate(timeout=240)
+    said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     [line] = json.loads(said)["lines"]
     assert line["changes"] == []
@@ -160,7 +160,7 @@ def test_a_revision_against_itself_changes_nothing(checkout: Path, tmp_path: Pat
 @pytest.mark.processes
 def test_overrides_that_mean_nothing_are_one_line(checkout: Path, tmp_path: Path) -> None:
     process = ab(checkout, "sound", "main", "batch.mico=2", "--results", str(tmp_path / "runs"))
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean micro?")
     assert nothing_left(checkout)
@@ -171,7 +171,7 @@ def test_who_is_asked_to_end_ends_the_run_in_good_order_and_leaves_no_worktree(c
     process = ab(checkout, "sound", "main", *ENDLESS, *SMALL, "--results", str(tmp_path / "runs"))
     beat = wait_for_steps(tmp_path / "runs", process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     [record] = store.find_records([tmp_path / "runs"])
     assert store.read_record(record).outcome.kind == "cancelled"
@@ -181,7 +181,7 @@ def test_who_is_asked_to_end_ends_the_run_in_good_order_and_leaves_no_worktree(c
 
 def wait_for_steps(results: Path, process: "subprocess.Popen[str]") -> dict[str, Any]:
     """Wait until the run under way makes steps, and return its heartbeat."""
-    until = time.monotonic() + 90
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for path in results.rglob(store.HEARTBEAT):
             beat: dict[str, Any] = json.loads(path.read_text())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from started_runs import ENDLESS, QUICK, Command, alive
+from started_runs import ENDLESS, PATIENCE_S, QUICK, Command, alive
 
 from bench import config, store
 from bench.machine import Machine
@@ -33,7 +33,7 @@ def todo(*overrides: str, repeat: int = 0, limit_min: float = 2, control: bool =
         attempt=0,
         machine=Machine(name="cpu", device="cpu"),
         launcher={"name": "slurm"},
-        limits=Limits(time_limit_min=limit_min, startup_s=60),
+        limits=Limits(time_limit_min=limit_min, startup_s=PATIENCE_S),
         network=Network(rendezvous_host="127.0.0.1", interface="lo"),
     )
     return Todo(spec=spec, circumstance=circumstance, config_id=config_id(spec), control=control)
@@ -60,9 +60,9 @@ class Allocation:
             for number in range(nodes)
         ]
 
-    def end(self, timeout_s: float = 200) -> str:
+    def end(self) -> str:
         """Wait for the end; return what the conductor said."""
-        said = [process.communicate(timeout=timeout_s)[0] for process in self.processes]
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
         return said[0]
 
     def records(self) -> list[RunRecord]:
@@ -148,7 +148,7 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
     allocation = Allocation(tmp_path, [point, todo("engine=zero1")])
     heartbeat = _stepping(tmp_path / point.config_id / "0.0", spec)
     allocation.processes[0].send_signal(signal.SIGTERM)
-    allocation.end(timeout_s=60)
+    allocation.end()
     folder = tmp_path / point.config_id / "0.0"
     interrupted = json.loads((folder / store.INTERRUPTED).read_bytes())
     assert interrupted["signal"] == "SIGTERM" and not (folder / store.RECORD).exists()
@@ -158,7 +158,7 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
 
 
 def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
-    until = time.monotonic() + 120
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         time.sleep(0.2)
         try:

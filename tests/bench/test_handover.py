@@ -164,7 +164,7 @@ def test_it_trains_where_this_package_is_not(tmp_path: Path) -> None:
     } | alone
     asked = ["train.py", "--steps", "2", "--encoder", "16", "--decoder", "8", "--log-every", "1"]
     command = [sys.executable, "-c", program, *asked]
-    told = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    told = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert told.returncode == 0, told.stderr
     steps = [line.split()[:2] for line in told.stdout.splitlines() if line.startswith("step ")]
     assert steps == [["step", "0"], ["step", "1"]]

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from started_runs import PATIENCE_S
 
 from bench.measure.link import by_node, rounds
 from bench.stragglers import slow_links
@@ -87,7 +88,7 @@ def test_a_slow_link_is_measured_and_its_node_alone_is_named(namespaces: list[st
         command = ["ip", "netns", "exec", namespace, sys.executable, "-c", RANK, str(number), str(NODES)]
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()))
     try:
-        answers = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
+        answers = [json.loads(rank.communicate(timeout=PATIENCE_S)[0]) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -96,4 +97,4 @@ def test_a_slow_link_is_measured_and_its_node_alone_is_named(namespaces: list[st
     in_mbit = [8 * rate / 1e6 for rate in rates]
     assert in_mbit == pytest.approx(RATES_MBIT, rel=0.3)
     assert slow_links(rates) == [2]
-    assert seconds < 4, in_mbit
+    assert seconds < 20, "under two on an idle machine; the largest payload takes a minute over the slow link"

@@ -40,7 +40,7 @@ class Prepared:
 
     def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         done = subprocess.run(
-            command(*words), env=caches(folder) | environment, capture_output=True, text=True, timeout=200
+            command(*words), env=caches(folder) | environment, capture_output=True, text=True, timeout=250
         )
         self.code, self.findings = done.returncode, json.loads(done.stdout)
 
@@ -144,7 +144,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=250)
     assert (process.returncode, errors) == (130, b"zeroscale: interrupted\n")
     assert [path for folder in builds.iterdir() for path in folder.iterdir()] == []
     assert users_of(tmp_path) == []

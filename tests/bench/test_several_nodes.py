@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from started_runs import ENDLESS, QUICK, alive
+from started_runs import ENDLESS, PATIENCE_S, QUICK, SOON_S, alive, survivors
 
 from bench import config, store
 from bench.record import Circumstance, Limits, Network, RunRecord
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.processes
 class Nodes:
     """The supervisors of one run."""
 
-    def __init__(self, runs: Path, overrides: tuple[str, ...], nodes: int, **environment: str) -> None:
+    def __init__(self, runs: Path, overrides: tuple[str, ...], nodes: int, hang_s: float, **environment: str) -> None:
         asked = config.request(config.single([*overrides, f"nodes={nodes}", "devices_per_node=1"]))
         circumstance = Circumstance(
             study="s",
             repeat=0,
             attempt=0,
             machine=asked.machine,
-            limits=Limits(hang_s=6, startup_s=60),
+            limits=Limits(hang_s=hang_s, startup_s=PATIENCE_S),
             network=Network(rendezvous_host="127.0.0.1", interface="lo"),
         )
         self.folder = store.open_attempt(runs, asked.spec, circumstance).folder
@@ -42,7 +42,7 @@ class Nodes:
 
     def stepping(self) -> list[int]:
         """Wait until every rank makes steps; return their processes by rank."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             time.sleep(0.1)
             path = self.folder / store.HEARTBEAT
@@ -53,7 +53,7 @@ class Nodes:
 
     def record(self) -> RunRecord:
         for supervisor in self.supervisors:
-            supervisor.wait(timeout=90)
+            supervisor.wait(timeout=PATIENCE_S)
         return store.read_record(self.folder / store.RECORD)
 
 
@@ -61,8 +61,8 @@ class Nodes:
 def nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     started: list[Nodes] = []
 
-    def start(overrides: tuple[str, ...], nodes: int = 2, **environment: str) -> Nodes:
-        started.append(Nodes(tmp_path, overrides, nodes, **environment))
+    def start(overrides: tuple[str, ...], nodes: int = 2, hang_s: float = 300, **environment: str) -> Nodes:
+        started.append(Nodes(tmp_path, overrides, nodes, hang_s, **environment))
         return started[-1]
 
     yield start
@@ -92,7 +92,7 @@ def test_a_rank_that_dies_on_the_second_node_is_named(nodes: Callable[..., Nodes
     os.kill(pids[1], signal.SIGKILL)
     killed_at = time.monotonic()
     record = run.record()
-    assert time.monotonic() - killed_at < 15
+    assert time.monotonic() - killed_at < SOON_S
     assert record.outcome.kind == "error"
     assert record.outcome.reason.startswith("rank 1 was killed by SIGKILL in ")
     assert not alive(pids)
@@ -105,7 +105,8 @@ def test_a_rank_that_raises_on_the_second_node_tells_the_lead(nodes: Callable[..
 
 
 def test_a_hang_has_the_stacks_of_every_node(nodes: Callable[..., Nodes]) -> None:
-    record = nodes((*ENDLESS, "engine=ddp"), ZEROSCALE_DRILL="rank=1 step=2 action=sleep").record()
+    drill = "rank=1 step=2 action=sleep"
+    record = nodes((*ENDLESS, "engine=ddp"), hang_s=6, ZEROSCALE_DRILL=drill).record()
     assert record.outcome.kind == "hang"
     assert record.outcome.reason.endswith("furthest behind: rank 1 in fetch at step 2")
     assert "in strike" in record.outcome.evidence["stacks"]["1"]
@@ -118,7 +119,7 @@ def test_a_node_whose_supervisor_dies_is_a_node_failure(nodes: Callable[..., Nod
     record = run.record()
     assert record.outcome.kind == "node_failure"
     assert "node 1" in record.outcome.reason and "closed its connection" in record.outcome.reason
-    assert not alive(pids)
+    assert not survivors(pids)
 
 
 def test_an_interrupted_lead_ends_every_node(nodes: Callable[..., Nodes]) -> None:

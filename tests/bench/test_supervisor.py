@@ -1,5 +1,6 @@
 """What a supervisor does for its callers, with ranks that are small programs instead of training processes."""
 
+import gc
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_supervisor_log import Stalled
+from test_supervisor_log import PATIENCE_S, UNSTALLED_S, Stalled
 
 from bench import config, store
 from bench.record import Circumstance, Limits, Network, RunRecord
@@ -48,14 +49,27 @@ def running(program: str) -> Start:
     )
 
 
-def soon(action: Callable[[], object], seconds: float = 1.0) -> None:
-    threading.Timer(seconds, action).start()
+def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
+    """Do something in the midst of a run, as soon as that is where it should be."""
+
+    def wait() -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not ready() and time.monotonic() < until:
+            time.sleep(0.02)
+        action()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def noticed(supervisor: Supervisor) -> bool:
+    """Whether it knows that a rank is lost."""
+    return supervisor._lost_at is not None
 
 
 def test_a_rank_finds_its_descriptors_by_the_names_of_their_variables(tmp_path: Path) -> None:
     tells = 'import os; os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "oom", "exception": "E", '
     tells += '"message": "m", "traceback": ""}\\n\'); os.fstat(int(os.environ[\'ZEROSCALE_PULSE\'])); os._exit(1)'
-    record = Supervisor(attempt(tmp_path), handle_signals=False, start=running(tells)).run()
+    record = Supervisor(attempt(tmp_path, devices_per_node=1), handle_signals=False, start=running(tells)).run()
     assert record and (record.outcome.kind, record.outcome.reason) == ("oom", "rank 0 in start: E: m")
 
 
@@ -68,7 +82,7 @@ def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> Non
     began = time.monotonic()
     record = supervisor.run()
     assert record and record.outcome.reason == "every rank ended, and none wrote a record"
-    assert 4 < time.monotonic() - began < 12
+    assert 4 < time.monotonic() - began < UNSTALLED_S
     stalled.released.set()
 
 
@@ -77,9 +91,9 @@ def test_an_interrupted_run_is_noted_before_its_ranks_end(tmp_path: Path, schedu
     folder = attempt(tmp_path)
     sees = "import os, signal, sys, time; from pathlib import Path; folder = Path(sys.argv[1]);"
     sees += "signal.signal(15, lambda *_: os._exit(0 if (folder / 'interrupted.json').exists() else 9));"
-    sees += WAITS
+    sees += f"(folder / os.environ['RANK']).touch(); {WAITS}"
     supervisor = Supervisor(folder, scheduled=scheduled, handle_signals=False, start=running(sees))
-    soon(lambda: supervisor.interrupt(signal.SIGTERM))
+    when(lambda: all((folder / rank).exists() for rank in "01"), lambda: supervisor.interrupt(signal.SIGTERM))
     record = supervisor.run()
     noted = json.loads((folder / store.INTERRUPTED).read_text())
     assert noted["signal"] == "SIGTERM"
@@ -95,7 +109,7 @@ def test_an_interrupted_run_is_noted_before_its_ranks_end(tmp_path: Path, schedu
 def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
     supervisor = Supervisor(folder, handle_signals=False, start=running("import os; os.kill(os.getpid(), 15)"))
-    soon(lambda: supervisor.interrupt(signal.SIGTERM))
+    when(lambda: noticed(supervisor), lambda: supervisor.interrupt(signal.SIGTERM))
     record = supervisor.run()
     assert record and record.outcome.kind == "cancelled"
     assert (folder / store.INTERRUPTED).exists()
@@ -103,8 +117,9 @@ def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path
 
 def test_a_rank_that_was_lost_before_the_signal_is_the_outcome(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
-    supervisor = Supervisor(folder, scheduled=True, handle_signals=False, start=running("import os; os._exit(3)"))
-    soon(lambda: supervisor.interrupt(signal.SIGTERM))
+    leaves = f"import os; os.environ['RANK'] == '0' and os._exit(3); {WAITS}"
+    supervisor = Supervisor(folder, scheduled=True, handle_signals=False, start=running(leaves))
+    when(lambda: noticed(supervisor), lambda: supervisor.interrupt(signal.SIGTERM))
     record = supervisor.run()
     assert record and record.outcome.reason == "rank 0 exited with 3 in start"
     assert not (folder / store.INTERRUPTED).exists()
@@ -131,7 +146,7 @@ class Crew:
         self.point = points[0]
 
     def ended(self) -> str:
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         return self.record.outcome.reason
 
 
@@ -158,7 +173,7 @@ def test_a_follower_that_is_interrupted_interrupts_the_run(tmp_path: Path) -> No
     folder = attempt(tmp_path, nodes=2)
     crew = Crew(folder, WAITS)
     follow = Follow(folder, 1, crew.point, handle_signals=False, start=running(WAITS))
-    soon(lambda: follow.interrupt(signal.SIGTERM))
+    when(lambda: follow.node.running, lambda: follow.interrupt(signal.SIGTERM))
     follow.run()
     assert crew.ended() == "interrupted by SIGTERM"
 
@@ -197,5 +212,6 @@ def test_a_supervisor_of_many_runs_leaves_nothing_open(tmp_path: Path) -> None:
         Supervisor(attempt(tmp_path), handle_signals=False, start=running("pass")).run()
         return len(list(Path("/proc/self/fd").iterdir()))
 
+    gc.collect()  # what other tests left open, and would close in between
     one()
     assert one() == one()

@@ -95,4 +95,4 @@ def study(drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         drilled("controller", "start")
         drilled("link", "all", "--rate", "1gbit", "--up")
         drilled.slurm("scancel", "--user=root")
-        wait_for(lambda: not ours(drilled.name, made.folder), 60)
+        wait_for(lambda: not ours(drilled.name, made.folder))

@@ -34,7 +34,7 @@ def ours(bed_name: str, folder: Path) -> list[str]:
 
 def stepping(node: str) -> Rank:
     """Wait until the rank on a node makes steps, and return it."""
-    wait_for(lambda: any(rank.beat.step >= 0 for rank in _ranks(node)), 90)
+    wait_for(lambda: any(rank.beat.step >= 0 for rank in _ranks(node)))
     return next(_ranks(node))
 
 

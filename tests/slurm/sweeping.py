@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from node_processes import ours
-from slurm_testbed import Testbed, wait_for
+from slurm_testbed import PATIENCE_S, Testbed, wait_for
 
 from bench import cli, store
 from bench.record import Circumstance, RunRecord
@@ -31,7 +31,6 @@ QUICK = (*_SMALL, "launcher.time_limit_min=3", "measure.min_steps=6", "measure.m
 ENDLESS = (*_SMALL, "measure.min_steps=1000000", "measure.max_steps=1000000", "measure.max_s=600")
 """Points that somebody has to end."""
 
-_PATIENCE_S = 150.0  # on a machine with other work: an allocation begins with seconds of imports
 _MAY_STAY = {
     True: {"answered", "waiting", "given up", "running", "pending"},
     False: {"answered", "waiting", "given up"},
@@ -55,7 +54,7 @@ class Study:
     def __call__(self, verb: str, *words: str, code: int = 0, **environment: str) -> str:
         """Run the `zeroscale` command and return what it says; the exit code must be `code`."""
         process = self.start(verb, *words, **environment)
-        output, errors = process.communicate(timeout=_PATIENCE_S)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, output + errors
         return output or errors
 
@@ -80,7 +79,7 @@ class Study:
 
     def until(self, what: Callable[[dict[str, Any]], bool]) -> None:
         """Wait until `zeroscale status` tells what is wanted."""
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + PATIENCE_S
         while not what(told := self.status()):
             assert time.monotonic() < until, f"{json.dumps(told, indent=1)}\n{self.log()}"
             time.sleep(0.5)
@@ -127,7 +126,7 @@ class Study:
             assert (finals[key], attempts[key]) == (point["state"] == "answered", point["attempts"]), point
         assert set(attempts) <= set(points), "nobody asked for these"
         if not told["jobs"]:
-            wait_for(lambda: not ours(self.bed.name, self.folder), 30)
+            wait_for(lambda: not ours(self.bed.name, self.folder))
         return sorted(point["state"] for point in told["points"])
 
     def _paths(self) -> list[Path]:

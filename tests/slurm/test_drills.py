@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from node_processes import stepping
-from slurm_testbed import Testbed
+from slurm_testbed import PATIENCE_S, Testbed
 from sweeping import ENDLESS, QUICK, Study
 
 from bench.record import RunRecord
@@ -36,7 +36,7 @@ def test_what_befalls_a_point_is_its_record_and_the_next_one_follows(study: Stud
 
     stepping(second)
     drilled("controller", "stop")
-    _, errors = study.start("status", str(study.folder)).communicate(timeout=60)
+    _, errors = study.start("status", str(study.folder)).communicate(timeout=PATIENCE_S)
     assert "Unable to contact" in errors and not study.new(), "of a scheduler that is away nothing is concluded"
     drilled("controller", "start")
     assert told(study.next_record()) == ("timeout", "the time limit of 0.5 min was reached")

@@ -28,16 +28,16 @@ def killed_slurmd(bed: Testbed, node: str) -> Iterator[None]:
     try:
         yield
     finally:
-        wait_for(lambda: bed.state(node) == "down*", 60)
+        wait_for(lambda: bed.state(node) == "down*")
         bed("slurmd", node, "start")
-        wait_for(lambda: bed.state(node) == "idle", 60)
+        wait_for(lambda: bed.state(node) == "idle")
         set_slurmd_timeout(bed, 60)
 
 
 def last_node(bed: Testbed, job: str) -> str:
     """Wait until a job runs, and return the last of its nodes."""
     asked = ("squeue", "--noheader", "--jobs", job, "--states=RUNNING", "--format=%N")
-    wait_for(lambda: bool(bed.slurm(*asked).strip()), 60)
+    wait_for(lambda: bool(bed.slurm(*asked).strip()))
     return bed.slurm("scontrol", "show", "hostnames", bed.slurm(*asked).strip()).split()[-1]
 
 

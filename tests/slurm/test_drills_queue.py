@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from node_processes import ours, stepping
-from slurm_testbed import Testbed, wait_for
+from slurm_testbed import PATIENCE_S, Testbed, wait_for
 from sweeping import ENDLESS, QUICK, Study
 
 pytestmark = pytest.mark.processes
@@ -30,7 +30,7 @@ class Gate:
         self.environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "GATE": str(self._gate)}
 
     def wait_for(self, callers: int) -> None:
-        wait_for(lambda: len(list(self._gate.iterdir())) == callers, 60)
+        wait_for(lambda: len(list(self._gate.iterdir())) == callers)
 
     def open(self) -> None:
         (self._gate / "open").touch()
@@ -85,7 +85,7 @@ def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study
     both = [study.start(*study.asking(*QUICK, "batch.micro=1,2"), **gate.environment) for _ in range(2)]
     gate.wait_for(callers=2)
     gate.open()
-    assert [process.wait(60) for process in both] == [0, 0]
+    assert [process.wait(PATIENCE_S) for process in both] == [0, 0]
     assert len(queued(drilled)) == 2
     study.ended()
     assert study.check() == ["answered"] * 2
@@ -93,7 +93,7 @@ def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study
 
     script = next(study.folder.glob("jobs/*/job.sh"))
     late = drilled.slurm("sbatch", "--parsable", str(script)).strip()
-    wait_for(lambda: late not in queued(drilled), 90)
+    wait_for(lambda: late not in queued(drilled))
     assert study.check() == ["answered"] * 2 and study.attempts() == attempts
     assert (script.parent / f"slurm-{late}.log").read_text().count("has its answer already") == 2
 

@@ -105,14 +105,14 @@ def test_a_link_carries_the_rate_asked_for_and_another_when_changed(testbed: Tes
 
 def test_a_cut_link_makes_a_node_unreachable_until_it_is_mended(testbed: Testbed) -> None:
     one, two = testbed.node(1), testbed.node(2)
-    knock = ["timeout", "2", sys.executable, "-c", f"import socket; socket.create_connection(('{two}', 6818))"]
+    knock = [sys.executable, "-c", f"import socket; socket.create_connection(('{two}', 6818))"]
     testbed("link", two, "--down")
     try:
         assert testbed.status["nodes"][two]["link"]["up"] is False
-        assert testbed.on(one, *knock).returncode == 124, "a cut shows as silence, not as an error"
+        assert testbed.on(one, "timeout", "2", *knock).returncode == 124, "a cut shows as silence, not as an error"
     finally:
         testbed("link", two, "--up")
-    assert testbed.on(one, *knock).returncode == 0
+    assert testbed.on(one, "timeout", "60", *knock).returncode == 0
 
 
 def test_a_lost_node_is_down_in_time_and_comes_back(testbed: Testbed, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_testbed import Testbed
+from slurm_testbed import PATIENCE_S, Testbed
 
 PROGRAM = Path(__file__).parents[2] / "slurm/testbed_study.py"
 
@@ -19,7 +19,7 @@ def study(bed: Testbed, results: Path, *before: str) -> subprocess.Popen[str]:
 
 def test_only_root_may(slurm_possible: None, other_testbed: Testbed, tmp_path: Path) -> None:
     with study(other_testbed, tmp_path / "runs", "unshare", "--user") as process:
-        printed, said = process.communicate(timeout=60)
+        printed, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert said.splitlines() == [said.strip()] and "needs root; use sudo" in said
     assert "zeroscale" not in printed.replace(str(PROGRAM.parent), ""), "nothing was measured"
@@ -33,7 +33,7 @@ def test_stopped_on_the_way_it_leaves_nothing_behind(
         assert process.stdout
         assert any(" status " in line for line in process.stdout), "it submitted, and waits"
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert other_testbed.leftovers() == []
     assert list((tmp_path / "runs/400mbit/testbed/sweeps").iterdir()), "it can be gone on with"

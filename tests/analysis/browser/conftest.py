@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from opened import Opened
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 from records import failed, run, save, scattered, spec, steps
 
 from analysis import figures, report, results
@@ -18,6 +18,7 @@ ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+PATIENCE_MS = 100_000  # for what is there in no time on an idle machine
 EVIL = """</script><!--"><img src=x onerror="document.title='hacked'">"""
 
 
@@ -30,7 +31,8 @@ def browser() -> Iterator[Browser]:
             pytest.fail(f"{REQUIRE}=1, but chromium is not installed")
         pytest.skip("no chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
+        expect.set_options(timeout=PATIENCE_MS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS), timeout=PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -81,6 +83,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
 
     def open_page(path: Path, width: int = 1400, fragment: str = "", **more: object) -> Opened:
         context = browser.new_context(viewport={"width": width, "height": 900}, **more)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         found = Opened(context.new_page(), [], [])
         found.page.on("request", lambda request: found.requests.append(request.url))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from started_runs import alive
+from started_runs import PATIENCE_S, SOON_S, alive
 
 from bench import config
 from bench.calibrate import starting
@@ -119,12 +119,12 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.cli", "calibrate", "machine=cpu", "--out", str(tmp_path / "mine.yaml")]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while not list(tmp_path.glob(".calibrating-*/doing.txt")) and time.monotonic() < until:
             time.sleep(0.05)
         ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=SOON_S) == 130
     finally:
         process.kill()
         process.wait()

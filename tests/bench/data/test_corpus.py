@@ -106,7 +106,7 @@ def test_ranks_do_not_race(tmp_path: Path) -> None:
         subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    said = [rank.communicate(timeout=120) for rank in ranks]
+    said = [rank.communicate(timeout=250) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert len({out for out, _ in said}) == 1
     assert sum("Generating" in err for _, err in said) == 1  # the bar of the one that did the work

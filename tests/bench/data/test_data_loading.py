@@ -106,7 +106,7 @@ def test_workers_end_with_a_killed_rank(make_spec: MakeSpec, tmp_path: Path) -> 
         servers = {worker.parent() for worker in workers}
         process.kill()
     assert len(workers) == 2
-    _, left = psutil.wait_procs([*workers, *servers], timeout=10)
+    _, left = psutil.wait_procs([*workers, *servers], timeout=60)
     assert left == []
 
 

@@ -1,4 +1,5 @@
-"""One rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables set.
+"""One rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables set. The
+ranks meet in a file beside OUT: a port that was free may be taken when they come to it.
 
 JOBS is a JSON object from label to RunSpec; OUT-<rank>.json gets what each one did.
 """
@@ -22,14 +23,15 @@ STEPS = 6
 
 def main() -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting", rank=rank, world_size=ranks)
     jobs = json.loads(Path(sys.argv[1]).read_text())
     linear = functional.linear
     seen = {}
     for label, plain in jobs.items():
         seen[label] = train(RunSpec.model_validate(plain))
         functional.linear = linear  # memory_efficient_linear of stage 3 replaces it for good
-    Path(f"{sys.argv[2]}-{os.environ['RANK']}.json").write_text(json.dumps(seen))
+    Path(f"{sys.argv[2]}-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_process_group()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -75,10 +74,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw of every job."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "jobs.json").write_text(json.dumps(JOBS))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    meeting = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    meeting = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     script = [sys.executable, str(Path(__file__).with_name("engine_ranks.py"))]
     processes = [
@@ -92,7 +88,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         for rank in range(RANKS)
     ]
     try:
-        printed = [process.communicate(timeout=200)[0] for process in processes]
+        printed = [process.communicate(timeout=280)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

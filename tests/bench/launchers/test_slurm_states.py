@@ -138,9 +138,9 @@ def test_of_two_jobs_of_one_name_the_younger_is_meant() -> None:
 def test_ten_thousand_jobs_are_read_at_once() -> None:
     line = recorded("squeue.txt").splitlines()[0]
     text = "\n".join(f"{number:<12}{line[12:]}" for number in range(10_000))
-    begin = time.perf_counter()
+    begin = time.process_time()  # what others do on the machine is not counted
     assert len(list(states.squeue(text))) == 10_000
-    assert time.perf_counter() - begin < 1.0
+    assert time.process_time() - begin < 1.0
 
 
 # -- limits
