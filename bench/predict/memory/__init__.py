@@ -139,20 +139,20 @@ def _passes(e: Engine, stacks: list[Stack], gathered: Replayed) -> tuple[Phase, 
     kept = np.cumsum(saved)
     waiting = e.width * (np.cumsum(carried[::-1])[::-1] + transposed * (e.stage != 3))
     held = resident(e)
-    forward = buckets.forward(e, running, gathered[0])
+    forward = buckets.forward(e, parameters, gathered[0])
     backward = buckets.backward(e, buckets.Backward(backing, again, parameters, largest), gathered[1])
     return (
-        _phase("forward", held, kept, 0 * waiting, forward, logits, saved),
-        _phase("backward", held, kept, waiting, backward, logits, saved, buckets.reduction(e)),
+        _phase("forward", held, kept, running, 0 * waiting, forward, logits, saved),
+        _phase("backward", held, kept, backing, waiting, backward, logits, saved, buckets.reduction(e)),
     )
 
 
 def _phase(
-    name: str, held: Terms, kept: buckets.Array, waiting: buckets.Array,
+    name: str, held: Terms, kept: buckets.Array, working: buckets.Array, waiting: buckets.Array,
     beside: buckets.Beside, logits: buckets.Array, saved: buckets.Array, at_end: int = 0,
 ) -> Phase:  # fmt: skip
     gradients = waiting + beside.gradients
-    total = kept + beside.working + gradients + beside.buckets + beside.gathered
+    total = kept + working + gradients + beside.buckets + beside.gathered
     at = int(np.argmax(total))
     standing = held.get("gradients", 0)
     wide = int(logits[at])
@@ -162,8 +162,8 @@ def _phase(
         "buckets": int(beside.buckets[at]),
         "gathered layers": int(beside.gathered[at]),
         "activations": int(kept[at]) - last,
-        "logits and loss": last + wide * int(beside.working[at]),
-        "working memory": (1 - wide) * int(beside.working[at]),
+        "logits and loss": last + wide * int(working[at]),
+        "working memory": (1 - wide) * int(working[at]),
     }
     ended = held | {"gradients": standing + int(gradients[0]), "buckets": at_end}
     return max(Phase(name, terms), Phase(name, ended), key=lambda phase: phase.total)

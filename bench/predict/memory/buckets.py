@@ -23,9 +23,8 @@ STAGE_0_BUCKET = 500_000_000
 
 
 class Beside(NamedTuple):
-    """Bytes beside what is kept for backward, per segment, in one pass, at the moment when most of them live."""
+    """Bytes beside the activations, per segment, in one pass."""
 
-    working: Array
     gradients: Array
     buckets: Array
     gathered: Array
@@ -48,27 +47,26 @@ class Most(NamedTuple):
     whole: Array  # weights
 
 
-def forward(e: Engine, working: Array, most: Most | None) -> Beside:
-    """Return what lives during the forward pass of the last micro-step, `working` memory included; `most` is
-    stage 3's."""
+def forward(e: Engine, parameters: Array, most: Most | None) -> Beside:
+    """Return what lives during the forward pass of the last micro-step; `most` is stage 3's."""
     if most:
-        return _partitioned(e, working, most)
-    none = np.zeros_like(working)
-    return Beside(working, none + _kept_gradients(e), none, none)
+        return _partitioned(e, most)
+    none = np.zeros_like(parameters)
+    return Beside(none + _kept_gradients(e), none, none)
 
 
 def backward(e: Engine, work: Backward, most: Most | None) -> Beside:
     """Return what lives during each segment's backward, its own gradients included."""
     if most:
-        return _partitioned(e, work.working, most)
-    none = np.zeros_like(work.working)
+        return _partitioned(e, most)
+    none = np.zeros_like(work.parameters)
     fresh = e.width * np.minimum(work.largest, e.largest)
     done = np.cumsum(work.parameters[::-1])[::-1]  # from the end up to and with this segment
     if e.stage == EVERYWHERE:
-        return Beside(work.working, fresh if e.view else fresh + e.width * done, none, none)
+        return Beside(fresh if e.view else fresh + e.width * done, none, none)
     if e.stage == 0:
         gradients = np.full_like(done, e.width * e.elements) if e.accumulating else e.width * done
-        return Beside(work.working, np.maximum(gradients, fresh), none, none)
+        return Beside(np.maximum(gradients, fresh), none, none)
     return _replicated(e, work, done, fresh)
 
 
@@ -120,25 +118,28 @@ def _oversize(e: Engine, fresh: Array) -> Array:
 
 
 def _replicated(e: Engine, work: Backward, done: Array, fresh: Array) -> Beside:
-    """Stages 1 and 2: buckets from the first gradient on; this rank's averaged ones from the first full bucket on, room
-    for all of them at once. The embedding, first of all tensors, shares a rank with the tensors next to it."""
+    """Stages 1 and 2: buckets from the first gradient on, this rank's averaged ones from the first full bucket on. One
+    is reduced between two operations, when their working memory is free; the first before room is made for this
+    rank's."""
     assert e.options is not None
     oversize = _oversize(e, fresh)
     waiting = np.append(oversize[1:], 0)  # until it is reduced, in the segment after its own
     flushes = _flushes(e, done, work.parameters, oversize)
     begun = np.cumsum(flushes[::-1])[::-1] > 0
-    complete = np.maximum.accumulate(fresh[::-1])[::-1] // e.width  # the largest so far
-    complete = np.where(e.elements - done < -(-e.largest // e.part) * e.part, e.largest, complete)
-    own = e.width * _kept_whole(e, complete) * (not e.offloads)
+    own = _own(e, done, fresh)
     kept = _kept_gradients(e) if e.accumulating else 0  # stage 1's lie whole in their parameters until they are reduced
     buckets = (2 if e.options.overlap_comm else 1) * bucket(e) * (done > 0)
-    # a bucket is reduced between two operations, whose own working memory is free; the first time before room is made
-    # for this rank's
-    copied = e.width * _flattened(e, done, flushes)
     free = work.working - work.recomputed + own * (begun & ~np.append(begun[1:], False))
-    reducing = np.where(copied > free, copied - free, 0)
-    gradients = own * begun + fresh + waiting + kept
-    return Beside(work.working, gradients, buckets + reducing, np.zeros_like(done))
+    copied = np.maximum(e.width * _flattened(e, done, flushes) - free, 0)
+    return Beside(own * begun + fresh + waiting + kept, buckets + copied, np.zeros_like(done))
+
+
+def _own(e: Engine, done: Array, fresh: Array) -> Array:
+    """Bytes of this rank's averaged gradients: room for all of them at once. The embedding, first of all tensors,
+    shares a rank with the tensors next to it."""
+    largest = np.maximum.accumulate(fresh[::-1])[::-1] // e.width  # so far
+    largest = np.where(e.elements - done < -(-e.largest // e.part) * e.part, e.largest, largest)
+    return e.width * _kept_whole(e, largest) * (not e.offloads)
 
 
 def _flattened(e: Engine, done: Array, flushes: NDArray[np.bool_]) -> Array:
@@ -150,9 +151,9 @@ def _flattened(e: Engine, done: Array, flushes: NDArray[np.bool_]) -> Array:
     return np.where(flushes & several, content, 0)
 
 
-def _partitioned(e: Engine, working: Array, most: Most) -> Beside:
+def _partitioned(e: Engine, most: Most) -> Beside:
     """Stage 3: beside what its replay tells, one bucket always."""
-    return Beside(working, e.width * most.fresh, e.width * most.copies + bucket(e), e.width * most.whole)
+    return Beside(e.width * most.fresh, e.width * most.copies + bucket(e), e.width * most.whole)
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it

@@ -6,6 +6,7 @@ import pytest
 from rehearsals import REHEARSED, case_of, rows, spec_of
 
 from bench.predict.memory import memory
+from bench.spec import RunSpec
 
 BESIDE_REAL = rows(Path(__file__).parents[3] / "results" / "predictions" / "inputs" / "rehearsed_beside_real.csv")
 
@@ -22,6 +23,15 @@ def test_every_stage_is_rehearsed_at_every_world_size() -> None:
     found = {(case.stage, case.ranks, case.precision, case.shape) for case in map(case_of, rows(REHEARSED))}
     assert len(found) == 4 * 6 * 2 * 2
     assert {ranks for _, ranks, _, _ in found} == {1, 2, 8, 64, 512, 1024}
+
+
+@pytest.mark.parametrize("row", BESIDE_REAL, ids=range(len(BESIDE_REAL)))
+def test_rehearsals_of_few_ranks_are_foretold_and_only_bounded_where_a_checkpointed_forward_has_the_peak(
+    row: dict[str, str],
+) -> None:
+    foretold = memory(RunSpec.model_validate_json(row["spec"]), "cpu", rehearsed=True)
+    assert 0.985 < foretold.peak / int(row["rehearsed_peak_bytes"]) < 1.052
+    assert foretold.resident == pytest.approx(int(row["rehearsed_resident_bytes"]), rel=0.003)
 
 
 def ratios(name: str) -> list[float]:
