@@ -47,7 +47,8 @@ bench: $(INSTALLED)
 bench-testbed: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.packed
 
-# The ledger of predictions and what it reads, anew: after formulas or recorded runs have changed.
+# The ledger of predictions, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
+# of an hour more: python -m tests.bench.predict.rehearsals, python -m tests.bench.predict.beside_real.
 predictions: $(INSTALLED)
 	$(BIN)/python -m tests.bench.predict.ledger_inputs
 	$(BIN)/zeroscale ledger --predictions

@@ -25,7 +25,7 @@ class MemoryRun(NamedTuple):
     resident: int | None = None
     peak: int | None = None
     repeat: int = 0
-    rank: int | None = None  # the one that was rehearsed; None where all were real
+    rank: int | None = None  # the one that was rehearsed; None where all were, or all were real
 
     @classmethod
     def of(cls, row: dict[str, str]) -> "MemoryRun":

@@ -13,8 +13,9 @@ TEXT = (
     "DeepSpeed itself runs whole training steps as one rank of 1, 2, 8, 64, 512 and 1,024, with collectives that torch "
     "only pretends (`zeroscale rehearse`); the formulas are compared with its live tensor bytes. At stages 1 and 2 the "
     "first and the last rank were rehearsed, and the one with more is shown. Stages 0–3 × two shapes × bf16 and fp32, "
-    "with one sample or four, some with checkpointing (`tests/bench/predict/rehearsals.py`); and the recorded runs of "
-    "two to four ranks again, of whose ranks that with most is shown (`tests/bench/predict/beside_real.py`)."
+    "with one sample or four, some with checkpointing (`tests/bench/predict/rehearsals.py`); and the runs of two to "
+    "four ranks in `tests/data/runs/peaks` and `tests/bench/predict/peaks.csv` again, of whose ranks that with most is "
+    "shown (`tests/bench/predict/beside_real.py`)."
 )
 SAME = "The same rehearsals."
 BOUNDED = "all that a checkpointed block would keep is taken to live in its forward, with the most that is gathered"
@@ -23,19 +24,18 @@ WHY_PEAK = (
     "upper bound, since it knows what a sub-layer holds and what is gathered for it, but not when."
 )
 BESIDE = (
-    "The same runs of two to four ranks twice: all ranks real over gloo, and rehearsed one by one, at stage 3 rank 0 "
-    "alone; of both the rank that has most. Here the rehearsal is the prediction. "
-    "(`tests/bench/predict/beside_real.py`)"
+    "Those runs of two to four ranks twice: all ranks real over gloo, and rehearsed one by one, at stage 3 rank 0 "
+    "alone; of both the rank that has most. Here the rehearsal is the prediction."
 )
 GATHERED = "gloo copies what it gathers, mostly on threads of its own; collectives that are only pretended never do"
 THREADS = "gloo's threads let go of a reduced bucket at another time on every rank, in every run"
 REASONS = {"peak": {1: THREADS, 2: THREADS, 3: GATHERED}, "init_peak": {3: GATHERED}}
 WHY = {
     "peak": (
-        "66 agree to 0.01 %. Those that miss it are jobs of a few MB whose ranks share two "
-        "processors: there a copy of gloo's lives long enough to meet what comes next. With an allocator that leaves "
-        "out what gloo's own threads allocate, three such jobs of stage 3 took what was rehearsed, to 0.01 % (once, by "
-        "hand). A GPU's allocator knows nothing of such copies."
+        "Most agree to the byte. Those that miss it peak at 20 to 34 MB, one at 106 MB; all but one have four ranks on "
+        "two processors: there a copy of gloo's lives long enough to meet what comes next. With an allocator that "
+        "leaves out what gloo's own threads allocate, three such jobs of stage 3 took what was rehearsed, to 0.01 % "
+        "(once, by hand). A GPU's allocator knows nothing of such copies."
     ),
     "init_peak": (
         f"Only stage 3 is off, which makes every tensor whole once more at its end: {GATHERED}. The formulas know of "
@@ -68,8 +68,7 @@ def _rehearsed() -> Iterator[MemoryRun]:
     yield from tabled("rehearsed")
     for row in table("rehearsed_beside_real"):
         if row["repeat"] == "0":
-            init_peak, resident, peak = (int(row[f"rehearsed_{part}_bytes"]) for part in REHEARSED)
-            yield MemoryRun.of(row)._replace(init_peak=init_peak, resident=resident, peak=peak)
+            yield MemoryRun.of({**row, **{f"{part}_bytes": row[f"rehearsed_{part}_bytes"] for part in REHEARSED}})
 
 
 def _beside_real(part: str, quantity: Quantity) -> Comparison:

@@ -3,9 +3,10 @@
 A step of n nodes is A(n) · c + F(n): micro-steps, and what follows the last of them. The run divides every layer
 between two devices, so 4 n replicas share the 2,160 samples and A(n) = 20 / n; each device holds half of the
 parameters. F(n) is the reduction of their gradients, the gathering of their weights and the optimizer's traffic. The
-published launcher configuration of T5-3B (NeMo-Framework-Launcher, conf/training/t5/3b.yaml) has distributed_fused_adam
-with overlap_grad_sync off, so nothing of it is overlapped, and bucket_cap_mb 200, so it moves bucket by bucket. c comes
-from the row of one node, so what tensor parallelism moves inside a node lies in c.
+published configuration of the model (NeMo-Framework-Launcher, launcher_scripts/conf/training/t5/3b.yaml; its batch is
+another) has distributed_fused_adam with overlap_grad_sync off, so nothing of it is overlapped, and bucket_cap_mb 200.
+That buckets follow one another is assumed: apex has done so, and later versions launch all of them as one group. c
+comes from the row of one node, so what tensor parallelism moves inside a node lies in c.
 """
 
 from typing import NamedTuple
@@ -31,8 +32,8 @@ HALF = 2
 """Bytes of a weight in bf16."""
 BUCKET = 200 * MIB
 """Bytes of gradients that one collective reduces: bucket_cap_mb. They are in fp32, the type of the optimizer's states:
-no grad_sync_dtype is given (apex, contrib/optimizers/distributed_fused_adam.py); weights are gathered in bf16, for
-megatron_amp_O2 is on."""
+no grad_sync_dtype is given (apex, contrib/optimizers/distributed_fused_adam.py). Weights are gathered in the model's
+type, since megatron_amp_O2 is on (NeMo, setup_optimization of megatron_base_model.py)."""
 BETWEEN_NODES = 8 * 25e9 / TENSOR_PARALLEL
 """Bytes/s of a node's links that one of its two data-parallel groups has: 8 cards of 200 Gbit/s, the usual build of
 such a node (assumed: the page does not say), shared by both."""
@@ -43,10 +44,12 @@ TEXT = (
     "and makes 4 replicas of a node; its own all-reduces stay inside a node and lie in the micro-step. The links "
     "between nodes are assumed. 6·N·tokens knows no communication, so by it every efficiency is 100 %.\n\n"
     "History: a first comparison took gradients in bf16 and one collective for all of them, and was up to 15.9 points "
-    "too high, by about 0.1 s of every step on any number of nodes. Then the configuration of the run and the code of "
-    "its optimizer were read once more: gradients are reduced in fp32, in buckets of 200 MiB, which reach about half "
-    "of the links (`results/published/collectives.csv`). Both are stated there; no number was taken from the rows that "
-    "are foretold, but they are why it was read again."
+    "too high, by about 0.1 s of every step on any number of nodes. Then the model's published configuration (its "
+    "batch is another) and the code of its optimizer were read once more: buckets of 200 MiB and, by default, "
+    "gradients in fp32. Buckets are taken to follow one another, and to reach what was measured between nodes of "
+    "B200, about half of the links (`results/published/collectives.csv`). Which version of the optimizer ran is not "
+    "known, and later ones launch all buckets at once: by that 20 nodes would be about 12 points too high, and 10 "
+    "nodes 6. No number was taken from the rows that are foretold, but they are why it was read again."
 )
 
 

@@ -73,7 +73,7 @@ class Foretold:
             unknown = f", {len(runs) - len(known)} unknown" if len(known) < len(runs) else ""
             yield f"predicted: {_span(low, high)} node-hours for {count(len(known), 'point')}{unknown}"
         if left := len(self._sweep.order) - len(runs):
-            yield f"predicted far out of memory: {count(left, 'point')}, not run but infeasible; --no-prune runs all"
+            yield f"predicted far out of memory: {count(left, 'point')} recorded as infeasible; --no-prune runs all"
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench import launchers
 from bench.cli.foretold import Foretold
+from bench.cli.wording import count
 from bench.config import Expansion
 from bench.dispatch import feed
 from bench.dispatch.group import Grouping
@@ -46,19 +47,18 @@ def as_text(sweep: Sweep, expansion: Expansion, folder: Path) -> str:
         limit = f"  limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
         lines.append(f"{point.line}  repeat {key.repeat}{limit}" + (f"  {script[key]}" if key in script else ""))
         lines.append(told.line(index))
-    lines += [f"left out by {rule}: {count} points" for rule, count in expansion.excluded.items()]
+    lines += [f"left out by {rule}: {count(number, 'point')}" for rule, number in expansion.excluded.items()]
     if expansion.merged:
-        lines.append(f"the same as another: {expansion.merged} points")
+        lines.append(f"the same as another: {count(expansion.merged, 'point')}")
     lines += _scripts(sweep, planned, folder) if planned else []
     lines += told.summary()
     if planned:
         hours = sum(job.nodes * job.time_limit_min * (len(job.points) if job.mode == "array" else 1) for job in planned)
-        lines.append(
-            f"{len(sweep.order)} points in {len(planned)} jobs, {hours / 60:.1f} node-hours if all of them use"
-        )
-        lines[-1] += " their whole time limit; nothing submitted"
+        told_jobs = f"{count(len(sweep.order), 'point')} in {count(len(planned), 'job')}"
+        told_hours = f"{hours / 60:.1f} node-hours if all of them use their whole time limit"
+        lines.append(f"{told_jobs}, {told_hours}; nothing submitted")
     else:
-        lines.append(f"{len(sweep.order)} points, nothing started")
+        lines.append(f"{count(len(sweep.order), 'point')}, nothing started")
     return "\n".join(lines)
 
 
@@ -112,18 +112,18 @@ def fed(done: feed.Fed, folder: Path, *, as_json: bool) -> str:
             }
         )
     lines = [
-        f"job {number}: {len(job.points)} points, {job.nodes} nodes × {job.devices_per_node}, "
+        f"job {number}: {count(len(job.points), 'point')}, {count(job.nodes, 'node')} × {job.devices_per_node}, "
         f"at most {job.time_limit_min} min{' each' if job.mode == 'array' else ''}  {folder / jobs.FOLDER / job.name}"
         for job, number in done.submitted
     ]
     if done.concluded:
-        lines.append(f"{done.concluded} attempts that left no record now have one")
-    lines += [f"{count} points need not run ({kind})" for kind, count in done.unrun.items()]
+        lines.append(f"of {count(done.concluded, 'attempt')} that left no record there is one now")
+    lines += [f"not to be run ({kind}): {count(number, 'point')}" for kind, number in done.unrun.items()]
     if done.left:
         go_on = (
             "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {shlex.quote(str(folder))}"
         )
-        lines.append(f"{len(done.left)} points wait: {done.why_left}; {go_on}")
+        lines.append(f"still to come: {count(len(done.left), 'point')}: {done.why_left}; {go_on}")
     if done.autopilot:
         lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
     lines.append(f"how it goes: zeroscale status {shlex.quote(str(folder))}" if done.submitted else "nothing to submit")

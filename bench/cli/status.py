@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from bench.cli import live
+from bench.cli.wording import count
 from bench.dispatch.settle import settle
 from bench.dispatch.view import View, look
 from bench.errors import UserError
@@ -83,10 +84,10 @@ def _line(standing: Standing) -> str:
 
 def _summary(view: View) -> str:
     shown = Counter(standing.outcome if standing.final else standing.state for standing in view.standings)
-    told = ", ".join(f"{count} {kind}" for kind, count in shown.most_common())
+    told = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
     hours, queued = view.spent_node_hours(), len(view.live)
-    spent = f"; {hours:.2f} node-hours spent, {queued} jobs in the queue" if view.seen.jobs else ""
-    return f"{len(view.standings)} points: {told}{spent}"
+    spent = f"; {hours:.2f} node-hours spent, {count(queued, 'job')} in the queue" if view.seen.jobs else ""
+    return f"{count(len(view.standings), 'point')}: {told}{spent}"
 
 
 def _json(view: View) -> str:

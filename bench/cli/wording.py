@@ -1,4 +1,4 @@
-"""How points and amounts are worded in advice."""
+"""How points and amounts are worded."""
 
 from bench.spec import RunSpec
 

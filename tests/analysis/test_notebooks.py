@@ -24,7 +24,7 @@ def executed(name: str, folder: Path, **parameters: Any) -> list[Any]:
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
     cell.source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
     where = {"metadata": {"path": str(folder)}}
-    patience = {"timeout": 250, "startup_timeout": 250}  # seconds on an idle machine
+    patience = {"timeout": 250, "startup_timeout": 250}  # takes seconds on an idle machine
     NotebookClient(notebook, kernel_name="python3", resources=where, **patience).execute()
     return [output for cell in notebook.cells for output in cell.get("outputs", ())]
 

@@ -135,12 +135,12 @@ def limits(o: Options, checkpointing: bool) -> Limits:
 
 def _passes(e: Engine, stacks: list[Stack], gathered: Replayed) -> tuple[Phase, Phase]:
     """Forward and backward of the last micro-step, each at the segment where most lives."""
-    saved, running, backing, parameters, largest, carried, transposed, again, logits = _columns(stacks)
+    saved, running, backing, parameters, largest, carried, transposed, standing, logits = _columns(stacks)
     kept = np.cumsum(saved)
     waiting = e.width * (np.cumsum(carried[::-1])[::-1] + transposed * (e.stage != 3))
     held = resident(e)
     forward = buckets.forward(e, parameters, gathered[0])
-    backward = buckets.backward(e, buckets.Backward(backing, again, parameters, largest), gathered[1])
+    backward = buckets.backward(e, buckets.Backward(backing, standing, parameters, largest), gathered[1])
     return (
         _phase("forward", held, kept, running, 0 * waiting, forward, logits, saved),
         _phase("backward", held, kept, backing, waiting, backward, logits, saved, buckets.reduction(e)),

@@ -1,8 +1,9 @@
 """What stands beside activations while forward and backward run: gradients under way, their buckets, gathered layers.
 
-Formulas follow DeepSpeed 0.19.8: setup_buckets, reduce_independent_p_g_buckets_and_remove_grads and
-copy_grads_in_partition of runtime/zero/stage_1_and_2.py; reduce_scatter_coalesced of runtime/comm. What stage 3 gathers
-and reduces is replayed (bench.predict.memory.gathering). Arrays have one value per segment, in the order of forward.
+Formulas follow DeepSpeed 0.19.8: setup_buckets, reduce_independent_p_g_buckets_and_remove_grads, average_tensor,
+allreduce_bucket and copy_grads_in_partition of runtime/zero/stage_1_and_2.py; reduce_scatter_coalesced of runtime/comm.
+What stage 3 gathers and reduces is replayed (bench.predict.memory.gathering). Arrays have one value per segment, in the
+order of forward.
 """
 
 import functools
@@ -34,7 +35,7 @@ class Backward(NamedTuple):
     """What of a segment its backward depends on; fields as of a `Segment`, one value per segment."""
 
     working: Array
-    recomputed: Array
+    standing: Array
     parameters: Array
     largest: Array
 
@@ -129,7 +130,7 @@ def _replicated(e: Engine, work: Backward, done: Array, fresh: Array) -> Beside:
     own = _own(e, done, fresh)
     kept = _kept_gradients(e) if e.accumulating else 0  # stage 1's lie whole in their parameters until they are reduced
     buckets = (2 if e.options.overlap_comm else 1) * bucket(e) * (done > 0)
-    free = work.working - work.recomputed + own * (begun & ~np.append(begun[1:], False))
+    free = work.working - work.standing + own * (begun & ~np.append(begun[1:], False))
     copied = np.maximum(e.width * _flattened(e, done, flushes) - free, 0)
     return Beside(own * begun + fresh + waiting + kept, buckets + copied, np.zeros_like(done))
 

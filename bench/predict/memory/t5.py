@@ -99,7 +99,7 @@ def _decoder(s: Shape, w: Workload) -> list[Stack]:
     block = [_attention(s, w, w.decoder, w.decoder, biased=True, causal=True), cross, _feed_forward(s, w, rows)]
     # the gradient of the encoder's output waits for the encoder while the decoder's blocks add to it
     waiting = w.micro * w.encoder * s.d_model * w.width
-    block = [part._replace(backward=part.backward + waiting) for part in block]
+    block = [_with_standing(part, waiting) for part in block]
     embedding = _embedding(s, w, w.decoder, decoder=True)
     if _fused(w, biased=False) or w.checkpointing:  # cross-attention's bias: zeros, made once
         embedding = embedding._replace(saved=embedding.saved + s.heads * w.decoder * w.encoder * w.width)
@@ -119,8 +119,13 @@ def _stack(
         block = _checkpointed(block, w.micro * length * s.d_model * w.width + RANDOM_STATE[w.device])
     else:
         block = [part._replace(forward=part.forward + bias) for part in block]
-    earlier = [part._replace(backward=part.backward + bias) for part in block]
+    earlier = [_with_standing(part, bias) for part in block]
     return [Stack([embedding]), Stack(earlier, layers - 1), Stack(block), Stack([norm])]
+
+
+def _with_standing(part: Segment, waiting: int) -> Segment:
+    """A part in whose backward `waiting` bytes more live, from its beginning to its end."""
+    return part._replace(backward=part.backward + waiting, standing=part.standing + waiting)
 
 
 def _checkpointed(block: list[Segment], kept: int) -> list[Segment]:
@@ -131,7 +136,7 @@ def _checkpointed(block: list[Segment], kept: int) -> list[Segment]:
             saved=0 if number else kept,
             forward=part.saved + part.forward,
             backward=saved + max(part.forward, part.backward),
-            recomputed=saved,
+            standing=saved,
         )
         for number, (part, saved) in enumerate(zip(block, until, strict=True))
     ]

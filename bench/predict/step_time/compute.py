@@ -91,7 +91,8 @@ def _by_rates(spec: RunSpec, held: Engine, machine_json: str) -> Compute:
     updating = _update(held, known)
     kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
     bound = max(kinds, key=lambda name: kinds[name])
-    forward, recomputation, backward_ = (spec.accumulation * seconds for seconds in found[:3])
+    passes = found.forward, found.recomputation, found.backward
+    forward, recomputation, backward_ = (spec.accumulation * seconds for seconds in passes)
     return Compute(forward, recomputation, backward_, updating, bound)
 
 

@@ -1,6 +1,6 @@
 """Rehearse recorded runs of several ranks again, one real rank at a time, and write down the memory of both.
 
-  python -m tests.bench.predict.beside_real  # about five minutes; writes results/predictions/inputs/…_beside_real.csv
+  python -m tests.bench.predict.beside_real  # ten minutes; writes rehearsed_beside_real.csv of results/predictions
 
 The runs are those of peaks.csv and of tests/data/runs/peaks. At stages 0 to 2 every rank is rehearsed, at stage 3 the
 first.
@@ -22,7 +22,7 @@ COLUMNS = ("spec", "parameters", "repeat", *(f"{kind}_{name}" for kind in ("rehe
 WHAT = "Recorded runs of several ranks, and the same rehearsed: of both the rank that has most."
 
 
-def rows(results: Path) -> Iterator[tuple[object, ...]]:
+def compared(results: Path) -> Iterator[tuple[object, ...]]:
     """Yield what each run took, rehearsed and real; what was run again is rehearsed once."""
     rehearsed: dict[str, Seen] = {}
     for run in real():
@@ -52,7 +52,7 @@ def main() -> None:
 
     fork_server.preload("cpu")
     with tempfile.TemporaryDirectory() as folder:
-        write(TABLE, header(WHAT, "tests.bench.predict.beside_real"), COLUMNS, rows(Path(folder)))
+        write(TABLE, header(WHAT, "tests.bench.predict.beside_real"), COLUMNS, compared(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Memory of one rank of up to 1,024: predictions beside rehearsals, rehearsals beside runs in which all were real."""
 
-from pathlib import Path
-
 import pytest
-from rehearsals import REHEARSED, case_of, rows, spec_of
 
+from analysis.predictions.recorded import MemoryRun, label
 from bench.predict.memory import memory
-from bench.spec import RunSpec
+from bench.spec import RunSpec, canonical
+from tests.bench.predict.beside_real import TABLE, real
+from tests.bench.predict.rehearsals import REHEARSED, SEEN, case_of, rows, spec_of
 
-BESIDE_REAL = rows(Path(__file__).parents[3] / "results" / "predictions" / "inputs" / "rehearsed_beside_real.csv")
+BESIDE_REAL = rows(TABLE)
 
 
 @pytest.mark.parametrize("row", rows(REHEARSED), ids=lambda row: "-".join(list(row.values())[:8]))
@@ -25,13 +25,20 @@ def test_every_stage_is_rehearsed_at_every_world_size() -> None:
     assert {ranks for _, ranks, _, _ in found} == {1, 2, 8, 64, 512, 1024}
 
 
-@pytest.mark.parametrize("row", BESIDE_REAL, ids=range(len(BESIDE_REAL)))
-def test_rehearsals_of_few_ranks_are_foretold_and_only_bounded_where_a_checkpointed_forward_has_the_peak(
+@pytest.mark.parametrize("row", BESIDE_REAL, ids=lambda row: label(MemoryRun.of(row)))
+def test_rehearsals_of_few_ranks_are_foretold_and_bounded_where_a_checkpointed_forward_has_the_peak(
     row: dict[str, str],
 ) -> None:
-    foretold = memory(RunSpec.model_validate_json(row["spec"]), "cpu", rehearsed=True)
-    assert 0.985 < foretold.peak / int(row["rehearsed_peak_bytes"]) < 1.052
+    spec = RunSpec.model_validate_json(row["spec"])
+    foretold = memory(spec, "cpu", rehearsed=True)
+    bounded = spec.engine.options.get("stage") == 3 and spec.activation_checkpointing
+    assert 0.985 < foretold.peak / int(row["rehearsed_peak_bytes"]) < (1.052 if bounded else 1.03)
     assert foretold.resident == pytest.approx(int(row["rehearsed_resident_bytes"]), rel=0.003)
+
+
+def test_real_numbers_are_those_recorded_and_no_run_is_left_out() -> None:
+    found = [(row["spec"], int(row["repeat"]), *(int(row[f"real_{name}"]) for name in SEEN)) for row in BESIDE_REAL]
+    assert found == [(canonical(run.spec), run.repeat, run.resident, run.init_peak, run.peak) for run in real()]
 
 
 def ratios(name: str) -> list[float]:
@@ -42,7 +49,7 @@ def test_between_steps_a_rehearsal_holds_what_a_real_rank_holds() -> None:
     assert ratios("resident_bytes") == pytest.approx([1.0] * len(BESIDE_REAL), rel=0.01)
 
 
-@pytest.mark.parametrize(("peak", "least", "same"), [("peak_bytes", 0.89, 66), ("init_peak_bytes", 0.87, 66)])
+@pytest.mark.parametrize(("peak", "least", "same"), [("peak_bytes", 0.89, 66), ("init_peak_bytes", 0.87, 70)])
 def test_at_its_peak_it_lacks_at_most_what_gloo_copies_and_keeps(peak: str, least: float, same: int) -> None:
     found = ratios(peak)
     assert least < min(found) <= max(found) <= 1

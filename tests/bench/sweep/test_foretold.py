@@ -1,6 +1,7 @@
 """What a dry run says of memory, time and node-hours before anything is started."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from sweeps import point, spec, sweep
 
 from bench import cli
 from bench.cli.foretold import Foretold
+from bench.dispatch.feed import Fed
 from bench.machine import Machine
 from bench.sweep.duration import minutes
 from bench.sweep.forecast import Forecast, Room, Step
@@ -32,8 +34,8 @@ def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_f
     assert " s a step (" in told[zero3 + 1] and " min" in told[zero3 + 1]
     assert "job" not in told[zero0] and told[zero3].endswith("job 1")
     assert any(line.startswith("predicted: ") and "node-hours for 1 point" in line for line in told)
-    assert "predicted far out of memory: 1 point, not run but infeasible; --no-prune runs all" in told
-    assert told[-1].startswith("2 points in 1 jobs")
+    assert "predicted far out of memory: 1 point recorded as infeasible; --no-prune runs all" in told
+    assert told[-1].startswith("2 points in 1 job, ")
 
 
 def test_no_prune_runs_them_and_says_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +66,17 @@ def test_node_hours_are_of_all_repeats_on_all_nodes() -> None:
     assert list(told.summary()) == [f"predicted: {low:.3g}–{high:.3g} node-hours for 2 points"]
     assert told.line(0).startswith("    predicted: 9–11 GB of 10 (may fit); 1.5 s a step (1–2), ")
     assert told.plain(0)["fits"] is None and told.plain(0)["minutes"] == taken._asdict()
+
+
+def test_a_submission_says_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.cli.sweep.feed", lambda folder, autopilot: Fed([], 0, {}, [], "", None))
+    slow = ("engine=zero3", "batch.micro=64", "sequence.encoder=4096", "launcher.time_limit_min=5")
+    assert cli.main(["sweep", *GPUS, *slow, "--no-prune", "--results", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert told.err == "1 point may need more than the time limit: give launcher.time_limit_min\n"
+    assert told.out == "nothing to submit\n"
 
 
 def test_a_limit_that_may_not_be_enough_is_said() -> None:
