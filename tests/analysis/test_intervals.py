@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
@@ -28,7 +28,6 @@ def test_too_few_values_have_no_interval(n: int) -> None:
     assert series_interval((1.0,) * n) is None
 
 
-@settings(deadline=None)
 @given(st.integers(6, 600))
 def test_ranks_cover_by_the_binomial_and_no_nearer_ones_do(n: int) -> None:
     interval = median_interval([float(i) for i in range(1, n + 1)])
@@ -40,7 +39,6 @@ def test_ranks_cover_by_the_binomial_and_no_nearer_ones_do(n: int) -> None:
     assert law.cdf(low) > 0.025, "one rank further in would leave more than 2.5 % on each side"
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1e-6, 1e3), max_size=60).map(tuple))
 def test_a_series_is_never_surer_than_independent_values(values: tuple[float, ...]) -> None:
     series, independent = series_interval(values), median_interval(values)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import constraints
@@ -75,7 +75,6 @@ rules = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(rules)
 def test_a_rule_means_what_python_means_by_it(text: str) -> None:
     values = {"nodes": 3, "workers": 0, "micro": 4}

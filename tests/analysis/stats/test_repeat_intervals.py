@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -19,7 +19,6 @@ def test_one_repeat_has_none() -> None:
     assert repeats.median_interval([]) is None
 
 
-@settings(deadline=None)
 @given(st.integers(6, 200))
 def test_from_six_on_it_is_scipys(n: int) -> None:
     values = np.random.default_rng(n).lognormal(size=n)

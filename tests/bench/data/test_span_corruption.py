@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.data.pipeline.spans import SpanCorruption, corrupt
@@ -25,7 +25,6 @@ def merged(inputs: np.ndarray, targets: np.ndarray) -> list[int]:
     return [raw for token in inputs[:-1] for raw in (hidden.pop(token) if token in SENTINELS else [token])]
 
 
-@settings(deadline=None)
 @given(noise=noises, length=st.integers(2, 300), seed=seeds)
 def test_inputs_and_targets_merge_to_the_raw_tokens(noise: SpanCorruption, length: int, seed: int) -> None:
     tokens = np.arange(2, 2 + length, dtype=np.int32)
@@ -36,7 +35,6 @@ def test_inputs_and_targets_merge_to_the_raw_tokens(noise: SpanCorruption, lengt
     assert inputs.dtype == targets.dtype == np.int32
 
 
-@settings(deadline=None)
 @given(noise=noises, length=st.integers(2, 300), seed=seeds)
 def test_hidden_tokens_and_spans_are_exactly_as_many_as_counted(noise: SpanCorruption, length: int, seed: int) -> None:
     mask = noise.mask(length, np.random.default_rng(seed))
@@ -68,7 +66,6 @@ def test_lengths_are_those_of_t5(encoder: int, raw: int, target: int) -> None:
     assert T5.lengths(raw) == (encoder, target)
 
 
-@settings(deadline=None)
 @given(noise=noises, encoder=st.integers(1, 400), decoder=st.integers(1, 400))
 def test_raw_length_is_the_largest_that_fits_both(noise: SpanCorruption, encoder: int, decoder: int) -> None:
     def fits(length: int) -> bool:

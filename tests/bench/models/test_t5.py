@@ -87,7 +87,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(shapes, lengths, lengths)
 def test_the_closed_forms_hold_for_any_shape_and_any_lengths(shape: dict[str, Any], encoder: int, decoder: int) -> None:
     value, spec = t5.Shape.model_validate(shape), spec_of(shape, activation_checkpointing=True)
