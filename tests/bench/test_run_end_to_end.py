@@ -43,11 +43,18 @@ def test_one_point_is_measured_and_its_record_holds_what_the_table_needs(zerosca
     assert len(list(run.folder().iterdir())) <= 10
 
 
-def test_every_ranks_own_steps_are_kept_and_the_record_holds_their_maximum(zeroscale_run: Start) -> None:
-    run = zeroscale_run(*QUICK, "engine=ddp")
-    record = run.record()
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two ranks that has ended."""
+    run = Command(tmp_path_factory.mktemp("ended"), (*QUICK, "engine=ddp"))
+    assert run.record().outcome.kind == "ok", run.errors
+    return run.folder()
+
+
+def test_every_ranks_own_steps_are_kept_and_the_record_holds_their_maximum(ended: Path) -> None:
+    record = store.read_record(ended / store.RECORD)
     assert record.observations and record.observations.steps
-    table = pq.read_table(run.folder() / store.STEPS).to_pandas()
+    table = pq.read_table(ended / store.STEPS).to_pandas()
     by_step = table.groupby("step").step_s.max()
     assert tuple(by_step) == pytest.approx(record.observations.steps.step_s)
     steps = record.observations.steps
@@ -58,18 +65,15 @@ def test_every_ranks_own_steps_are_kept_and_the_record_holds_their_maximum(zeros
     assert (~table.window).sum() == 2 * record.observations.steps.cut
 
 
-def test_the_same_again_is_the_next_repeat_and_overwrites_nothing(tmp_path: Path, zeroscale_run: Start) -> None:
-    first = zeroscale_run(*QUICK, "devices_per_node=1")
-    first.record()
-    before = (first.folder() / store.RECORD).read_bytes()
-    second = zeroscale_run(*QUICK, "devices_per_node=1")
-    second.process.communicate(timeout=PATIENCE_S)
-    folders = sorted(path.parent.name for path in store.find_records([tmp_path / "runs"]))
-    assert folders == ["0.0", "1.0"]
-    assert (first.folder() / store.RECORD).read_bytes() == before
+def test_the_same_again_is_the_next_repeat_and_overwrites_nothing(ended: Path, zeroscale_run: Start) -> None:
+    before = (ended / store.RECORD).read_bytes()
+    again = zeroscale_run(*QUICK, "engine=ddp", results=ended.parents[2])
+    again.process.communicate(timeout=PATIENCE_S)
+    assert sorted(path.parent.name for path in store.find_records([ended.parent])) == ["0.0", "1.0"]
+    assert (ended / store.RECORD).read_bytes() == before
 
 
-@pytest.mark.parametrize(("engine", "action"), [("zero1", "slow"), ("zero3", "slow"), ("zero3", "slow_compute")])
+@pytest.mark.parametrize(("engine", "action"), [("zero1", "slow"), ("zero3", "slow_compute")])
 def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine: str, action: str) -> None:
     drill = f"rank=1 step=0 action={action}"
     record = zeroscale_run(*QUICK, f"engine={engine}", env=os.environ | {"ZEROSCALE_DRILL": drill}).record()
