@@ -4,6 +4,7 @@ Tensor bytes follow from what torch, transformers and DeepSpeed allocate; nothin
 What a process takes besides has names of its own below, a low and a high value each: between them lies the doubt.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from bench.engines.zero.options import Options
 from bench.predict.families import formulas, shape_of
 from bench.predict.memory import buckets
 from bench.predict.memory.gathering import Limits
-from bench.predict.memory.segments import Device, Segment, Stack, workload
+from bench.predict.memory.segments import Device, Segment, Workload, workload
 from bench.predict.memory.states import Engine, Terms, bucket, engine, initialisation, resident, update
 from bench.spec import Batch, RunSpec
 
@@ -83,11 +84,11 @@ def memory(spec: RunSpec, device: Device = "cuda", *, rehearsed: bool = False) -
     UserError for an unknown family."""
     shape, family = shape_of(spec), formulas("memory", spec.model.family)
     held = engine(spec, family.tensors(shape), device, rehearsed=rehearsed)
-    parts = family.stacks(shape, workload(spec, device))
+    segments = _segments(spec.model.family, shape, workload(spec, device))
     gathered = _gathered(held, family, shape, checkpointing=spec.activation_checkpointing)
     phases = (
         Phase("initialisation", initialisation(held, family.extra_embeddings(shape))),
-        *_passes(held, parts, gathered),
+        *_passes(held, segments, gathered),
         Phase("update", update(held, buckets.after_backward(held)) | _standing(held)),
     )
     standing = resident(held) | _standing(held)
@@ -103,11 +104,12 @@ def _standing(e: Engine) -> Terms:
     return {"buckets": bucket(e) if e.stage == 3 else 0}
 
 
-def _columns(stacks: list[Stack]) -> buckets.Array:
+@functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
+def _segments(family: str, shape: object, load: Workload) -> buckets.Array:
     """Return the fields of all segments in the order of forward, one row per field."""
     distinct: list[Segment] = []
     order: list[int] = []
-    for block, times in stacks:
+    for block, times in formulas("memory", family).stacks(shape, load):
         order += list(range(len(distinct), len(distinct) + len(block))) * times
         distinct += block
     return np.array(distinct, np.int64)[order].T
@@ -133,9 +135,9 @@ def limits(o: Options, checkpointing: bool) -> Limits:
     )
 
 
-def _passes(e: Engine, stacks: list[Stack], gathered: Replayed) -> tuple[Phase, Phase]:
+def _passes(e: Engine, segments: buckets.Array, gathered: Replayed) -> tuple[Phase, Phase]:
     """Forward and backward of the last micro-step, each at the segment where most lives."""
-    saved, running, backing, parameters, largest, carried, transposed, standing, logits = _columns(stacks)
+    saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments
     kept = np.cumsum(saved)
     waiting = e.width * (np.cumsum(carried[::-1])[::-1] + transposed * (e.stage != 3))
     held = resident(e)
