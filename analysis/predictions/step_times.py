@@ -20,6 +20,10 @@ BLIND = (
     "at 100 Mbit/s and 1 Gbit/s, chosen before anybody had looked at a step time."
 )
 SEEN = "Collectives were calibrated at these two rates."
+INSIDE = (
+    " {inside} of {points} steps took what was foretold of them with its doubt, whose width was read off the steps at "
+    "the calibrated rates."
+)
 ALL = "Collectives were calibrated at the first and the last of them."
 REHEARSALS = (
     "rehearsals of one rank alone on the machine (the median of three, after single ones had strayed by up to a third)"
@@ -53,14 +57,18 @@ def compare() -> list[Comparison]:
     blind = [one for one in found if one.rate not in (SLOW, FAST)]
     by_rates = [one._replace(predicted_s=one.by_rates_s) for one in found]
     return [
-        _times("step_times_blind", "at a link rate that was not calibrated", blind, BLIND, REHEARSALS),
-        _times("step_times", "at link rates that were calibrated", calibrated, SEEN, REHEARSALS),
+        _times("step_times_blind", "at a link rate that was not calibrated", blind, BLIND + _inside(blind), REHEARSALS),
+        _times("step_times", "at link rates that were calibrated", calibrated, SEEN + _inside(calibrated), REHEARSALS),
         _times("step_times_by_rates", "without a rehearsal", by_rates, ALL, RATES_ALONE)._replace(why=STAGE_3),
         Comparison(
             "stage_order", "Testbed: the order of the stages", ORDER, tuple(order(found)),
             bound="right wherever measured intervals do not overlap", why=CLOSE,
         ),
     ]  # fmt: skip
+
+
+def _inside(found: Sequence[Foretold]) -> str:
+    return INSIDE.format(inside=sum(one.inside for one in found), points=len(found))
 
 
 def beyond(predicted: float, low: float, high: float) -> float:

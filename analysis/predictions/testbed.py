@@ -29,8 +29,8 @@ Place = tuple[str, int]
 
 class Foretold(NamedTuple):
     """A configuration at one link rate. Its step in seconds: as measured, the median over allocations with its
-    interval; as foretold from rehearsals, and from calibrated rates alone; by 6·N·tokens at the rate of the best
-    product."""
+    interval; as foretold from rehearsals with its interval, and from calibrated rates alone; by 6·N·tokens at the rate
+    of the best product."""
 
     rate: str
     engine: str
@@ -39,8 +39,15 @@ class Foretold(NamedTuple):
     low: float
     high: float
     predicted_s: float
+    predicted_low: float
+    predicted_high: float
     by_rates_s: float
     rule_of_thumb_s: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the step took what was foretold from rehearsals, doubt included."""
+        return self.predicted_low <= self.step_s <= self.predicted_high
 
     @property
     def where(self) -> str:
@@ -64,9 +71,10 @@ def _at(rate: str, machine: Machine, computing: Mapping[Place, float]) -> Iterat
     for row in sorted(plain(found.summary), key=lambda row: (row["engine"], row["nodes"])):
         spec, place = found.specs[row["config_id"]], (row["engine"], row["nodes"])
         measured = row["step_s"], row["step_s_low"], row["step_s_high"]
-        rehearsed, by_rates = (step_time(spec, machine, "cpu", rehearsed_s=s).step_s for s in (computing[place], None))
+        told, by_rates = (step_time(spec, machine, "cpu", rehearsed_s=s) for s in (computing[place], None))
+        predicted = told.step_s, told.low_s, told.high_s
         rule_of_thumb_s = _rule_of_thumb_s(spec, row["parameters"], machine)
-        yield Foretold(rate, *place, *measured, rehearsed, by_rates, rule_of_thumb_s)
+        yield Foretold(rate, *place, *measured, *predicted, by_rates.step_s, rule_of_thumb_s)
 
 
 def _rule_of_thumb_s(spec: RunSpec, parameters: int, machine: Machine) -> float:

@@ -117,13 +117,13 @@ def fed(done: feed.Fed, folder: Path, *, as_json: bool) -> str:
         for job, number in done.submitted
     ]
     if done.concluded:
-        lines.append(f"of {count(done.concluded, 'attempt')} that left no record there is one now")
+        lines.append(f"recorded now: {count(done.concluded, 'attempt')} that had left no record")
     lines += [f"not to be run ({kind}): {count(number, 'point')}" for kind, number in done.unrun.items()]
     if done.left:
         go_on = (
             "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {shlex.quote(str(folder))}"
         )
-        lines.append(f"still to come: {count(len(done.left), 'point')}: {done.why_left}; {go_on}")
+        lines.append(f"still to come: {count(len(done.left), 'point')} ({done.why_left}); {go_on}")
     if done.autopilot:
         lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
     lines.append(f"how it goes: zeroscale status {shlex.quote(str(folder))}" if done.submitted else "nothing to submit")

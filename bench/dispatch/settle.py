@@ -26,9 +26,8 @@ def settle(view: View) -> int:
             state = view.queue.get((job.name, allocation.task))
             restarted = state is not None and (state.restarts or 0) > allocation.restart
             if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
-                written = [
-                    file for file in job.folder.iterdir() if not file.name.startswith(".")
-                ]  # others may be renamed
+                # hidden ones are about to be renamed, and may be gone
+                written = (file for file in job.folder.iterdir() if not file.name.startswith("."))
                 last_write = max(file.stat().st_mtime for file in written)
                 known = state.ended_at if state and not restarted else None
                 jobs.end(path, known or max(last_write, allocation.began_at))

@@ -35,7 +35,7 @@ class Process:
             if self.alive:
                 signal.pidfd_send_signal(handle, number)
         except ProcessLookupError:
-            pass
+            pass  # it has ended meanwhile
         finally:
             os.close(handle)
 

@@ -9,12 +9,17 @@ from analysis.predictions.testbed import Foretold
 
 def at(engine: str, measured: tuple[float, float, float], predicted: float) -> Foretold:
     """A configuration of two nodes: median and ends of its interval, and what was foretold."""
-    return Foretold("400mbit", engine, 2, *measured, predicted, predicted, 0.1)
+    return Foretold("400mbit", engine, 2, *measured, predicted, 0.9 * predicted, 1.1 * predicted, predicted, 0.1)
 
 
 @pytest.mark.parametrize(("predicted", "outside"), [(1.05, 0), (1.1, 0), (1.375, 25), (0.9, -10)])
 def test_what_lies_beyond_an_interval_is_told_in_percent_of_its_nearer_end(predicted: float, outside: float) -> None:
     assert step_times.beyond(predicted, 1.0, 1.1) == pytest.approx(outside)
+
+
+@pytest.mark.parametrize(("predicted", "inside"), [(1.0, True), (0.92, True), (0.9, False), (1.12, False)])
+def test_a_step_is_inside_if_it_took_what_was_foretold_with_its_doubt(predicted: float, inside: bool) -> None:
+    assert at("zero1", (1.0, 0.5, 2.0), predicted).inside == inside
 
 
 def test_the_order_of_two_stages_is_right_wrong_or_not_told() -> None:
