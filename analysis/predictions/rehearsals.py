@@ -32,10 +32,10 @@ THREADS = "gloo's threads let go of a reduced bucket at another time on every ra
 REASONS = {"peak": {1: THREADS, 2: THREADS, 3: GATHERED}, "init_peak": {3: GATHERED}}
 WHY = {
     "peak": (
-        "Most agree to some hundred bytes. Those that miss it peak at 20 to 34 MB, one at 106 MB; all but one have four "
-        "ranks on two processors: there a copy of gloo's lives long enough to meet what comes next. With an allocator that "
-        "leaves out what gloo's own threads allocate, three such jobs of stage 3 took what was rehearsed, to 0.01 % "
-        "(once, by hand). A GPU's allocator knows nothing of such copies."
+        "Most agree to some hundred bytes. Those that miss it peak at 20 to 34 MB, one at 106 MB; all but one have "
+        "four ranks on two processors: there a copy of gloo's lives long enough to meet what comes next. With an "
+        "allocator that leaves out what gloo's own threads allocate, three such jobs of stage 3 took what was "
+        "rehearsed, to 0.01 % (once, by hand). A GPU's allocator knows nothing of such copies."
     ),
     "init_peak": (
         f"Only stage 3 is off, which makes every tensor whole once more at its end: {GATHERED}. The formulas know of "
