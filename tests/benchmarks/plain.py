@@ -135,9 +135,8 @@ def trainer_seconds(text: str, steps: int) -> float:
         window = Window()
         trainer = Trainer(model=model, args=given, train_dataset=Samples(), callbacks=[window])
         trainer.train()
-        if (
-            type(trainer.model_wrapped).__name__ != "DeepSpeedEngine"
-        ):  # accelerate leaves it out on a CPU, and says nothing
+        # accelerate leaves DeepSpeed out on a CPU, and says nothing
+        if type(trainer.model_wrapped).__name__ != "DeepSpeedEngine":
             raise SystemExit("Trainer did not use DeepSpeed here: compare with --loop deepspeed")
     return window.edges[1] - window.edges[0]
 
