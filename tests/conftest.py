@@ -1,4 +1,9 @@
+import signal
+
 from hypothesis import settings
 
 settings.register_profile("patient", deadline=None)  # an example may take long on a busy machine, and be right
 settings.load_profile("patient")
+
+# `nohup make test &` begins with it ignored, and so would all that tests start and interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
