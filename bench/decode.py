@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from bench import data, engines, launchers, models
 from bench.errors import UserError, nearest
-from bench.machine import Machine
+from bench.machine import Machine, check_plausible
+from bench.measure.environment import device_kind, device_name, devices_here
 from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
 
 
@@ -33,6 +34,34 @@ def decode(plain: Mapping[str, Any]) -> Request:
     machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
     rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
     return Request(model(RunSpec, {**rest, **parts}), machine, launcher, options)
+
+
+_SHOWN = 200
+"""Characters of a value that a message shows at most."""
+
+
+def with_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a composed tree with its `devices_per_node`: where it is null, what the machine's file says or, if the
+    machine is this one and the launcher starts here, the devices that are here; UserError where nobody says it."""
+    if plain.get("devices_per_node") is not None:
+        return dict(plain)
+    machine, (launcher, _) = _shared("machine", plain["machine"]), _shared("launcher", plain["launcher"])
+    return {**plain, "devices_per_node": machine.devices_per_node or _devices_here(machine, launcher)}
+
+
+def _devices_here(machine: Machine, launcher: str) -> int:
+    """Return the number of devices of this machine; UserError for what does not start here."""
+    kind, give = machine.device or device_kind(), "give devices_per_node=8, or how many a node has"
+    if file_of(launchers, launcher).QUEUES:
+        raise UserError("devices_per_node", f"launcher={launcher} starts elsewhere, where none can be counted", give)
+    count = devices_here(kind)
+    if machine.device_names and not (count and machine.accepts(device_name(kind) or "")):
+        rule = f"machine={machine.name} is not this machine, and its file says nothing of it"
+        raise UserError("devices_per_node", rule, give)
+    if not count:
+        rule = "this machine's GPUs cannot be counted" if count is None else "there is no GPU here that torch can use"
+        raise UserError("devices_per_node", rule, give)
+    return count
 
 
 def check(asked: Request, device: str | None) -> None:
@@ -103,6 +132,7 @@ def _decoded(group: str, content: _Content) -> Any:
 
 def _machine(flat: dict[str, Any]) -> Machine:
     decoded: Machine = model(Machine, flat, "machine")
+    check_plausible(decoded)
     return decoded
 
 
@@ -126,8 +156,11 @@ def _with_shape_offile_of(flat: dict[str, Any]) -> dict[str, Any]:
     family = file_of(models, str(flat.get("family", "t5")))
     try:
         shape = family.from_hugging_face(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.config_file={path}", f"not a readable config.json ({error})") from error
+    except ValidationError as error:
+        raise _refusal(error, family.Shape, f"model.config_file={path}: shape") from error
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error).partition("\n")[0]
+        raise UserError(f"model.config_file={path}", f"not a readable config.json ({why})") from error
     return {**flat, "shape": shape.model_dump()}
 
 
@@ -163,22 +196,26 @@ def model(kind: type[Any], plain: Any, path: str = "", also: set[str] | None = N
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = [str(part) for part in (path, *first["loc"]) if part != ""]
-        if first["type"] == "extra_forbidden":
-            known = _fields(kind, first["loc"][:-1]) | (also or set())
-            raise UserError(
-                ".".join(where) or str(first["input"]), "no such key", nearest(str(first["loc"][-1]), known)
-            ) from error
-        given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={in_one_line(first['input'])}"
-        message = first["msg"].removeprefix("Value error, ")
-        name = ".".join(where)
-        raise UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:]) from error
+        raise _refusal(error, kind, path, also) from error
+
+
+def _refusal(error: ValidationError, kind: type[Any], path: str, also: set[str] | None = None) -> UserError:
+    """Return the first thing that is wrong."""
+    first = error.errors()[0]
+    where = [str(part) for part in (path, *first["loc"]) if part != ""]
+    if first["type"] == "extra_forbidden":
+        known = _fields(kind, first["loc"][:-1]) | (also or set())
+        return UserError(".".join(where) or str(first["input"]), "no such key", nearest(str(first["loc"][-1]), known))
+    given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={in_one_line(first['input'])}"
+    message = first["msg"].removeprefix("Value error, ")
+    name = ".".join(where)
+    return UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:])
 
 
 def in_one_line(value: Any) -> str:
     """Return what a user gave as an error message shows it."""
-    return str(value) if str(value).isprintable() else repr(value)
+    text = str(value) if len(str(value)) <= _SHOWN else f"{str(value)[:_SHOWN]} …"
+    return text if text.isprintable() else repr(text)
 
 
 def _fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:

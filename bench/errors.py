@@ -1,7 +1,10 @@
 """What a user did that cannot be done, said in one line: the value, the rule it breaks, the remedy."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(Exception):
@@ -17,3 +20,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(set(known))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+
+
+def printable(text: str) -> str:
+    """Return text of somebody else's without what steers a terminal, and with what no file can be written in spelt out;
+    lines and tabs stay."""
+    return _STEERING.sub("", text).encode(errors="backslashreplace").decode()

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.engines.zero.options import Options
 from bench.errors import UserError
-from bench.measure.environment import cpu_model, version
+from bench.measure.environment import cache, cpu_model, version
 from bench.spec import RunSpec
 
 FOLDER = "TORCH_EXTENSIONS_DIR"
@@ -84,11 +84,6 @@ def environment(names: Sequence[str], device: str, variables: Mapping[str, str])
 def on_gpu(names: Sequence[str], device: str) -> bool:
     """Whether some of these ops are kernels for a GPU, which are built for its architecture."""
     return device == "cuda" and not _FOR_PROCESSORS.issuperset(names)
-
-
-def cache(variables: Mapping[str, str]) -> Path:
-    """Return the folder for what is compiled once."""
-    return Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeroscale"
 
 
 @functools.cache

@@ -3,8 +3,11 @@
 Only raw observations stand here; throughput, FLOP/s and intervals are derived in `analysis`, so that a corrected
 formula never needs a re-run. Unknown is None. A failure is a record like any other.
 
-History of the format (`schema_version`):
+History of the format (`schema_version`), whose readers for older versions are in `bench.migrations`:
 1  first version
+2  a step's time is the difference between the slowest rank's completions; fields for the extremes of steps, the load of
+   the machine, device use, transport, phases, idle time, trainable parameters, evaluations, checkpoints and traces;
+   `before_collectives_s` is gone
 """
 
 from typing import Any, Literal
@@ -12,7 +15,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from bench.machine import Machine
-from bench.spec import SCHEMA_VERSION, Frozen, Positive, RunSpec
+from bench.spec import Frozen, Positive, RunSpec
+
+SCHEMA_VERSION = 2
+"""Version of a record's format."""
 
 OutcomeKind = Literal[
     "ok", "oom", "host_oom", "hang", "timeout", "comm_error", "node_failure", "preempted", "cancelled",
@@ -78,6 +84,9 @@ class EnvironmentClass(Frozen):
     devices_per_node: int
     container: str | None = None  # image digest
     versions: dict[str, str | None] = {}  # torch, cuda, nccl, driver, deepspeed, transformers
+    cores: int | None = None  # a node's, that its ranks may use
+    threads: int | None = None  # per rank
+    quota_cores: float | None = None  # processor time that the control group allows, in cores
 
 
 class Environment(Frozen):
@@ -106,8 +115,12 @@ class RankMemory(Frozen):
     peak_allocated_bytes: int | None = None  # over steady steps
     peak_reserved_bytes: int | None = None  # what the caching allocator holds; None on a CPU
     device_used_bytes: int | None = None  # what the device says is in use, by all
+    init_reserved_bytes: int | None = None  # peak reserved while the model and the engine were built …
+    warmup_reserved_bytes: int | None = None  # … and from there to the window
+    device_peak_bytes: int | None = None  # highest use of the device by all processes
     init_rss_bytes: int | None = None  # resident set of the process after initialisation, its peak so far
     peak_rss_bytes: int | None = None
+    loaders_rss_bytes: int | None = None  # resident sets of the rank's loader processes together, their peak
     drift: float | None = None
 
 
@@ -137,21 +150,83 @@ class Link(Frozen):
     payload_bytes: int
     bus_bytes_per_s: float | None  # None for one rank
     nodes_bytes_per_s: tuple[float | None, ...] = ()  # by node: the better of those with its two neighbours
+    ranks_bytes_per_s: tuple[float | None, ...] | None = None  # by rank: with the same local rank of a neighbour node
+    transport: str | None = None  # what carried the bytes, as counters tell it: infiniband, sockets, …
+    sent_bytes: dict[str, int] | None = None  # by interface or port, during the probe, over all nodes
+
+
+class NodeLoad(Frozen):
+    """What others took of one node during the window; a share is of the window's seconds and of all cores."""
+
+    node: int
+    others_share: float | None = None  # processor time of processes that are not of this run
+    stolen_share: float | None = None  # taken by the hypervisor
+    throttled_s: float | None = None  # the control group's quota held this run's processes back
+    cpu_pressure_share: float | None = None  # some task waited for a core …
+    memory_pressure_share: float | None = None  # … for memory …
+    io_pressure_share: float | None = None  # … for a disk
+
+
+class DeviceUse(Frozen):
+    """What one rank's own device did during the window."""
+
+    rank: int
+    uuid: str | None = None
+    clock_mhz: float | None = None  # median
+    power_w: float | None = None  # mean
+    temperature_c: float | None = None  # highest
+    power_throttled_s: float | None = None
+    thermal_throttled_s: float | None = None
+    other_processes: int | None = None  # that are not of this run
+    other_bytes: int | None = None  # of their memory
+
+
+class Evaluation(Frozen):
+    """The loss on held-out data after so many optimizer steps."""
+
+    step: int
+    loss: float | None  # mean per target token; None where it was not finite
+    target_tokens: int
+    seconds: float
+
+
+class Checkpoint(Frozen):
+    """One time that the state of the training was saved or loaded."""
+
+    kind: Literal["save", "load"]
+    step: int
+    seconds: float
+    bytes: int  # over all ranks
+
+
+class ProfiledSteps(Frozen):
+    """A profiled stretch of steps outside the window, on some ranks."""
+
+    ranks: tuple[int, ...]
+    steps: int
+    files: tuple[str, ...] = ()  # in the run's folder
+    slowdown: float | None = None  # a profiled step over a timed one
+    exposed_s: dict[str, float] | None = None  # of a step, by kind of communication: nothing was computed meanwhile …
+    overlapped_s: dict[str, float] | None = None  # … or something was
 
 
 class Steps(Frozen):
     """The optimizer steps in order, warm-up included; index `cut` is the first of the window.
 
-    Seconds are the maximum over ranks; every rank's own series is in `steps.parquet`.
+    A step's seconds lie between the slowest rank's completion of the step before and of this one, so that steps add up
+    to the window; data_wait_s is the maximum over ranks. Every rank's own series is in `steps.parquet`.
     """
 
     cut: int
     steady: bool  # the warm-up ended by the steady-state test, not by its budget
     stopped: Literal["width", "steps", "time", "invalid"]
     step_s: tuple[float, ...]
+    fastest_rank_s: tuple[float, ...] | None = None  # the least of the ranks' own seconds of each step …
+    slowest_rank_s: tuple[float, ...] | None = None  # … and the most
     data_wait_s: tuple[float, ...]
     loss: tuple[float | None, ...]  # mean over ranks; None where it was not finite
     gradient_norm: tuple[float | None, ...] = ()  # before clipping; empty where the engine tells none
+    micro_gradient_norm: tuple[float | None, ...] | None = None  # of micro-batch gradients: root of their mean square
     skipped: tuple[int, ...] = ()  # steps whose update was skipped (loss-scale overflow)
     window_s: float  # from the first to the last step of the window, blocks added up, the gaps between them out
 
@@ -160,6 +235,7 @@ class Observations(Frozen):
     """Everything measured in one attempt, unreduced but for the maximum over ranks."""
 
     parameters: Positive  # counted on the built model, partitions included
+    trainable_parameters: int | None = None  # those of them that are trained
     engine_config: dict[str, Any]  # what the engine was really given, nothing left to its silent defaults
     phases_s: dict[str, float] = {}  # start to first step, by part
     steps: Steps | None = None
@@ -167,10 +243,18 @@ class Observations(Frozen):
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
     outside_collectives_s: tuple[float, ...] = ()  # per rank: an untimed step less the time in its collectives
+    uninspected: str | None = None  # why the untimed look after the window failed; None where it did not
     compute_s: tuple[float, ...] = ()  # rehearsed: of the window's steps, communication absent
-    before_collectives_s: tuple[float, ...] = ()  # the same until the first collective; not written any more
+    step_phases_s: dict[str, tuple[float, ...]] | None = None  # of a step, per rank, by phase: forward, backward, …
+    idle_s: tuple[float | None, ...] | None = None  # of a step, per rank: waiting for its turn in a schedule
     link: Link | None = None
-    energy_j: tuple[float | None, ...] = ()  # per device over the window
+    load: tuple[NodeLoad, ...] | None = None  # by node
+    device_use: tuple[DeviceUse, ...] | None = None  # by rank
+    energy_j: tuple[float | None, ...] = ()  # per device …
+    energy_s: tuple[float | None, ...] | None = None  # … over so many seconds
+    evaluations: tuple[Evaluation, ...] | None = None
+    checkpoints: tuple[Checkpoint, ...] | None = None
+    trace: ProfiledSteps | None = None
     data: dict[str, Any] = {}  # what the source says of itself: corpus hash, tokenizer
     drill: str | None = None  # a fault planted on purpose; never a measurement
 

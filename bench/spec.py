@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SCHEMA_VERSION = 1
-"""Version of spec and record. `config_id` leaves defaults out, so a default below never changes within a version."""
+DEFAULTS_VERSION = 1
+"""Version of the defaults below. `config_id` leaves defaults out, so none of them changes within a version."""
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Positive = Annotated[int, Field(gt=0)]
@@ -26,7 +26,7 @@ def _rule(holds: bool, broken: str, remedy: str) -> None:
 class Frozen(BaseModel):
     """A value: immutable, and with no key that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
 
 class ModelSpec(Frozen):
@@ -194,4 +194,4 @@ def canonical(spec: RunSpec) -> str:
 
 def config_id(spec: RunSpec) -> str:
     """Return the short name under which all runs of `spec` are found: 10 hexadecimal digits."""
-    return hashlib.sha256(f"{SCHEMA_VERSION}{canonical(spec)}".encode()).hexdigest()[:10]
+    return hashlib.sha256(f"{DEFAULTS_VERSION}{canonical(spec)}".encode()).hexdigest()[:10]

@@ -5,45 +5,63 @@ exclusive `mkdir`, so that two processes cannot own the same attempt.
 """
 
 import contextlib
-import json
 import os
 import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import pydantic_core
 from pydantic import BaseModel, ValidationError
 
+from bench import files
 from bench.errors import UserError
-from bench.record import FINAL, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
-from bench.spec import SCHEMA_VERSION, RunSpec, config_id
+from bench.invariants import broken_rule
+from bench.migrations import migrate
+from bench.record import (
+    FINAL,
+    SCHEMA_VERSION,
+    Circumstance,
+    Environment,
+    Evidence,
+    Outcome,
+    OutcomeKind,
+    RunRecord,
+)
+from bench.spec import RunSpec, config_id
 
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
 STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json", "rendezvous.json"
 INTERRUPTED = "interrupted.json"
+UNINSPECTED = "the run ended before its untimed steps did"
+"""What a record says until they are made: a run that fails in them has been measured."""
 
 _ATTEMPT = re.compile(r"(\d+)\.(\d+)")
 _BEGINNING_BYTES = 8192
+_NO_RECORD = "not a zeroscale record"
+_OUTCOMES = frozenset(get_args(OutcomeKind))
 _RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
 
-_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""From schema version n to n + 1, on plain JSON."""
+_OF_TODAY = re.compile(rb'\s*\{\s*"schema_version"\s*:\s*%d\s*,' % SCHEMA_VERSION)
 
 
-class Unreadable(Exception):
-    """A file that is not a record this version can read; says which and why."""
+_Value = TypeVar("_Value", bound=BaseModel)
+
+
+class Unreadable(UserError):
+    """A file that does not hold what its name says, as this version reads it; says which and why."""
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: {why}")
+        super().__init__(str(path), why)
         self.path, self.why = path, why
 
 
 class Attempt(NamedTuple):
-    """One run directory and, once it has a record, how it ended and what that answer holds for."""
+    """One run directory and, once it has a record, how it ended and what that answer holds for; a record that cannot be
+    read is no answer."""
 
     folder: Path
     repeat: int
@@ -52,6 +70,7 @@ class Attempt(NamedTuple):
     reason: str = ""
     machine: str = ""
     environment_id: str | None = None
+    unreadable: str = ""  # why its record cannot be read
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
@@ -111,11 +130,35 @@ def fill(path: Path, content: bytes) -> bool:
                 file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
+    except OSError:
+        own.unlink(missing_ok=True)  # its blocks may be what others need
+        raise
+    named = _name(own, path)
+    own.unlink(missing_ok=True)
+    return named
+
+
+def _name(own: Path, path: Path) -> bool:
+    """Give a file its name unless another has it; return whether it has it now."""
+    try:
         os.link(own, path)
     except FileExistsError:
         return False
-    finally:
-        own.unlink(missing_ok=True)
+    except OSError:  # a file system without hard links, or without room for another name
+        if not _free(path):
+            return False
+        own.replace(path)
+    return True
+
+
+def _free(path: Path) -> bool:
+    """Whether a name was free; it is taken now where an empty file can be made."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return False
+    except OSError:
+        return not path.exists()
     return True
 
 
@@ -147,25 +190,49 @@ def attempts(config_folder: Path) -> list[Attempt]:
 def _glance(attempt: Attempt) -> Attempt:
     """Add what an attempt's record says of its end, without decoding the rest: thousands are looked at in a second."""
     try:
-        plain = _beginning(attempt.folder / RECORD)
-        return attempt._replace(
-            outcome=plain["outcome"]["kind"],
-            reason=plain["outcome"]["reason"],
-            machine=plain["circumstance"]["machine"]["name"],
-            environment_id=(plain["environment"] or {}).get("environment_id"),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        return attempt._replace(**_ending(_beginning(attempt.folder / RECORD)))
+    except FileNotFoundError:
         return attempt
+    except OSError as error:
+        return attempt._replace(unreadable=error.strerror or str(error))
+    except (ValueError, KeyError, TypeError):
+        return attempt._replace(unreadable=_NO_RECORD)
+
+
+def _ending(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return what a record says of its end; KeyError or TypeError where that cannot be meant."""
+    outcome, environment = plain["outcome"], plain["environment"]
+    told = {
+        "outcome": outcome["kind"],
+        "reason": outcome["reason"],
+        "machine": plain["circumstance"]["machine"]["name"],
+        "environment_id": environment["environment_id"] if environment is not None else "",
+    }
+    if not all(isinstance(text, str) for text in told.values()) or told["outcome"] not in _OUTCOMES:
+        raise TypeError("no text, or no outcome")
+    if told["outcome"] == "ok" and plain["observations"] is None:
+        raise TypeError("ended well, and observed nothing")
+    return told | {"environment_id": told["environment_id"] or None}
 
 
 def _beginning(path: Path) -> dict[str, Any]:
-    """Return a record up to its observations at least; those are most of it and come last."""
-    with path.open("rb") as file:
-        plain: dict[str, Any] = pydantic_core.from_json(file.read(_BEGINNING_BYTES), allow_partial=True)
-        if "observations" not in plain:
+    """Return a record up to its observations at least; those are most of it and come last.
+
+    The rest is not looked at, but it is there: a file that does not end as records do is decoded to its end, which
+    raises ValueError for a torn one.
+    """
+    with open(path, "rb", buffering=0, opener=files.regular) as file:
+        content = file.read(_BEGINNING_BYTES)
+        if len(content) == _BEGINNING_BYTES:
+            file.seek(-4, os.SEEK_END)
+            if file.read().rstrip().endswith(b"\n}"):  # indented: what ends within it does not begin a line
+                plain: dict[str, Any] = pydantic_core.from_json(content, allow_partial=True)
+                if "observations" in plain:
+                    return plain
             file.seek(0)
-            plain = pydantic_core.from_json(file.read())
-    return plain
+            content = file.read()
+    whole: dict[str, Any] = pydantic_core.from_json(content)
+    return whole
 
 
 def answered(
@@ -231,20 +298,33 @@ def conclude(folder: Path, outcome: Outcome, evidence: Evidence = "measured") ->
     path = folder / RECORD
     if not path.exists():
         environment: Environment | None = None
-        with contextlib.suppress(OSError, ValidationError):  # it failed before it knew where it was
-            environment = Environment.model_validate_json((folder / ENVIRONMENT).read_bytes())
-        spec = RunSpec.model_validate_json((folder / SPEC).read_bytes())
+        with contextlib.suppress(OSError, Unreadable):  # it failed before it knew where it was
+            environment = read_value(folder / ENVIRONMENT, Environment)
+        spec = read_value(folder / SPEC, RunSpec)
         record = RunRecord(
             config_id=config_id(spec),
             evidence=evidence,
             spec=spec,
-            circumstance=Circumstance.model_validate_json((folder / CIRCUMSTANCE).read_bytes()),
+            circumstance=read_value(folder / CIRCUMSTANCE, Circumstance),
             environment=environment,
             outcome=outcome,
         )
         fill(path, to_json(record))
     release(folder)
-    return read_record(path)
+    return _explained(path, outcome)
+
+
+def _explained(path: Path, outcome: Outcome) -> RunRecord:
+    """Return the record at `path`; where its run was lost after the window, `outcome` says there why."""
+    record = read_record(path)
+    observed = record.observations
+    if observed is None or observed.uninspected != UNINSPECTED or not outcome.reason:
+        return record
+    why = observed.model_copy(update={"uninspected": f"{UNINSPECTED}: {outcome.reason}"})
+    record = record.model_copy(update={"observations": why})
+    with contextlib.suppress(OSError):  # it says already that there is none
+        write_json(path, record)
+    return record
 
 
 def find_records(paths: Iterable[Path]) -> Iterator[Path]:
@@ -257,29 +337,52 @@ def find_records(paths: Iterable[Path]) -> Iterator[Path]:
 
 def read_record(path: Path) -> RunRecord:
     """Read a record of this or an older schema version; raise Unreadable for anything else."""
+    content = _content(path)
     try:
-        content = path.read_bytes()
+        if _OF_TODAY.match(content):
+            record = RunRecord.model_validate_json(content)  # far quicker than through plain values
+        else:
+            record = RunRecord.model_validate(_migrated(content, path))
+    except ValidationError as error:
+        raise Unreadable(path, _first(error)) from error
+    if rule := broken_rule(record):
+        raise Unreadable(path, rule)
+    return record
+
+
+def read_value(path: Path, kind: type[_Value]) -> _Value:
+    """Read what stands beside a record, such as its spec; raise Unreadable for anything else."""
+    try:
+        return kind.model_validate_json(_content(path))
+    except ValidationError as error:
+        raise Unreadable(path, _first(error)) from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return files.read_regular(path)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise Unreadable(path, error.strerror or str(error)) from error
-    with contextlib.suppress(ValidationError):
-        record = RunRecord.model_validate_json(content)  # far quicker than through plain values
-        if record.schema_version == SCHEMA_VERSION and "schema_version" in record.model_fields_set:
-            return record
+
+
+def _first(error: ValidationError) -> str:
+    """Return the first thing that is wrong, and where."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def _migrated(content: bytes, path: Path) -> dict[str, Any]:
+    """Return a record as plain values of today's version."""
     try:
-        plain = json.loads(content)
+        plain: dict[str, Any] = pydantic_core.from_json(content)
         version = plain["schema_version"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise Unreadable(path, "not a zeroscale record") from error
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise Unreadable(path, f"schema version {version} is newer than {SCHEMA_VERSION}; upgrade zeroscale")
-    while version in _MIGRATIONS:
-        plain = _MIGRATIONS[version](plain)
-        version += 1
-    try:
-        return RunRecord.model_validate(plain)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Unreadable(path, f"{where}: {first['msg']}") from error
+        if type(version) is not int:  # True would be 1
+            raise TypeError(version)
+        if version > SCHEMA_VERSION:
+            raise Unreadable(path, f"schema version {version} is newer than {SCHEMA_VERSION}; upgrade zeroscale")
+        return migrate(plain, path.with_name(STEPS))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Unreadable(path, _NO_RECORD) from error

@@ -39,8 +39,8 @@ def test_identity_leaves_defaults_out_so_that_a_new_field_renames_no_old_run() -
     assert config_id(spec(seed=1)) != config_id(spec())
 
 
-def test_identity_of_schema_version_1_is_frozen() -> None:
-    """A default that changed would rename every run that was ever made: raise the schema version instead."""
+def test_identity_by_version_1_of_the_defaults_is_frozen() -> None:
+    """A default that changed would rename every run that was ever made: raise the version of the defaults instead."""
     assert config_id(spec()) == "56ea551d27"
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ended_well import observed
 
 from bench import config, store
 from bench.errors import UserError
@@ -14,7 +15,7 @@ from bench.spec import RunSpec, config_id
 
 @pytest.fixture(scope="module")
 def spec() -> RunSpec:
-    return config.request([("model", "tiny")]).spec
+    return config.request([("model", "tiny"), ("devices_per_node", 2)]).spec
 
 
 def circumstance(repeat: int = 0, machine: str = "cpu") -> Circumstance:
@@ -29,6 +30,7 @@ def record(spec: RunSpec, kind: OutcomeKind = "ok", environment_id: str = "e1", 
         circumstance=circumstance(machine=machine),
         environment=Environment(environment_id=environment_id, classification=classification),
         outcome=Outcome(kind=kind),
+        observations=observed() if kind == "ok" else None,
     )
 
 
@@ -58,6 +60,30 @@ def test_a_reserve_that_is_too_small_is_not_used(tmp_path: Path) -> None:
     store.reserve(tmp_path / "file", 10)
     store.fill(tmp_path / "file", b"x" * 100)
     assert (tmp_path / "file").read_bytes() == b"x" * 100
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["no hard links", "no inodes either"])
+def test_a_record_is_kept_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """As on exFAT, some network file systems, or where all inodes are used. The first of two who write is right."""
+
+    def refused(*paths: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def full(*arguments: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    store.reserve(tmp_path / "file", 100)
+    monkeypatch.setattr(os, "link", refused)
+    if not room:
+        monkeypatch.setattr(os, "open", full)
+    assert store.fill(tmp_path / "file", b"first")
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "link", refused)
+    assert not store.fill(tmp_path / "file", b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -98,13 +124,32 @@ def test_an_answer_holds_for_its_repeat_machine_and_environment_class_only(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("uninspected", "said"),
+    [(store.UNINSPECTED, f"{store.UNINSPECTED}: rank 1 raised"), (None, None), ("another reason", "another reason")],
+)
+def test_how_a_measured_run_ended_is_said_of_its_inspection_alone(
+    tmp_path: Path, spec: RunSpec, uninspected: str | None, said: str | None
+) -> None:
+    seen = observed().model_copy(update={"uninspected": uninspected})
+    store.write_json(tmp_path / store.RECORD, record(spec).model_copy(update={"observations": seen}))
+    concluded = store.conclude(tmp_path, Outcome(kind="error", reason="rank 1 raised"))
+    assert concluded == store.read_record(tmp_path / store.RECORD)
+    assert concluded.outcome.kind == "ok"
+    assert concluded.observations and concluded.observations.uninspected == said
+
+
+@pytest.mark.parametrize(
     ("content", "why"),
     [
         ("not json", "not a zeroscale record"),
         ("[1]", "not a zeroscale record"),
         ('{"a": 1}', "not a zeroscale record"),
-        ('{"schema_version": 99}', "schema version 99 is newer than 1"),
+        ('{"schema_version": 99}', "schema version 99 is newer than 2"),
         ('{"schema_version": 1}', "config_id: Field required"),
+        ('{"schema_version": 2}', "config_id: Field required"),
+        ('{"schema_version": 0}', "not a zeroscale record"),
+        ('{"schema_version": true}', "not a zeroscale record"),
+        ('{"schema_version": "1"}', "not a zeroscale record"),
         ("", "not a zeroscale record"),
     ],
 )
@@ -133,3 +178,83 @@ def test_records_read_back_what_was_written(tmp_path: Path, spec: RunSpec) -> No
     assert store.read_record(path) == record(spec)
     plain: dict[str, Any] = json.loads(path.read_text())
     assert plain["spec"]["batch"]["global"] == spec.global_batch, "files speak the user's names"
+
+
+# -- records that cannot be read
+
+
+def put(folder: Path, content: bytes) -> Path:
+    path = folder / store.RECORD
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def whole(spec: RunSpec, **changes: Any) -> bytes:
+    """A record of some 6 KiB, or of so many steps that its end is not looked at, with parts of it replaced."""
+    plain = json.loads(store.to_json(record(spec).model_copy(update={"observations": observed((0.1,) * 60)})))
+    return json.dumps(plain | changes, indent=1).encode() + b"\n"
+
+
+def test_a_record_torn_anywhere_is_no_answer_and_says_why(tmp_path: Path, spec: RunSpec) -> None:
+    for steps in (5, 600):
+        content = store.to_json(record(spec).model_copy(update={"observations": observed((0.1,) * steps)}))
+        put(tmp_path / "0.0", content)
+        assert [found.outcome for found in store.attempts(tmp_path)] == ["ok"]
+        for length in (0, 1, *range(100, len(content) - 3, len(content) // 40)):
+            put(tmp_path / "0.0", content[:length])
+            (found,) = store.attempts(tmp_path)
+            assert (found.outcome, found.unreadable) == (None, "not a zeroscale record"), f"{length} bytes"
+            assert store.answered(tmp_path, 0, "cpu", None) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": "x"},
+        {"environment": []},
+        {"environment": {"environment_id": 5}},
+        {"outcome": {"kind": [], "reason": ""}},
+        {"outcome": {"kind": "fine", "reason": ""}},
+        {"outcome": {"kind": "ok", "reason": None}},
+        {"outcome": None},
+        {"circumstance": {"machine": {"name": {}}}},
+        {"circumstance": 5},
+        {"observations": None},
+    ],
+    ids=str,
+)
+def test_a_record_that_says_nothing_of_its_end_is_no_answer(
+    tmp_path: Path, spec: RunSpec, changes: dict[str, Any]
+) -> None:
+    put(tmp_path / "0.0", whole(spec))
+    assert store.answered(tmp_path, 0, "cpu", None)
+    put(tmp_path / "0.0", whole(spec, **changes))
+    (found,) = store.attempts(tmp_path)
+    assert found.outcome is None and found.unreadable
+
+
+def test_only_regular_files_are_read(tmp_path: Path, spec: RunSpec) -> None:
+    """A pipe would wait for ever, /dev/zero has no end, and a link may lead to what the folder does not hold."""
+    good = put(tmp_path / "elsewhere", whole(spec))
+    for number, what in enumerate((good, Path("/dev/zero"), tmp_path / "nowhere", Path("record.json"))):
+        (tmp_path / f"{number}.0").mkdir()
+        (tmp_path / f"{number}.0" / store.RECORD).symlink_to(what)
+    (tmp_path / "4.0" / store.RECORD).mkdir(parents=True)
+    (tmp_path / "5.0").mkdir()
+    os.mkfifo(tmp_path / "5.0" / store.RECORD)
+    found = store.attempts(tmp_path)
+    assert [attempt.outcome for attempt in found] == [None] * 6
+    assert ["link" in attempt.unreadable for attempt in found] == [True] * 4 + [False] * 2
+    assert [attempt.unreadable for attempt in found[4:]] == ["not a regular file"] * 2
+    for attempt in found:
+        with pytest.raises(store.Unreadable, match=attempt.unreadable):
+            store.read_record(attempt.folder / store.RECORD)
+
+
+def test_a_record_beside_which_nothing_can_be_read_is_not_concluded(tmp_path: Path, spec: RunSpec) -> None:
+    attempt = store.open_attempt(tmp_path, spec, circumstance())
+    (attempt.folder / store.SPEC).write_text("{}")
+    with pytest.raises(store.Unreadable, match=r"spec.json: model: Field required"):
+        store.conclude(attempt.folder, Outcome(kind="error"))
+    assert not (attempt.folder / store.RECORD).exists()

@@ -1,0 +1,101 @@
+"""Records of older versions, read as today's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bench import store
+from bench.record import SCHEMA_VERSION, RunRecord, Steps
+
+RECORDED = Path(__file__).parents[1] / "data" / "runs"
+OLD = RECORDED / "smoke"
+
+OWN_S = [[1.0, 1.2], [1.2, 1.0], [1.1, 1.1], [1.0, 1.4], [1.4, 1.0], [1.0, 1.0]]
+"""Each rank's own seconds of six steps: of the first two, one is late in one and early in the other."""
+
+
+@pytest.fixture
+def old() -> dict[str, Any]:
+    """A run of version 1 of two ranks: six steps in blocks of two, of which the first two are its warm-up."""
+    path = next(path for path in sorted(OLD.rglob(store.RECORD)) if json.loads(path.read_text())["spec"]["nodes"] == 1)
+    plain: dict[str, Any] = json.loads(path.read_text())
+    plain["spec"] |= {"nodes": 1, "devices_per_node": 2, "batch": {"micro": 2}}
+    plain["spec"]["measure"] = plain["spec"].get("measure", {}) | {"block_steps": 2}
+    series = {"step_s": [max(own) for own in OWN_S], "data_wait_s": [0.0] * 6, "loss": [1.0] * 6}
+    plain["observations"]["steps"] = {"cut": 2, "steady": True, "stopped": "steps", "window_s": 5.0, **series}
+    return plain
+
+
+def read(folder: Path, plain: dict[str, Any], own_s: list[list[float]] | None = None) -> RunRecord:
+    (folder / store.RECORD).write_text(json.dumps(plain))
+    if own_s is not None:
+        ranks = len(own_s[0])
+        columns = {
+            "step": [step for step in range(len(own_s)) for _ in range(ranks)],
+            "rank": list(range(ranks)) * len(own_s),
+            "step_s": [seconds for own in own_s for seconds in own],
+        }
+        pq.write_table(pa.table(columns), folder / store.STEPS)
+    return store.read_record(folder / store.RECORD)
+
+
+def steps(record: RunRecord) -> Steps:
+    assert record.observations and record.observations.steps
+    return record.observations.steps
+
+
+def test_version_1_reads_as_todays(tmp_path: Path, old: dict[str, Any]) -> None:
+    assert old["schema_version"] == 1
+    record = read(tmp_path, old)
+    assert record.schema_version == SCHEMA_VERSION
+    assert record.observations and record.observations.trainable_parameters is None
+
+
+def test_step_times_of_version_1_are_corrected_from_every_ranks_own(tmp_path: Path, old: dict[str, Any]) -> None:
+    """By hand: the ranks of the first block have completed after (1.0, 1.2) and (2.2, 2.2) s, those of the second after
+    (1.1, 1.1) and (2.1, 2.5), those of the third after (1.4, 1.0) and (2.4, 2.0)."""
+    corrected = steps(read(tmp_path, old, OWN_S))
+    assert corrected.step_s == pytest.approx((1.2, 1.0, 1.1, 1.4, 1.4, 1.0))
+    assert corrected.slowest_rank_s == (1.2, 1.2, 1.1, 1.4, 1.4, 1.0)
+    assert corrected.fastest_rank_s == (1.0, 1.0, 1.1, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("own_s", [None, OWN_S[:5]], ids=["no series", "series of another run"])
+def test_without_the_ranks_own_series_step_times_stay(
+    tmp_path: Path, old: dict[str, Any], own_s: list[list[float]] | None
+) -> None:
+    kept = steps(read(tmp_path, old, own_s))
+    assert kept.step_s == kept.slowest_rank_s == tuple(max(own) for own in OWN_S)
+    assert kept.fastest_rank_s is None
+
+
+def test_a_spoilt_series_leaves_a_record_readable(tmp_path: Path, old: dict[str, Any]) -> None:
+    (tmp_path / store.STEPS).write_bytes(b"PAR1 and then nothing")
+    assert steps(read(tmp_path, old)).fastest_rank_s is None
+
+
+def test_the_steps_of_one_rank_were_right(tmp_path: Path, old: dict[str, Any]) -> None:
+    old["spec"]["devices_per_node"] = 1
+    kept = steps(read(tmp_path, old))
+    assert kept.step_s == kept.slowest_rank_s == kept.fastest_rank_s
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.rglob(store.STEPS)), ids=lambda path: "/".join(path.parts[-3:-1]))
+def test_the_steps_of_recorded_windows_add_up_to_them(path: Path) -> None:
+    found = steps(store.read_record(path.with_name(store.RECORD)))
+    if found.cut and found.stopped != "invalid":
+        assert sum(found.step_s[found.cut :]) == pytest.approx(found.window_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("stage", "outside"), [(1, (0.01, 0.02)), (3, ())])
+def test_the_time_before_collectives_tells_that_outside_of_them_but_for_stage_3(
+    tmp_path: Path, old: dict[str, Any], stage: int, outside: tuple[float, ...]
+) -> None:
+    old["spec"]["engine"] = {"name": f"zero{stage}", "backend": "deepspeed", "options": {"stage": stage}}
+    old["observations"] |= {"outside_collectives_s": [], "before_collectives_s": [0.01, 0.02]}
+    record = read(tmp_path, old)
+    assert record.observations and record.observations.outside_collectives_s == outside
