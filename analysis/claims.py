@@ -1,8 +1,8 @@
 """What becomes of the claims of arXiv 2310.05350 in a set of runs: an analogue of them, never a reproduction.
 
 Pure, from results to findings. Two configurations are compared that differ in one thing only, of one machine, one
-environment class and measured evidence; a finding says of a claim what its comparisons say together, by machine and
-model.
+environment class and measured evidence, by the time of a step over the whole window; a finding says of a claim what its
+comparisons say together, by machine and model.
 """
 
 import itertools
@@ -12,17 +12,19 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from analysis import engines
 from analysis.results import Results
+from analysis.scaling.pace import Pace, against
 from analysis.stats import compare as stats
 from analysis.summary import Row
 from analysis.table import plain
-from bench.spec import Batch, EngineSpec, RunSpec, canonical
+from bench.spec import Batch, RunSpec, canonical
 
 SOURCE = "arXiv 2310.05350"
 
-Effect = Literal["faster", "slower", "no detectable difference", "unknown"]
+Effect = Literal["faster", "slower", "no detectable difference", "too few repeats to tell", "unknown"]
 """Of the second configuration beside the first, in steps per second, corrected for the number of comparisons of the
-finding; unknown where one has no number, or too few steps to tell."""
+finding; unknown where one has no number."""
 Verdict = Literal["as in the study", "not as in the study", "cannot be told"]
 
 _STAGES = ("zero0", "zero1", "zero2", "zero3")
@@ -42,13 +44,9 @@ class Comparison(NamedTuple):
     after: Row
     differ: tuple[str, str]
     held: str
+    tested: stats.Comparison | None  # seconds per step, the second's over the first's; None where one has no number
+    as_preset: bool = True  # whatever option only one of their engines knows is as its preset has it
     effect: Effect = "unknown"
-
-    @property
-    def ratio(self) -> float | None:
-        """Seconds per step of the second divided by those of the first."""
-        one, other = self.before["step_s"], self.after["step_s"]
-        return None if one is None or other is None else other / one
 
 
 class Claim(NamedTuple):
@@ -58,7 +56,7 @@ class Claim(NamedTuple):
     text: str
     alike: Callable[[RunSpec], str]  # what two configurations must share
     compared: Callable[[RunSpec, RunSpec], bool]  # whether two that do are a comparison, in this order
-    differ: Callable[[RunSpec], str]
+    differ: Callable[[RunSpec, RunSpec], str]  # what the first is, beside the second
     judge: Callable[[Mapping[Effect, int]], Verdict]
 
 
@@ -90,7 +88,8 @@ def findings(results: Results) -> list[Finding]:
 
 
 def as_table(found: Sequence[Finding]) -> pd.DataFrame:
-    """Return every comparison as a row: what was compared, both medians with their intervals, and the effect."""
+    """Return every comparison as a row: what was compared, both medians with their intervals, the ratio of the mean
+    step times with its own, and the effect."""
     rows = [_plain(finding, comparison) for finding in found for comparison in finding.comparisons]
     return pd.DataFrame(rows)
 
@@ -107,27 +106,20 @@ def _measured(rows: Sequence[Row]) -> list[Row]:
 
 
 def _findings(machine: str, model: str, sides: Sequence[Side], results: Results) -> list[Finding]:
-    return [Finding(claim, machine, model, tuple(_told(_comparisons(claim, sides), results))) for claim in CLAIMS]
+    return [Finding(claim, machine, model, tuple(_told(_comparisons(claim, sides, results)))) for claim in CLAIMS]
 
 
-def _told(comparisons: Iterable[Comparison], results: Results) -> Iterable[Comparison]:
+def _told(comparisons: Iterable[Comparison]) -> Iterable[Comparison]:
     """Add to comparisons of one claim what their runs tell, all of them taken together."""
     asked = list(comparisons)
-    judged = {place: tested for place, one in enumerate(asked) if (tested := contrast(one, results))}
-    effects = dict(zip(judged, stats.verdicts(list(judged.values())), strict=True))
-    return (one._replace(effect=effects.get(place, "unknown")) for place, one in enumerate(asked))
+    effects = iter(stats.verdicts([one.tested for one in asked if one.tested]))
+    return [one._replace(effect=next(effects)) if one.tested else one for one in asked]
 
 
-def contrast(comparison: Comparison, results: Results) -> stats.Comparison | None:
-    """Return how step times of the second configuration compare with the first's, blocked where both ran in the same
-    allocations; None where one has no number, or too few steps to tell."""
-    before, after = results.runs(comparison.before), results.runs(comparison.after)
-    if not before or not after:
-        return None
-    blocked = before.keys() == after.keys()
-    other = [before[name] for name in (after if blocked else before)]
-    tested = stats.compare(list(after.values()), other, blocked=blocked)
-    return tested if tested.interval else None
+def _tested(before: Row, after: Row, results: Results) -> stats.Comparison | None:
+    """Return how the step times of the second configuration compare with the first's; None where one has no number."""
+    ours, theirs = results.runs(before), results.runs(after)
+    return against(Pace(theirs), Pace(ours)) if ours and theirs else None
 
 
 def _spans_nodes(found: Sequence[Finding]) -> bool:
@@ -136,14 +128,14 @@ def _spans_nodes(found: Sequence[Finding]) -> bool:
     return any(before["nodes"] > 1 or before["nodes"] != after["nodes"] for before, after in rows)
 
 
-def _comparisons(claim: Claim, sides: Sequence[Side]) -> Iterable[Comparison]:
+def _comparisons(claim: Claim, sides: Sequence[Side], results: Results) -> Iterable[Comparison]:
     groups: dict[str, list[Side]] = {}
     for side in sides:
         groups.setdefault(claim.alike(side.spec), []).append(side)
     for members in groups.values():
         for one, other in itertools.permutations(members, 2):
             if claim.compared(one.spec, other.spec) and _one_environment(one.row, other.row):
-                yield _comparison(claim, one, other)
+                yield _comparison(claim, one, other, results)
 
 
 def _one_environment(one: Row, other: Row) -> bool:
@@ -152,9 +144,11 @@ def _one_environment(one: Row, other: Row) -> bool:
     return len(classes) <= 1
 
 
-def _comparison(claim: Claim, one: Side, other: Side) -> Comparison:
-    differ = (claim.differ(one.spec), claim.differ(other.spec))
-    return Comparison(one.row, other.row, differ, _held(one, other))
+def _comparison(claim: Claim, one: Side, other: Side, results: Results) -> Comparison:
+    differ = (claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec))
+    ours, theirs = one.spec.engine, other.spec.engine
+    as_preset = ours == theirs or not (engines.own(ours, theirs) or engines.own(theirs, ours))
+    return Comparison(one.row, other.row, differ, _held(one, other), _tested(one.row, other.row, results), as_preset)
 
 
 def _held(one: Side, other: Side) -> str:
@@ -171,7 +165,17 @@ def _held(one: Side, other: Side) -> str:
 
 
 def _plain(finding: Finding, comparison: Comparison) -> Row:
-    numbers = ("config_id", "n", "step_s", "step_s_low", "step_s_high", "interval_kind", "interval_level", "flags")
+    numbers = (
+        "config_id",
+        "n",
+        "sample_s",
+        "step_s",
+        "step_s_low",
+        "step_s_high",
+        "interval_kind",
+        "interval_level",
+        "flags",
+    )
     sides = {"before": comparison.before, "after": comparison.after}
     return {
         "claim": finding.claim.id,
@@ -182,9 +186,15 @@ def _plain(finding: Finding, comparison: Comparison) -> Row:
         "before": comparison.differ[0],
         "after": comparison.differ[1],
         **{f"{side}_{name}": row[name] for side, row in sides.items() for name in numbers},
-        "ratio": comparison.ratio,
+        **_ratio(comparison.tested),
         "effect": comparison.effect,
     }
+
+
+def _ratio(tested: stats.Comparison | None) -> Row:
+    interval = tested.interval if tested else None
+    ends = {f"ratio_{end}": getattr(interval, end, None) for end in ("low", "high", "kind")}
+    return {"ratio": tested.ratio if tested else None, **ends}
 
 
 # -- the claims
@@ -194,10 +204,6 @@ def _but_nodes(spec: RunSpec) -> str:
     return canonical(spec.model_copy(update={"nodes": 1, "batch": Batch(micro=spec.batch.micro)}))
 
 
-def _but_engine(spec: RunSpec) -> str:
-    return canonical(spec.model_copy(update={"engine": EngineSpec(name="any", backend="any")}))
-
-
 def _more_nodes(one: RunSpec, other: RunSpec) -> bool:
     """Whether nodes are added, to the same work per device (weak scaling) or per step (strong scaling)."""
     alike = one.accumulation == other.accumulation or one.global_batch == other.global_batch
@@ -205,11 +211,13 @@ def _more_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _higher_stage(one: RunSpec, other: RunSpec) -> bool:
-    return (one.engine.name, other.engine.name) in itertools.combinations(_STAGES, 2)
+    stages = (one.engine.name, other.engine.name) in itertools.combinations(_STAGES, 2)
+    return stages and engines.comparable(one.engine, other.engine)
 
 
 def _two_and_three(one: RunSpec, other: RunSpec) -> bool:
-    return (one.engine.name, other.engine.name) == ("zero2", "zero3")
+    stages = (one.engine.name, other.engine.name) == ("zero2", "zero3")
+    return stages and engines.comparable(one.engine, other.engine)
 
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
@@ -226,12 +234,12 @@ def _always_slower(counts: Mapping[Effect, int]) -> Verdict:
     return "as in the study" if set(counts) == {"slower"} else "cannot be told"
 
 
-def _nodes(spec: RunSpec) -> str:
+def _nodes(spec: RunSpec, beside: RunSpec) -> str:
     return f"{spec.nodes} node{'s' if spec.nodes > 1 else ''}"
 
 
-def _engine(spec: RunSpec) -> str:
-    return spec.engine.name
+def _engine(spec: RunSpec, beside: RunSpec) -> str:
+    return engines.told(spec.engine, beside.engine)
 
 
 CLAIMS = (
@@ -241,11 +249,11 @@ CLAIMS = (
     ),
     Claim(
         "C2", "progressing through ZeRO stages did not consistently increase steps per second",
-        _but_engine, _higher_stage, _engine, _not_consistently_faster,
+        engines.but_engine, _higher_stage, _engine, _not_consistently_faster,
     ),
     Claim(
         "C3", "ZeRO-2 had lower seconds per step than ZeRO-3 for mT5-XXL (13B) at every node count tried",
-        _but_engine, _two_and_three, _engine, _always_slower,
+        engines.but_engine, _two_and_three, _engine, _always_slower,
     ),
 )  # fmt: skip
 """As the summary page of the paper has them. Its tables of results are not at hand, so no number of its is shown."""

@@ -29,18 +29,19 @@ ORDER = (
     "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "model",
     "parameters", "engine", "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node",
     "world_size", "micro", "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens",
-    "evidence", "outcome", "step_s", "step_s_low", "step_s_high", "n_steps", "samples_per_s", "tokens_per_s",
-    "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s", "encoder_tokens_per_s", "decoder_tokens_per_s",
-    "padding_tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu", "hfu",
-    "peak_allocated_bytes", "peak_allocated_spread_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes",
-    "data_wait_s", "data_wait_share", "compute_s", "slowest_over_median", "energy_j_per_million_tokens",
-    "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node", "reason", "flags",
+    "evidence", "outcome", "sample_s", "step_s", "step_s_low", "step_s_high", "step_s_p95", "step_s_p99", "step_s_max",
+    "n_steps", "samples_per_s", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s",
+    "encoder_tokens_per_s", "decoder_tokens_per_s", "padding_tokens_per_s", "model_tflops_per_device",
+    "hardware_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_allocated_spread_bytes",
+    "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes", "data_wait_s", "data_wait_share", "compute_s",
+    "slowest_over_median", "energy_j_per_million_tokens", "cost_per_million_tokens", "slowest_rank", "slowest_host",
+    "slowest_link_node", "reason", "flags",
 )  # fmt: skip
 """The columns in order; a metric that is not named here comes before `reason`, by its name."""
 
 SHOWN = (
-    "config_id", "model", "engine", "precision", "world_size", "micro", "evidence", "outcome", "step_s", "tokens_per_s",
-    "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
+    "config_id", "model", "engine", "precision", "world_size", "micro", "evidence", "outcome", "sample_s",
+    "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
 """What people look at first, where any run has a value for it."""
 

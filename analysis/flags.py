@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from analysis.observed import slowest_link, slowest_rank, window
-from analysis.stats.effective import FEW, few
-from bench.intervals import series_interval
+from analysis.observed import slowest_link, slowest_rank, step_interval, window
+from analysis.stats.series import FEW, few
+from bench.nodelist import foreign
 from bench.record import RunRecord
 
 _SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
@@ -43,8 +43,8 @@ def _wide(record: RunRecord) -> bool:
     timed = window(record)
     if timed is None:
         return False
-    interval, asked = series_interval(timed.step_s), record.spec.measure.width  # by the rule that closes the window
-    return interval is None or interval[1] - interval[0] > asked * statistics.median(timed.step_s)
+    interval, asked = step_interval(record), record.spec.measure.width  # the one that ends a window, and is shown
+    return interval is None or interval.high - interval.low > asked * statistics.median(timed.step_s)
 
 
 def _few(record: RunRecord) -> bool:
@@ -62,8 +62,17 @@ def _memory_drift(record: RunRecord) -> bool:
     return any(rank.drift is not None and abs(rank.drift) > _DRIFT for rank in ranks)
 
 
+def _uninspected(record: RunRecord) -> bool:
+    return record.observations is not None and record.observations.uninspected is not None
+
+
 def _straggler(record: RunRecord) -> bool:
     return slowest_rank(record) is not None or slowest_link(record) is not None
+
+
+def _foreign_hosts(record: RunRecord) -> bool:
+    around = record.environment
+    return around is not None and bool(foreign(around.hosts, around.slurm.get("SLURM_JOB_NODELIST", "")))
 
 
 def _dirty(record: RunRecord) -> bool:
@@ -73,16 +82,28 @@ def _dirty(record: RunRecord) -> bool:
 
 FLAGS = {
     "drill": Flag("had a fault planted on purpose; it is never a measurement", _drill),
+    "foreign_hosts": Flag(
+        "ran on a host that was not its Slurm job's: nodes of two jobs met, and it is never a measurement",
+        _foreign_hosts,
+    ),
     "short": Flag(f"has a window of less than {_SHORT_STEPS} steps and less than {_SHORT_S:g} s", _short),
     "unsteady": Flag("was timed before its steps were steady: the warm-up's budget ended first", _unsteady),
     "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _wide),
-    "few": Flag(f"has steps worth fewer than {FEW} independent ones: its 95 % intervals may cover less", _few),
+    "few": Flag(f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _few),
     "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _skipped_steps),
     "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _memory_drift),
+    "uninspected": Flag(
+        "was lost in the untimed steps after its window: its collectives and stragglers are unknown", _uninspected
+    ),
     "straggler": Flag(
         "waited for one of its ranks or links: slowest_rank, slowest_host and slowest_link_node name it", _straggler
     ),
-    "unverified": Flag("has no run of the reference engine beside it to compare its loss with", lambda record: False),
+    "unverified": Flag(
+        "has no run of the reference engine beside it to compare its gradient norm and loss with", lambda record: False
+    ),
     "dirty": Flag("was made by code with uncommitted changes", _dirty),
 }
 """In the order of the column. `unverified` depends on the other runs: `analysis.verify` decides it."""
+
+NO_MEASUREMENT = ("drill", "foreign_hosts")
+"""Flags of runs whose numbers answer nothing, however they ended."""

@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from analysis.stats import windows
 from analysis.stats.interval import Interval
 from analysis.stats.series import rate_of
@@ -19,7 +21,7 @@ _TERA = 1e12
 class Window(NamedTuple):
     """The timed steps of a run."""
 
-    step_s: tuple[float, ...]  # maximum over ranks
+    step_s: tuple[float, ...]
     data_wait_s: tuple[float, ...]
     seconds: float  # all of them together
 
@@ -39,6 +41,12 @@ def steps_per_s(record: RunRecord) -> float | None:
     """Return the steps of the window divided by its seconds: the whole window, never a mean of rates."""
     timed = window(record)
     return len(timed.step_s) / timed.seconds if timed else None
+
+
+def step_quantile(record: RunRecord, share: float) -> float | None:
+    """Return the step time that a share of the window's steps stay below, interpolated between two of them."""
+    timed = window(record)
+    return float(np.quantile(timed.step_s, share)) if timed else None
 
 
 def step_interval(record: RunRecord) -> Interval | None:
@@ -88,16 +96,11 @@ def by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
 
 
 def outside_collectives(record: RunRecord) -> tuple[float, ...]:
-    """Return each rank's own seconds in a step, outside its collectives; empty unless all ranks' are known.
-
-    Older records hold the time before the first collective instead. At stage 3 that tells nothing: weights are gathered
-    before anything is computed.
-    """
+    """Return each rank's own seconds in a step, outside its collectives; empty unless all ranks' are known."""
     observed = record.observations
     if observed is None or record.outcome.kind != "ok":
         return ()
-    gathers_first = record.spec.engine.options.get("stage") == 3
-    ranks = observed.outside_collectives_s or (() if gathers_first else observed.before_collectives_s)
+    ranks = observed.outside_collectives_s
     return ranks if len(ranks) == record.spec.world_size else ()
 
 

@@ -2,13 +2,16 @@
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from analysis.columns import columns
 from analysis.reading import Found, Reading, find
@@ -16,6 +19,7 @@ from analysis.reading.rows import FILE, TRACES, File, Rows, of, row, schema
 from analysis.summary import ANSWERING, KEY, Row, answering, summarise
 from analysis.table import judged_table, plain
 from analysis.variants import variants
+from bench.errors import printable
 from bench.record import Outcome, RunRecord
 from bench.spec import RunSpec
 from bench.store import Unreadable, read_record
@@ -74,9 +78,28 @@ class Results:
         """Return the steps behind a row of the summary: those of its n runs, none where n is 0."""
         found: Runs = {}
         for place in self.behind(row):
-            steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
-            found.setdefault(self._allocation(place), []).extend(steps[cut:])
+            if steps := self.window(place):
+                found.setdefault(self._allocation(place), []).extend(steps)
         return found
+
+    def window(self, place: int) -> list[float]:
+        """Return the timed steps of a run of the table, in seconds and in their order.
+
+        They add up to its window, which says what they cost: the steps of an older record of several ranks add up to
+        more, where no rank's own were kept.
+        """
+        steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
+        timed: list[float] = steps[cut:]
+        total, window_s = math.fsum(timed), float(self._window_s[place])
+        if not (total and window_s > 0) or math.isclose(total, window_s):
+            return timed
+        return [seconds * (window_s / total) for seconds in timed]
+
+    @functools.cached_property
+    def _window_s(self) -> NDArray[np.float64]:
+        """The seconds of every row's window; NaN where it has none."""
+        table = self.table
+        return (table["sample_s"] * table["global_batch"] * table["n_steps"]).to_numpy(float, na_value=np.nan)
 
     def behind(self, row: Row) -> list[int]:
         """Return the places in the table of the runs behind a row of the summary, in the order in which they ran."""
@@ -122,11 +145,11 @@ def warn(found: Reading | Results) -> None:
         read = len(found.records if isinstance(found, Reading) else found.table)
         _log.warning("skipped as no record: %d of %d files", len(found.skipped), len(found.skipped) + read)
         for skipped in found.skipped:
-            _log.warning("  %s", skipped)
+            _log.warning("  %s", printable(str(skipped)))
     if found.unfinished:
         _log.warning("without a record yet: %d attempts", len(found.unfinished))
         for folder in found.unfinished:
-            _log.warning("  %s", folder)
+            _log.warning("  %s", printable(str(folder)))
 
 
 def _results(found: Found, load: Callable[[Path], RunRecord]) -> Results:

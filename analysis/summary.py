@@ -6,7 +6,10 @@ n                 allocations in which repeats ended ok, drills left out; the nu
                   share an allocation share its nodes and count once, with their median; outside of Slurm each counts
 runs              rows of the run table, all attempts
 outcome           ok if n > 0, else how the last attempt ended; reason with it
+sample_s          geometric mean over the allocations of the time per sample over all windows in each: what
+                  configurations are ranked by
 step_s, rates     median over the repeats, with the interval of step_s and of tokens_per_s as *_low and *_high
+step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all
 *_bytes           maximum over the repeats: the worst one decides what fits
 interval_kind     "within the run" for n = 1: what more steps there would give, not what another allocation would (of
                   several runs in it, from the lowest end to the highest); "between repeats" from six on; "range of
@@ -14,7 +17,7 @@ interval_kind     "within the run" for n = 1: what more steps there would give, 
 interval_level    0.95, or the probability that a range of so few holds the median
 interval_n        what the interval rests on: the steps of the one run, or the repeats
 flags             of any of the runs behind the numbers, and `mixed` where other repeats ended otherwise; without `few`
-                  where there are repeats, for it doubts an interval within a run
+                  from three allocations on, for it doubts an interval within a run
 """
 
 import statistics
@@ -25,9 +28,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.columns import Kind
-from analysis.stats.interval import LEVEL, Interval
+from analysis.flags import NO_MEASUREMENT
+from analysis.stats.compare import enough
+from analysis.stats.interval import Interval
 from analysis.stats.repeats import median_interval
 from analysis.table import plain, typed
+from bench.statistics import LEVEL
 
 Row = dict[str, Any]
 Allocations = Sequence[Sequence[Row]]
@@ -40,14 +46,17 @@ _WHAT = (
     "device", "model", "parameters", "engine", "precision", "activation_checkpointing", "data", "seed", "nodes",
     "devices_per_node", "world_size", "micro", "accumulation", "global_batch", "encoder_tokens", "decoder_tokens",
 )  # fmt: skip
-_MEDIANS = ("samples_per_s", "effective_tokens_per_s", "model_tflops_per_device", "mfu", "hfu", "data_wait_s")
-_MAXIMA = ("peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes")
+_MEDIANS = (
+    "step_s_p95", "step_s_p99", "samples_per_s", "effective_tokens_per_s", "model_tflops_per_device", "mfu", "hfu",
+    "data_wait_s",
+)  # fmt: skip
+_MAXIMA = ("step_s_max", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes")
 _KINDS: dict[str, Kind] = {
     "variant": "text", "n": "integer", "runs": "integer", "interval_kind": "text", "interval_level": "number",
     "interval_n": "integer",
 }  # fmt: skip
 COLUMNS = (
-    *KEY, *_WHAT, "variant", "n", "runs", "outcome", "step_s", "step_s_low", "step_s_high", "tokens_per_s",
+    *KEY, *_WHAT, "variant", "n", "runs", "outcome", "sample_s", "step_s", "step_s_low", "step_s_high", "tokens_per_s",
     "tokens_per_s_low", "tokens_per_s_high", "interval_kind", "interval_level", "interval_n", *_MEDIANS, *_MAXIMA,
     "flags", "reason",
 )  # fmt: skip
@@ -73,6 +82,7 @@ def _summary(rows: Sequence[Row]) -> Row:
         "n": len(allocations),
         "runs": len(rows),
         "outcome": told["outcome"],
+        "sample_s": _sample_s(allocations),
         **_timing(allocations),
         **{name: _typical(allocations, name) for name in _MEDIANS},
         **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
@@ -83,12 +93,12 @@ def _summary(rows: Sequence[Row]) -> Row:
 
 def answering(rows: Sequence[Row]) -> list[Row]:
     """Return those rows of the run table that the numbers of one configuration come from: of every repeat the last
-    attempt, if it ended ok and was no drill."""
+    attempt, if it ended ok and was a measurement at all."""
     return [row for row in _last_attempts(rows) if _answers(row)]
 
 
 def _answers(row: Row) -> bool:
-    return row["outcome"] == "ok" and "drill" not in row["flags"].split()
+    return row["outcome"] == "ok" and set(NO_MEASUREMENT).isdisjoint(row["flags"].split())
 
 
 def _last_attempts(rows: Sequence[Row]) -> list[Row]:
@@ -131,6 +141,17 @@ def _interval(allocations: Allocations, name: str) -> Interval | None:
     return Interval(min(low for low, _ in ends), max(high for _, high in ends), "within the run", LEVEL, steps)
 
 
+def _sample_s(allocations: Allocations) -> float | None:
+    """Return the geometric mean over allocations of the time per sample over all windows in each."""
+    told = [[row for row in rows if row["sample_s"] is not None] for rows in allocations]
+    means = [_mean([row["sample_s"] for row in rows], [row["n_steps"] for row in rows]) for rows in told if rows]
+    return statistics.geometric_mean(means) if means else None
+
+
+def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
 def _typical(allocations: Allocations, name: str) -> float | None:
     """Return the median over allocations of the median over the runs in each; None where no run tells it."""
     medians = _medians(allocations, name)
@@ -144,7 +165,7 @@ def _medians(allocations: Allocations, name: str) -> list[float]:
 
 def _flags(good: Sequence[Row], answers: Sequence[Row], allocations: Allocations) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
-    if len(allocations) > 1:
+    if enough(allocations):
         raised = [flag for flag in raised if flag != "few"]
     if good and len(good) < len(answers):
         raised.append("mixed")

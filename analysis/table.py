@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.columns import Column, Kind, columns
+from analysis.csv_cells import from_text
 from analysis.flags import FLAGS
 from analysis.reading.rows import File, cases, row, schema
 from analysis.verify import invalid, judge
@@ -19,7 +20,7 @@ from bench.record import Outcome, RunRecord
 _DTYPES: Mapping[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
 _MISSING = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
 _PARSE: Mapping[Kind, Callable[[str], Any]] = {
-    "text": str, "integer": int, "number": float, "truth": "True".__eq__,
+    "text": from_text, "integer": int, "number": float, "truth": "True".__eq__,
 }  # fmt: skip
 _NEVER_MISSING = ("reason", "flags")  # empty says that there is none
 
@@ -32,8 +33,8 @@ class Judged(NamedTuple):
 
 
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return the run table of `records`, in their order. They are judged beside each other: a run whose loss is not
-    the reference engine's is `invalid` here, whatever its own record says."""
+    """Return the run table of `records`, in their order. They are judged beside each other: a run whose
+    gradient norm or loss is not the reference engine's is `invalid` here, whatever its own record says."""
     known = columns()
     plain_rows = [row(File(""), record, known) for record in records]
     return judged_table(pa.Table.from_pylist(plain_rows, schema())).table
@@ -75,7 +76,7 @@ def _invalidate(frame: pd.DataFrame, changes: pa.ChunkedArray, outcomes: Mapping
 
 def read_csv(path: Path) -> pd.DataFrame:
     """Read the run table that `zeroscale table --format csv` wrote, exactly as it was."""
-    text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""])
+    text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""], lineterminator="\n")
     known = columns()
     cells = {name: _parsed(known[name], text[name]) for name in text.columns}
     return typed(cells)

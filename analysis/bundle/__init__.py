@@ -5,7 +5,9 @@ points    group files and a command for each point  macros  its numbers for LaTe
 readme    what to do with it                        archive one file, equal bytes for equal content
 """
 
+import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,12 +26,17 @@ from analysis.results import Results, judged
 from analysis.scaling import best, curves
 from analysis.table import plain
 from bench import store
+from bench.files import read_regular
 from bench.record import Environment, RunRecord
 
 RUNS, NUMBERS, POINTS, README = "runs", "numbers.tex", "points.csv", "README.md"
 
 _KEPT = (store.RECORD, store.SPEC, store.CIRCUMSTANCE, store.ENVIRONMENT, store.INTERRUPTED, store.STEPS, store.LOG)
 _NO_PACKAGES = ("zeroscale", "python", "os")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")  # what a file may be called, whoever unpacks it
+_PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+")
+
+_log = logging.getLogger(__name__)
 
 
 class Attempt(NamedTuple):
@@ -51,7 +58,7 @@ def bundle(found: Reading, paths: Sequence[Path], here: Mapping[str, str] | None
     """Return the bundle of what was `found` below `paths`; with names of this machine in `here`, by their kinds, it is
     anonymous. Raises UserError where a name cannot be taken out."""
     attempts = list(_attempts(found, paths))
-    logs, hidden = [_log(attempt) for attempt in attempts], None
+    logs, hidden = [_text_of_log(attempt) for attempt in attempts], None
     if here is not None:
         hidden = veil(list(found.records.values()), logs, here)
         attempts = [_hidden(a, a.record, hidden) for a in attempts if a.record]
@@ -77,11 +84,23 @@ def _attempts(found: Reading, paths: Sequence[Path]) -> Iterator[Attempt]:
     records = {file.parent: record for file, record in found.records.items()}
     for folder in sorted({*records, *found.unfinished}):
         place = folder.resolve().relative_to(top).as_posix()
-        files = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
-        yield Attempt(place, records.get(folder), files)
+        yield Attempt(place, records.get(folder), _files(folder))
 
 
-def _log(attempt: Attempt) -> str:
+def _files(folder: Path) -> dict[str, bytes]:
+    """Return what an attempt left, by name; what cannot be read is named and left out."""
+    found = {}
+    for name in _KEPT:
+        try:
+            found[name] = read_regular(folder / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _log.warning("left out of the bundle: %s: %s", folder / name, error.strerror or error)
+    return found
+
+
+def _text_of_log(attempt: Attempt) -> str:
     return attempt.files.get(store.LOG, b"").decode(errors="replace")
 
 
@@ -93,7 +112,7 @@ def _hidden(attempt: Attempt, record: RunRecord, hidden: Veil) -> Attempt:
     if bare.environment:
         files[store.ENVIRONMENT] = store.to_json(bare.environment)
     if store.LOG in attempt.files:
-        files[store.LOG] = hidden.text(_log(attempt)).encode()
+        files[store.LOG] = hidden.text(_text_of_log(attempt)).encode()
     if store.STEPS in attempt.files and _only_numbers(attempt.files[store.STEPS]):
         files[store.STEPS] = attempt.files[store.STEPS]
     return Attempt(hidden.text(attempt.place), bare, files)
@@ -101,9 +120,12 @@ def _hidden(attempt: Attempt, record: RunRecord, hidden: Veil) -> Attempt:
 
 def _only_numbers(parquet: bytes) -> bool:
     import pyarrow.parquet
-    from pyarrow import BufferReader, types
+    from pyarrow import ArrowException, BufferReader, types
 
-    schema = pyarrow.parquet.read_schema(BufferReader(parquet))
+    try:
+        schema = pyarrow.parquet.read_schema(BufferReader(parquet))
+    except (OSError, ArrowException):  # torn
+        return False
     kinds = (types.is_integer, types.is_floating, types.is_boolean)
     return not schema.metadata and all(any(kind(field.type) for kind in kinds) for field in schema)
 
@@ -138,7 +160,9 @@ def _environments(records: Iterable[RunRecord]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for name, one in classes.items():
         pins = [f"{package}=={version}" for package, version in one.versions.items() if version]
-        pins = [pin for pin in pins if pin.partition("==")[0] not in _NO_PACKAGES]
+        pins = [pin for pin in pins if _PIN.fullmatch(pin) and pin.partition("==")[0] not in _NO_PACKAGES]
+        if not _PLAIN.fullmatch(name):  # no id that zeroscale gives
+            name = hashlib.sha256(name.encode()).hexdigest()[:8]
         files[f"environments/{name}.txt"] = "\n".join([*pins, ""]).encode()
         files[f"environments/{name}.json"] = json.dumps(one.model_dump(mode="json"), indent=1).encode() + b"\n"
     return files

@@ -5,6 +5,9 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from bench.errors import UserError
 
 MANIFEST = "manifest.csv"
 
@@ -17,6 +20,8 @@ def packed(folder: str, files: Mapping[str, bytes]) -> bytes:
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):
         for path, content in sorted({**files, MANIFEST: manifest(files)}.items()):
+            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+                raise UserError(path, "leads out of the bundle", "leave out the record that names it")
             entry = tarfile.TarInfo(f"{folder}/{path}")
             entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))
@@ -25,5 +30,9 @@ def packed(folder: str, files: Mapping[str, bytes]) -> bytes:
 
 def manifest(files: Mapping[str, bytes]) -> bytes:
     """Return path, size and SHA-256 of each file as CSV."""
-    rows = [f'"{path}",{len(files[path])},{hashlib.sha256(files[path]).hexdigest()}' for path in sorted(files)]
+    rows = [f"{_quoted(path)},{len(files[path])},{hashlib.sha256(files[path]).hexdigest()}" for path in sorted(files)]
     return "\n".join(["path,bytes,sha256", *rows, ""]).encode()
+
+
+def _quoted(path: str) -> str:
+    return '"' + path.replace('"', '""') + '"'

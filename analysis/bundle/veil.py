@@ -13,27 +13,44 @@ _LAUNCHER = ("name", "mode", "time_limit_min", "hang_s", "startup_s", "job", "jo
              "control")  # fmt: skip
 """Of how a run was launched only this is kept: the rest is a site's own."""
 
+_PART = re.compile(r"[^\W_]+")
+
 
 class Veil(NamedTuple):
     """Names and their pseudonyms; a name is in small letters and stands for itself in any case, a path as it is."""
 
     pseudonyms: Mapping[str, str]
-    pattern: re.Pattern[str]
+    pattern: re.Pattern[str]  # of these and of names like them
+    spaced: re.Pattern[str]  # known paths with a blank in them
 
     def text(self, text: str) -> str:
         """Return `text` with every name replaced."""
-        bare = names.replaced(text, names.paths, self._path)
+        if (whole := self.pseudonyms.get(text.lower())) is not None:
+            return whole
+        bare = self.spaced.sub(self._path, text)
+        bare = names.replaced(bare, names.urls, self._url)
+        bare = names.replaced(bare, names.paths, self._path)
         bare = names.replaced(bare, names.lists, self._list)
-        return self.pattern.sub(lambda match: self.pseudonyms[match[0].lower()], bare)
+        return self.pattern.sub(self._name, bare)
 
-    def _path(self, path: str) -> str:
-        whose, library = names.divided(path)
+    def _name(self, match: re.Match[str]) -> str:
+        """Replace a name; of what is only like one, the parts that are names."""
+        whole = self.pseudonyms.get(match[0].lower())
+        return whole or _PART.sub(lambda part: self.pseudonyms.get(part[0].lower(), part[0]), match[0])
+
+    def _url(self, match: re.Match[str]) -> str:
+        """Leave out who asks and what for; the host is a name like any other."""
+        return f"{match[1]}{match[2]}{'/path' if match[3] and match[3] != '/' else match[3] or ''}"
+
+    def _path(self, match: re.Match[str]) -> str:
+        whose, library = names.divided(match[0])
         return self.pseudonyms.get(whose, "/path") + library
 
-    def _list(self, listed: str) -> str:
+    def _list(self, match: re.Match[str]) -> str:
         """Replace a node list by its hosts; leave what only looks like one."""
-        hosts = [host.lower() for host in names.nodes(listed)]
-        return ",".join(map(self.pseudonyms.__getitem__, hosts)) if self.pseudonyms.keys() >= set(hosts) else listed
+        hosts = names.nodes(match[0])
+        known = hosts and all(host.lower() in self.pseudonyms for host in hosts)
+        return ",".join(self.pseudonyms[host.lower()] for host in hosts) if known else match[0]
 
     def plain(self, value: Any) -> Any:
         """Return a JSON value with every name in its texts and keys replaced."""
@@ -58,7 +75,8 @@ class Veil(NamedTuple):
         """Raise UserError if a name is left in a text file or in the path of any."""
         for path, content in files.items():
             text = "" if path.endswith(".parquet") else content.decode(errors="replace")
-            for name in (found[0] for place in (path, text) for found in self.pattern.finditer(place)):
+            found = (match for place in (path, text) for match in self.pattern.finditer(place))
+            for name in (match[0] for match in found if self._name(match) != match[0]):
                 raise UserError(name, f"is still in {path}", "make the bundle without --anonymous, and report this")
 
 
@@ -76,9 +94,9 @@ def veil(records: list[RunRecord], texts: list[str], here: Mapping[str, str]) ->
 
 
 def _veil(pseudonyms: Mapping[str, str]) -> Veil:
-    words = sorted((name for name in pseudonyms if not name.startswith("/")), key=len, reverse=True)
-    choice = "|".join(map(re.escape, words)) or r"(?!)"
-    return Veil(pseudonyms, re.compile(rf"(?<![^\W_])(?:{choice})(?![^\W_])", re.IGNORECASE))
+    spaced = sorted((name for name in pseudonyms if name.startswith("/") and " " in name), key=len, reverse=True)
+    literally = re.compile("|".join(map(re.escape, spaced)) or r"(?!)")
+    return Veil(pseudonyms, names.any_of(name for name in pseudonyms if not name.startswith("/")), literally)
 
 
 def _renamed(first: Veil, spec: RunSpec) -> str | None:

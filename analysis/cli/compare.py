@@ -5,15 +5,17 @@
   zeroscale compare torch2.12 torch2.13 --across versions.torch
   zeroscale compare smoke smoke --across engine=zero2:zero3
 
-Two configurations are compared where they measured the same by the same protocol, on the same machine, with the same
-versions. What differs is named and not compared, unless --across says that it is the question: a field of the spec
-(engine, engine.options.reduce_bucket_size, measure, …), machine, versions.torch, … or all below it.
+Two configurations are compared, by time per sample over the whole window, where they measured the same by the same
+protocol, on the same machine, with the same versions. What differs is named and not compared, unless --across says that
+it is the question: a field of the spec (engine, engine.options.reduce_bucket_size, measure, …), machine,
+versions.torch, … or all below it.
 
 The gate breaks, with exit code 1, where B is detectably slower (all configurations taken together wrong in at most 5 %)
 and by more than the gate; where each of its runs has a peak of memory higher than all of A's by more than that; where
 it failed and A ran; and where there is nothing to compare. A slowdown that the interval cannot exclude leaves it open,
-as do configurations that are not comparable or missing in B, and fewer than three runs of a side: only their steps can
-be compared then, and two runs of the same differ by more than their steps tell. --strict breaks it in all these cases.
+as do configurations that are not comparable or missing in B, and fewer than three runs of a side: there are too few
+repeats to tell then, for two runs of the same differ by more than their steps show. --strict breaks it in all these
+cases.
 """
 
 import argparse

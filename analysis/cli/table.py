@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import UserError, nearest
+from bench.errors import UserError, nearest, printable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -83,6 +83,6 @@ def _print(frame: "DataFrame") -> None:
         right = known[name].kind in ("integer", "number")
         shown.add_column(Text(name), justify="right" if right else "left", overflow="fold")
     for row in plain(frame):
-        shown.add_row(*(Text(cell(known[name], value)) for name, value in row.items()))
+        shown.add_row(*(Text(printable(cell(known[name], value))) for name, value in row.items()))
     console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     console.print(shown)

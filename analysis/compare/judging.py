@@ -6,23 +6,24 @@ from typing import Literal, NamedTuple
 from analysis.compare.fields import Difference
 from analysis.compare.pairing import Configuration, Pair
 from analysis.compare.quantities import PEAK, Change, changes
-from analysis.results import Results, Runs
+from analysis.results import Results
+from analysis.scaling.pace import Pace, against
 from analysis.stats import compare as stats
 
 Status = Literal[
-    "faster", "slower", "no detectable difference", "not comparable", "only in A", "only in B", "failed in A",
-    "failed in B", "failed in both",
+    "faster", "slower", "no detectable difference", "too few repeats to tell", "not comparable", "only in A",
+    "only in B", "failed in A", "failed in B", "failed in both",
 ]  # fmt: skip
 """Of B, seen from A."""
 Held = Literal["kept", "open", "broken"]
 
 
 class Gate(NamedTuple):
-    """What B may not do. `limit` 0.03: a step that takes more than 3 % longer, a peak of memory more than 3 % higher.
+    """What B may not do. `limit` 0.03: a time per sample more than 3 % longer, a peak of memory more than 3 % higher.
 
-    Step time breaks it where B is detectably slower, all pairs of the set taken together, and by more than the limit;
-    it is open where that cannot be excluded, the interval reaching beyond, and where there are too few runs to tell
-    their differences from that of the code. Memory breaks it where every run of B is that much above every run of A,
+    Time breaks it where B is detectably slower, all pairs of the set taken together, and by more than the limit;
+    it is open where that cannot be excluded, the interval reaching beyond, and where there are too few repeats to
+    tell. Memory breaks it where every run of B is that much above every run of A,
     and a failure where A ran. With `exact`, any other quantity that changes does too.
     """
 
@@ -33,7 +34,7 @@ class Gate(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What one pair says; `comparison` is of B over A and there only where both have a step time."""
+    """What one pair says; `comparison` is of B over A and there only where both have a time."""
 
     a: Configuration | None
     b: Configuration | None
@@ -76,10 +77,14 @@ def _draft(a: Results, b: Results, pair: Pair, *, paired: bool) -> Line:
         return Line(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")
     if any(failures):
         return Line(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
-    comparison, runs = _timed(*(_runs(side, one, paired) for side, one in ((a, ours), (b, theirs))))
+    if None in (ours.row["step_s"], theirs.row["step_s"]):  # of a rehearsal
+        return Line(ours, theirs, "not comparable", "runs without step times")
+    before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
-    status: Status = "no detectable difference"  # until all are seen together
-    return Line(ours, theirs, status, "", comparison, runs, changes(*records), pair.asked)
+    status: Status = stats.TOO_FEW  # until all are seen together
+    shared = stats.blocks(before.runs, after.runs)
+    runs = len(shared or before.runs), len(shared or after.runs)
+    return Line(ours, theirs, status, "", against(after, before), runs, changes(*records), pair.asked)
 
 
 def _failure(one: Configuration) -> str:
@@ -91,25 +96,15 @@ def _failure(one: Configuration) -> str:
     return ": ".join(part for part in (one.row["outcome"], one.row["reason"]) if part)
 
 
-def _runs(side: Results, one: Configuration, paired: bool) -> Runs:
-    """Return the steps behind a configuration by allocation, or by repeat."""
+def _pace(side: Results, one: Configuration, paired: bool) -> Pace:
+    """Return the seconds per sample of a configuration's steps by allocation, or by repeat."""
     if not paired:
-        return side.runs(one.row)
-    found: Runs = {}
-    for place in side.behind(one.row):
-        trace = side.traces.iloc[place]
-        found.setdefault(str(side.table["repeat"].iloc[place]), []).extend(trace["step_s"][trace["cut"] :])
-    return found
-
-
-def _timed(ours: Runs, theirs: Runs) -> tuple[stats.Comparison, tuple[int, int]]:
-    """Compare B with A, pair by pair where they share allocations: good nodes then help both."""
-    shared = [name for name in ours if name in theirs]
-    blocked = len(shared) >= stats.LEAST_RUNS
-    if blocked:
-        ours, theirs = ({name: side[name] for name in shared} for side in (ours, theirs))
-    found = stats.compare(list(theirs.values()), list(ours.values()), blocked=blocked)
-    return found, (len(ours), len(theirs))
+        runs = side.runs(one.row)
+    else:
+        runs = {}
+        for place in side.behind(one.row):
+            runs.setdefault(str(side.table["repeat"].iloc[place]), []).extend(side.window(place))
+    return Pace({name: [seconds / one.row["global_batch"] for seconds in steps] for name, steps in runs.items()})
 
 
 def _held(line: Line, gate: Gate) -> Line:
@@ -126,9 +121,8 @@ def _held(line: Line, gate: Gate) -> Line:
 def _broken(line: Line, gate: Gate) -> tuple[str, ...]:
     assert line.comparison and line.a and line.b
     found = []
-    by_runs = line.status == "slower" and line.comparison.unit == "run"
-    if by_runs and gate.limit is not None and line.comparison.ratio > 1 + gate.limit:
-        found.append("step time")
+    if line.status == "slower" and gate.limit is not None and line.comparison.ratio > 1 + gate.limit:
+        found.append("time per sample")
     for change in line.changes:
         grown = gate.limit is not None and change.name == PEAK and change.growth > 1 + gate.limit
         if (grown or (gate.exact and change.exact)) and change.name not in gate.allowed:
@@ -142,7 +136,7 @@ def _open(comparison: stats.Comparison, gate: Gate) -> tuple[str, ...]:
     if gate.limit is None:
         return ()
     if comparison.unit == "step":
-        return (f"fewer than {stats.LEAST_RUNS} runs of a side",)
+        return (stats.TOO_FEW,)
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
     return (f"more than {percent(gate.limit)} cannot be excluded",)

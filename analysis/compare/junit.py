@@ -42,7 +42,7 @@ def _case(name: str, line: Line, broken: bool) -> TestCase:
 
 def _told(line: Line) -> str:
     """Return what a person needs to know of a line, besides its name."""
-    timed = [f"step time {change(line)}", f"rests on {ground(line)}"] if line.comparison else []
+    timed = [f"time per sample {change(line)}", f"rests on {ground(line)}"] if line.comparison else []
     return "; ".join([line.status, *timed, *also(line)])
 
 

@@ -6,7 +6,9 @@ from analysis.compare.words import HEAD, RIGHT, cells, headline, level, sides
 from analysis.formats import escaped
 from analysis.formats.markdown import to_markdown as as_table
 
-_FOLDED = ("no detectable difference", "not comparable", "only in A", "only in B", "failed in both")
+_FOLDED = (
+    "no detectable difference", "too few repeats to tell", "not comparable", "only in A", "only in B", "failed in both",
+)  # fmt: skip
 
 
 def to_markdown(compared: Compared) -> str:

@@ -1,7 +1,6 @@
 """A comparison for programs: JSON and CSV, numbers exact, missing is null or empty."""
 
 import csv
-import io
 import json
 from typing import Any
 
@@ -9,8 +8,11 @@ from analysis.compare import Compared
 from analysis.compare.judging import Line
 from analysis.compare.quantities import Change
 from analysis.compare.words import headline
+from analysis.csv_cells import CsvLines, as_text
 
-_SIDE = ("config_id", "environment_id", "machine", "step_s", "peak_allocated_bytes", "n", "outcome", "flags")
+_SIDE = (
+    "config_id", "environment_id", "machine", "sample_s", "step_s", "peak_allocated_bytes", "n", "outcome", "flags",
+)  # fmt: skip
 
 
 def to_json(compared: Compared) -> str:
@@ -34,12 +36,11 @@ def to_json(compared: Compared) -> str:
 def to_csv(compared: Compared) -> str:
     """Return a row for each line; what changed is told as `name: values of A -> values of B`."""
     rows = [{**_row(name, line), "changes": "; ".join(map(_change, line.changes))} for name, line in compared.lines]
-    buffer = io.StringIO()
-    names = list(rows[0]) if rows else ["name"]
-    writer = csv.DictWriter(buffer, names, lineterminator="\n")
+    lines, names = CsvLines(), list(rows[0]) if rows else ["name"]
+    writer = csv.DictWriter(lines, names, lineterminator=lines.END)
     writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
+    writer.writerows({n: as_text(v) if isinstance(v, str) else v for n, v in row.items()} for row in rows)
+    return str(lines)
 
 
 def _row(name: str, line: Line) -> dict[str, Any]:

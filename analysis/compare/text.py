@@ -5,6 +5,7 @@ import sys
 
 from analysis.compare import Compared
 from analysis.compare.words import HEAD, RIGHT, cells, headline, level, sides
+from bench.errors import printable
 
 _STYLES = {"broken": "bold red", "open": "yellow"}
 _WIDE = 10_000  # where the output goes to a file or another program, a row stays a line
@@ -21,11 +22,11 @@ def to_text(compared: Compared) -> str:
         shown.add_column(Text(name), justify="right" if name in RIGHT else "left", overflow="fold")
     for name, line in compared.lines:
         style = _STYLES.get(line.held or "", "")
-        shown.add_row(*(Text(cell, style) for cell in cells(name, line)))
+        shown.add_row(*(Text(printable(cell), style) for cell in cells(name, line)))
     terminal, buffer = sys.stdout.isatty(), io.StringIO()
     width = Console().width if terminal else _WIDE
     console = Console(file=buffer, width=width, highlight=False, force_terminal=terminal)
-    console.print(Text(sides(compared)))
+    console.print(Text(printable(sides(compared))))
     console.print(shown)
     console.print(Text(level()), soft_wrap=True)
     console.print(Text(headline(compared), "bold"), soft_wrap=True)

@@ -8,18 +8,17 @@ from analysis.compare import Compared
 from analysis.compare.judging import Line, Status, percent
 from analysis.compare.quantities import Change
 from analysis.formats.numbers import MISSING, significant, size
-from analysis.stats.compare import LEAST_RUNS
-from analysis.stats.interval import LEVEL
+from analysis.stats.compare import LEAST_RUNS, TOO_FEW
+from bench.statistics import LEVEL
 
-HEAD = ("configuration", "B is", "A, s", "B, s", "step time of B", "rests on", "peak of B", "and")
-RIGHT = ("A, s", "B, s")
+HEAD = ("configuration", "B is", "A, s per sample", "B, s per sample", "time of B", "rests on", "peak of B", "and")
+RIGHT = ("A, s per sample", "B, s per sample")
 
 
 def headline(compared: Compared) -> str:
     """Return the outcome in a line or two: the gate, then how many configurations are what."""
-    counts = Counter((line.status, verdict(line)) for _, line in compared.lines)
-    ordered = sorted(counts, key=lambda kind: get_args(Status).index(kind[0]))
-    told = ", ".join(f"{counts[kind]} {kind[1]}" for kind in ordered)
+    counts = Counter(line.status for _, line in compared.lines)
+    told = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
     return " ".join(part for part in (_gate(compared), f"{told or 'nothing to compare'}.") if part)
 
 
@@ -30,23 +29,17 @@ def sides(compared: Compared) -> str:
     return f"A: {a}. B: {b}." + (f" The question: {_listed(list(asked), 5)}." if asked else "")
 
 
-def verdict(line: Line) -> str:
-    """Return the status, and that it holds for no other runs where only their steps tell it."""
-    told = line.comparison and line.comparison.unit == "step" and line.status in ("faster", "slower")
-    return f"{line.status} in these runs" if told else line.status
-
-
 def cells(name: str, line: Line) -> tuple[str, ...]:
     """Return a row under HEAD."""
     held = {"broken": ": breaks the gate", "open": ": gate open"}.get(line.held or "", "")
     return (
-        name, verdict(line) + held, _step(line, "a"), _step(line, "b"), change(line), ground(line),
+        name, line.status + held, _time(line, "a"), _time(line, "b"), change(line), ground(line),
         _peak(line), "; ".join(also(line)) or MISSING,
     )  # fmt: skip
 
 
 def change(line: Line) -> str:
-    """Return by how much B's step time differs from A's, with its interval."""
+    """Return by how much B's time per sample differs from A's, with its interval."""
     if line.comparison is None:
         return MISSING
     interval = line.comparison.interval
@@ -81,8 +74,9 @@ def changed(change: Change) -> str:
 def level() -> str:
     """Return what the intervals are."""
     return (
-        f"Step time of B against A with its {percent(LEVEL)} interval. From {LEAST_RUNS} runs a side on it holds for "
-        "other runs too; the steps of fewer tell only of themselves, and leave a gate open."
+        f"Time per sample of B against A, over the whole window, with its {percent(LEVEL)} interval. From {LEAST_RUNS} "
+        f"runs a side on it holds for other runs too; the steps of fewer say nothing of them: {TOO_FEW}, and a gate is "
+        "open."
     )
 
 
@@ -114,9 +108,9 @@ def _signed(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f}".replace("-0.0", "+0.0")
 
 
-def _step(line: Line, side: str) -> str:
+def _time(line: Line, side: str) -> str:
     one = getattr(line, side)
-    seconds = one.row["step_s"] if one else None
+    seconds = one.row["sample_s"] if one else None
     return MISSING if seconds is None else significant(seconds)
 
 

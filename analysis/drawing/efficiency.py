@@ -70,11 +70,11 @@ def _rows(curve: Curve) -> list[Row]:
 
 
 def _row(curve: Curve, point: Point) -> Row:
-    """Return a point as a row of a summary; at the base its own interval, of its step time."""
+    """Return a point as a row of a summary; at the base its own interval, of its throughput."""
     found = point.efficiency
     low, high = (found.interval.low, found.interval.high) if found and found.interval else (None, None)
     row = point.row
-    if point is curve.base and row["step_s_low"] is not None:
-        low, high = row["step_s"] / row["step_s_high"], row["step_s"] / row["step_s_low"]
+    if point is curve.base and row["tokens_per_s_low"] is not None:
+        low, high = (row[f"tokens_per_s_{end}"] / row["tokens_per_s"] for end in ("low", "high"))
     told = {"efficiency": found.value if found else None, "efficiency_low": low, "efficiency_high": high}
     return {**row, **told, "accumulation": 1}  # strong scaling accumulates less on more nodes: one curve all the same

@@ -27,7 +27,8 @@ ALT = (
 PLACE = 7
 
 _NOTE = (
-    "Each cell: the fastest configuration (× n: accumulated), how many tie with it, tokens/s, and its efficiency: "
+    "Each cell: the fastest configuration as measured (× n: accumulated), how many tie with it (n < 3: too few repeats "
+    "to tell), tokens/s, and its efficiency: "
     "throughput per device over that of the best configuration on the fewest nodes, with its interval. Hatched: no "
     "number."
 )
@@ -120,7 +121,7 @@ def _cell(axes: Axes, x: int, y: int, cell: Cell | None) -> None:
 
 def _lines_of(found: Best, fastest: Row, efficiency: Estimate) -> list[str]:
     engine = series(fastest).replace(" accumulated", "")
-    ties = f" (+{len(found.ties)} tied)" if found.ties else ""
+    ties = f" (+{len(found.ties)} tied)" if found.ties else " (n < 3)" if found.untold else ""
     interval = efficiency.interval
     ends = f" ({interval.low:.2f}–{interval.high:.2f})" if interval else ""
     rate = f"{significant(fastest['tokens_per_s'], 3)} tokens/s"

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from analysis import drawing
 from analysis.drawing import panels
+from analysis.flags import NO_MEASUREMENT
 from analysis.formats.numbers import UNITS, power_of
 from analysis.observed import by_rank, outside_collectives
 from analysis.results import Results
@@ -64,9 +65,9 @@ def figure(results: Results) -> Figure:
 
 
 def _telling(table: pd.DataFrame) -> "pd.Series[bool]":
-    """Which rows of the run table ended ok, were no drill, and tell of several ranks."""
+    """Which rows of the run table ended ok, are measurements, and tell of several ranks."""
     known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
-    return (table["outcome"] == "ok") & ~table["flags"].str.contains("drill") & known
+    return (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known
 
 
 def _most_spread(table: pd.DataFrame) -> tuple[list[int], int]:

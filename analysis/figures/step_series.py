@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import drawing
 from analysis.drawing import panels
+from analysis.flags import NO_MEASUREMENT
 from analysis.formats.numbers import significant
 from analysis.results import Results
 from analysis.summary import Row
@@ -75,12 +76,13 @@ def _chosen(results: Results) -> tuple[list[int], str]:
 
 
 def _timed(results: Results) -> "pd.Series[bool]":
-    """Which rows of the run table were timed, drills left out."""
-    return results.table["step_s"].notna() & ~results.table["flags"].str.contains("drill")
+    """Which rows of the run table were timed, what is no measurement left out."""
+    return results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))
 
 
 def _fastest(rows: Sequence[Row]) -> Row | None:
-    return max((row for row in rows if row["n"]), key=lambda row: row["tokens_per_s"] or 0.0, default=None)
+    timed = (row for row in rows if row["n"] and row["step_s"] is not None)  # a rehearsal has no step times
+    return max(timed, key=lambda row: row["tokens_per_s"] or 0.0, default=None)
 
 
 def _draw(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:

@@ -7,13 +7,22 @@ import re
 import pandas as pd
 
 from analysis.columns import Column, columns
+from analysis.csv_cells import FORMULA, CsvLines
 from analysis.formats.numbers import cell
 from analysis.table import plain, values
 
 
 def to_csv(frame: pd.DataFrame) -> str:
     """Return CSV with a header; missing is empty. `analysis.table.read_csv` gives the same table back."""
-    return frame.to_csv(index=False, lineterminator="\n")
+    names = [str(name) for name, kind in frame.dtypes.items() if kind == "string"]
+    texts = {name: _as_text(frame[name]) for name in names}
+    lines = CsvLines()
+    frame.assign(**texts).to_csv(lines, index=False, lineterminator=lines.END)  # type: ignore[call-overload]
+    return str(lines)
+
+
+def _as_text(column: "pd.Series[str]") -> "pd.Series[str]":
+    return column.where(~column.str.startswith(FORMULA).fillna(False), "'" + column)
 
 
 def to_json(frame: pd.DataFrame) -> str:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 
 import pandas as pd
 
-from analysis.claims import CLAIMS, Claim, Comparison, Effect, Finding, contrast, findings
+from analysis.claims import CLAIMS, Claim, Comparison, Effect, Finding, findings
 from analysis.ledger import rule
 from analysis.ledger.coverage import covered
 from analysis.ledger.published import read
@@ -45,7 +45,7 @@ def ledger(results: Results) -> list[Entry]:
             why = "says what was studied, nothing that could be measured"
             entries.append(Entry(*head, "", covered(row["id"], results), "not testable here", why))
         else:
-            entries += _entries(head, weighed.get(row["id"]), found, results)
+            entries += _entries(head, weighed.get(row["id"]), found)
     return entries
 
 
@@ -54,9 +54,7 @@ def as_table(entries: Sequence[Entry]) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
 
 
-def _entries(
-    head: tuple[str, str, str], claim: Claim | None, found: Sequence[Finding], results: Results
-) -> Iterator[Entry]:
+def _entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[Finding]) -> Iterator[Entry]:
     machines: dict[str, list[Finding]] = {}
     for finding in found:
         if finding.claim is claim:
@@ -66,31 +64,32 @@ def _entries(
         yield Entry(*head, "", "", "not testable here", why)
     for machine, of_machine in machines.items():
         measured = "; ".join(f"{finding.model}: {_counts(finding.counts)}" for finding in of_machine)
-        yield Entry(*head, machine, measured, *_weigh(of_machine, results))
+        yield Entry(*head, machine, measured, *_weigh(of_machine))
 
 
-def _weigh(found: Sequence[Finding], results: Results) -> tuple[Verdict, str]:
+def _weigh(found: Sequence[Finding]) -> tuple[Verdict, str]:
     """Return the verdict on a claim on one machine, from the models there that test it, and why."""
     short = {finding.model: rule.obstacles(finding) for finding in found}
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:
         analogue = "; ".join(f"{finding.model}: {finding.verdict}" for finding in found)
         return "not testable here", f"{_joined(short)} (analogue: {analogue})"
-    counts = _effects([comparison for finding in tests for comparison in rule.testing(finding)], results)
+    counts = _effects([comparison for finding in tests for comparison in rule.testing(finding)])
     verdict = _VERDICTS.get(tests[0].claim.judge(counts), "not testable here")
     why = f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_counts(counts)}"
     why += "; by its effect, not its cause" if tests[0].claim.id == "C1" and verdict != "not testable here" else ""
+    if left := Counter(reason for finding in tests for reason in rule.left_out(finding)):
+        why += f"; left out: {', '.join(f'{count} where {reason}' for reason, count in left.items())}"
     others = {model: why for model, why in short.items() if why}
     return verdict, why + (f"; left out as analogues: {_joined(others)}" if others else "")
 
 
-def _effects(comparisons: Sequence[Comparison], results: Results) -> Counter[Effect]:
-    """Return what the repeats tell of all comparisons together; unknown is one that has too few of them."""
-    told = [comparison for comparison in comparisons if rule.repeated(comparison)]
-    tested = [found for comparison in told if (found := contrast(comparison, results))]
+def _effects(comparisons: Sequence[Comparison]) -> Counter[Effect]:
+    """Return what all comparisons tell together; unknown is one of which a side has no number."""
+    tested = [comparison.tested for comparison in comparisons if comparison.tested]
     counts: Counter[Effect] = Counter(verdicts(tested))
-    if few := len(comparisons) - len(tested):
-        counts["unknown"] = few
+    if missing := len(comparisons) - len(tested):
+        counts["unknown"] = missing
     return counts
 
 

@@ -14,8 +14,9 @@ SMALLEST, LARGEST = 580e6, 13e9
 TEXT = (
     "A set tests a claim only as the study did: an mT5 model of 580M to 13B parameters (the count of a published "
     "shape; for C3 mT5-XXL), on GPUs of one machine and environment class, on two or more node counts, for C1 with "
-    f"the same work per step on all of them, and with {LEAST_RUNS} or more independent repeats of each side, compared "
-    "with Holm's correction. Anything else is an analogue and tests nothing, whatever it shows. Which GPUs and node "
+    f"the same work per step on all of them, with {LEAST_RUNS} or more independent repeats of each side, compared with "
+    "Holm's correction, and with every option of two stages alike that both know, and as its preset has it where one "
+    "does. Anything else is an analogue and tests nothing, whatever it shows. Which GPUs and node "
     "counts the study had is not known here, nor is it required."
 )
 
@@ -24,18 +25,18 @@ _OUT_OF_MEMORY = ("oom", "host_oom")
 
 
 def testing(finding: Finding) -> list[Comparison]:
-    """Return the comparisons that a test of the claim consists of; those with too few repeats are among them, those of
-    a side that cannot run for want of memory are not."""
-    return [
-        comparison
-        for comparison in finding.comparisons
-        if not any(row["outcome"] in _OUT_OF_MEMORY for row in _sides(comparison)) and _same_work(finding, comparison)
-    ]
+    """Return the comparisons that a test of the claim consists of; those with too few repeats are among them."""
+    return [comparison for comparison in finding.comparisons if not _outside(finding, comparison)]
+
+
+def left_out(finding: Finding) -> list[str]:
+    """Return of every other comparison why it is no part of a test."""
+    return [reason for comparison in finding.comparisons if (reason := _outside(finding, comparison))]
 
 
 def repeated(comparison: Comparison) -> bool:
     """Whether both sides have enough independent repeats to speak for others."""
-    return all(row["n"] >= LEAST_RUNS for row in _sides(comparison))
+    return comparison.tested is not None and comparison.tested.unit == "run"
 
 
 def obstacles(finding: Finding) -> list[str]:
@@ -68,18 +69,25 @@ def _obstacles(finding: Finding) -> Iterator[str]:
     if any(row["peak_reserved_bytes"] is None for row in numbers):  # known wherever the device is a GPU
         yield "not on GPUs"
     tests = testing(finding)
-    if finding.comparisons and not any(_same_work(finding, comparison) for comparison in finding.comparisons):
-        yield "the work per step grew with the nodes, so that no more steps per second could be expected"
-    elif len(_nodes(tests)) < 2:
+    if not tests:
+        yield from dict.fromkeys(left_out(finding))
+        return
+    if len(_nodes(tests)) < 2:
         yield "one node count only"
     if not any(map(repeated, tests)):
         yield f"fewer than {LEAST_RUNS} independent repeats a side"
 
 
-def _same_work(finding: Finding, comparison: Comparison) -> bool:
-    """Whether both sides do the same work per step; stages always do, more nodes only in strong scaling."""
+def _outside(finding: Finding, comparison: Comparison) -> str:
+    """Return why a comparison is no part of a test of its claim; empty if it is one."""
     before, after = _sides(comparison)
-    return finding.claim.id != "C1" or before["global_batch"] == after["global_batch"]
+    if finding.claim.id == "C1" and before["global_batch"] != after["global_batch"]:
+        return "the work per step grew with the nodes, so that no more steps per second could be expected"
+    if not comparison.as_preset:
+        return "an option that only one of the two stages knows is not its preset's"
+    if any(row["outcome"] in _OUT_OF_MEMORY for row in (before, after)):
+        return "a side ran out of memory"
+    return ""
 
 
 def _nodes(comparisons: Iterable[Comparison]) -> set[int]:

@@ -9,7 +9,9 @@ from analysis.predictions import Comparison, Point, Verdict, estimators, shapes
 from bench.predict.memory import memory
 from bench.spec import RunSpec
 
-GIB = 2**30
+DEVICE_BYTES = {"RTX-3090 24GB": 25_430_000_000, "V100-16GB": 16_920_000_000, "A100-40GB": 42_500_000_000}
+"""By a report's device, as its driver reports them: of the last two `conf/machine` says the same; CUDA's out-of-memory
+messages on an RTX 3090 say 23.69 GiB."""
 FITS = {True: "fits", False: "does not fit", None: "may fit"}
 SHAPES = {"t5-3b": "t5_3b", "flan-t5-xl 3B": "t5_v1_1_xl", "flan-t5-xxl 11B": "t5_v1_1_xxl"}
 """A report's model: our name of its shape in `results/published/t5_shapes.csv`."""
@@ -20,9 +22,9 @@ FLAN = ((500, 129),)
 TEXT = (
     "Six reports (`results/published/fit_boundaries.csv`): would the device have held the run? What a report does not "
     "state is varied: lengths up to the 128 tokens at which its command line cuts sentences, and checkpointing with "
-    "and without. A report is not testable where the answer changes within that range. Device memory is nominal: 24, "
-    "16, 40 GiB. Activations are those of eager attention with dropout 0.1, as transformers had it then. DeepSpeed's "
-    "estimators see model states only."
+    "and without. A report is not testable where the answer changes within that range. Device memory is what "
+    "drivers report: 25.4, 16.9 and 42.5 GB. Activations are those of eager attention with dropout 0.1, as "
+    "transformers had it then. DeepSpeed's estimators see model states only."
 )
 HOST_BYTES_PER_PARAMETER = 20
 """Of fp32 training with everything offloaded: weight, gradient, master weight and two moments, 4 each."""
@@ -61,12 +63,12 @@ _CPU = {"device": "cpu"}
 _ZERO2 = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 200_000_000, "offload_optimizer": _CPU}
 """The sizes of the configuration file that the report's command line names."""
 _BOTH = (True, False)
-_T5_3B = Report(24 * GIB, "fp16", 1, 1, UP_TO_128, {"bucket_cap_mb": 25})
-_T5_3B_OFFLOADED = Report(24 * GIB, "fp16", 1, 20, UP_TO_128, _ZERO2, native=True)
-_XL = Report(16 * GIB, "fp32", 4, 1, FLAN, _zero3(2048), _BOTH)
-_XXL = Report(40 * GIB, "bf16", 8, 8, FLAN, _zero3(4096), (True,))
+_T5_3B = Report(DEVICE_BYTES["RTX-3090 24GB"], "fp16", 1, 1, UP_TO_128, {"bucket_cap_mb": 25})
+_T5_3B_OFFLOADED = _T5_3B._replace(micro=20, options=_ZERO2, native=True)
+_XL = Report(DEVICE_BYTES["V100-16GB"], "fp32", 4, 1, FLAN, _zero3(2048), _BOTH)
+_XXL = Report(DEVICE_BYTES["A100-40GB"], "bf16", 8, 8, FLAN, _zero3(4096), (True,))
 _ALL_OFFLOADED = _zero3(4096, offload_optimizer=_CPU, offload_param=_CPU)
-_XXL_OFFLOADED = Report(16 * GIB, "fp32", 8, 1, FLAN, _ALL_OFFLOADED, _BOTH, native=True, excuse=HOST)
+_XXL_OFFLOADED = Report(DEVICE_BYTES["V100-16GB"], "fp32", 8, 1, FLAN, _ALL_OFFLOADED, _BOTH, native=True, excuse=HOST)
 REPORTS = {
     ("t5-3b", "fp16 batch 1 no sharding no offload"): _T5_3B,
     ("t5-3b", "ZeRO-2 + CPU optimizer offload batch 20"): _T5_3B_OFFLOADED,
@@ -112,7 +114,7 @@ def _point(row: dict[str, str]) -> Point:
     if report is None:
         return Point(what, None, FITS[truth], verdict="not testable", reason="its words are in nobody's settings yet")
     asked, parameters = list(specs(row["model"], report)), shapes.parameters(SHAPES[row["model"]])
-    found = [memory(spec).fits(report.memory_bytes) for spec in asked]
+    found = [memory(spec, "cuda", report.memory_bytes).fits(report.memory_bytes) for spec in asked]
     said = estimators.memory(asked[0], parameters)
     point = Point(
         what, " or ".join(dict.fromkeys(FITS[fits] for fits in found)), FITS[truth],

@@ -43,7 +43,7 @@ def recorded() -> Iterator[RunRecord]:
 
 def _peak(run: RunRecord) -> Point | None:
     """Return a run's peak as a point; None for one that says nothing of memory."""
-    foretold = memory(run.spec, "cuda")
+    foretold = memory(run.spec, "cuda", run.circumstance.machine.memory_bytes)
     observed = run.observations
     if run.outcome.kind == "oom":
         room = run.circumstance.machine.memory_bytes

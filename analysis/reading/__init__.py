@@ -1,5 +1,6 @@
 """Read the records of results folders; what cannot be read is named and counted, never dropped in silence."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 from analysis.reading import consolidated, rows
 from analysis.reading.extraction import extract
 from analysis.reading.rows import FILE, File, Rows
+from analysis.reading.walk import in_utf8
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.store import Unreadable, read_record
@@ -37,13 +39,15 @@ def find(paths: Iterable[Path]) -> Found:
     for path in given:
         if not path.exists():
             raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
-    files = [path for path in given if not path.is_dir()]
+        if not in_utf8(str(path)):
+            raise UserError(repr(str(path)), "a name that is not UTF-8", "rename it")
+    files = [Path(os.path.realpath(path)) if path.is_symlink() else path for path in given if not path.is_dir()]
     parts = [*(_below(path) for path in given if path.is_dir()), *([_alone(files)] if files else [])]
     together = rows.joined([part.rows for part in parts])
     if len(given) > 1:
         together = together.take(_once(together.core))
-    skipped = {one.path.resolve(): one for part in reversed(parts) for one in part.skipped}
-    unfinished = {folder.resolve(): folder for part in reversed(parts) for folder in part.unfinished}
+    skipped = {os.path.realpath(one.path): one for part in reversed(parts) for one in part.skipped}
+    unfinished = {os.path.realpath(folder): folder for part in reversed(parts) for folder in part.unfinished}
     by_path = sorted(skipped.values(), key=lambda one: one.path)
     return Found(together, tuple(by_path), tuple(sorted(unfinished.values())))
 

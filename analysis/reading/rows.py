@@ -26,8 +26,8 @@ TRACES = {
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
 _CASE = {
-    "case_reference": pa.bool_(), "case_question": pa.string(), "case_losses": pa.list_(pa.float64()),
-    "case_updates": pa.int64(), "case_if_invalid": pa.string(),
+    "case_reference": pa.bool_(), "case_question": pa.string(), "case_norm": pa.float64(),
+    "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(), "case_if_invalid": pa.string(),
 }  # fmt: skip
 """`analysis.verify.Case`, and the cells that change where the run is judged invalid, in JSON."""
 _TYPES: Mapping[Kind, pa.DataType] = {
@@ -101,6 +101,7 @@ def row(file: File, record: RunRecord, known: Mapping[str, Column]) -> dict[str,
         **cells,
         "case_reference": case.reference,
         "case_question": case.question,
+        "case_norm": case.norm,
         "case_losses": case.losses,
         "case_updates": case.updates,
         "case_if_invalid": json.dumps(judged),
@@ -120,6 +121,7 @@ def cases(core: pa.Table) -> verify.Cases:
         ok=pc.equal(core.column("outcome"), "ok").to_numpy(),
         reference=core.column("case_reference").to_numpy(),
         question=question.fill_null(-1).to_numpy(),
+        norm=core.column("case_norm").to_numpy(),
         losses=losses,
         updates=core.column("case_updates").to_numpy(),
         tolerance=_tolerances(core.column("precision").combine_chunks().dictionary_encode()),

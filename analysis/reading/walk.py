@@ -30,11 +30,11 @@ class Tree(NamedTuple):
     folders: dict[str, int]  # when each last changed, in ns; not the folder itself: what is kept of it lies there
     names: list[str]  # in the folder itself
     unfinished: list[str]  # attempts without a record
-    closed: dict[str, str]  # folders that cannot be looked into, and why
+    closed: dict[str, str]  # what cannot be looked into, and why
 
 
 def walk(root: Path) -> Tree:
-    """Look through a folder and all folders below it; links to folders are not followed."""
+    """Look through a folder and all folders below it; links are not followed."""
     latest = time_ns() - SETTLED_NS
     tree = Tree([], {}, _names(root), [], {})
     found: list[tuple[str, os.DirEntry[str]]] = []
@@ -44,12 +44,14 @@ def walk(root: Path) -> Tree:
         for path, entry in _entries(root, folder, latest, tree):
             if entry.is_dir(follow_symlinks=False):
                 left.append(path)
-            if entry.name == RECORD:
+            if entry.name == RECORD and entry.is_file(follow_symlinks=False):
                 found.append((path, entry))
+            elif entry.name == RECORD:
+                tree.closed[path] = "a link, which is not followed" if entry.is_symlink() else "not a regular file"
             elif entry.name == CIRCUMSTANCE:
                 started.append(folder)
     tree.files.extend(_files(sorted(found, key=itemgetter(0)), latest))
-    with_record = {path.rpartition("/")[0] for path, _ in found}
+    with_record = {path.rpartition("/")[0] for path in (*tree.closed, *(path for path, _ in found))}
     tree.unfinished.extend(sorted(set(started) - with_record))
     return tree
 
@@ -80,11 +82,24 @@ def _entries(root: Path, folder: str, latest: int, tree: Tree) -> Iterator[tuple
         if folder:
             tree.folders[folder] = _settled(_stat(path).st_ctime_ns, latest)  # before it is looked into
         for entry in os.scandir(path):
-            yield (f"{folder}/{entry.name}" if folder else entry.name), entry
+            place = f"{folder}/{entry.name}" if folder else entry.name
+            if place.isascii() or in_utf8(place):
+                yield place, entry
+            else:
+                tree.closed[place] = "its name is not UTF-8"
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         tree.closed[folder] = error.strerror or str(error)
+
+
+def in_utf8(name: str) -> bool:
+    """Whether a name is text that can be written."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # bytes that Python stands other characters for
+        return False
+    return True
 
 
 def _files(found: Iterable[tuple[str, "os.DirEntry[str]"]], latest: int) -> Iterator[File]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, get_args
 from analysis import formats
 from analysis.claims import SOURCE, Claim, Comparison, Effect, Finding, as_table
 from analysis.formats.numbers import MISSING, significant
+from analysis.stats.compare import Comparison as Tested
 from analysis.summary import Row
 
 CSV, MARKDOWN = "claims.csv", "claims.md"
@@ -20,7 +21,10 @@ class Analogue(NamedTuple):
     comparisons: tuple[tuple[str, ...], ...]  # in the columns of HEAD
 
 
-HEAD = ("Claim", "Where", "Equal", "From", "To", "In steps per second", "Ratio", "From, s per step", "To, s per step")
+HEAD = (
+    "Claim", "Where", "Equal", "From", "To", "In steps per second", "Ratio of mean step times",
+    "From, median s per step", "To, median s per step",
+)  # fmt: skip
 
 
 def analogue(found: Sequence[Finding], notes: Mapping[str, str]) -> Analogue | None:
@@ -61,8 +65,8 @@ def _caveats(compared: Sequence[Comparison]) -> Iterable[str]:
     kinds = {row["interval_kind"] for comparison in compared for row in (comparison.before, comparison.after)}
     if "within the run" in kinds:
         yield (
-            "What rests on one run each (n = 1) is told from their steps: that these two runs differ, not yet that two "
-            "others would."
+            "What rests on one run each (n = 1) has an effect and an interval from the steps of these two runs, which "
+            "say nothing of two others."
         )
     if "range of repeats" in kinds:
         yield "The range of fewer than 6 repeats is no 95 % interval; each is shown with its own level."
@@ -80,10 +84,18 @@ def _caveats(compared: Sequence[Comparison]) -> Iterable[str]:
 
 
 def _told(finding: Finding, comparison: Comparison) -> tuple[str, ...]:
-    ratio = MISSING if comparison.ratio is None else significant(comparison.ratio, 3)
+    ratio = _ratio(comparison.tested)
     before, after = _seconds(comparison.before), _seconds(comparison.after)
     what = (finding.claim.id, _where(finding), comparison.held, *comparison.differ)
     return *what, comparison.effect, ratio, before, after
+
+
+def _ratio(tested: Tested | None) -> str:
+    if tested is None:
+        return MISSING
+    known = tested.interval
+    ends = f" ({significant(known.low, 3)} to {significant(known.high, 3)})" if known else ""
+    return significant(tested.ratio, 3) + ends
 
 
 def _seconds(row: Row) -> str:

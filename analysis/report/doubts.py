@@ -10,7 +10,7 @@ from analysis.report.drifts import Drifted
 from analysis.report.provenance import Provenance
 from analysis.results import Results
 from analysis.scaling.best import Best
-from analysis.stats.compare import LEAST_RUNS
+from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row
 from analysis.table import plain
 from analysis.verify import REFERENCE
@@ -49,9 +49,8 @@ def _comparisons(found: Sequence[Best]) -> Iterable[str]:
     units = Counter(rival.comparison.unit for best in found for rival in best.rivals)
     if units["step"]:
         yield (
-            f"{units['step']:,} of {units.total():,} comparisons with a fastest configuration rest on the steps of the "
-            f"same runs, for want of {LEAST_RUNS} allocations on both sides: they say which of these runs was faster, "
-            "not yet which configuration is."
+            f"{units['step']:,} of {units.total():,} comparisons with a fastest configuration have {TOO_FEW}, for want "
+            f"of {LEAST_RUNS} allocations on both sides: effect and interval are of these runs, not of configurations."
         )
 
 
@@ -59,11 +58,11 @@ def _drifts(drifted: Sequence[Drifted]) -> Iterable[str]:
     moved = [one for one in drifted if one.drift.detected]
     if moved:
         worst = max(moved, key=lambda one: abs(one.drift.change))
-        change = f"{significant(100 * abs(worst.drift.change), 2)} % {'slower' if worst.drift.change > 0 else 'faster'}"
+        sign, change = "+" if worst.drift.change > 0 else "−", significant(100 * abs(worst.drift.change), 2)
         yield (
             f"In {len(moved)} of {len(drifted)} cases the same configuration, run first and last in one allocation, "
-            f"changed detectably: at most {worst.configuration} in {worst.allocation}, {change} at the end. What was "
-            "measured far apart in time is in doubt by that much."
+            f"changed by more than its steps explain: at most {worst.configuration} in {worst.allocation}, "
+            f"{sign}{change} % at the end. What was measured far apart in time is in doubt by that much."
         )
     elif drifted:
         yield (

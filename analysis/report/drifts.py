@@ -1,6 +1,6 @@
 """What the machine did meanwhile, told from configurations that ran several times in one allocation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pandas as pd
@@ -32,11 +32,5 @@ def _drifts(results: Results) -> Iterable[Drifted]:
             if not pd.isna(allocation):
                 together.setdefault(str(allocation), []).append(place)
         for allocation, places in together.items():
-            if found := drift([_window(results, place) for place in places]):
+            if found := drift([steps for place in places if (steps := results.window(place))]):
                 yield Drifted(allocation, choice(row), found)
-
-
-def _window(results: Results, place: int) -> Sequence[float]:
-    trace = results.traces.iloc[place]
-    steps: Sequence[float] = trace["step_s"][trace["cut"] :]
-    return steps

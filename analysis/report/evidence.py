@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import pydantic_core
 
 from analysis.results import Results
+from bench.errors import printable
+from bench.files import regular
 from bench.record import RunRecord
 from bench.store import LOG, Unreadable
 
@@ -16,7 +18,6 @@ TAIL_LINES = 60
 
 _TAIL_BYTES = 32 * 1024
 _SERIES = 40  # numbers of a series that are written out
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
 
 
@@ -41,14 +42,14 @@ def evidence(results: Results, row: int) -> Evidence:
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
     """Return the last lines of a log without what steers a terminal; empty where there is none."""
     try:
-        with log.open("rb") as file:
+        with open(log, "rb", opener=regular) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
     whole = text.splitlines() if size <= _TAIL_BYTES else text.splitlines()[1:]
-    return "\n".join(_CONTROL.sub("", line) for line in whole[-lines:])
+    return "\n".join(map(printable, whole[-lines:]))
 
 
 def pretty(record: RunRecord) -> str:

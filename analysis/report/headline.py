@@ -9,8 +9,9 @@ from analysis.questions import choice, name
 from analysis.report.asked import outcomes
 from analysis.scaling.best import Best
 from analysis.scaling.ranking import Rival
-from analysis.stats.interval import LEVEL
+from analysis.stats.compare import TOO_FEW, Comparison
 from analysis.summary import Row
+from bench.statistics import LEVEL
 
 
 class Told(NamedTuple):
@@ -22,8 +23,9 @@ class Told(NamedTuple):
     rate: str
     interval: str
     flags: str
-    tied: tuple[str, ...]  # with the change of the time per sample
+    tied: tuple[str, ...]  # with the change of the time per sample, and its interval
     slower: str
+    untold: str  # behind the fastest as measured, with too few repeats to tell
     leanest: str
     peak: str
     failed: str
@@ -36,7 +38,8 @@ def told(found: Sequence[Best]) -> list[Told]:
 
 
 def winners(found: Sequence[Best]) -> str:
-    """Say of each engine in how many questions it is the fastest or not told apart from it; empty for one question."""
+    """Say of each engine in how many questions it is the fastest as measured or not told apart from it; empty for one
+    question."""
     decided = [best for best in found if best.fastest]
     if len(decided) < 2:
         return ""
@@ -68,7 +71,10 @@ def ends(row: Row, column: str) -> str:
 
 def _told(best: Best, name: str) -> Told:
     fastest, leanest = best.fastest, best.front[0] if best.front else None
-    slower = [rival for rival in best.rivals if rival.verdict == "slower"]
+    tied, slower, untold = (
+        [rival for rival in best.rivals if rival.verdict == verdict]
+        for verdict in ("no detectable difference", "slower", TOO_FEW)
+    )
     return Told(
         name=name,
         fastest=choice(fastest) if fastest else "",
@@ -76,8 +82,9 @@ def _told(best: Best, name: str) -> Told:
         rate=significant(fastest["tokens_per_s"]) if fastest else MISSING,
         interval=interval(fastest) if fastest else MISSING,
         flags=fastest["flags"] if fastest else "",
-        tied=tuple(f"{choice(one.row)} ({_change(one.comparison.ratio)})" for one in best.rivals if one not in slower),
-        slower=_slower(slower),
+        tied=tuple(f"{choice(one.row)} ({_effect(one.comparison)})" for one in tied),
+        slower=_behind(slower, "is detectably slower", "are detectably slower"),
+        untold=_behind(untold, f"took longer in these runs, {TOO_FEW}", f"took longer in these runs, {TOO_FEW}"),
         leanest=choice(leanest) if leanest else "",
         peak=size(leanest["peak_allocated_bytes"]) if leanest else MISSING,
         failed=outcomes(Counter(row["outcome"] for row in best.failed)),
@@ -88,16 +95,21 @@ def _leading(best: Best) -> set[str]:
     return {row["engine"] for row in (best.fastest, *best.ties) if row}
 
 
-def _slower(rivals: Sequence[Rival]) -> str:
-    """Say how many rivals are detectably slower, and by how much the first of them is."""
+def _behind(rivals: Sequence[Rival], one_is: str, several_are: str) -> str:
+    """Say of how many rivals that is so, and by how much the first of them is behind."""
     if not rivals:
         return ""
-    first, known = rivals[0], rivals[0].comparison.interval
-    ends = f" ({100 * known.level:.0f}\u00a0%: {_change(known.low)} to {_change(known.high)})" if known else ""
+    first = rivals[0]
     if len(rivals) == 1:
-        return f"{choice(first.row)} is detectably slower, {_change(first.comparison.ratio)}{ends}"
-    others = f"{len(rivals):,} others are detectably slower"
-    return f"{others}, the next of them {choice(first.row)}, {_change(first.comparison.ratio)}{ends}"
+        return f"{choice(first.row)} {one_is}: {_effect(first.comparison)}"
+    return f"{len(rivals):,} others {several_are}, the next of them {choice(first.row)}: {_effect(first.comparison)}"
+
+
+def _effect(comparison: Comparison) -> str:
+    """Write the change of the time per sample with its interval."""
+    known = comparison.interval
+    ends = f", {100 * known.level:.0f}\u00a0%: {_change(known.low)} to {_change(known.high)}" if known else ""
+    return f"{_change(comparison.ratio)}{ends}"
 
 
 def _change(ratio: float) -> str:

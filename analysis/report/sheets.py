@@ -15,8 +15,8 @@ from analysis.summary import Row
 
 _RUN = (
     "config_id", "repeat", "attempt", "study", "model", "engine", "precision", "nodes", "devices_per_node", "micro",
-    "accumulation", "machine", "evidence", "outcome", "step_s", "tokens_per_s", "mfu", "peak_allocated_bytes",
-    "cost_per_million_tokens", "flags",
+    "accumulation", "machine", "evidence", "outcome", "sample_s", "step_s", "step_s_p99", "step_s_max", "tokens_per_s",
+    "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
 _WHAT = ("precision", "nodes", "devices_per_node", "micro", "machine", "evidence", "outcome")
 _SAID_ABOVE = (
@@ -34,9 +34,12 @@ _SAID_ABOVE = (
 """Left out where all rows have the same; the report says once what was held equal."""
 _WORDS = {
     "config_id": "configuration", "devices_per_node": "devices", "micro": "micro-batch", "step_s": "step time",
-    "tokens_per_s": "throughput", "mfu": "MFU", "peak_allocated_bytes": "peak allocated",
+    "sample_s": "time per sample", "step_s_p95": "95th percentile of steps", "step_s_p99": "99th percentile of steps",
+    "step_s_max": "longest step", "tokens_per_s": "throughput", "mfu": "MFU", "peak_allocated_bytes": "peak allocated",
     "cost_per_million_tokens": "cost of a million tokens",
 }  # fmt: skip
+_UNITS = {"tokens_per_s": "tokens/s, encoder + decoder, with padding"}
+"""What a unit leaves open: others count the encoder's tokens only."""
 
 
 class Heading(NamedTuple):
@@ -86,7 +89,8 @@ def configurations(rows: Sequence[Row]) -> Sheet:
         (Heading("engine", meaning="with what sets it apart"), lambda row: _text(series(row))),
         *(_source(name) for name in _WHAT if _varies(name, rows)),
         (Heading("n", meaning="allocations behind it", number=True), lambda row: Cell(f"{row['n']}", row["n"])),
-        _source("step_s"), _interval("step_s"), _source("tokens_per_s"), _interval("tokens_per_s"),
+        *map(_source, ("sample_s", "step_s")), _interval("step_s"), *map(_source, ("step_s_p99", "step_s_max")),
+        _source("tokens_per_s"), _interval("tokens_per_s"),
         (Heading("intervals", meaning="level and kind"), lambda row: _text(_kind(row))),
         *(_source(name) for name in ("peak_allocated_bytes", "cost_per_million_tokens") if _known(name, rows)),
         _source("flags"),
@@ -96,10 +100,10 @@ def configurations(rows: Sequence[Row]) -> Sheet:
 
 def best(told: Sequence[Told]) -> Sheet:
     """Return the answer to every question."""
-    words = ("question", "fastest", "throughput", "interval", "not told apart from it", "least memory",
-             "peak allocated", "without a number")  # fmt: skip
+    words = ("question", "fastest", "throughput", "interval", "not told apart from it", "with too few repeats",
+             "least memory", "peak allocated", "without a number")  # fmt: skip
     head = [Heading(word) for word in words]
-    head[2] = Heading("throughput", "tokens/s", "encoder and decoder with padding", number=True)
+    head[2] = Heading("throughput", _UNITS["tokens_per_s"], number=True)
     return Sheet("best", "Best per question", tuple(head), tuple(map(_answer, told)))
 
 
@@ -146,7 +150,7 @@ def _curve(row: Row, scaling: str, held: str) -> tuple[Cell, ...]:
 
 
 def _answer(told: Told) -> tuple[Cell, ...]:
-    rest = (told.interval, "; ".join(told.tied), told.leanest, told.peak, told.failed)
+    rest = (told.interval, "; ".join(told.tied), told.untold, told.leanest, told.peak, told.failed)
     return _text(told.name), _text(told.fastest or "none"), Cell(told.rate, told.tokens_per_s), *map(_text, rest)
 
 
@@ -177,7 +181,7 @@ def _sheet(name: str, title: str, sources: Sequence[_Source], rows: Sequence[Row
 def _source(name: str) -> _Source:
     column = columns()[name]
     # sizes carry their unit in the cell, for they go from KiB to GiB
-    unit = "" if column.unit in ("bytes", "samples") or name == "cost_per_million_tokens" else column.unit
+    unit = "" if column.unit in ("bytes", "samples") or name == "cost_per_million_tokens" else _unit(column)
     heading = Heading(_WORDS.get(name, name), unit, column.meaning, column.kind in ("integer", "number"))
     return heading, lambda row: _cell(column, row)
 
@@ -190,8 +194,12 @@ def _cell(column: Column, row: Row) -> Cell:
 
 
 def _interval(column: str) -> _Source:
-    heading = Heading(f"{_WORDS[column]}, interval", columns()[column].unit, number=True)
+    heading = Heading(f"{_WORDS[column]}, interval", _unit(columns()[column]), number=True)
     return heading, lambda row: Cell(ends(row, column) or MISSING, row[f"{column}_low"])
+
+
+def _unit(column: Column) -> str:
+    return _UNITS.get(column.name, column.unit)
 
 
 def _kind(row: Row) -> str:

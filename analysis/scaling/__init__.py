@@ -14,6 +14,6 @@ once        what several tables and figures ask for, worked out once
 cells       what the tables share
 usl         the universal scalability law, and where more nodes begin to hurt
 
-Everything is told from seconds per sample, a step's over its global batch, by the median step: that makes one formula
-of all efficiencies, E(n) = pace(n0) n0 / (pace(n) n). Only measured runs take part; failures stay as rows.
+Everything is told from seconds per sample over the whole window, which slow steps lengthen: that makes one formula of
+all efficiencies, E(n) = pace(n0) n0 / (pace(n) n). Only measured runs take part; failures stay as rows.
 """

@@ -2,13 +2,13 @@
 
 The table has a row per configuration of each question, the fastest first, those that failed last, with columns of the
 summary and these of its own:
-standing        fastest, tied, slower, or failed
+standing        fastest, tied, slower, failed, or too few repeats to tell
 ratio           seconds per sample over the fastest's
-pareto          front, tied or dominated
+pareto          front, tied, dominated, or too few repeats to tell
 memory_ratio    seconds per sample over the fastest of those that need no more memory, with its memory_verdict
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import pandas as pd
@@ -19,7 +19,7 @@ from analysis.scaling.cells import BASIS, PLACE, TIME, WHERE, basis, compared, f
 from analysis.scaling.once import once
 from analysis.scaling.pace import Pace, Paces, against, paces
 from analysis.scaling.ranking import Ranking, Rival, ranked
-from analysis.stats.compare import Comparison, Verdict, verdicts
+from analysis.stats.compare import TOO_FEW, Comparison, Verdict, verdicts
 from analysis.summary import Row
 
 COLUMNS = (
@@ -27,8 +27,14 @@ COLUMNS = (
     "pareto", *with_ends("memory_ratio"), "memory_verdict", "flags", "reason",
 )  # fmt: skip
 
-Place = Literal["front", "tied", "dominated"]
-"""Front: none that needs no more memory is faster. Tied: one is, but not detectably. Dominated: detectably."""
+Place = Literal["front", "tied", "dominated", "too few repeats to tell"]
+"""Front: none that needs no more memory is faster. Tied: one is, but not detectably. Dominated: detectably. Or one is,
+as measured, and there are too few repeats to tell."""
+
+_PLACES: Mapping[Verdict, Place] = {"slower": "dominated", TOO_FEW: TOO_FEW}
+
+
+_STANDINGS: Mapping[Verdict, str] = {"slower": "slower", TOO_FEW: TOO_FEW}
 
 
 class Standing(NamedTuple):
@@ -43,22 +49,27 @@ class Standing(NamedTuple):
     def place(self) -> Place:
         if self.comparison is None or self.comparison.ratio < 1:
             return "front"
-        return "dominated" if self.verdict == "slower" else "tied"
+        return _PLACES.get(self.verdict, "tied") if self.verdict else "tied"
 
 
 class Best(NamedTuple):
     """The answer to one question, in rows of the summary."""
 
     question: Question
-    fastest: Row | None  # of the lowest seconds per sample; None where nothing was measured
+    fastest: Row | None  # of the lowest seconds per sample, as measured; None where nothing was measured
     rivals: tuple[Rival, ...]  # all others with a number, the fastest first
     standings: tuple[Standing, ...]  # all whose memory is known, the leanest first
     failed: tuple[Row, ...]
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """The rivals that are not detectably slower than the fastest, the fastest of them first."""
-        return tuple(rival.row for rival in self.rivals if rival.verdict != "slower")
+        """The rivals that repeats do not find slower than the fastest, the fastest of them first."""
+        return tuple(rival.row for rival in self.rivals if rival.verdict == "no detectable difference")
+
+    @property
+    def untold(self) -> tuple[Row, ...]:
+        """The rivals behind the fastest as measured that there are too few repeats to tell of."""
+        return tuple(rival.row for rival in self.rivals if rival.verdict == TOO_FEW)
 
     @property
     def front(self) -> tuple[Row, ...]:
@@ -111,7 +122,7 @@ def _cells(best: Best) -> Iterator[Row]:
     if best.fastest:
         yield {**best.fastest, "standing": "fastest", **_stood(standings.get(best.fastest["config_id"]))}
     for rival in best.rivals:
-        told = {"standing": "slower" if rival.verdict == "slower" else "tied", **basis(rival.comparison)}
+        told = {"standing": _STANDINGS.get(rival.verdict, "tied"), **basis(rival.comparison)}
         stood = _stood(standings.get(rival.row["config_id"]))
         yield {**rival.row, **told, **compared("ratio", rival.comparison), **stood}
     yield from ({**row, "standing": "failed"} for row in best.failed)

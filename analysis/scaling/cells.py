@@ -23,7 +23,7 @@ def with_ends(*names: str) -> tuple[str, ...]:
 WHERE = ("machine", "environment_id", "model", "engine", "variant", "precision", "activation_checkpointing", "data")
 BATCH = ("micro", "accumulation", "global_batch")
 PLACE = ("config_id", "nodes", "devices_per_node", *BATCH)
-TIME = ("n", "outcome", *with_ends("step_s"), "interval_kind", "interval_level", "interval_n")
+TIME = ("n", "outcome", "sample_s", *with_ends("step_s"), "interval_kind", "interval_level", "interval_n")
 BASIS = ("ratio_kind", "ratio_level", "ratio_n")
 
 _TEXTS = (

@@ -7,12 +7,13 @@ the same kind stay in it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from analysis import engines
 from analysis.questions import series
 from analysis.results import Results
 from analysis.scaling.once import once
 from analysis.summary import Row
 from analysis.table import plain
-from bench.spec import Batch, EngineSpec, RunSpec, canonical
+from bench.spec import Batch, RunSpec, canonical
 
 Law = Literal["strong", "weak"]
 """Strong: every node count does the same global batch. Weak: every device makes as many micro-steps per step; at equal
@@ -93,13 +94,13 @@ def families(results: Results) -> list[list[Row]]:
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
-    """Whether two tracks differ in the engine and nothing else."""
+    """Whether two tracks differ in the engine and nothing else (`analysis.engines`)."""
     same = (one.law, one.batch, one.held, one.micro, one.any_row["machine"])
     classes = {one.environment_id, other.environment_id} - {None}
     return (
         same == (other.law, other.batch, other.held, other.micro, other.any_row["machine"])
         and len(classes) <= 1
-        and _but_engine(one.spec) == _but_engine(other.spec)
+        and engines.differ_in_engine(_alike(one.spec), _alike(other.spec))
     )
 
 
@@ -133,8 +134,8 @@ def _grouped(rows: Sequence[Row], name: str) -> list[list[Row]]:
 
 
 def _but_nodes_and_batch(spec: RunSpec) -> str:
-    return canonical(spec.model_copy(update={"nodes": 1, "batch": Batch(micro=1)}))
+    return canonical(_alike(spec))
 
 
-def _but_engine(spec: RunSpec) -> str:
-    return _but_nodes_and_batch(spec.model_copy(update={"engine": EngineSpec(name="any", backend="any")}))
+def _alike(spec: RunSpec) -> RunSpec:
+    return spec.model_copy(update={"nodes": 1, "batch": Batch(micro=1)})

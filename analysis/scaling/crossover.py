@@ -11,15 +11,16 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from analysis import engines
 from analysis.results import Results
 from analysis.scaling.cells import BASIS, BATCH, basis, compared, frame, with_ends
 from analysis.scaling.comparable import BatchChoice, Law, Track, differ_in_engine, tracks
 from analysis.scaling.pace import Paces, against, paces
 from analysis.scaling.ranking import ranked
-from analysis.stats.compare import Comparison, Verdict, verdicts
+from analysis.stats.compare import TOO_FEW, Comparison, Verdict, verdicts
 from analysis.summary import Row
 
-_SIDE = ("config_id", *BATCH, "n", "outcome", "step_s", "flags")
+_SIDE = ("config_id", *BATCH, "n", "outcome", "sample_s", "step_s", "flags")
 COLUMNS = (
     "law", "batch", "one", "other", "machine", "environment_id", "model", "nodes", "devices_per_node",
     *(f"{side}_{name}" for side in ("one", "other") for name in _SIDE),
@@ -27,6 +28,9 @@ COLUMNS = (
 )  # fmt: skip
 
 Found = Literal["between", "none seen", "cannot be told"]
+
+
+_DECIDED = ("faster", "slower")
 
 
 class Meeting(NamedTuple):
@@ -46,7 +50,7 @@ class Crossover(NamedTuple):
     law: Law
     batch: BatchChoice
     names: tuple[str, str]  # of their curves
-    engines: tuple[str, str]
+    engines: tuple[str, str]  # their names, with what sets either apart from its preset
     meetings: tuple[Meeting, ...]  # the smallest node count first
 
     @property
@@ -57,7 +61,7 @@ class Crossover(NamedTuple):
     @property
     def between(self) -> tuple[tuple[int, int], ...]:
         """Node counts between which the detectably faster one becomes the detectably slower one."""
-        told = [meeting for meeting in self.meetings if meeting.verdict in ("faster", "slower")]
+        told = [meeting for meeting in self.meetings if meeting.verdict in _DECIDED]
         pairs = itertools.pairwise(told)
         return tuple((one.nodes, other.nodes) for one, other in pairs if one.verdict != other.verdict)
 
@@ -68,7 +72,7 @@ class Crossover(NamedTuple):
         if self.between:
             return "between"
         compared = [meeting.verdict for meeting in self.meetings if meeting.verdict]
-        settled = len(compared) > 1 and "no detectable difference" not in (compared[0], compared[-1])
+        settled = len(compared) > 1 and compared[0] in _DECIDED and compared[-1] in _DECIDED
         return "none seen" if settled else "cannot be told"
 
     @property
@@ -78,7 +82,8 @@ class Crossover(NamedTuple):
         if self.found == "between":
             return "; ".join(self._change(*pair) for pair in self.between)
         if self.found == "cannot be told":
-            return f"whether {one} and {other} cross cannot be told"
+            few = any(meeting.verdict == TOO_FEW for meeting in self.meetings)
+            return f"whether {one} and {other} cross cannot be told{f': {TOO_FEW}' if few else ''}"
         compared = [meeting for meeting in self.meetings if meeting.verdict]
         faster, slower = (one, other) if compared[0].verdict == "faster" else (other, one)
         return (
@@ -113,8 +118,9 @@ def _crossover(one: Track, other: Track, pace: Paces) -> Crossover:
     compared = [meeting.comparison for meeting in met if meeting.comparison]
     told = iter(verdicts(compared))
     judged = tuple(meeting._replace(verdict=next(told)) if meeting.comparison else meeting for meeting in met)
-    engines = (str(one.any_row["engine"]), str(other.any_row["engine"]))
-    return Crossover(one.law, one.batch, (one.name, other.name), engines, judged)
+    ours, theirs = one.spec.engine, other.spec.engine
+    names = (engines.told(ours, theirs), engines.told(theirs, ours))
+    return Crossover(one.law, one.batch, (one.name, other.name), names, judged)
 
 
 def _meetings(one: Track, other: Track, pace: Paces) -> Iterator[Meeting]:

@@ -3,7 +3,7 @@
 The table of curves has a row per node count of each, with columns of the summary and these of its own:
 law, batch, curve  what is held and at which micro-batch (`analysis.scaling.comparable`), and the curve's name
 micros             micro-batches asked for at that node count, whatever became of them
-tied_micros        those of them that are not detectably slower than the one of the row
+tied_micros        those of them that repeats do not find slower than the one of the row
 base_nodes         the smallest measured node count; its base_step_s in seconds, with the interval of its own
 speedup            samples per second over the base's; of a weak curve the scaled speed-up
 efficiency         speed-up over nodes / base_nodes: 1 is ideal
@@ -47,7 +47,7 @@ class Point(NamedTuple):
     efficiency: Estimate | None  # speed-up over the nodes' ratio to the base's
     serial_fraction: Estimate | None  # Karp and Flatt's, of a strong curve beyond its base
     micros: tuple[int, ...]  # the micro-batches asked for at this node count, whatever became of them
-    tied: tuple[Row, ...] = ()  # other micro-batches that are not detectably slower, the fastest first
+    tied: tuple[Row, ...] = ()  # other micro-batches that repeats do not find slower, the fastest first
 
     @property
     def nodes(self) -> int:

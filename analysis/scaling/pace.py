@@ -1,4 +1,7 @@
-"""A configuration's seconds per sample: what node counts, stages and micro-batches are compared by."""
+"""A configuration's seconds per sample over its windows: what node counts, stages and micro-batches are compared by.
+
+A mean, so that slow steps count for what they cost: that of all steps of an allocation.
+"""
 
 import functools
 import statistics
@@ -11,7 +14,7 @@ import numpy as np
 
 from analysis.results import Results
 from analysis.scaling.once import once
-from analysis.stats.compare import LEAST_RUNS, Comparison, compare
+from analysis.stats.compare import Comparison, blocks, compare, enough
 from analysis.stats.interval import Interval
 from analysis.stats.ratio import Runs
 from analysis.summary import KEY, Row
@@ -27,19 +30,20 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds per sample of every timed step in its order, by allocation: a step's seconds over the global batch."""
+    """Seconds per sample of every timed step in its order, by allocation: a step's seconds over the global batch. Or
+    per step, where all that are compared do the same work in one."""
 
     runs: Mapping[str, Sequence[float]]
 
     @functools.cached_property
-    def medians(self) -> dict[str, float]:
+    def means(self) -> dict[str, float]:
         """By allocation."""
-        return {name: float(np.median(run)) for name, run in self.runs.items()}
+        return {name: float(np.mean(run)) for name, run in self.runs.items()}
 
     @functools.cached_property
     def typical(self) -> float:
-        """The geometric mean over allocations of their medians."""
-        return statistics.geometric_mean(self.medians.values())
+        """The geometric mean over allocations of their means."""
+        return statistics.geometric_mean(self.means.values())
 
 
 Paces = Callable[[Row], Pace | None]
@@ -50,7 +54,7 @@ Paces = Callable[[Row], Pace | None]
 def paces(results: Results) -> Paces:
     """Return what looks up the pace of any row."""
     rows = [row for row in plain(results.summary[[*KEY, "n", "global_batch"]]) if row["n"]]
-    known = {_key(row): _pace(results.runs(row), row["global_batch"]) for row in rows}
+    known = {_key(row): _pace(runs, row["global_batch"]) for row in rows if (runs := results.runs(row))}
     return lambda row: known.get(_key(row))
 
 
@@ -60,10 +64,9 @@ def against(one: Pace, other: Pace) -> Comparison:
     Within the allocations that both ran in, where these are enough to be the unit, so that good nodes are not taken
     for a good configuration.
     """
-    shared = [name for name in one.runs if name in other.runs]
-    if len(shared) >= LEAST_RUNS:
+    if shared := blocks(one.runs, other.runs):
         return compare(_each(one, shared), _each(other, shared), blocked=True)
-    if min(len(one.runs), len(other.runs)) >= LEAST_RUNS:
+    if enough(one.runs) and enough(other.runs):
         return compare(_each(one, one.runs), _each(other, other.runs))
     return compare(list(one.runs.values()), list(other.runs.values()))
 
@@ -76,8 +79,8 @@ def scaled(comparison: Comparison, factor: float = 1.0) -> Estimate:
 
 
 def _each(pace: Pace, names: Iterable[str]) -> Runs:
-    """Return runs by their medians, which are all that is asked of them where they are the unit."""
-    return [[pace.medians[name]] for name in names]
+    """Return runs by their means, which are all that is asked of them where they are the unit."""
+    return [[pace.means[name]] for name in names]
 
 
 def _pace(runs: Mapping[str, Sequence[float]], batch: int) -> Pace:

@@ -28,9 +28,10 @@ class Ranking(NamedTuple):
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """The rivals that are not detectably slower. The true fastest is among these and `fastest` in 95 of 100
-        rankings; the fastest measured of many alike was also lucky, so its own number flatters it."""
-        return tuple(rival.row for rival in self.rivals if rival.verdict != "slower")
+        """The rivals that repeats do not find slower. Where all have enough of them, the true fastest is among these
+        and `fastest` in 95 of 100 rankings; the fastest measured of many alike was also lucky, so its own number
+        flatters it."""
+        return tuple(rival.row for rival in self.rivals if rival.verdict == "no detectable difference")
 
 
 def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
@@ -40,7 +41,7 @@ def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
     for _, place in timed:
         found = _behind(rows[place], [rows[other] for _, other in timed if other != place], pace)
         if all(rival.comparison.ratio >= 1 for rival in found.rivals):
-            break  # nearly always at once: a few steps are compared by their means, and those may order otherwise
+            break  # nearly always at once: within shared allocations the order may be another
     return found
 
 

@@ -14,9 +14,8 @@ from scipy import optimize
 
 from analysis.scaling.pace import Estimate, Pace
 from analysis.stats.compare import LEAST_RUNS
-from analysis.stats.effective import Array
-from analysis.stats.interval import LEVEL, Interval, Kind
-from analysis.stats.series import LEAST, median_bounds, student
+from analysis.stats.interval import Interval, Kind
+from bench.statistics import LEAST, LEVEL, Array, mean_bounds, student
 
 LEAST_NODE_COUNTS = 5
 RESAMPLES = 999
@@ -80,7 +79,7 @@ def _errors(paces: Sequence[Pace]) -> _Errors:
     counts = np.array([len(pace.runs) for pace in paces])
     if counts.min() >= LEAST_RUNS:
         spare = int(counts.sum() - counts.size)
-        squares = sum(float(np.var(np.log([*pace.medians.values()])) * len(pace.runs)) for pace in paces)
+        squares = sum(float(np.var(np.log([*pace.means.values()])) * len(pace.runs)) for pace in paces)
         return _known(np.sqrt(squares / spare / counts), spare, "between repeats", int(counts.sum()))
     series = [np.array([step for run in pace.runs.values() for step in run]) for pace in paces]
     reaches, freedom = np.transpose([_reach(steps) for steps in series])
@@ -88,11 +87,11 @@ def _errors(paces: Sequence[Pace]) -> _Errors:
 
 
 def _reach(steps: Array) -> tuple[float, float]:
-    """Return half the length of the interval of a median's logarithm, infinite where it has none, and its degrees of
+    """Return half the length of the interval of a mean's logarithm, infinite where it has none, and its degrees of
     freedom."""
     if steps.size < LEAST:
         return math.inf, 1.0
-    bounds = median_bounds(steps, LEVEL)
+    bounds = mean_bounds(steps, LEVEL)
     known = bounds.low > 0 and np.isfinite(bounds.high)
     return math.log(bounds.high / bounds.low) / 2 if known else math.inf, float(bounds.freedom)
 

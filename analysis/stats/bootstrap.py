@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from analysis.stats.effective import Array, effective_size
-from analysis.stats.interval import LEVEL, Interval
+from analysis.stats.interval import Interval
+from bench.statistics import LEVEL, Array, effective_size
 
 Statistic = Callable[..., Array]
 """Of the values along `axis`, as numpy's own: `np.mean`, `np.median`."""

@@ -1,28 +1,31 @@
 """Which of two configurations is faster, and whether that can be told at all, among many such pairs."""
 
-import statistics
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Final, Literal, NamedTuple
 
+import numpy as np
 from scipy import stats
 
-from analysis.stats.interval import LEVEL, Interval
+from analysis.stats.interval import Interval
 from analysis.stats.ratio import Runs, of_runs, of_steps
+from bench.statistics import LEVEL
 
 Unit = Literal["run", "step"]
-Verdict = Literal["faster", "slower", "no detectable difference"]
+Verdict = Literal["faster", "slower", "no detectable difference", "too few repeats to tell"]
 
 LEAST_RUNS = 3
-"""Of each side, for runs to be the unit."""
+"""Of each side, for runs to be the unit, and for a verdict."""
+TOO_FEW: Final = "too few repeats to tell"
+"""The verdict on fewer runs: nothing in them says how much other runs of the same configurations would differ."""
 
 
 class Comparison(NamedTuple):
-    """How the step time of one configuration compares with that of another.
+    """How the time of one configuration compares with that of another.
 
     Of the unit "run" it holds for other runs as well; of "step" for more steps of the same runs, whose nodes are in it.
     """
 
-    ratio: float  # of step times, one over other: below 1 the one is faster
+    ratio: float  # of times, one over other: below 1 the one is faster
     interval: Interval | None  # of the ratio
     p: float  # of a ratio so far from 1 by chance, for this pair alone
     superiority: float  # probability that a unit of the one is faster than one of the other, a tie counting half
@@ -34,15 +37,27 @@ class Comparison(NamedTuple):
         return 2 * self.superiority - 1
 
 
+def enough(runs: Collection[object]) -> bool:
+    """Whether these are enough runs to be the unit of a comparison."""
+    return len(runs) >= LEAST_RUNS
+
+
+def blocks(one: Collection[str], other: Collection[str]) -> list[str]:
+    """Return the allocations that two configurations shared, where these are enough to compare within each; else
+    none."""
+    shared = [name for name in one if name in other]
+    return shared if enough(shared) else []
+
+
 def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = False) -> Comparison:
     """Compare two configurations, each of at least one run with a step: by their runs from three of each side on, else
     by their steps, all runs of a side in a row.
 
     `blocked` says that the first run of both shared an allocation, and so the second …: good nodes then help both.
     """
-    if min(len(one), len(other)) >= LEAST_RUNS:
-        medians, others = ([statistics.median(run) for run in runs] for runs in (one, other))
-        return Comparison(*of_runs(one, other, level, blocked=blocked), superiority(medians, others), "run")
+    if enough(one) and enough(other):
+        means, others = ([float(np.mean(run)) for run in runs] for runs in (one, other))
+        return Comparison(*of_runs(one, other, level, blocked=blocked), superiority(means, others), "run")
     steps, others = ([step for run in runs for step in run] for runs in (one, other))
     return Comparison(*of_steps(steps, others, level), superiority(steps, others), "step")
 
@@ -58,12 +73,19 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
     """Return what each comparison tells, all of them taken together wrong with a probability of at most 1 - `level`.
 
     So an interval may exclude 1 and yet the verdict be that no difference is detectable: it speaks for its pair alone.
+    Comparisons of steps have an effect and an interval, and no verdict.
     """
-    corrected = holm([comparison.p for comparison in comparisons])
+    corrected = iter(holm([comparison.p for comparison in comparisons if comparison.unit == "run"]))
     return [
-        "no detectable difference" if p > 1 - level else "faster" if comparison.ratio < 1 else "slower"
-        for comparison, p in zip(comparisons, corrected, strict=True)
+        _verdict(comparison.ratio, next(corrected), level) if comparison.unit == "run" else TOO_FEW
+        for comparison in comparisons
     ]
+
+
+def _verdict(ratio: float, p: float, level: float) -> Verdict:
+    if p > 1 - level:
+        return "no detectable difference"
+    return "faster" if ratio < 1 else "slower"
 
 
 def holm(chances: Sequence[float]) -> list[float]:

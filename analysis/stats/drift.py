@@ -2,19 +2,20 @@
 
 from typing import NamedTuple
 
-from analysis.stats.interval import LEVEL, Interval
+from analysis.stats.interval import Interval
 from analysis.stats.ratio import Runs, of_steps
+from bench.statistics import LEVEL
 
 
 class Drift(NamedTuple):
-    """Relative change of the control point's step time: 0.02 is 2 % slower at the end than at the beginning."""
+    """Relative change of the control point's mean step time: 0.02 is 2 % slower at the end than at the beginning."""
 
     change: float
     interval: Interval | None  # of the change, within the two runs; None where they are too short
 
     @property
     def detected(self) -> bool:
-        """Whether the machine became detectably slower or faster; what compares runs far apart in time is then in
+        """Whether it is more than the steps of the two runs explain; what compares runs far apart in time is then in
         doubt by this much."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 

@@ -2,9 +2,6 @@
 
 from typing import Literal, NamedTuple
 
-LEVEL = 0.95
-"""Of every interval, unless it says another."""
-
 Kind = Literal["within the run", "within the runs", "between repeats", "range of repeats"]
 
 

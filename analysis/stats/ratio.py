@@ -1,7 +1,8 @@
-"""One configuration's step time over another's, from their runs or, where those are too few, from their steps."""
+"""One configuration's time over another's, from their runs or, where those are too few, from their steps.
 
-import math
-import statistics
+A run's time is the mean of its steps: what they cost, slow ones included.
+"""
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,16 +10,15 @@ import numpy as np
 import scipy.special
 from scipy import stats
 
-from analysis.stats.effective import Array
-from analysis.stats.interval import LEVEL, Interval
-from analysis.stats.series import LEAST, mean_bounds, median_bounds, student
+from analysis.stats.interval import Interval
+from bench.statistics import LEAST, LEVEL, Array, mean_bounds, student
 
 Runs = Sequence[Sequence[float]]
 """The steps, in their order and in seconds, of each run of one configuration."""
 
 
 class Ratio(NamedTuple):
-    """Step time of one side over that of the other, its interval, and the probability of one so far from 1 by chance;
+    """Time of one side over that of the other, its interval, and the probability of one so far from 1 by chance;
     without an interval that is 1, for nothing can be told."""
 
     value: float
@@ -27,13 +27,13 @@ class Ratio(NamedTuple):
 
 
 def of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = False) -> Ratio:
-    """Return the ratio of the geometric means of the runs' median step times, of at least two runs each side.
+    """Return the ratio of the geometric means of the runs' times, of at least two runs each side.
 
     Student's test on their logarithms: Welch's, or of the differences where they are `blocked`, the runs of one place
     sharing an allocation. Of three runs a side a rank test finds nothing, whatever they are (p ≥ 0.1), of five nothing
     among ten pairs; `tests/benchmarks/coverage.py` counts the false alarms of both where nothing is normal.
     """
-    ours, theirs = (np.log([statistics.median(run) for run in runs]) for runs in (one, other))
+    ours, theirs = (np.log([np.mean(run) for run in runs]) for runs in (one, other))
     value, n = float(np.exp(np.mean(ours) - np.mean(theirs))), len(one) + len(other)
     if not any(np.ptp(logs) for logs in ([ours - theirs] if blocked else [ours, theirs])):  # no spread to test by
         return Ratio(value, Interval(value, value, "between repeats", level, n), float(value == 1))
@@ -43,30 +43,30 @@ def of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
 
 
 def of_steps(one: Sequence[float], other: Sequence[float], level: float = LEVEL) -> Ratio:
-    """Return the ratio of the medians of two series of steps: what more steps of the same runs would give. Of few
-    steps, too few to bound a median, that of their geometric means.
+    """Return the ratio of the means of two series of steps: what more steps of the same runs would give.
 
     The interval joins those of the two sides as independent estimates, each end by itself (MOVER: Donner & Zou,
-    Statistical Methods in Medical Research 21, 2012); p is the level at which such an interval ends at 1.
+    Statistical Methods in Medical Research 21, 2012); p is the level at which such an interval ends at 1. There is none
+    of fewer than six steps, nor where a side's mean may be as small as zero for all they tell.
     """
     n = len(one) + len(other)
-    if min(len(one), len(other)) < LEAST:
-        return Ratio(float(np.median(one) / np.median(other)), None, 1.0)
-    series = [np.asarray(steps, float) for steps in (one, other)]
-    sides = [_median(steps, level) for steps in series]
-    if not np.isfinite([(side.low, side.high) for side in sides]).all():
-        sides = [_geometric_mean(steps, level) for steps in series]
-    apart = sides[0].log - sides[1].log
-    below = np.hypot(sides[0].log - sides[0].low, sides[1].high - sides[1].log)
-    above = np.hypot(sides[0].high - sides[0].log, sides[1].log - sides[1].low)
-    value, low, high = (float(np.exp(x)) for x in (apart, apart - below, apart + above))
-    freedom = np.minimum(sides[0].freedom, sides[1].freedom)
+    value = float(np.mean(one) / np.mean(other))
+    sides = [_side(np.asarray(steps, float), level) for steps in (one, other) if len(steps) >= LEAST]
+    known = [side for side in sides if side]
+    if len(known) < 2:
+        return Ratio(value, None, 1.0)
+    ours, theirs = known
+    apart = ours.log - theirs.log
+    below = np.hypot(ours.log - ours.low, theirs.high - theirs.log)
+    above = np.hypot(ours.high - ours.log, theirs.log - theirs.low)
+    low, high = (float(np.exp(end)) for end in (apart - below, apart + above))
+    freedom = np.minimum(ours.freedom, theirs.freedom)
     chance = _chance(abs(apart), below if apart > 0 else above, freedom, level)
     return Ratio(value, Interval(low, high, "within the runs", level, n), chance)
 
 
 class _Side(NamedTuple):
-    """Logarithm of a step time, with the ends of its interval, and its degrees of freedom."""
+    """Logarithm of a mean step time, with the ends of its interval, and its degrees of freedom."""
 
     log: float
     low: float
@@ -74,15 +74,12 @@ class _Side(NamedTuple):
     freedom: Array
 
 
-def _median(steps: Array, level: float) -> _Side:
-    bounds = median_bounds(steps, level)
-    low = float(np.log(bounds.low)) if bounds.low > 0 else -math.inf
-    return _Side(float(np.log(np.median(steps))), low, float(np.log(bounds.high)), bounds.freedom)
-
-
-def _geometric_mean(steps: Array, level: float) -> _Side:
-    bounds = mean_bounds(np.log(steps), level)
-    return _Side(float(np.log(steps).mean()), float(bounds.low), float(bounds.high), bounds.freedom)
+def _side(steps: Array, level: float) -> _Side | None:
+    bounds = mean_bounds(steps, level)
+    if bounds.low <= 0:
+        return None
+    log, low, high = (float(np.log(seconds)) for seconds in (steps.mean(), bounds.low, bounds.high))
+    return _Side(log, low, high, bounds.freedom)
 
 
 def _chance(apart: float, reach: Array, freedom: Array, level: float) -> float:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from analysis.stats.interval import LEVEL, Interval
-from bench import intervals
+from analysis.stats.interval import Interval
+from bench import statistics
+from bench.statistics import LEVEL
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
@@ -14,6 +15,6 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval |
     n = len(values)
     if n < 2:
         return None
-    if ends := intervals.median_interval(values, level):
+    if ends := statistics.median_interval(values, level):
         return Interval(*ends, "between repeats", level, n)
     return Interval(min(values), max(values), "range of repeats", 1 - 2 ** (1 - n), n)

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.stats import series
-from analysis.stats.effective import Array
-from analysis.stats.interval import LEVEL, Interval
+from analysis.stats.interval import Interval
+from bench.statistics import LEAST, LEVEL, Array, Bounds, mean_bounds, median_bounds
 
 Steps = tuple[float, ...]
 
@@ -35,15 +34,15 @@ def prepare(windows: Iterable[Steps]) -> None:
         lengths.setdefault(len(step_s), []).append(step_s)
     _known.clear()
     for n, alike in lengths.items():
-        ends = _ends(np.array(alike)) if n >= series.LEAST else (Ends(None, None) for _ in alike)
+        ends = _ends(np.array(alike)) if n >= LEAST else (Ends(None, None) for _ in alike)
         _known.update(zip(alike, ends, strict=True))
 
 
 def _ends(alike: Array) -> Iterator[Ends]:
-    return map(Ends, _intervals(series.median_bounds(alike), alike), _intervals(series.mean_bounds(alike), alike))
+    return map(Ends, _intervals(median_bounds(alike), alike), _intervals(mean_bounds(alike), alike))
 
 
-def _intervals(bounds: series.Bounds, alike: Array) -> Iterator[Interval | None]:
+def _intervals(bounds: Bounds, alike: Array) -> Iterator[Interval | None]:
     for low, high in zip(bounds.low.tolist(), bounds.high.tolist(), strict=True):
         known = np.isfinite(low) and np.isfinite(high)
         yield Interval(low, high, "within the run", LEVEL, alike.shape[-1]) if known else None

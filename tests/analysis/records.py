@@ -59,6 +59,7 @@ def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -
         "step_s": series,
         "data_wait_s": (0.5,) * cut + (0.001,) * len(window),
         "loss": (*LOSSES, *(4.0,) * len(series))[: len(series)],
+        "gradient_norm": (2.0,) * len(series),
         "window_s": sum(window),
         **more,
     }

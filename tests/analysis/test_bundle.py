@@ -3,10 +3,12 @@
 import csv
 import hashlib
 import io
+import os
 import re
 import shlex
 import shutil
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,12 @@ from records import failed, results, run, save, scattered, spec, steps
 from analysis import reading, report
 from analysis.bundle import archive, bundle
 from analysis.bundle.macros import keys, macros
+from analysis.bundle.veil import veil
+from analysis.report.evidence import tail
 from analysis.table import plain
 from bench import config, store
 from bench.cli import main
+from bench.errors import UserError
 from bench.record import RunRecord
 from bench.spec import config_id
 
@@ -124,6 +129,52 @@ def test_the_verb_writes_where_the_study_says(
     assert capsys.readouterr().out == "results/bundles/odd__study-anonymous.tar.gz\n"
     assert main(["bundle", str(tmp_path / "results" / "runs"), "--out", "/proc/nowhere/file"]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+# -- of somebody else's records
+
+
+def test_no_member_of_a_bundle_leads_out_of_its_folder(tmp_path: Path) -> None:
+    record = run()
+    assert record.environment
+    odd = {"environment_id": "../../../../x", "versions": {"torch": "2", "a\n-r x": "1", "b": "1\n-r x"}}
+    environment = record.environment.model_copy(update=odd)
+    folder = save(tmp_path / "runs", record.model_copy(update={"environment": environment}))
+    content = packed([folder])
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        assert not [name for name in archive.getnames() if ".." in name or name.startswith("/")]
+    inside = unpacked(content, tmp_path / "elsewhere")
+    assert [path.read_text() for path in inside.glob("environments/*.txt")] == ["torch==2\n"]
+    for path in ("../x", "a/../../x", "/x"):
+        with pytest.raises(UserError, match="leads out of the bundle"):
+            archive_of({path: b""})
+
+
+def archive_of(files: dict[str, bytes]) -> bytes:
+    return archive.packed("name", files)
+
+
+def test_the_manifest_holds_names_with_quotes(tmp_path: Path) -> None:
+    inside = unpacked(archive_of({'a "b", c\nd': b"", "e": b"x"}), tmp_path)
+    told = list(csv.reader(io.StringIO((inside / archive.MANIFEST).read_text(), newline="")))
+    assert [row[0] for row in told[1:]] == ['a "b", c\nd', "e"]
+
+
+def test_only_regular_files_are_packed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A log that is a link leads to what its study does not hold; a pipe would never end; a torn series is no table."""
+    folders = [save(tmp_path / "runs" / name, run()) / "smoke" for name in ("link", "pipe", "torn")]
+    link, pipe, torn = (next(folder.rglob(store.RECORD)).parent for folder in folders)
+    (tmp_path / "key").write_text("PRIVATE KEY")
+    (link / store.LOG).symlink_to(tmp_path / "key")
+    os.mkfifo(pipe / store.LOG)
+    (torn / store.STEPS).write_bytes(b"PAR1 and then nothing")
+    for here in (None, {}):
+        content = packed([tmp_path / "runs"], here)
+        inside = unpacked(content, tmp_path / ("anonymous" if here is not None else "whole"))
+        assert not list(inside.rglob(store.LOG))
+        assert "PRIVATE" not in "".join(path.read_text() for path in inside.rglob("*") if path.is_file())
+    assert sum("left out of the bundle" in message for message in caplog.messages) == 4
+    assert tail(link / store.LOG) == tail(pipe / store.LOG) == ""
 
 
 # -- anonymous
@@ -239,6 +290,77 @@ def test_numbers_and_common_words_stay(anonymous: Path) -> None:
 def test_the_recorded_studies_lose_their_hosts() -> None:
     _, files = bundle(reading.read([RECORDED]), [RECORDED], {})
     assert not any(re.search(rb'"host": "vm"|"vm"', content) for content in files.values())
+
+
+LINES = {
+    "connecting to (gpu017.zebra.acme-lab.org, 29500)": "gpu017 zebra acme",
+    "GPU017.ZEBRA.ACME-LAB.ORG is another node of acme-lab.org": "gpu017 zebra acme",
+    "gpu017.bigiron: ok": "gpu017 bigiron",
+    "SLURM_JOB_USER=jdoe SLURM_JOB_ACCOUNT=acct SLURM_JOB_QOS=prio SLURM_CLUSTER_NAME=zinc7": "jdoe acct prio zinc7",
+    "sbatch --qos=prio --account=acct --reservation=maint7 --constraint=a100x": "prio acct maint7 a100x",
+    "uid=1001(jdoe) gid=1001(jgroup) groups=1001(jgroup),27(acmeteam)": "jdoe jgroup acmeteam",
+    "SLURM_SUBMIT_HOST=login9 HOSTNAME=gpu044 MASTER_ADDR=gpu045": "login9 gpu044 gpu045",
+    "see https://jdoe:hunter@git.acme-lab.org/team/secretproject": "jdoe hunter acme team secretproject",
+    "pulled docker://registry.acme-lab.org/nlp-team/train:1": "registry.acme nlp-team train:1",
+    "image registry.acme-lab.org/nlp-team/train:1 is there": "nlp-team train:1",
+    "cd /scratch/jdoe/my corpora/part one/x.txt now": "scratch jdoe corpora",
+    "open '/proj x/secret corpora/x'": "proj secret corpora",
+    "from </scratch/acme/x> and ->/scratch/acme/y": "scratch acme",
+    "at ~/acme/x": "acme",
+    "mail j.doe@acme-lab.org": "doe acme",
+}
+
+
+@pytest.mark.parametrize(("line", "gone"), LINES.items(), ids=LINES.values())
+def test_no_name_is_left_of_a_line_of_a_log(tmp_path: Path, line: str, gone: str) -> None:
+    """The record knows the host, the user and the image; the rest is found by its form."""
+    known = {"hosts": ("gpu017",), "slurm": {"SLURM_JOB_NODELIST": "gpu017"}}
+    record = run(environment=known)
+    assert record.environment
+    image = {"container": "docker://registry.acme-lab.org/nlp-team/train:1"}
+    classification = record.environment.classification.model_copy(update=image)
+    environment = record.environment.model_copy(update={"classification": classification})
+    folder = save(tmp_path / "runs", record.model_copy(update={"environment": environment}))
+    next(folder.rglob(store.RECORD)).with_name(store.LOG).write_text(f"{line}\n")
+    _, files = bundle(reading.read([folder]), [folder], {"jdoe": "user"})
+    text = "\n".join(f"{path}\n{content.decode()}" for path, content in files.items()).lower()
+    assert [name for name in gone.split() if name in text] == []
+    (classified,) = [content for path, content in files.items() if path.endswith(store.ENVIRONMENT)]
+    assert b'"container": "image1"' in classified
+
+
+def test_common_addresses_and_tags_stay(tmp_path: Path) -> None:
+    line = "see https://pytorch.org/docs and <div>x</div> 1/2 gpu017.log mask[0-3] set\n"
+    folder = save(tmp_path / "runs", run(environment={"hosts": ("gpu017",)}))
+    next(folder.rglob(store.RECORD)).with_name(store.LOG).write_text(line)
+    _, files = bundle(reading.read([folder]), [folder], {})
+    (log,) = [content.decode() for path, content in files.items() if path.endswith(store.LOG)]
+    assert log == "see https://pytorch.org/path and <div>x</div> 1/2 host1.log mask[0-3] set\n"
+
+
+LONG = 200_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mask[0-4294967295] set", "x[0-99999] " * 200, "NodeList=" + "n[0-99999]," * 3, "a" * LONG, "a." * (LONG // 2),
+        "a-" * (LONG // 2), "a_" * (LONG // 2), "aB3/" * (LONG // 4), "/bench" * (LONG // 6), "/a b" * (LONG // 4),
+        "1." * (LONG // 2), "1:" * (LONG // 2), "'/" * (LONG // 2), "user=" * (LONG // 5), "a@" * (LONG // 2),
+        "https://" * (LONG // 8), "[1,2" * (LONG // 4), "n[" * (LONG // 2), "gpu" * (LONG // 3), "gpu0" * (LONG // 4),
+        " " * LONG, "=" * LONG, "(1" * (LONG // 2), "gpu1." * (LONG // 5), "/" * LONG, "<" * LONG,
+    ],
+    ids=lambda line: line[:20],
+)  # fmt: skip
+def test_a_long_line_is_bare_of_names_at_once(line: str) -> None:
+    """None takes the square of its length, and what only looks like a list of nodes is not counted out."""
+    begin = time.process_time()
+    try:
+        hidden = veil([run(environment={"hosts": ("gpu017",)})], [line], {})
+        hidden.text(line)
+    except UserError as error:
+        assert "100000 names" in str(error)
+    assert time.process_time() - begin < 3, "a fraction of it, on a machine that is not busy"
 
 
 # -- numbers for a text

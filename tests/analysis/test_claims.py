@@ -3,32 +3,37 @@
 from typing import Any
 
 import pytest
-from records import failed, results, run, scattered, spec, steps
+from records import failed, results, run, spec, steps
 
 from analysis.claims import Finding, as_table, findings
 from analysis.table import plain
+from bench.presets import engine_preset
 from bench.record import RunRecord
+from bench.spec import EngineSpec
+
+Runs = RunRecord | list[RunRecord]
 
 
-def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, **more: Any) -> RunRecord:
-    """A run of one rank per node whose median step takes `seconds`, with the interval `seconds` ± `jitter`."""
+def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, repeats: int = 3, **more: Any) -> list[RunRecord]:
+    """Repeats of one rank per node whose steps take `seconds`, the first `jitter` less and the last as much more."""
     around = {name: more.pop(name) for name in ("machine", "attempt", "torch", "evidence") if name in more}
-    window = scattered(seconds - jitter, seconds, seconds + jitter)
-    return run(spec(engine, ranks=1, nodes=nodes, **more), steps=steps(window), **around)
+    of = spec(engine, ranks=1, nodes=nodes, **more)
+    times = [seconds + jitter * (repeat - (repeats - 1) / 2) for repeat in range(repeats)]
+    return [run(of, repeat=n, steps=steps((time,) * 30), **around) for n, time in enumerate(times)]
 
 
-def found(*records: RunRecord) -> list[Finding]:
-    return findings(results(*records))
+def found(*records: Runs) -> list[Finding]:
+    return findings(results(*(one for some in records for one in (some if isinstance(some, list) else [some]))))
 
 
-def told(*records: RunRecord) -> dict[str, tuple[str, dict[str, int]]]:
+def told(*records: Runs) -> dict[str, tuple[str, dict[str, int]]]:
     """Return verdict and counts by claim, of a set on one machine with one model."""
     of_set = found(*records)
     assert [finding.claim.id for finding in of_set] == ["C1", "C2", "C3"]
     return {finding.claim.id: (finding.verdict, dict(finding.counts)) for finding in of_set}
 
 
-def pairs(claim: str, *records: RunRecord) -> list[tuple[str, str, str]]:
+def pairs(claim: str, *records: Runs) -> list[tuple[str, str, str]]:
     (finding,) = [finding for finding in found(*records) if finding.claim.id == claim]
     return [(*comparison.differ, comparison.effect) for comparison in finding.comparisons]
 
@@ -85,11 +90,19 @@ def test_where_nothing_was_compared_nothing_can_be_told() -> None:
     assert told(*records)["C2"] == told(*records)["C3"] == ("cannot be told", {})
 
 
-def test_without_an_interval_or_a_number_the_effect_is_unknown() -> None:
-    short = run(spec("zero1", ranks=1, nodes=2), steps=steps((9.0,) * 3))
+def test_without_a_number_the_effect_is_unknown() -> None:
     out_of_memory = failed("oom", spec("zero1", ranks=1, nodes=4))
     lost_early = failed("node_failure", spec("zero1", ranks=1, nodes=8), torch=None)
-    assert told(at("zero1", 1, 1.0), short, out_of_memory, lost_early)["C1"] == ("cannot be told", {"unknown": 6})
+    assert told(at("zero1", 1, 1.0), out_of_memory, lost_early)["C1"] == ("cannot be told", {"unknown": 3})
+
+
+def test_two_repeats_have_an_effect_and_no_verdict() -> None:
+    records = [at("zero1", 1, 1.0), at("zero1", 2, 3.0, repeats=2)]
+    assert told(*records)["C1"] == ("cannot be told", {"too few repeats to tell": 1})
+    ((one,),) = [finding.comparisons for finding in found(*records) if finding.claim.id == "C1"]
+    assert one.tested is not None
+    assert one.tested.ratio == pytest.approx(3.0, rel=1e-3)
+    assert one.tested.interval is not None
 
 
 def test_a_failure_that_was_made_good_for_does_not_count() -> None:
@@ -109,7 +122,8 @@ def test_machines_in_one_folder_are_kept_apart() -> None:
     assert [(finding.machine, finding.verdict) for finding in first] == [
         ("quick_link", "not as in the study"), ("slow_link", "as in the study"),
     ]  # fmt: skip
-    assert [comparison.ratio for finding in first for comparison in finding.comparisons] == [0.5, 3.0]
+    ratios = [one.tested.ratio for finding in first for one in finding.comparisons if one.tested]
+    assert ratios == pytest.approx([0.5, 3.0], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +143,37 @@ def test_machines_in_one_folder_are_kept_apart() -> None:
 def test_two_that_differ_in_anything_else_are_never_compared(other: dict[str, Any]) -> None:
     assert found(at("zero1", 1, 1.0), at("zero1", 2, 0.5, **other)) == []
     assert found(at("zero2", 2, 1.0), at("zero3", 2, 0.5, **other)) == []
+
+
+PRESET_3 = engine_preset("zero3")
+
+
+@pytest.mark.parametrize(
+    ("two", "three", "label"),
+    [
+        (engine_preset("zero2"), PRESET_3, "zero3"),
+        ({"offload_optimizer": {"device": "cpu"}}, {"offload_optimizer": {"device": "cpu"}}, "zero3"),
+        ({}, {"offload_optimizer": {"device": "cpu"}}, None),  # both know it
+        ({"reduce_bucket_size": 1}, {"reduce_bucket_size": 2}, None),
+        ({}, {"offload_param": {"device": "cpu"}}, None),  # stage 3 alone knows it, and its preset does without
+        ({}, {"stage3_prefetch_bucket_size": 1}, "zero3 (stage3_prefetch_bucket_size=1)"),
+    ],
+    ids=str,
+)
+def test_stages_are_compared_by_equal_options_and_what_one_alone_has_otherwise_is_named(
+    two: dict[str, Any], three: dict[str, Any], label: str | None
+) -> None:
+    def side(name: str, seconds: float, options: dict[str, Any]) -> list[RunRecord]:
+        engine = EngineSpec(name=name, backend="deepspeed", options=dict(options))
+        return [
+            run(one.spec.model_copy(update={"engine": engine}), repeat=one.circumstance.repeat)
+            for one in at(name, 2, seconds)
+        ]
+
+    of_set = found(side("zero2", 1.0, two), side("zero3", 2.0, three))
+    assert [one.differ[1] for finding in of_set if finding.claim.id == "C3" for one in finding.comparisons] == (
+        [label] if label else []
+    )
 
 
 def test_nodes_are_added_to_the_same_work_per_device_or_per_step() -> None:
@@ -156,15 +201,18 @@ def test_one_model_that_was_tried_on_several_nodes_does_not_speak_for_another() 
 
 
 def test_the_table_has_both_sides_of_every_comparison() -> None:
-    first, second = at("zero2", 2, 1.0, 0.25), at("zero3", 2, 2.0, 0.5)
+    first, second = at("zero2", 2, 1.0, 0.02), at("zero3", 2, 2.0, 0.04)
     rows = plain(as_table(found(first, second)))
     assert [row["claim"] for row in rows] == ["C2", "C3"]
     row = rows[1]
-    assert (row["before"], row["after"], row["effect"], row["ratio"]) == ("zero2", "zero3", "slower", 2.0)
+    assert (row["before"], row["after"], row["effect"]) == ("zero2", "zero3", "slower")
+    assert row["ratio"] == pytest.approx(2.0)
+    assert row["ratio_low"] < 2 < row["ratio_high"]
+    assert row["ratio_kind"] == "between repeats"
     assert [row[f"before_{name}"] for name in ("config_id", "n", "step_s", "step_s_low", "step_s_high")] == [
-        first.config_id, 1, 1.0, 0.75, 1.25,
+        first[0].config_id, 3, 1.0, 0.98, 1.02,
     ]  # fmt: skip
     assert [row[f"after_{name}"] for name in ("config_id", "n", "step_s", "step_s_low", "step_s_high")] == [
-        second.config_id, 1, 2.0, 1.5, 2.5,
+        second[0].config_id, 3, 2.0, 1.96, 2.04,
     ]  # fmt: skip
-    assert row["before_interval_kind"] == "within the run"
+    assert row["before_interval_kind"] == "range of repeats"

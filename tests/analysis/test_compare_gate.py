@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparing import against, only, timed
-from records import MIB, failed, memory, run, spec
+from comparing import NOISE, against, only, timed
+from records import MIB, failed, memory, run, spec, steps
 
 from analysis import results
 from analysis.compare import Question, compare
 from analysis.compare.judging import Gate
+from analysis.stats.compare import TOO_FEW
 from bench.record import Collective, Link, RunRecord
 
 SMOKE = Path(__file__).parents[1] / "data" / "runs" / "smoke"
@@ -43,9 +44,23 @@ def test_noise_does_not_break_a_gate_however_far_the_estimate_is(tmp_path: Path)
 
 
 def test_two_runs_however_far_apart_neither_break_a_gate_nor_keep_it(tmp_path: Path) -> None:
-    for factor, status in ((2.0, "slower"), (0.5, "faster")):
+    for factor in (2.0, 0.5):
         line = only(against(tmp_path, timed(0.1, (0.99, 1.01)), timed(0.1 * factor, (0.99, 1.01)), gate=Gate(0.03)))
-        assert (line.status, line.held, line.doubts) == (status, "open", ("fewer than 3 runs of a side",))
+        assert (line.status, line.held, line.doubts) == (TOO_FEW, "open", (TOO_FEW,))
+        assert line.comparison and line.comparison.ratio == pytest.approx(factor)
+        assert line.comparison.interval and line.comparison.interval.low <= factor <= line.comparison.interval.high
+
+
+def test_slow_steps_that_no_median_sees_break_a_gate(tmp_path: Path) -> None:
+    """Four steps in ten take twice as long: the median is that of the others, the mean 40 % more."""
+    stalled = [
+        run(repeat=repeat, steps=steps(tuple(0.1 * by * (2 if step % 5 < 2 else 1) for step in range(30))))
+        for repeat, by in enumerate(NOISE[:3])
+    ]
+    line = only(against(tmp_path, timed(0.1, NOISE[:3]), stalled, gate=Gate(0.03)))
+    assert line.a and line.b and line.a.row["step_s"] == line.b.row["step_s"]
+    assert line.comparison and line.comparison.ratio == pytest.approx(1.4)
+    assert (line.status, line.held, line.doubts) == ("slower", "broken", ("time per sample",))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +146,7 @@ def test_recorded_runs_against_themselves(tmp_path: Path) -> None:
     recorded = results.read([SMOKE])
     compared = compare(recorded, recorded, Question(("a", "b"), gate=Gate(0.5, exact=True)))
     assert len(compared.lines) == 20
-    assert {line.status for _, line in compared.lines} == {"no detectable difference"}
+    assert {line.status for _, line in compared.lines} == {TOO_FEW}
     assert {line.comparison and line.comparison.ratio for _, line in compared.lines} == {1.0}
     assert not any(line.changes for _, line in compared.lines)
     assert not compared.broken

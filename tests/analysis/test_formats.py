@@ -1,15 +1,18 @@
+import csv
+import io
 import json
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from records import failed, run, spec, steps
+from records import failed, run, save, spec, steps
 
 from analysis import formats
 from analysis.columns import columns
 from analysis.formats.numbers import MISSING, cell, significant, size
 from analysis.table import plain, read_csv, run_table
+from bench.cli import main
 
 NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'
 
@@ -30,6 +33,29 @@ def test_csv_reads_back_as_the_same_table(tmp_path: Path) -> None:
     written = tmp_path / "runs.csv"
     written.write_text(formats.to_csv(table()))
     pd.testing.assert_frame_equal(read_csv(written), table(), check_exact=True)
+
+
+FOREIGN = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "'quoted", "a\rb", "a\nb", "a\r\nb", 'a"b', "\x1b[31mred")
+
+
+def test_no_text_of_a_csv_is_a_formula_or_breaks_a_line(tmp_path: Path) -> None:
+    """A lone CR ends a line for some readers; a spreadsheet computes what begins with =, +, - or @."""
+    frame = run_table([failed("oom", reason=reason) for reason in FOREIGN])
+    text = formats.to_csv(frame)
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert len(rows) == len(FOREIGN)
+    assert not any(cell.startswith(("=", "+", "@", "\t", "\r")) for row in rows for cell in row.values())
+    assert all(re.search(r'"[^"]*\r', line) for line in text.split("\n") if "\r" in line), "quoted"
+    (tmp_path / "runs.csv").write_bytes(text.encode())
+    pd.testing.assert_frame_equal(read_csv(tmp_path / "runs.csv"), frame, check_exact=True)
+
+
+def test_a_table_on_a_terminal_steers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path, failed("oom", reason="\x1b[2J\x1b]0;title\x07red\x9b31m"))
+    assert main(["table", str(tmp_path)]) == 0
+    assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "red" in told and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", told)
 
 
 def test_a_table_without_rows_reads_back_too(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import memory, results, run, save, spec, steps
+from records import failed, memory, results, run, save, spec, steps
 
 from analysis.claims import CLAIMS
 from analysis.ledger import Entry, ledger, published
+from bench import config
 from bench.cli import main
 from bench.record import RunRecord
+from bench.spec import config_id
 
 XXL, BASE = ("mt5_xxl", 12_921_057_280), ("mt5_base", 582_401_280)
 ON_GPU = 2**30
@@ -79,7 +81,6 @@ def test_the_first_claim_is_of_steps_that_do_the_same_work() -> None:
         ({"model": BASE}, "mt5_base is not mT5-XXL"),
         ({"reserved": None}, "not on GPUs"),
         ({"nodes": (2,)}, "one node count only"),
-        ({"repeats": 2}, "fewer than 3 independent repeats a side"),
     ],
     ids=str,
 )
@@ -88,6 +89,67 @@ def test_what_falls_short_in_one_respect_is_an_analogue_whatever_it_shows(falls_
     assert entry.verdict == "not testable here"
     assert why in entry.why
     assert "analogue: " in entry.why and "as in the study" in entry.why
+
+
+@pytest.mark.parametrize(("on_eight", "verdict"), [(0.3, "contradicted"), (0.9, "reproduced")])
+def test_the_study_of_the_paper_tests_its_first_claim(on_eight: float, verdict: str) -> None:
+    """Every point of one model and stage: a step takes a second, of the same 256 samples less on more nodes."""
+    points = [point.asked.spec for point in config.points(config.study("paper"), []).points]
+    times = {1: 1.5, 2: 1.0, 4: 0.5, 8: on_eight}
+    records = [
+        run(
+            of,
+            repeat=repeat,
+            parameters=of.model.parameters,
+            steps=steps(((times[of.nodes] if of.accumulation > 1 else 1.0) * (1 + 0.01 * repeat),) * 30),
+            memory=memory(of.world_size, peak_reserved_bytes=ON_GPU),
+        )
+        for of in points
+        if (of.model.name, of.engine.name) == ("mt5_base", "zero1")
+        for repeat in range(3)
+    ]
+    assert entries(*records)["C1"].verdict == verdict
+
+
+def test_two_repeats_are_an_analogue_too() -> None:
+    entry = entries(*stages(1.0, 2.0, repeats=2))["C3"]
+    assert entry.verdict == "not testable here"
+    assert "fewer than 3 independent repeats a side" in entry.why
+    assert "6" not in entry.measured and "3 too few repeats to tell" in entry.measured
+
+
+def with_options(records: list[RunRecord], **options: Any) -> list[RunRecord]:
+    """The same runs of engines with these options."""
+    engine = records[0].spec.engine.model_copy(update={"options": options})
+    of = records[0].spec.model_copy(update={"engine": engine})
+    return [one.model_copy(update={"spec": of, "config_id": config_id(of)}) for one in records]
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ({"offload_optimizer": {"device": "cpu"}}, "nothing that differs only in this was measured"),
+        ({"stage3_prefetch_bucket_size": 1}, "an option that only one of the two stages knows is not its preset's"),
+    ],
+    ids=str,
+)
+def test_a_stage_with_options_of_its_own_tests_no_claim_about_stages(option: dict[str, Any], why: str) -> None:
+    slow = [record for n in (1, 2, 4) for record in with_options(at("zero3", n, 2.0 / n), **option)]
+    of = entries(*(record for n in (1, 2, 4) for record in at("zero2", n, 1.0 / n)), *slow)
+    assert [of[claim].verdict for claim in ("C2", "C3")] == ["not testable here"] * 2
+    assert why in of["C3"].why
+    assert "fewer than 3" not in of["C3"].why, "it has three"
+
+
+def test_what_no_test_consists_of_is_said() -> None:
+    of = entries(*stages(1.0, 2.0), failed("oom", at("zero2", 8, 1.0)[0].spec), *at("zero3", 8, 1.0))
+    assert of["C3"].verdict == "reproduced"
+    assert of["C3"].why.endswith("; left out: 1 where a side ran out of memory")
+
+
+def test_weak_scaling_with_three_repeats_does_not_lack_repeats() -> None:
+    grown = [*at("zero2", 1, 1.0, samples=8), *at("zero2", 2, 2.0, samples=16)]
+    assert "fewer than" not in entries(*grown)["C1"].why
 
 
 def test_other_models_of_the_range_test_what_is_not_of_the_largest_alone() -> None:

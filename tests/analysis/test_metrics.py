@@ -32,6 +32,20 @@ def test_tokens_are_counted_by_side_and_padding_apart() -> None:
     assert told.tokens_per_s == pytest.approx(400)
 
 
+def test_the_tail_of_the_window_stands_beside_its_median() -> None:
+    """Of 101 steps from 1.00 to 2.00 s the quantiles lie on steps."""
+    window = [1 + n / 100 for n in range(101)]
+    told = row(run(steps=steps(window[::-1])))
+    assert (told.step_s, told.step_s_p95, told.step_s_p99, told.step_s_max) == pytest.approx((1.5, 1.95, 1.99, 2.0))
+    assert told.sample_s == pytest.approx(1.5 / 4)
+
+
+def test_time_per_sample_is_of_the_whole_window_whatever_its_steps_add_up_to() -> None:
+    told = row(run(steps=steps((0.1,) * 30, window_s=3.6)))
+    assert (told.sample_s, told.step_s) == pytest.approx((0.03, 0.1))
+    assert told.sample_s * told.samples_per_s == pytest.approx(1)
+
+
 def test_hardware_flops_count_what_is_computed_again() -> None:
     of = spec(activation_checkpointing=True)
     flops = flops_per_step(of)

@@ -10,7 +10,6 @@ from records import plain, run, save, spec
 
 import analysis
 from analysis import reading, results
-from bench import store
 from bench.errors import UserError
 
 WITHOUT = """
@@ -53,7 +52,7 @@ def test_every_record_is_read_and_the_rest_named_and_counted(tmp_path: Path, cap
     assert len(found.table) == 2
     why = {skipped.path.parent.name: skipped.why for skipped in found.skipped}
     assert set(why) == {"torn", "else", "newer", "lacking", "binary", "list", "folder"}
-    assert "newer than 1" in why["newer"]
+    assert "newer than 2" in why["newer"]
     assert why["lacking"].startswith("outcome:")
     results.warn(found)
     assert "7 of 9 files" in caplog.messages[0]
@@ -128,18 +127,6 @@ def test_reading_needs_nothing_of_what_running_needs(verb: str, tmp_path: Path) 
     )
     assert told.returncode == 0, told.stderr
     assert (tmp_path / "report.html").is_file() if verb == "report" else "zero3" in told.stdout
-
-
-def test_a_record_of_an_older_schema_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if version 2 had another word for the outcome, and this were a record of version 1."""
-    old = plain(run()) | {"outcome": {"ended": "ok"}}
-    (tmp_path / "record.json").write_text(json.dumps(old))
-    assert "outcome.kind" in results.read([tmp_path]).skipped[0].why
-    monkeypatch.setattr(store, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(
-        store, "_MIGRATIONS", {1: lambda r: r | {"schema_version": 2, "outcome": {"kind": r["outcome"]["ended"]}}}
-    )
-    assert list(analysis.load(tmp_path)["outcome"]) == ["ok"]
 
 
 def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ def test_text_shows_what_fits_and_every_reason_in_full(runs: Path, capsys: pytes
     assert main(["table", str(runs)]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == [
-        "config_id", "model", "engine", "precision", "world_size", "micro", "outcome", "step_s", "tokens_per_s",
-        "peak_allocated_bytes", "reason",
+        "config_id", "model", "engine", "precision", "world_size", "micro", "outcome", "sample_s", "step_s",
+        "tokens_per_s", "peak_allocated_bytes", "reason",
     ], "neither mfu nor flags: no run has any"  # fmt: skip
     assert len(rows) == 3
     assert "11.00 MiB" in rows[0]

@@ -20,10 +20,10 @@ def at(engine: str, seconds: float, jitter: float = 0.0, micro: int = 2, **more:
     return run(spec(engine, micro), steps=steps(window), **more)
 
 
-def allocations(engine: str, *seconds: float) -> list[RunRecord]:
+def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
     """One run in each of several allocations."""
     slurm = [{"slurm": {"SLURM_JOB_ID": str(job)}} for job in range(len(seconds))]
-    return [at(engine, s, repeat=job, environment=slurm[job]) for job, s in enumerate(seconds)]
+    return [at(engine, s, repeat=job, environment=slurm[job], **more) for job, s in enumerate(seconds)]
 
 
 def doubted(of: Results) -> str:
@@ -40,15 +40,27 @@ def test_what_varies_is_told_apart_from_what_was_held_equal() -> None:
 
 def test_the_answer_names_the_fastest_its_ties_and_who_is_slower() -> None:
     lean = memory(2, peak=MIB)
-    records = [at("ddp", 0.10, 0.01), at("zero1", 0.105, 0.02), at("zero2", 0.20), at("zero3", 0.40, memory=lean)]
+    times = {"ddp": (0.09, 0.1, 0.11), "zero1": (0.09, 0.105, 0.12), "zero2": (0.2, 0.201, 0.202)}
+    records = [record for engine, seconds in times.items() for record in allocations(engine, *seconds)]
+    records += allocations("zero3", 0.4, 0.401, 0.402, memory=lean)
     (answer,) = told(findings(results(*records, failed("oom", spec("zero0")))).best)
     assert (answer.name, answer.fastest, answer.rate) == ("tiny · 2 ranks", "ddp, micro 2", "400.0")
-    assert answer.interval.replace("\xa0", " ").endswith("(95 %, within the run, n = 1)")
-    assert [tie.replace("\xa0", " ") for tie in answer.tied] == ["zero1, micro 2 (+5.0 %)"]
+    assert answer.interval.replace("\xa0", " ").endswith("(75 %, range of repeats, n = 3)")
+    (tie,) = answer.tied
+    assert tie.replace("\xa0", " ").startswith("zero1, micro 2 (+4.6 %, 95 %: −")
     assert answer.slower.replace("\xa0", " ").startswith(
-        "2 others are detectably slower, the next of them zero2, micro 2, +100 % (95 %: "
+        "2 others are detectably slower, the next of them zero2, micro 2: +100 %, 95 %: +"
     )
-    assert (answer.leanest, answer.peak, answer.failed) == ("zero3, micro 2", "2.000 MiB", "1 oom")
+    assert (answer.untold, answer.leanest, answer.peak) == ("", "zero3, micro 2", "2.000 MiB")
+    assert answer.failed == "1 oom"
+
+
+def test_one_run_each_is_answered_with_an_effect_and_without_a_verdict() -> None:
+    (answer,) = told(findings(results(at("ddp", 0.10, 0.01), at("zero2", 0.20), at("zero3", 0.40))).best)
+    assert (answer.fastest, answer.tied, answer.slower) == ("ddp, micro 2", (), "")
+    assert answer.untold.replace("\xa0", " ").startswith(
+        "2 others took longer in these runs, too few repeats to tell, the next of them zero2, micro 2: +100 %, 95 %: +"
+    )
 
 
 def test_where_nothing_was_measured_the_answer_says_so() -> None:
@@ -66,14 +78,14 @@ def test_of_several_questions_the_engines_that_win_are_counted() -> None:
 def test_one_run_each_is_a_doubt_and_so_are_comparisons_within_runs() -> None:
     said = doubted(results(at("ddp", 0.1), at("zero1", 0.2), failed("oom", spec("zero3"))))
     assert "Every configuration ran once (n = 1)" in said
-    assert "1 of 1 comparisons with a fastest configuration rest on the steps of the same runs" in said
+    assert "1 of 1 comparisons with a fastest configuration have too few repeats to tell, for want of 3" in said
     assert "1 of 3 configurations have no number: 1 oom." in said
     assert "1 of 1 ok runs of other engines have losses verified beside ddp." in said
 
 
 def test_comparisons_between_allocations_are_no_such_doubt() -> None:
     said = doubted(results(*allocations("ddp", 0.1, 0.11, 0.12), *allocations("zero1", 0.2, 0.21, 0.22)))
-    assert "rest on the steps" not in said
+    assert "too few repeats" not in said
     assert "Configurations ran 3 to 3 times" in said
 
 
@@ -88,7 +100,7 @@ def test_a_control_point_that_became_slower_is_a_doubt() -> None:
     (found,) = findings(controls(0.1, 0.12)).drifts
     assert found.drift.change == pytest.approx(0.2)
     assert (found.allocation, found.configuration) == ("7", "ddp, micro 2")
-    assert "at most ddp, micro 2 in 7, 20 % slower at the end" in doubted(controls(0.1, 0.12))
+    assert "at most ddp, micro 2 in 7, +20 % at the end" in doubted(controls(0.1, 0.12))
 
 
 def test_one_that_did_not_is_said_to() -> None:

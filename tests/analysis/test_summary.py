@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from records import failed, memory, run, scattered, spec, steps
 
@@ -51,8 +53,21 @@ def test_six_repeats_have_an_interval_between_them() -> None:
 
 
 def test_few_steps_are_a_doubt_of_one_run_and_none_of_repeats() -> None:
-    assert "few" in rows(run())[0]["flags"].split()
-    assert "few" not in rows(*lasting(0.1, 0.3))[0]["flags"].split()
+    short = [run(repeat=repeat, steps=steps((0.1,) * 18)) for repeat in range(3)]
+    for n, doubted in ((1, True), (2, True), (3, False)):
+        assert ("few" in rows(*short[:n])[0]["flags"].split()) is doubted
+
+
+def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> None:
+    """Two runs in one allocation of 30 and 10 steps, 0.1 and 0.5 s; another of 0.4 s. A step has 4 samples."""
+    slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
+    shared = [
+        run(repeat=i, steps=steps((s,) * n), environment=slurm) for i, (s, n) in enumerate([(0.1, 30), (0.5, 10)])
+    ]
+    (row,) = rows(*shared, run(repeat=2, steps=steps((0.4,) * 5)))
+    assert row["n"] == 2
+    assert row["sample_s"] == pytest.approx(math.sqrt(0.2 * 0.4) / 4)
+    assert (row["step_s_max"], row["step_s_p95"]) == (0.5, pytest.approx((0.3 + 0.4) / 2))
 
 
 def test_environments_machines_and_kinds_of_evidence_are_never_pooled() -> None:
@@ -81,6 +96,13 @@ def test_a_drill_is_no_measurement() -> None:
     (row,) = rows(run(drill="sleep"))
     assert (row["n"], row["tokens_per_s"], row["peak_allocated_bytes"]) == (0, None, None)
     assert "drill" in row["flags"].split()
+
+
+def test_a_run_over_the_nodes_of_two_jobs_is_no_measurement() -> None:
+    mixed = {"hosts": ("gpu1", "gpu4"), "slurm": {"SLURM_JOB_NODELIST": "gpu[1-2]"}}
+    (row,) = rows(run(environment=mixed))
+    assert (row["n"], row["tokens_per_s"], row["peak_allocated_bytes"]) == (0, None, None)
+    assert "foreign_hosts" in row["flags"].split()
 
 
 def test_the_worst_repeat_decides_what_fits() -> None:

@@ -5,7 +5,7 @@ import pytest
 from records import LOSSES, failed, observed, run, spec, steps
 
 from analysis.table import plain, run_table
-from analysis.verify import STEPS, TOLERANCE
+from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE
 from bench.record import RunRecord
 from bench.spec import Precision
 
@@ -15,6 +15,13 @@ def losses(apart: float, step: int = 3) -> dict[str, Any]:
     series = list(steps().loss)
     series[step] = LOSSES[step] * (1 + apart) if math.isfinite(apart) else None
     return {"steps": steps(loss=tuple(series))}
+
+
+def norms(factor: float, step: int = 0, **more: Any) -> dict[str, Any]:
+    """Steps whose gradient norm at `step` is `factor` times what it should be."""
+    series = list(steps().gradient_norm)
+    series[step] = factor * (series[step] or 0.0) if math.isfinite(factor) else None
+    return {"steps": steps(gradient_norm=tuple(series), **more)}
 
 
 def judged(record: RunRecord, *others: RunRecord) -> tuple[str, bool]:
@@ -51,6 +58,42 @@ def test_a_mismatch_is_invalid_names_reference_step_and_difference_and_shows_no_
 
 def test_a_loss_that_is_not_finite_is_no_match() -> None:
     assert judged(run(**losses(math.nan)), run(spec("ddp"))) == ("invalid", False)
+
+
+def test_a_gradient_of_another_scale_is_invalid_though_the_losses_agree() -> None:
+    """Clipping and AdamW divide by the gradient's own size: a sum over ranks trains as their mean does."""
+    told = plain(run_table([run(**norms(8)), run(spec("ddp"))]))[0]
+    assert (told["outcome"], told["tokens_per_s"]) == ("invalid", None)
+    assert "gradient norm is not that of ddp" in told["reason"]
+    assert "16.0 instead of 2.0 at step 0, 7 apart, 0.1 allowed" in told["reason"]
+
+
+def test_norms_are_compared_before_losses() -> None:
+    both = norms(8, loss=(99.0,) * 35)
+    assert "gradient norm" in plain(run_table([run(**both), run(spec("ddp"))]))[0]["reason"]
+
+
+def test_a_norm_may_be_off_by_a_tenth() -> None:
+    reference = run(spec("ddp"))
+    assert judged(run(**norms(1 + 0.9 * NORM_TOLERANCE)), reference) == ("ok", False)
+    assert judged(run(**norms(1 - 1.1 * NORM_TOLERANCE)), reference) == ("invalid", False)
+
+
+def test_norms_are_compared_where_weights_are_equal_alone() -> None:
+    """In the first step, or in fp16 in the first whose update was not skipped; later ones drift with the weights."""
+    assert judged(run(**norms(8, step=1)), run(spec("ddp"))) == ("ok", False)
+    fp16, first = spec("ddp", precision="fp16"), {"skipped": (0, 1)}
+    reference = run(fp16, steps=steps(**first))
+    assert judged(run(spec(precision="fp16"), **norms(8, step=2, **first)), reference) == ("invalid", False)
+    assert judged(run(spec(precision="fp16"), **norms(math.nan, step=0, **first)), reference) == ("ok", False)
+
+
+def test_losses_alone_do_not_verify_and_do_refute() -> None:
+    unknown = {"gradient_norm": ()}
+    reference = run(spec("ddp"))
+    assert judged(run(steps=steps(**unknown)), reference) == ("ok", True)
+    assert judged(run(), run(spec("ddp"), steps=steps(**unknown))) == ("ok", True)
+    assert judged(run(steps=steps(loss=(99.0,) * 35, **unknown)), reference) == ("invalid", False)
 
 
 def test_only_the_first_steps_count() -> None:

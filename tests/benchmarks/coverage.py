@@ -2,10 +2,11 @@
 
 python -m tests.benchmarks.coverage [--series 2000] [--only median mean tests]
 
-Simulated series, whose truth is known. In front of each row stands the size, the effective sample size for the median
-or the mean, from the scatter of the estimates themselves, and how many of the series carry the flag `few`. Then, for
-each way to an interval at 95 %, the per cent of series that it covers; for the one that `analysis.stats` takes, also of
-those that are not `few`. One that finds no bound counts as covering.
+Simulated series, whose truth is known, of a fixed length: ending a window by its interval is not among it. In front of
+each row stands the size, the effective sample size for the median or the mean, from the scatter of the estimates
+themselves. Then, for each way to an interval at 95 %, the per cent of series that it covers, where one that finds no
+bound counts as covering. Of the one that `bench.statistics` takes, also the per cent of series for which it finds a
+bound, and what it covers of these: of all, and of those that are worth at least 20 and 200 independent steps.
 
 The last process drifts as far as it scatters, over more steps than are seen: nothing in the series tells its median.
 """
@@ -20,10 +21,8 @@ import scipy.fft
 from scipy import stats
 
 from analysis.stats import bootstrap
-from analysis.stats.effective import FEW, autocorrelation, effective_size, signs
 from analysis.stats.ratio import of_steps
-from analysis.stats.series import mean_bounds, median_bounds
-from bench.intervals import series_interval
+from bench.statistics import autocorrelation, effective_size, mean_bounds, median_bounds, signs
 from tests.analysis.stats.simulated import PROCESSES
 
 Array = np.ndarray
@@ -32,7 +31,7 @@ Ends = tuple[Array, Array]
 LENGTHS = (30, 100, 300, 1000, 3000)
 NORMAL = stats.norm.ppf(0.975)
 CHUNK = 500  # series at a time, so that a laptop holds them
-SLOW = {"blocks": 2, "harness": 1}  # of these chunks: either takes longer than all others together
+SLOW = {"blocks": 2}  # of these chunks: it takes longer than all others together
 
 
 def main() -> None:
@@ -50,7 +49,8 @@ def main() -> None:
 
 def table(what: str, methods: dict[str, Callable[[Array], Ends]], count: int) -> None:
     """Print the coverage of each method for each process and length."""
-    print(f"\n{what:<24}{'n':>5}{'size':>6}{'few':>5}  {'  '.join(f'{name:>9}' for name in methods)}  not few")
+    head = "  ".join(f"{name:>9}" for name in methods)
+    print(f"\n{what:<24}{'n':>5}{'size':>6}  {head}{'bound':>8}{'of them':>8}{'≥ 20':>8}{'≥ 200':>8}")
     for name, n in itertools.product(PROCESSES, LENGTHS):
         print(f"{name:<24}{n:>5}{row(what, name, n, methods, count)}", flush=True)
 
@@ -59,21 +59,28 @@ def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]
     process = PROCESSES[name]
     rng = np.random.default_rng([*name.encode(), n])
     truth = process.median if what == "median" else process.mean
-    errors, few = [], []
+    errors: list[float] = []
+    sizes: list[Array] = []
+    bound: list[Array] = []
     covered: dict[str, list[Array]] = {way: [] for way in methods}
     for chunk in (process.draw(rng, CHUNK, n) for _ in range(math.ceil(count / CHUNK))):
         influence = np.sign(chunk - truth) if what == "median" else chunk - truth
-        errors.append(influence.mean(axis=1) ** 2 / influence.var())
-        few.append(effective_size(signs(chunk) if what == "median" else chunk) < FEW)
+        errors.extend(influence.mean(axis=1) ** 2 / influence.var())
+        sizes.append(effective_size(signs(chunk) if what == "median" else chunk))
         for way, method in methods.items():
-            if len(errors) <= SLOW.get(way, len(errors)):
+            if len(sizes) <= SLOW.get(way, len(sizes)):
                 low, high = method(chunk)
                 covered[way].append((low <= truth) & (truth <= high))
-    shares = [np.mean(np.concatenate(found)) for found in covered.values()]
-    flagged, ours = np.concatenate(few), np.concatenate(covered["taken"])
-    rest = f"{100 * ours[~flagged].mean():7.1f}" if (~flagged).sum() >= count / 20 else f"{'–':>7}"
-    told = "  ".join(f"{100 * share:9.1f}" for share in shares)
-    return f"{1 / np.mean(np.concatenate(errors)):6.0f}{100 * flagged.mean():4.0f}%  {told}  {rest}"
+        bound.append(np.isfinite(methods["taken"](chunk)[0]))
+    told = "  ".join(f"{100 * np.mean(np.concatenate(found)):9.1f}" for found in covered.values())
+    size, shown, ours = map(np.concatenate, (sizes, bound, covered["taken"]))
+    rest = (share(ours[shown & (size >= least)], count) for least in (0, 20, 200))
+    return f"{1 / np.mean(errors):6.0f}  {told}{100 * shown.mean():7.0f}%{''.join(rest)}"
+
+
+def share(covered: Array, count: int) -> str:
+    """The per cent that is covered; nothing for too few series to tell."""
+    return f"{100 * covered.mean():8.1f}" if covered.size >= count / 20 else f"{'–':>8}"
 
 
 def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
@@ -126,11 +133,6 @@ def blocks(statistic: Callable[..., Array]) -> Callable[[Array], Ends]:
     return ends
 
 
-def harness(series: Array) -> Ends:
-    ends = np.array([series_interval(tuple(steps)) or (-np.inf, np.inf) for steps in series.tolist()])
-    return ends[:, 0], ends[:, 1]
-
-
 def scattered(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
     """The mean and the standard error of `size` independent values."""
     reach = quantile * series.std(axis=1) / np.sqrt(size)
@@ -146,7 +148,6 @@ MEDIANS: dict[str, Callable[[Array], Ends]] = {
     "blocks": blocks(np.median),
     "autoregr.": lambda x: ranks(x, prewhitened(signs(x))),
     "Geyer": lambda x: ranks(x, effective_size(signs(x))),
-    "harness": harness,
     "n^⅔ cos": lambda x: ranks(x, cosines(signs(x), usual(x.shape[1])), stats.t.ppf(0.975, usual(x.shape[1]))),
     "taken": lambda x: median_bounds(x)[:2],
 }

@@ -1,12 +1,14 @@
 """Best configurations: ties are called ties, and memory is bought only by what is detectably faster."""
 
 import numpy as np
+import pytest
 from clusters import asked, measured, out_of_memory
 from records import MIB, results, run, steps
 
 from analysis.scaling.best import Best, best
 from analysis.scaling.pace import Pace
 from analysis.scaling.ranking import ranked
+from analysis.stats.compare import TOO_FEW
 from bench.record import RunRecord
 
 
@@ -42,12 +44,55 @@ def test_micro_batches_compete_by_samples_per_second() -> None:
 
 
 def test_no_rival_is_faster_beside_the_fastest() -> None:
-    """Seven steps are compared by their means: b has the lower median, a the lower mean."""
-    steps = {"a": [1.0, 1.0, 1.1, 1.11, 1.11, 1.11, 1.12], "b": [1.1, 1.1, 1.1, 1.1, 1.12, 1.13, 1.14]}
-    found = ranked([{"engine": "a"}, {"engine": "b"}], lambda row: Pace({row["engine"]: steps[row["engine"]]}))
+    """In each of three allocations b is faster; a was alone in a fourth, on good nodes."""
+    runs = {"a": {"1": [1.02], "2": [1.12], "3": [0.92], "4": [0.5]}, "b": {"1": [1.0], "2": [1.1], "3": [0.9]}}
+    found = ranked([{"engine": "a"}, {"engine": "b"}], lambda row: Pace(runs[row["engine"]]))
     assert found is not None
-    assert found.fastest["engine"] == "a"
+    assert found.fastest["engine"] == "b"
     assert found.rivals[0].comparison.ratio > 1
+
+
+def test_a_tail_that_no_median_sees_decides() -> None:
+    """One step in five takes three times as long: the median stays, the mean is 40 % longer."""
+    steady, tails = (
+        [[1.02 * by] * 30 for by in (0.999, 1.0, 1.001)],
+        [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.999, 1.0, 1.001)],
+    )
+    records = [
+        run(asked(1, engine=engine), repeat=repeat, steps=steps(window))
+        for engine, windows in (("zero1", steady), ("zero2", tails))
+        for repeat, window in enumerate(windows)
+    ]
+    found = only(*records)
+    (rival,) = found.rivals
+    assert found.fastest is not None
+    assert (found.fastest["engine"], rival.row["engine"], rival.verdict) == ("zero1", "zero2", "slower")
+    assert rival.row["step_s"] < found.fastest["step_s"], "by the median it would be the other way round"
+    assert rival.comparison.ratio == pytest.approx(1.4 / 1.02)
+    assert (rival.row["step_s_p95"], rival.row["step_s_max"]) == pytest.approx((3.0, 3.003))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_fewer_than_three_allocations_there_is_an_effect_and_no_verdict(count: int) -> None:
+    """Ten percent apart, every step of them: nobody knows by how much other runs would differ."""
+    times = {"zero1": [1.0, 1.01][:count], "zero2": [1.1, 1.11][:count]}
+    found = only(*(record for engine, s in times.items() for record in measured(asked(1, engine=engine), s)))
+    (rival,) = found.rivals
+    assert found.fastest is not None
+    assert (found.fastest["engine"], rival.verdict, found.ties) == ("zero1", TOO_FEW, ())
+    assert rival.comparison.ratio == pytest.approx(1.1, rel=0.01)
+    assert rival.comparison.interval is not None
+    assert rival.comparison.interval.low < rival.comparison.ratio < rival.comparison.interval.high
+    assert TOO_FEW in [standing.place for standing in found.standings]
+
+
+def test_what_is_shown_is_what_is_ranked_by() -> None:
+    """The median of a's allocations is lower, their geometric mean is not."""
+    found = only(*measured(asked(1, engine="ddp"), [1.0, 1.0, 2.0]), *measured(asked(1, engine="zero1"), [1.1] * 3))
+    assert found.fastest is not None
+    assert found.fastest["engine"] == "zero1"
+    shown = [row["sample_s"] for row in (found.fastest, found.rivals[0].row)]
+    assert shown[1] / shown[0] == pytest.approx(found.rivals[0].comparison.ratio)
 
 
 def test_node_counts_are_questions_of_their_own() -> None:

@@ -1,10 +1,10 @@
 """Where one engine overtakes another, told only where both were measured and the difference can be detected."""
 
 from clusters import asked, measured, out_of_memory, repeats
-from records import failed, results
+from records import failed, results, run
 
 from analysis.scaling.crossover import Crossover, crossovers
-from analysis.stats.compare import compare, holm
+from analysis.stats.compare import TOO_FEW, compare, holm
 from bench.record import RunRecord
 
 
@@ -87,6 +87,41 @@ def test_only_what_differs_in_the_engine_alone_is_paired() -> None:
     two = [record for n in (1, 2) for record in measured(asked(n, engine="zero2"), 1.0)]
     three = [record for n in (1, 2) for record in measured(asked(n, engine="zero3", precision="bf16"), 1.0)]
     assert crossovers(results(*two, *three)) == []
+
+
+def with_options(records: list[RunRecord], **options: object) -> list[RunRecord]:
+    """The same runs of an engine with these options."""
+    return [
+        run(
+            record.spec.model_copy(update={"engine": record.spec.engine.model_copy(update={"options": options})}),
+            repeat=record.circumstance.repeat,
+            steps=record.observations.steps,
+        )
+        for record in records
+        if record.observations
+    ]
+
+
+def test_offload_is_no_property_of_a_stage() -> None:
+    three = with_options(engines({}, {1: 1.1, 2: 1.3}), offload_optimizer={"device": "cpu"})
+    assert crossovers(results(*engines({1: 1.2, 2: 1.2}, {}), *three)) == []
+    two = with_options(engines({1: 1.2, 2: 1.2}, {}), offload_optimizer={"device": "cpu"})
+    assert only(*two, *three).told == "zero2 overtakes zero3 between 1 and 2 nodes"
+
+
+def test_an_option_of_one_stage_alone_that_is_not_its_presets_is_named() -> None:
+    three = with_options(engines({}, {1: 1.1, 2: 1.3}), stage3_prefetch_bucket_size=1)
+    told = only(*engines({1: 1.2, 2: 1.2}, {}), *three).told
+    assert told == "zero2 overtakes zero3 (stage3_prefetch_bucket_size=1) between 1 and 2 nodes"
+
+
+def test_two_allocations_tell_of_no_crossover() -> None:
+    times = {("zero2", 1): 1.0, ("zero2", 2): 2.0, ("zero3", 1): 2.0, ("zero3", 2): 1.0}
+    found = only(*(
+        record for (engine, n), s in times.items() for record in measured(asked(n, engine=engine), [s, s])
+    ))  # fmt: skip
+    assert (found.found, {meeting.verdict for meeting in found.meetings}) == ("cannot be told", {TOO_FEW})
+    assert found.told == "whether zero2 and zero3 cross cannot be told: too few repeats to tell"
 
 
 def test_environments_do_not_meet_although_a_run_failed_before_its_own_was_known() -> None:

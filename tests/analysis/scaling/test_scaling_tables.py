@@ -30,7 +30,7 @@ def test_a_row_per_node_count_of_each_curve(found: Results) -> None:
     assert first["base_step_s_low"] < first["base_step_s"] < first["base_step_s_high"]
     assert second["efficiency"] == pytest.approx(0.8)
     assert second["efficiency_low"] < 0.8 < second["efficiency_high"]
-    assert (second["ratio_kind"], second["ratio_level"], second["ratio_n"]) == ("within the runs", 0.95, 60)
+    assert (second["ratio_kind"], second["ratio_level"], second["ratio_n"]) == ("between repeats", 0.95, 6)
     assert (failed["speedup"], failed["efficiency"], failed["reason"]) == (None, None, "no room")
 
 

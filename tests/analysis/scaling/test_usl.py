@@ -118,7 +118,7 @@ def test_of_three_allocations_each_the_interval_is_between_repeats_else_within_t
     found = told(drawn(np.random.default_rng(0)))
     assert found.coherency.interval is not None
     assert found.coherency.interval[2:] == ("between repeats", 0.95, 15)
-    single = [record for n in NODES for record in measured(asked(n, samples=64), 64 * seconds(n))]
+    single = [record for n in NODES for record in measured(asked(n, samples=64), [64 * seconds(n)])]
     (curve,) = curves(results(*single))
     assert curve.fit is not None
     assert curve.fit.coherency.value == pytest.approx(COHERENCY, rel=0.1)

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from simulated import PROCESSES, ar1, slowdown
 
-from analysis.stats.effective import autocorrelation, effective_size, few, signs
+from analysis.stats.series import few
+from bench.statistics import autocorrelation, effective_size, median_bounds, series_interval, signs
 
 
 def test_worked_out_on_paper() -> None:
@@ -44,9 +45,28 @@ def test_an_outlier_tells_nothing_about_the_median() -> None:
     assert effective_size(signs(spoilt)) == effective_size(signs(series))
 
 
-def test_few_are_less_than_two_hundred() -> None:
+def test_few_are_less_than_twenty_that_bound_a_median_nevertheless() -> None:
     rng = np.random.default_rng(3)
-    assert few(np.full(199, 0.1))
-    assert not few(np.full(200, 0.1))
-    assert not few(PROCESSES["independent, lognormal"].draw(rng, 1, 400)[0])
-    assert few(PROCESSES["AR(1) 0.8"].draw(rng, 1, 400)[0])
+    assert few(np.full(19, 0.1))
+    assert not few(np.full(20, 0.1))
+    assert not few(np.full(5, 0.1)), "there is no interval to doubt"
+    assert not few(PROCESSES["independent, lognormal"].draw(rng, 1, 60)[0])
+    alike = PROCESSES["AR(1) 0.8"].draw(rng, 1, 60)[0]
+    assert few(alike)
+    assert series_interval(alike) is not None
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "least", "most"), [(6, 10, 0.6, 0.9), (10, 15, 0.8, 0.92), (20, 200, 0.92, 0.96)]
+)
+def test_few_steps_are_those_whose_interval_covers_less(lowest: int, highest: int, least: float, most: float) -> None:
+    """All processes together but the drift, which nothing covers; windows as long as they mostly are."""
+    held: list[np.ndarray] = []
+    for name, process in PROCESSES.items():
+        for n in (20, 30, 60, 100) if name != "slow drift" else ():
+            series = process.draw(np.random.default_rng(n), 400, n)
+            low, high, _ = median_bounds(series)
+            size = effective_size(signs(series))
+            shown = np.isfinite(low) & (lowest <= size) & (size < highest)
+            held.append(((low <= process.median) & (process.median <= high))[shown])
+    assert least <= np.concatenate(held).mean() <= most

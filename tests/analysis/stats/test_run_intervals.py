@@ -5,10 +5,10 @@ import pytest
 from scipy import stats
 from simulated import PROCESSES, ar1, slowdown
 
-from analysis.stats.effective import effective_size, few, signs
 from analysis.stats.interval import Interval
-from analysis.stats.series import mean_bounds, mean_interval, median_bounds, median_interval, rate_interval
-from bench.intervals import median_interval as of_independent
+from analysis.stats.series import mean_interval, median_interval, rate_interval
+from bench.statistics import effective_size, mean_bounds, median_bounds, signs
+from bench.statistics import median_interval as of_independent
 
 STEPS = [0.12, 0.1, 0.11, 0.13, 0.15, 0.12, 0.11, 0.14, 0.16, 0.1, 0.12, 0.11, 0.13, 0.18, 0.1, 0.12, 0.11, 0.15]
 
@@ -105,7 +105,5 @@ def test_steps_that_are_not_few_are_covered_also_where_their_size_is_only_estima
     assert 0.93 <= np.mean((low <= 0) & (high >= 0)) <= 0.97
 
 
-def test_a_drift_longer_than_the_window_is_beyond_every_method_and_mostly_flagged() -> None:
+def test_a_drift_longer_than_the_window_is_beyond_every_method() -> None:
     assert covered("slow drift", 1000, of_median=True) < 0.7
-    series = PROCESSES["slow drift"].draw(np.random.default_rng(6), 200, 1000)
-    assert np.mean([few(steps) for steps in series]) > 0.6

@@ -1,0 +1,216 @@
+"""Records that no zeroscale wrote: each is named, counted and left out, and the others are read."""
+
+import copy
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import failed, plain, run, save, spec
+
+from analysis import formats, reading, results
+from analysis.compare import Question, compare, text
+from analysis.figures import step_series
+from analysis.report.findings import findings
+from bench import store
+from bench.cli import main
+from bench.record import RunRecord
+from bench.sweep.survey import survey
+
+RECORDED = Path(__file__).parents[1] / "data" / "runs"
+GOOD = (run(spec("ddp")), run(), failed("oom", spec(micro=4)))
+Plain = dict[str, Any]
+
+
+def written(value: Any) -> str:
+    """JSON in which the words of numbers that are none, and of nested lists, stand for these."""
+    text = json.dumps(value, indent=1)
+    for word, meant in (("@inf", "1e999"), ("@nan", "NaN"), ("@deep", "[" * 100_000)):
+        text = text.replace(f'"{word}"', meant)
+    return text
+
+
+def changed(path: str, value: Any, of: RunRecord | None = None) -> str:
+    """A record with another value at a place such as `observations.steps.cut`."""
+    whole = plain(of or run())
+    *way, last = path.split(".")
+    inside = whole
+    for key in way:
+        inside = inside[key]
+    inside[last] = value
+    return written(whole)
+
+
+FOREIGN = {
+    "deeply nested": "[" * 100_000,
+    "deeply nested within": changed("observations.data", "@deep"),
+    "infinite": changed("spec.optimizer.lr", "@inf"),
+    "infinite wait": changed("observations.steps.data_wait_s", ["@inf"] * 35),
+    "infinite tokens": changed("observations.tokens.decoder", "@inf"),
+    "infinite size": changed("spec.model.shape.d_ff", "@inf"),
+    "no number": changed("observations.steps.step_s", [0.1] * 34 + ["@nan"]),
+    "ok without observations": changed("observations", None),
+    "ok without steps": changed("observations.steps", None),
+    "empty window": changed("observations.steps.step_s", []),
+    "cut beyond the steps": changed("observations.steps.cut", 35),
+    "cut before the steps": changed("observations.steps.cut", -3),
+    "steps without a loss": changed("observations.steps.loss", [1.0]),
+    "negative steps": changed("observations.steps.step_s", [-0.1] * 35),
+    "steps of no time": changed("observations.steps.step_s", [0.0] * 35),
+    "more tokens than there are": changed("observations.tokens.decoder", 1e308),
+    "negative tokens": changed("observations.tokens.encoder", -1),
+    "endless energy": changed("observations.energy_j", [1e308, 1e308]),
+    "endless parameters": changed("observations.parameters", 2**62),
+    "endless layer": changed("spec.model.shape.d_ff", 2**62),
+    "endless batch": changed("spec.batch", {"micro": 2**62}),
+    "commit that is a number": changed("environment.git", {"commit": 5}),
+    **{f"schema version {version!r}": changed("schema_version", version) for version in (0, -7, True, "1", 1.5, None)},
+    "rehearsal without seconds": changed("evidence", "rehearsed", run(steps=None)),
+}
+
+
+def put(folder: Path, content: str) -> Path:
+    path = folder / store.RECORD
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_record_is_named_and_left_out(tmp_path: Path, content: str) -> None:
+    save(tmp_path, *GOOD)
+    path = put(tmp_path / "foreign", content)
+    found = results.read([tmp_path])
+    assert [skipped.path for skipped in found.skipped] == [path]
+    assert len(found.table) == len(GOOD)
+    assert "\n" not in str(found.skipped[0])
+    assert len(reading.read([tmp_path]).records) == len(GOOD)
+
+
+def test_what_is_no_file_is_named_and_left_out(tmp_path: Path) -> None:
+    """A loop of links, a pipe, a device, a folder, and a link to a record that is read already."""
+    good = next(save(tmp_path, *GOOD).rglob(store.RECORD))
+    for name in ("loop", "pipe", "device", "folder", "twice"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "loop" / store.RECORD).symlink_to(store.RECORD)
+    os.mkfifo(tmp_path / "pipe" / store.RECORD)
+    (tmp_path / "device" / store.RECORD).symlink_to("/dev/zero")
+    (tmp_path / "folder" / store.RECORD).mkdir()
+    (tmp_path / "twice" / store.RECORD).symlink_to(good)
+    found = results.read([tmp_path])
+    assert [skipped.path.parent.name for skipped in found.skipped] == ["device", "folder", "loop", "pipe", "twice"]
+    assert len(found.table) == len(GOOD)
+
+
+def test_a_link_that_was_asked_for_is_read(tmp_path: Path) -> None:
+    record = next(save(tmp_path / "runs", run()).rglob(store.RECORD))
+    (tmp_path / "one.json").symlink_to(record)
+    assert len(results.read([tmp_path / "one.json"]).table) == 1
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_named_and_left_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, *GOOD)
+    bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
+    save(bad, run())
+    found = results.read([tmp_path])
+    assert [(skipped.path, skipped.why) for skipped in found.skipped] == [(bad, "its name is not UTF-8")]
+    assert len(found.table) == len(GOOD)
+    results.warn(found)
+    assert main(["table", str(bad)]) == 2
+    assert "a name that is not UTF-8" in capfd.readouterr().err
+
+
+def test_rehearsals_beside_each_other_have_no_step_times_to_compare() -> None:
+    path = next(path for path in sorted(RECORDED.rglob(store.RECORD)) if '"evidence": "rehearsed"' in path.read_text())
+    found = results.read([path])
+    compared = compare(found, found, Question(("a", "b"), (), None, False))
+    assert "not comparable" in text.to_text(compared)
+
+
+# -- any record, changed anywhere
+
+VALUES = (
+    None, True, False, 0, -1, 1, 2**31, 2**53, 2**62, 2**63, 2**64, -(2**63), 10**400, 0.5, -0.5, 1e-320, 1e308, -1e308,
+    "@inf", "@nan", "@deep", "", "x", "5", "nan", "=1+1", "../../x", "\x1b[31m", "a\nb", "a\rb", "\u2028", "<b>",
+    "日本", "x" * 5000, [], {}, [[]], [None], ["x"], [0], [1e308], {"a": 1}, {"": {}},
+)  # fmt: skip
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to every value, of a list to its ends."""
+    if way:
+        yield way
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    last = len(value) - 1 if isinstance(value, list) else 0
+    for key, inner in inside:
+        if isinstance(value, dict) or key in (0, last):
+            yield from places(inner, (*way, key))
+
+
+def mutants(count: int, seed: int) -> Iterator[str]:
+    """Yield records in each of which one value, chosen by chance, is another one or gone."""
+    rng = random.Random(seed)
+    measured = run(spec(nodes=2), environment={"hosts": ("a", "b"), "git": {"commit": "abc", "dirty": False}})
+    old = json.loads(next(iter(sorted((RECORDED / "smoke").rglob(store.RECORD)))).read_text())
+    wholes = [(whole, list(places(whole))) for whole in (plain(measured), plain(failed("oom")), old)]
+    for _ in range(count):
+        whole, ways = rng.choice(wholes)
+        *way, last = rng.choice(ways)
+        mutant = copy.deepcopy(whole)
+        inside: Any = mutant
+        for key in way:
+            inside = inside[key]
+        if rng.random() < 0.1:
+            del inside[last]
+        else:
+            inside[last] = rng.choice(VALUES)
+        yield written(mutant)
+
+
+def consumed(folder: Path) -> results.Results:
+    """Read a set and write it in all forms."""
+    found = results.read([folder])
+    for write in (formats.to_csv, formats.to_json, formats.to_markdown):
+        write(found.table)
+    assert len(found.summary) and findings(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "use", [consumed, lambda folder: survey(folder / "smoke") and results.read([folder])], ids=["table", "status"]
+)
+def test_no_change_of_one_value_stops_the_others(tmp_path: Path, use: Callable[[Path], results.Results]) -> None:
+    for seed in range(2):
+        folder = save(tmp_path / str(seed), *GOOD)
+        for number, content in enumerate(mutants(200, seed)):
+            put(folder / "smoke" / f"{number:010}" / "0.0", content)
+        found = use(folder)
+        assert len(found.table) + len(found.skipped) == len(GOOD) + 200
+        whole = [file for file in found.traces["file"] if Path(file).parts[-3] in {r.config_id for r in GOOD}]
+        assert len(whole) == len(GOOD)
+
+
+def test_a_record_that_is_read_is_written_and_read_again(tmp_path: Path) -> None:
+    """Whatever passes is one that zeroscale itself can write: nothing of it turns into null on the way."""
+    for number, content in enumerate(mutants(300, 2)):
+        path = put(tmp_path / str(number), content)
+        try:
+            record = store.read_record(path)
+        except store.Unreadable:
+            continue
+        store.write_json(path, record)
+        assert store.read_record(path).spec == record.spec
+
+
+def test_a_rehearsal_beside_runs_is_not_drawn_as_steps(tmp_path: Path) -> None:
+    path = next(path for path in sorted(RECORDED.rglob(store.RECORD)) if '"evidence": "rehearsed"' in path.read_text())
+    save(tmp_path, *GOOD)
+    put(tmp_path / "rehearsed", path.read_text())
+    found = results.read([tmp_path])
+    places, _ = step_series._chosen(found)
+    assert places and found.table["step_s"].iloc[places].notna().all()
