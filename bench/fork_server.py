@@ -30,7 +30,7 @@ _LATE = (
     "deepspeed.runtime.zero.stage_1_and_2",
     "deepspeed.runtime.zero.stage3",
 )
-_MESSAGE_BYTES = 1 << 20
+_MESSAGE_BYTES = 16
 _DESCRIPTORS = 16
 
 
@@ -45,7 +45,10 @@ def main() -> None:
         message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, _DESCRIPTORS)
         if not message:
             return
-        connection.send(json.dumps({"pid": fork(json.loads(message), descriptors)}).encode())
+        with os.fdopen(descriptors.pop(0), "rb") as file:
+            file.seek(0)
+            request = json.load(file)
+        connection.send(json.dumps({"pid": fork(request, descriptors)}).encode())
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -68,12 +71,13 @@ def fork(request: dict[str, Any], descriptors: Sequence[int]) -> int:
     """Start a rank and return its process id. It is forked twice, so that it becomes a child of the supervisor (which
     adopts orphans) and can be waited for there."""
     ours, theirs = os.pipe()
+    supervisor = os.getppid()
     middle = os.fork()
     if middle == 0:
         itself = os.getpid()  # asked for here: the rank may be adopted before it could ask who its parent is
         rank = os.fork()
         if rank == 0:
-            _become_rank(request, descriptors, itself)
+            _become_rank(request, descriptors, itself, supervisor)
         os.write(theirs, str(rank).encode())
         os._exit(0)
     os.close(theirs)
@@ -83,11 +87,13 @@ def fork(request: dict[str, Any], descriptors: Sequence[int]) -> int:
     return int(told)
 
 
-def _become_rank(request: dict[str, Any], descriptors: Sequence[int], middle: int) -> NoReturn:
+def _become_rank(request: dict[str, Any], descriptors: Sequence[int], middle: int, supervisor: int) -> NoReturn:
     """Run the worker in this process as if it had been started with its environment and descriptors."""
     while os.getppid() == middle:  # until the supervisor has adopted it
         time.sleep(0.001)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)  # it died before it could take this process with it
     os.setsid()
     output, *others = descriptors
     for target in (sys.stdout.fileno(), sys.stderr.fileno()):

@@ -1,9 +1,10 @@
 """Machine: what one node is, each number with its source. Unknown is None, and nothing is guessed from a name."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
+from bench.errors import UserError
 from bench.spec import Frozen, Name, Positive, Precision
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -62,7 +63,7 @@ class Machine(Frozen):
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
     matmul_ceiling_tflops: dict[Precision, float] = {}  # best matmul seen, an upper bound closer than the peak
-    memory_bytes: Positive | None = None  # per device
+    memory_bytes: Positive | None = None  # per device, as its driver reports them: a card of 40 GB has 42.5e9
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per device
     inter_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per node, all its network cards together
@@ -83,3 +84,45 @@ class Machine(Frozen):
     def accepts(self, device_name: str) -> bool:
         """Whether a device that calls itself `device_name` is this machine's."""
         return not self.device_names or device_name.lower() in map(str.lower, self.device_names)
+
+
+class _Plausible(NamedTuple):
+    """Between which numbers a field of any machine lies, and how it is given."""
+
+    low: float
+    high: float
+    remedy: str
+
+
+_TFLOPS = _Plausible(1e-4, 1e5, "give 10^12 FLOP/s, for example 312")
+_LINK = "give bytes per second one way, for example 3e11 for 300 GB/s"
+_PLAUSIBLE = {
+    "peak_tflops": _TFLOPS,
+    "matmul_ceiling_tflops": _TFLOPS,
+    "memory_bytes": _Plausible(1e8, 1e13, "give bytes, for example 85e9"),
+    "memory_bytes_per_s": _Plausible(1e8, 1e14, "give bytes per second, for example 2.039e12"),
+    "intra_node_bytes_per_s": _Plausible(1e5, 1e13, _LINK),
+    "inter_node_bytes_per_s": _Plausible(1e5, 1e13, _LINK),
+    "host_link_bytes_per_s": _Plausible(1e6, 1e13, _LINK),
+    "host_memory_bytes": _Plausible(1e8, 1e14, "give bytes, for example 1e12"),
+    "power_w": _Plausible(0.1, 1e5, "give watts, for example 400"),
+    "price_per_device_hour": _Plausible(1e-9, 1e9, "give what a device costs in an hour, for example 2.5"),
+}
+"""Wide enough for a small board and for what comes next: what lies outside is a mistaken unit."""
+
+
+def check_plausible(machine: Machine) -> None:
+    """Raise UserError for a number that no machine has. What was measured is taken as it is, in records too."""
+    for field, (low, high, remedy) in _PLAUSIBLE.items():
+        given = None if field in machine.calibrated else getattr(machine, field)
+        values = (
+            {f".{precision}": rate for precision, rate in given.items()} if isinstance(given, dict) else {"": given}
+        )
+        for name, value in values.items():
+            if value is not None and not low <= value <= high:  # NaN is outside of everything
+                raise UserError(f"machine.{field}{name}={value:g}", f"not between {low:g} and {high:g}", remedy)
+    for precision, ceiling in machine.matmul_ceiling_tflops.items():
+        peak = machine.peak_tflops.get(precision)
+        if peak and ceiling > peak and "matmul_ceiling_tflops" not in machine.calibrated:
+            value = f"machine.matmul_ceiling_tflops.{precision}={ceiling:g}"
+            raise UserError(value, f"above the peak of {peak:g}", "give the best product seen, or correct the peak")

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, models, store
-from bench.measure import devices, environment, rendezvous
+from bench.measure import allocation, devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.drill import Drill
 from bench.measure.failures import Refused
@@ -53,6 +53,7 @@ class Rank:
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self.rehearses = self.circumstance.rehearsed_rank is not None
         self.drill = Drill.planted()
+        self.struck_at = -1  # step
         self.recorded = False
         self.phases_s = {"start": time.time() - float(os.environ.get(STARTED_AT, time.time()))}
 
@@ -61,9 +62,11 @@ class Rank:
         self.join()
         self.build()
         series = self.train()
-        self.report(series, None)  # from here on the measurement is safe, whatever happens to a closer look at it
-        if series.stopped != "invalid" and self.spec.measure.inspect:
-            self.report(series, self.inspect())
+        inspects = series.stopped != "invalid" and self.spec.measure.inspect
+        # from here on the measurement is safe, whatever happens to a closer look at it
+        self.report(series, None, store.UNINSPECTED if inspects else None)
+        if inspects:
+            self.report(series, self.inspect(), None)
 
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
@@ -86,6 +89,8 @@ class Rank:
 
     def build(self) -> None:
         """Open the data, build the model inside its engine, and make sure that it is the one it is called."""
+        import torch
+
         from bench.measure import memory
 
         spec = self.spec
@@ -102,7 +107,11 @@ class Rank:
                     self.drill.plant(self.rank, module)
             with self.phase("engine"):
                 self.engine = self.engine_file.build(module, spec)
+        # What is random from here on, dropout, follows from the seed: each rank draws its own, repeats the same again.
+        torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         self.parameters = self.check_parameters(module)
+        whole = all(parameter.requires_grad for parameter in module.parameters())
+        self.trainable_parameters = self.parameters if whole else None
         self.initialisation_rss = memory.peak_rss_bytes()
 
     def train(self) -> "Series":
@@ -110,13 +119,13 @@ class Rank:
         from bench.measure import loop, memory, observe
         from bench.measure.clock import clock_for
 
-        opened: list[float | None] = []
+        opened: list[tuple[float | None, float]] = []
         self.warmup_peak: int | None = None
 
         def open_window() -> None:
             self.warmup_peak = memory.peak_bytes(self.device)
             memory.forget_peak(self.device)
-            opened.append(self.energy_so_far())
+            opened.append((self.energy_so_far(), time.perf_counter()))
 
         memory.forget_peak(self.device)  # that of the initialisation is kept for itself
         clock = clock_for(self.device)
@@ -124,9 +133,11 @@ class Rank:
         series = loop.Series()
         with self.kept_if_asked_to_end(series):
             loop.run(self.trainer, self.spec, open_window, series)
-        closed = self.energy_so_far()
+        closed, closed_at = self.energy_so_far(), time.perf_counter()
         self.devices_after = tuple(devices.snapshot()) if self.device.type == "cuda" else ()
-        self.energy_j = closed - opened[0] if opened and opened[0] is not None and closed is not None else None
+        before, opened_at = opened[0] if opened else (None, 0.0)
+        self.energy_j = closed - before if before is not None and closed is not None else None
+        self.energy_s = None if self.energy_j is None else closed_at - opened_at
         self.memory = observe.rank_memory(
             self.rank, self.device, self.initialisation, self.initialisation_rss, self.warmup_peak, bool(opened)
         )
@@ -173,18 +184,20 @@ class Rank:
         self.channel.beat("inspection")
         return inspection.inspect(self.trainer, self.device)
 
-    def report(self, series: "Series", seen: "Inspection | None") -> None:
-        """Gather what every rank saw on rank 0, which writes it down."""
+    def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
+        """Gather what every rank saw on rank 0, which writes it down; `uninspected` is why there was no closer look."""
         from bench.measure import observe
 
         self.channel.beat("record")
-        views = self.peers.gather(observe.RankView(self.memory, self.phases_s, seen, self.energy_j))
+        views = self.peers.gather(observe.RankView(self.memory, self.phases_s, seen, self.energy_j, self.energy_s))
         if self.peers.writes:
             observed = observe.observations(
                 self.spec,
                 series,
                 views,
                 parameters=self.parameters,
+                trainable_parameters=self.trainable_parameters,
+                uninspected=uninspected,
                 engine_config=self.engine.config(),
                 link=self.link,
                 data=self.data_facts,
@@ -203,7 +216,8 @@ class Rank:
     def here(self, phase: str, step: int) -> None:
         """Show where in its steps this rank is; let a drill strike."""
         self.channel.beat(phase, step)
-        if self.drill and phase == "fetch":
+        if self.drill and phase == "fetch" and step > self.struck_at:  # once a step, of several micro-batches
+            self.struck_at = step
             self.drill.strike(self.rank, step)
 
     def rendezvous(self) -> None:
@@ -215,13 +229,14 @@ class Rank:
 
             dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.spec.world_size)
         else:
-            rendezvous.join(self.rank, self.spec.world_size, self.device)
+            patience = rendezvous.patience(self.circumstance.limits)
+            rendezvous.join(self.rank, self.spec.world_size, self.device, patience)
 
     def describe_environment(self) -> None:
         """Write environment.json at once, so that a run that fails later is known by its environment class too."""
         import torch
 
-        here = {
+        here: dict[str, Any] = {
             "rank": self.rank,
             "host": socket.gethostname(),
             "affinity": sorted(os.sched_getaffinity(0)),
@@ -229,12 +244,14 @@ class Rank:
             "device": self.device_uuid(),
         }
         ranks: list[dict[str, Any]] = self.peers.gather(here)
+        seats: list[allocation.Seat] = self.peers.gather(allocation.Seat.here(here["host"], os.environ))
         if self.peers.writes:
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
             found = environment.classify(self.device.type, self.spec.devices_per_node)
             description = environment.probe(found, hosts, {"ranks": ranks})
             store.write_json(self.folder / store.ENVIRONMENT, description)
             self.environment = description
+            allocation.check(seats, os.environ.get("SLURM_JOB_NODELIST"))
 
     def check_parameters(self, module: Any) -> int:
         """Count the model's parameters, partitions included; refuse one that is not what its name says."""

@@ -15,7 +15,7 @@ Packages in this folder hold what engines share and are no engines.
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """A model ready to train."""
 
-    def train_step(self, micro_batches: "Sequence[dict[str, Tensor]]") -> "Tensor":
+    def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor":
         """Make one optimizer step; return its mean loss on this rank as a detached 0-d device tensor, unsynchronised.
 
-        `micro_batches` are `batch.accumulation` dicts of tensors on this rank's device.
+        `micro_batches` are `batch.accumulation` dicts of tensors on this rank's device. Each is fetched when it is
+        taken: the one behind it is loaded while it is computed with, so none is taken ahead.
         """
         ...
 

@@ -7,7 +7,7 @@ all micro-steps summed there; then norm, clipping and AdamW in fp32 on master we
 One rank runs DDP too, buckets and all: a scaling curve whose base did without would compare two programs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -80,19 +80,19 @@ class DataParallel:
         self._update = Update(trained, spec.precision, spec.optimizer, options.fp16)
         self._spec, self._options = spec, options
 
-    def train_step(self, micro_batches: "Sequence[dict[str, Tensor]]") -> "Tensor":
+    def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor":
         import torch
 
-        losses = []
+        losses, count = [], self._spec.accumulation
         for index, batch in enumerate(micro_batches, start=1):
             # gradients are summed on the rank, and averaged over ranks once, in the last micro-step's backward
-            with nullcontext() if index == len(micro_batches) else self._model.no_sync():
+            with nullcontext() if index == count else self._model.no_sync():
                 loss = self._model(**batch).loss
-                (loss / len(micro_batches) * self._update.loss_scale).backward()
+                (loss / count * self._update.loss_scale).backward()
             losses.append(loss.detach().float())
         self._update()
         # a gradient that stays lies in its bucket; a fresh one would lie beside it until the last micro-step
-        self._model.zero_grad(set_to_none=len(micro_batches) == 1)
+        self._model.zero_grad(set_to_none=count == 1)
         return torch.stack(losses).mean()
 
     def gradient_norm(self) -> "Tensor | None":

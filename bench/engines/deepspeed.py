@@ -6,7 +6,7 @@ divides each micro-step's loss by the accumulation and steps at its end, so `tra
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -80,21 +80,29 @@ class ZeroEngine:
     def __init__(self, engine: Any, config: dict[str, Any]) -> None:
         self._engine, self._config = engine, config
         self._fp32_norm: Tensor | None = None
+        self._silent = False  # nothing in DeepSpeed computes a norm
+        self._steps = 0
+        self._scale = 1.0  # of the losses in the last step
         if engine.zero_optimization_stage() == 0:
             if hasattr(engine.optimizer, "refresh_fp32_params"):
                 _forget_first_step(engine.optimizer)
             else:
                 engine.clip_fp32_gradients = self._clip
+                self._silent = engine.gradient_clipping() == 0
 
-    def train_step(self, micro_batches: "Sequence[dict[str, Tensor]]") -> "Tensor":
+    def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor":
         import torch
 
         losses = []
         for batch in micro_batches:
             loss = self._engine(**batch).loss
             self._engine.backward(loss)
+            self._scale = _scale_left_in_norm(self._engine.optimizer)  # the step may change it
+            if self._silent:
+                self._fp32_norm = self._first_norm()
             self._engine.step()  # updates with the last of `gradient_accumulation_steps` only
             losses.append(loss.detach().float())
+        self._steps += 1
         return torch.stack(losses).mean()
 
     def _clip(self) -> None:
@@ -104,8 +112,21 @@ class ZeroEngine:
         parameters = self._engine.module.parameters()
         self._fp32_norm = clip_grad_norm_(parameters, max_norm=self._engine.gradient_clipping())
 
+    def _first_norm(self) -> "Tensor | None":
+        """Return the norm of the gradients so far in the first step, by which a run is verified; later steps are not
+        to pay for one."""
+        import torch
+
+        if self._steps:
+            return None
+        gradients = [parameter.grad for parameter in self._engine.module.parameters() if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
     def gradient_norm(self) -> "Tensor | float | None":
-        return self._engine.get_global_grad_norm() if self._fp32_norm is None else self._fp32_norm
+        if self._fp32_norm is not None:
+            return self._fp32_norm
+        norm: Tensor | float | None = self._engine.get_global_grad_norm()
+        return norm if norm is None else norm / self._scale
 
     def skipped_steps(self) -> int:
         return int(self._engine.skipped_steps)
@@ -119,6 +140,13 @@ class ZeroEngine:
 
 def _path(instance: object) -> str:
     return f"{type(instance).__module__}.{type(instance).__qualname__}"
+
+
+def _scale_left_in_norm(optimizer: Any) -> float:
+    """Return what the losses of a step are multiplied by, where DeepSpeed's norm of its gradients is so as well: at
+    stage 0 in fp16 with torch's optimizers (runtime/fp16/unfused_optimizer.py)."""
+    unfused = type(optimizer).__name__ == "FP16_UnfusedOptimizer"
+    return float(optimizer.loss_scale_config.cur_scale) if unfused else 1.0
 
 
 def _forget_first_step(optimizer: Any) -> None:

@@ -15,7 +15,7 @@ import time
 import traceback
 from typing import NamedTuple
 
-from bench.measure.failures import outcome_of
+from bench.measure.failures import count_oom_kills, outcome_of
 
 # What a supervisor hands to its ranks in their environment: file descriptors, and a time.
 PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"
@@ -64,6 +64,7 @@ class Channel:
     def __init__(self, pipe: int | None, pulse: Pulse | None, slot: int) -> None:
         self._pipe, self._pulse, self._slot = pipe, pulse, slot
         self.phase = "start"
+        self._oom_kills = count_oom_kills()
 
     @classmethod
     def open(cls) -> "Channel":
@@ -85,7 +86,7 @@ class Channel:
         """Say what ended this rank: the typed evidence of its outcome."""
         if self._pipe is None:
             return
-        kind, rule = outcome_of(error)
+        kind, rule = outcome_of(error, count_oom_kills() - self._oom_kills)
         message = {
             "outcome": kind,
             "rule": rule,

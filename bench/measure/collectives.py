@@ -42,7 +42,14 @@ class CollectiveCounter(TorchDispatchMode):
     rank's device is ready for one until it is complete.
 
     Every collective is awaited where it is begun. All ranks begin those of a group in one order, so none waits in vain.
+    What is compiled stays compiled, and operators of higher order (flex attention) run as they are.
     """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def __init__(self, wait: Callable[[], None]) -> None:
         """`wait` waits until this rank's device has done what it was given."""

@@ -4,14 +4,17 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.measure import devices
+from bench.private import is_secret
 from bench.record import Environment, EnvironmentClass
 
 _PACKAGES = (
@@ -23,7 +26,6 @@ _VARIABLES = re.compile(
     r"|(PYTORCH|TORCH)_\w*ALLOC_CONF|TORCH(DYNAMO|INDUCTOR)_(?!CACHE_DIR)\w+|NVIDIA_TF32_OVERRIDE|CUBLAS(LT)?_WORKSPACE_\w+"
     r"|ZEROSCALE_DRILL|HF_(HUB_OFFLINE|DATASETS_OFFLINE)|LD_PRELOAD|TRANSFORMERS_OFFLINE"
 )
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _SLURM = re.compile(
     r"SLURM_(JOB_(ID|NAME|PARTITION|NODELIST|NUM_NODES)|ARRAY_(JOB|TASK)_ID|CLUSTER_NAME|RESTART_COUNT)"
 )
@@ -31,9 +33,45 @@ _SLURM = re.compile(
 
 def device_kind() -> str:
     """Return "cuda" if this machine has a device that this torch can use and the user has not hidden, else "cpu"."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     built = _torch_constant("cuda") or _torch_constant("hip")
-    return "cuda" if built and not hidden and (devices.count() or Path("/dev/kfd").exists()) else "cpu"
+    found = devices.count() or Path("/dev/kfd").exists()
+    return "cuda" if built and found and _visible() != 0 else "cpu"
+
+
+def devices_here(kind: str) -> int | None:
+    """Return how many devices a run uses here by default: the GPUs that torch can use and that are not hidden, None
+    where there are some that cannot be counted; of a CPU, where a device is a process, two, or one on a single core."""
+    if kind == "cpu":
+        return min(2, cores())
+    if device_kind() == "cpu":
+        return 0
+    visible = _visible()
+    return min([devices.count(), *([] if visible is None else [visible])]) or None
+
+
+def cache(variables: Mapping[str, str]) -> Path:
+    """Return the folder for what is compiled once. A relative one is ignored, as its standard wants: what is loaded
+    from there would depend on the current folder."""
+    given = Path(variables.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "zeroscale"
+
+
+def device_name(kind: str) -> str | None:
+    """Return what the first device of a kind calls itself, None where it cannot be asked."""
+    return cpu_model() if kind == "cpu" else devices.name(0)
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _visible() -> int | None:
+    """Return how many GPUs CUDA_VISIBLE_DEVICES names, up to the first that CUDA would not take; None where unset."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return None
+    return sum(1 for _ in itertools.takewhile(lambda one: one.strip() not in ("", "-1"), named.split(",")))
 
 
 def classify(device: str, devices_per_node: int) -> EnvironmentClass:
@@ -56,8 +94,10 @@ def classify(device: str, devices_per_node: int) -> EnvironmentClass:
 
 
 def environment_id(classification: EnvironmentClass) -> str:
-    """Return the short name of an environment class: 8 hexadecimal digits."""
-    return hashlib.sha256(classification.model_dump_json().encode()).hexdigest()[:8]
+    """Return the short name of an environment class: 8 hexadecimal digits. What is unknown of the fields that came
+    later is left out, so that older classes keep their names."""
+    later = {name for name in ("cores", "threads", "quota_cores") if getattr(classification, name) is None}
+    return hashlib.sha256(classification.model_dump_json(exclude=later).encode()).hexdigest()[:8]
 
 
 def probe(classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[str, Any]) -> Environment:
@@ -78,7 +118,7 @@ def probe(classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[s
 
 def allowed_variables(environment: dict[str, str]) -> dict[str, str]:
     """Return the variables that change what is measured; never one that looks like a secret."""
-    return {k: v for k, v in sorted(environment.items()) if _VARIABLES.fullmatch(k) and not _SECRET.search(k)}
+    return {k: v for k, v in sorted(environment.items()) if _VARIABLES.fullmatch(k) and not is_secret(k, v)}
 
 
 def version(package: str) -> str | None:
@@ -96,6 +136,12 @@ def cpu_model() -> str:
     return match[1].strip() if match else platform.machine()
 
 
+def host_memory_bytes() -> int:
+    """Return the memory of this host."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@functools.cache
 def _torch_constant(name: str) -> str | None:
     """Read torch/version.py without importing torch."""
     found = importlib.util.find_spec("torch")

@@ -1,5 +1,8 @@
-"""Which outcome an exception is evidence of: by its type, and by the caught exception's own message where the library
-has no type of its own. Never by a search in a log."""
+"""Which outcome an exception is evidence of: by its type, by where it was raised, and by the caught exception's own
+message where the library has no type of its own. Never by a search in a log."""
+
+import traceback
+from pathlib import Path
 
 from bench.record import OutcomeKind
 
@@ -18,11 +21,18 @@ _TYPES: dict[str, OutcomeKind] = {
 }
 # Libraries raise these for what has no type of its own; a message in any other type is somebody else's business.
 _UNTYPED = ("RuntimeError", "OSError", "AcceleratorError", "DistBackendError")
+# The first that is found counts: what a network library says of memory is about the network, since it may only pin a
+# little, but for the device's own, which NCCL needs as well.
 _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
     ("CUDA out of memory", "oom"),
     ("CUDA error: out of memory", "oom"),
+    ("CUDA driver error: out of memory", "oom"),  # from the allocator with expandable segments
     ("CUBLAS_STATUS_ALLOC_FAILED", "oom"),
     ("Cuda failure 2 'out of memory'", "oom"),
+    ("Cuda failure 'out of memory'", "oom"),
+    ("ibv_", "comm_error"),
+    ("NCCL error", "comm_error"),
+    ("gloo/transport", "comm_error"),
     ("DefaultCPUAllocator: can't allocate memory", "host_oom"),
     ("DefaultCPUAllocator: not enough memory", "host_oom"),
     ("Cannot allocate memory", "host_oom"),
@@ -30,19 +40,71 @@ _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
     ("Connection closed by peer", "comm_error"),
     ("Connection reset by peer", "comm_error"),
     ("Broken pipe", "comm_error"),
-    ("gloo/transport", "comm_error"),
-    ("NCCL error", "comm_error"),
 )
+_LOADER_LOST = ("is killed by signal: Killed", "exited unexpectedly")
 
 
-def outcome_of(error: BaseException) -> tuple[OutcomeKind, str]:
-    """Return the outcome that a caught exception is evidence of, and the rule that says so."""
-    names = [base.__name__ for base in type(error).__mro__]
+def outcome_of(error: BaseException, oom_kills: int = 0) -> tuple[OutcomeKind, str]:
+    """Return the outcome that a caught exception is evidence of, and the rule that says so. `oom_kills` is how many
+    processes near this one the kernel's out-of-memory killer has ended meanwhile."""
+    names, message = [base.__name__ for base in type(error).__mro__], str(error)
+    if _lost_loader(error, message):
+        rule = f"a loader's process was lost, {oom_kills} ended by the kernel's out-of-memory killer"
+        return ("host_oom" if oom_kills else "error"), rule
     if names[0] in _UNTYPED:
+        if "CUDA error: out of memory" in message and _pins(error, message):
+            return "host_oom", "raised while host memory was pinned"
         for text, kind in _MESSAGES:
-            if text in str(error):
+            if text in message:
                 return kind, f"message '{text}'"
     for name in names:
         if name in _TYPES:
             return _TYPES[name], f"type {name}"
     return "error", f"type {type(error).__name__}"
+
+
+def count_oom_kills(root: Path = Path("/")) -> int:
+    """Return how many processes of this one's control group the kernel's out-of-memory killer has ended so far; of the
+    host, where no group tells. Files are looked for under `root`."""
+    for path in (*_group_files(root), root / "proc/vmstat"):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _group_files(root: Path) -> list[Path]:
+    """Return the files that may count the kills of this process's control group, of either version. In a container its
+    path may be that on the host, and what is mounted is the group itself."""
+    found = []
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in groups:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "memory" in controllers.split(","):
+            folder = root / "sys/fs/cgroup" / controllers
+            name = "memory.oom_control" if controllers else "memory.events"
+            found += [folder / path.strip("/") / name, folder / name]
+    return found
+
+
+def _lost_loader(error: BaseException, message: str) -> bool:
+    """Whether an exception says that a process of torch's DataLoader is gone: in its own words, or by a connection that
+    ends within it, which is none to a peer."""
+    if isinstance(error, ConnectionError | EOFError):
+        return any("torch/utils/data" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    said = message.startswith("DataLoader worker") and any(text in message for text in _LOADER_LOST)
+    return said and isinstance(error, RuntimeError)
+
+
+def _pins(error: BaseException, message: str) -> bool:
+    """Whether an exception was raised where host memory is pinned: CUDA calls that out of memory as well."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = bool(frames) and (frames[-1].name == "pin_memory" or "pin_memory" in (frames[-1].line or ""))
+    return here or "in pin memory thread" in message

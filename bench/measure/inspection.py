@@ -29,9 +29,8 @@ def inspect(trainer: Trainer, device: torch.device) -> Inspection:
         wait_for(device)
         trainer.peers.barrier()
         counter, begin = CollectiveCounter(lambda: wait_for(device)), time.perf_counter()
-        fetched = trainer.fetch()
         with counter:
-            trainer.step(fetched)
+            trainer.step()
         wait_for(device)
         outside.append(time.perf_counter() - begin - counter.inside_s)
         seen.collectives = {

@@ -1,11 +1,9 @@
 """The measured loop: warm-up, window, and what every rank saw of each step."""
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -15,14 +13,16 @@ from bench.measure.clock import Clock
 from bench.measure.peers import Peers
 from bench.measure.window import closes, is_steady, opens
 from bench.spec import RunSpec
+from bench.step_times import completion_steps
 
 
-class Fetched(NamedTuple):
-    """The micro-batches of one optimizer step, and the padding tokens in them."""
+@dataclass
+class Fetched:
+    """What the micro-batches of one optimizer step took and held."""
 
-    tensors: list[dict[str, torch.Tensor]]  # still on the host
-    encoder_padding: int
-    decoder_padding: int
+    wait_s: float = 0.0  # until they were there
+    encoder_padding: int = 0
+    decoder_padding: int = 0
 
 
 @dataclass
@@ -31,10 +31,10 @@ class Series:
 
     # one (ranks, COLUMNS) tensor per step
     ranks: list[torch.Tensor] = field(default_factory=list)
-    cut: int = 0
+    blocks: list[int] = field(default_factory=list)  # steps between two barriers
+    cut: int | None = None  # first step of the window; None before there is one
     steady: bool = False
     stopped: str = ""
-    window_s: float = 0.0
     skipped: list[int] = field(default_factory=list)
 
     COLUMNS = ("step_s", "data_wait_s", "loss", "gradient_norm", "encoder_padding", "decoder_padding")
@@ -46,8 +46,18 @@ class Series:
 
     @property
     def step_s(self) -> list[float]:
-        """Seconds of each step: the slowest rank's."""
-        return [float(step[:, 0].max()) for step in self.ranks]
+        """Seconds of each step, from the slowest rank's completion of the one before to that of this one."""
+        return completion_steps(self.column("step_s").numpy(), self.blocks)
+
+    @property
+    def warmup(self) -> int:
+        """How many steps came before the window: all of them, where none was opened."""
+        return len(self.ranks) if self.cut is None else self.cut
+
+    @property
+    def window_s(self) -> float:
+        """Seconds of the window: of its blocks, without what lies between them."""
+        return sum(self.step_s[self.warmup :])
 
 
 class Trainer:
@@ -68,56 +78,55 @@ class Trainer:
         self._clock, self._device, self._hook = clock, device, hook
         self._steps = 0
 
-    def fetch(self) -> Fetched:
-        """Take the next optimizer step's micro-batches from the loader."""
-        self._hook("fetch", self._steps)
-        parts = list(itertools.islice(self._batches, self._spec.accumulation))
-        return Fetched(
-            [part.tensors for part in parts],
-            sum(part.encoder_padding for part in parts),
-            sum(part.decoder_padding for part in parts),
-        )
+    def step(self) -> tuple[torch.Tensor, Fetched]:
+        """Make one optimizer step, its data's fetch and copy to the device included; return the loss, unsynchronised,
+        and what was fetched."""
+        fetched = Fetched()
+        loss = self._engine.train_step(self._micro_batches(fetched))
+        self._steps += 1
+        return loss, fetched
 
-    def step(self, fetched: Fetched) -> torch.Tensor:
-        """Make one optimizer step, the copy to the device included; return the loss, unsynchronised."""
-        self._hook("steps", self._steps)
-        on_device = [
-            {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
-            for tensors in fetched.tensors
-        ]
-        return self._engine.train_step(on_device)
+    def _micro_batches(self, fetched: Fetched) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the next optimizer step's micro-batches, each taken from the loader when the engine asks for it."""
+        for _ in range(self._spec.accumulation):
+            begin = time.perf_counter()
+            self._hook("fetch", self._steps)
+            batch = next(self._batches)
+            fetched.wait_s += time.perf_counter() - begin
+            fetched.encoder_padding += batch.encoder_padding
+            fetched.decoder_padding += batch.decoder_padding
+            self._hook("steps", self._steps)
+            yield {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.tensors.items()}
 
     def block(self, steps: int, series: Series) -> None:
         """Run and time `steps` steps, then gather what every rank saw and append it to `series`."""
-        waits, padding = [], []
+        data: list[Fetched] = []
         losses: list[torch.Tensor | float] = []
         norms: list[torch.Tensor | float | None] = []
         clock, skipped = self._clock, self._engine.skipped_steps()
         self.peers.barrier()
         clock.begin()
         for _ in range(steps):
-            asked = time.perf_counter()
-            fetched = self.fetch()
-            waits.append(time.perf_counter() - asked)
-            losses.append(self.step(fetched))
+            loss, fetched = self.step()
             clock.mark()
+            losses.append(loss)
+            data.append(fetched)
             norms.append(self._engine.gradient_norm())
-            padding.append((fetched.encoder_padding, fetched.decoder_padding))
             if self._engine.skipped_steps() > skipped:
                 skipped = self._engine.skipped_steps()
-                series.skipped.append(self._steps)
+                series.skipped.append(self._steps - 1)
                 # Looking for a loss scale, fp16 overflows now and then; elsewhere gradients that are not finite
                 # are the end of the training.
                 norms[-1] = None if self._spec.precision == "fp16" else math.inf
-            self._steps += 1
         seconds = clock.end()
         if not self.peers.real:  # what others would have sent is missing in both
             losses, norms = [math.nan] * steps, [None] * steps
         rows = [
-            (second, waited, float(loss), _number(norm), *pads)
-            for second, waited, loss, norm, pads in zip(seconds, waits, losses, norms, padding, strict=True)
+            (second, fetched.wait_s, float(loss), _number(norm), fetched.encoder_padding, fetched.decoder_padding)
+            for second, fetched, loss, norm in zip(seconds, data, losses, norms, strict=True)
         ]
         series.ranks.extend(self.peers.all_gather(torch.tensor(rows, dtype=torch.float64)))
+        series.blocks.append(steps)
 
 
 def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series: Series) -> None:
@@ -138,11 +147,9 @@ def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series
     series.steady = is_steady(series.step_s, protocol.block_steps)
     open_window()
     while not series.stopped:
-        done = len(series.ranks) - series.cut
+        done = len(series.ranks) - series.warmup
         trainer.block(min(protocol.block_steps, protocol.max_steps - done), series)
-        block = series.ranks[series.cut + done :]
-        series.window_s += float(torch.stack(block)[:, :, 0].sum(dim=0).max())
-        reason = closes(series.step_s[series.cut :], series.window_s, protocol) if sound(series) else "invalid"
+        reason = closes(series.step_s[series.warmup :], series.window_s, protocol) if sound(series) else "invalid"
         series.stopped = peers.agreed(reason) or ""
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from bench.measure import environment
+
 _SOURCE = Path(__file__).with_name("cpu_allocator.cpp")
 
 
@@ -125,7 +127,7 @@ def _compiled() -> Path:
     """Return the compiled allocator from the user's cache, compiling it first if need be (about a second)."""
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     key = hashlib.sha256(f"{torch.__version__} {abi} {_SOURCE.read_text()}".encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "zeroscale"
+    cache = environment.cache(os.environ)
     library = cache / f"cpu_allocator-{key}.so"
     if not library.exists():
         cache.mkdir(parents=True, exist_ok=True)

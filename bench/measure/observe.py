@@ -25,6 +25,7 @@ class RankView:
     phases_s: dict[str, float]
     seen: Inspection | None
     energy_j: float | None
+    energy_s: float | None  # between the two readings that it is the difference of
 
 
 def rank_memory(
@@ -58,6 +59,8 @@ def observations(
     views: list[RankView],
     *,
     parameters: int,
+    trainable_parameters: int | None,
+    uninspected: str | None,
     engine_config: dict[str, Any],
     link: Link | None,
     data: dict[str, Any],
@@ -65,8 +68,10 @@ def observations(
 ) -> Observations:
     """Return what the attempt observed; `views` are by rank."""
     seen = [view.seen for view in views if view.seen]
+    told = any(view.energy_j is not None for view in views)
     return Observations(
         parameters=parameters,
+        trainable_parameters=trainable_parameters,
         engine_config=engine_config,
         phases_s={name: max(view.phases_s.get(name, 0.0) for view in views) for name in views[0].phases_s},
         steps=steps(series),
@@ -74,8 +79,10 @@ def observations(
         memory=tuple(view.memory for view in views),
         collectives=_heaviest(seen) if seen else None,
         outside_collectives_s=tuple(rank.outside_collectives_s for rank in seen),
+        uninspected=uninspected,
         link=link,
-        energy_j=tuple(view.energy_j for view in views) if any(v.energy_j is not None for v in views) else (),
+        energy_j=tuple(view.energy_j for view in views) if told else (),
+        energy_s=tuple(view.energy_s for view in views) if told else None,
         data=data,
         drill=drill,
     )
@@ -91,14 +98,16 @@ def rehearsed(observed: Observations) -> Observations:
 
 
 def steps(series: Series) -> Steps:
-    """Reduce the ranks' series to the slowest rank's times and the mean loss."""
-    norms = series.column("gradient_norm")
+    """Reduce the ranks' series to the times between the slowest rank's completions and the mean loss."""
+    norms, own_s = series.column("gradient_norm"), series.column("step_s")
     return Steps.model_validate(
         {
-            "cut": series.cut,
+            "cut": series.warmup,
             "steady": series.steady,
             "stopped": series.stopped,
             "step_s": tuple(series.step_s),
+            "fastest_rank_s": tuple(own_s.amin(dim=1).tolist()),
+            "slowest_rank_s": tuple(own_s.amax(dim=1).tolist()),
             "data_wait_s": tuple(series.column("data_wait_s").amax(dim=1).tolist()),
             "loss": _finite_or_none(series.column("loss").mean(dim=1)),
             "gradient_norm": () if norms.isnan().all() else _finite_or_none(norms.mean(dim=1)),
@@ -122,10 +131,10 @@ def outcome(series: Series) -> Outcome:
 
 def tokens(spec: RunSpec, series: Series) -> Tokens | None:
     """Return the tokens of an optimizer step over all ranks, averaged over the window; None where there is none."""
-    if len(series.ranks) <= series.cut or series.stopped == "invalid":
+    if len(series.ranks) <= series.warmup or series.stopped == "invalid":
         return None
     padding = [
-        float(series.column(name)[series.cut :].sum(dim=1).mean()) for name in ("encoder_padding", "decoder_padding")
+        float(series.column(name)[series.warmup :].sum(dim=1).mean()) for name in ("encoder_padding", "decoder_padding")
     ]
     return Tokens(
         encoder=spec.global_batch * spec.sequence.encoder,
@@ -141,7 +150,7 @@ def steps_table(series: Series) -> bytes:
     columns: dict[str, Any] = {
         "step": pa.array([step for step in range(count) for _ in range(ranks)], pa.int32()),
         "rank": pa.array([rank for _ in range(count) for rank in range(ranks)], pa.int32()),
-        "window": pa.array([step >= series.cut for step in range(count) for _ in range(ranks)]),
+        "window": pa.array([step >= series.warmup for step in range(count) for _ in range(ranks)]),
     }
     for name in series.COLUMNS:
         columns[name] = pa.array(series.column(name).reshape(-1).tolist(), pa.float64())

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from bench.intervals import series_interval
 from bench.spec import MeasureSpec
+from bench.statistics import series_interval
 
 Stop = Literal["width", "steps", "time"]
 _NOISE_FLOOR = 0.05  # medians of two neighbouring blocks that differ by less are steady whatever their scatter
@@ -42,8 +42,7 @@ def closes(step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec) -> 
         return "steps"
     if elapsed_s >= protocol.max_s:
         return "time"
-    interval = series_interval(tuple(step_s))
     long_enough = len(step_s) >= protocol.min_steps or (elapsed_s >= protocol.min_s > 0)
-    if long_enough and interval and interval[1] - interval[0] <= protocol.width * statistics.median(step_s):
-        return "width"
-    return None
+    interval = series_interval(step_s) if long_enough else None
+    narrow = interval and interval[1] - interval[0] <= protocol.width * statistics.median(step_s)
+    return "width" if narrow else None

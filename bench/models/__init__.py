@@ -15,6 +15,7 @@ Packages in this folder hold what families are built of and are no families.
 """
 
 import functools
+import hashlib
 import importlib
 import pkgutil
 from types import ModuleType
@@ -29,3 +30,8 @@ def load(family: str) -> ModuleType:
     if family not in known:
         raise UserError(f"model.family={family}", "no such file in bench/models", nearest(family, known))
     return importlib.import_module(f"{__name__}.{family}")
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """Return a generator's seed for one of the purposes of `seed`: the same in every process, unlike `hash`."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])

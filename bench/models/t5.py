@@ -1,13 +1,13 @@
 """The T5 family: T5 and T5 v1.1 (arXiv 1910.10683) and mT5 (arXiv 2010.11934), as transformers builds them."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from bench.errors import UserError
+from bench.models import derived_seed
 from bench.spec import Frozen, Positive, Precision, RunSpec
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 Activation = Literal["relu", "gelu_new", "silu"]
+Layers = Annotated[int, Field(gt=0, le=10_000)]
+"""Far more than anybody trains: predictions go through them one by one."""
 
 
 class Shape(Frozen):
@@ -23,8 +25,8 @@ class Shape(Frozen):
     d_model: Positive
     d_kv: Positive  # per head
     d_ff: Positive
-    encoder_layers: Positive
-    decoder_layers: Positive
+    encoder_layers: Layers
+    decoder_layers: Layers
     heads: Positive
     vocab: Positive
     gated: bool  # a third feed-forward matrix, as in v1.1 and mT5
@@ -69,6 +71,8 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
 
     Only sizes are read: dropout and precision belong to the spec, and weights are always random.
     """
+    if not isinstance(config, dict):
+        raise UserError("config.json", "not an object of names and values", "give the complete config.json")
     kind = config.get("model_type")
     if kind not in ("t5", "mt5"):  # umt5 has a position bias in every layer
         raise UserError(f"model_type={kind}", "not of the T5 family built here", "give a config of t5 or mt5")
@@ -78,7 +82,7 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     if missing:
         raise UserError(f"{kind} config", f"lacks {', '.join(missing)}", "give the complete config.json")
     form = config.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
-    *gate, activation = form.split("-")
+    *gate, activation = str(form).split("-")
     activation = "gelu_new" if form == "gated-gelu" else activation  # as transformers reads it
     if gate not in ([], ["gated"]) or activation not in get_args(Activation):
         known = ", ".join(get_args(Activation))
@@ -169,7 +173,7 @@ def initialise(
         if owner not in deviations:
             raise ValueError(f"{name}: T5 has no rule to initialise it; known are {', '.join(deviations)}")
         with whole([parameter]), torch.no_grad():
-            _fill(parameter, deviations[owner], _seed(spec.seed, name))
+            _fill(parameter, deviations[owner], derived_seed(spec.seed, name))
 
 
 def _standard_deviations(shape: Shape) -> dict[str, float | None]:
@@ -193,11 +197,6 @@ def _standard_deviations(shape: Shape) -> dict[str, float | None]:
         "layer_norm": None,
         "final_layer_norm": None,
     }
-
-
-def _seed(seed: int, name: str) -> int:
-    """A generator's seed that is the same in every process, unlike `hash`."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])
 
 
 def _fill(parameter: "Parameter", deviation: float | None, seed: int) -> None:

@@ -7,13 +7,13 @@ gave it and writes it into the run's folder: nothing has to be agreed on beforeh
 
 import contextlib
 import json
-import secrets
 import socket
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import store
+from bench.supervisor.line import Entrance, Line
 from bench.supervisor.verdict import RankState
 
 SILENCE_S = 10.0
@@ -45,67 +45,6 @@ class MeetingPoint(NamedTuple):
         raise TimeoutError(f"node 0 did not say within {timeout_s:.0f} s where it is")
 
 
-class Line:
-    """One connection: JSON objects, one per line, sent and taken without waiting."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._socket, self._in, self._out = connection, bytearray(), bytearray()
-        self._sent_at = self.heard_at = time.monotonic()
-        self.closed = False
-
-    def send(self, message: dict[str, Any]) -> None:
-        self._sent_at = time.monotonic()
-        self._out += json.dumps(message).encode() + b"\n"
-        self.flush()
-
-    def keep_alive(self) -> None:
-        """Send an empty message if there was none for a while, so that the other side knows the link is whole."""
-        if time.monotonic() - self._sent_at >= _REPORT_S:
-            self.send({})
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what the network takes now; the rest waits for the next call."""
-        try:
-            while self._out and not self.closed:
-                del self._out[: self._socket.send(self._out)]
-        except BlockingIOError:
-            pass  # it takes no more now
-        except OSError:
-            self.closed = True
-
-    def take(self) -> list[dict[str, Any]]:
-        """Return what has arrived; `closed` is set once nothing more can."""
-        try:
-            while not self.closed:
-                chunk = self._socket.recv(1 << 16)
-                self.closed = not chunk
-                self._in += chunk
-                self.heard_at = time.monotonic()
-        except BlockingIOError:
-            pass  # that was all for now
-        except OSError:
-            self.closed = True
-        *lines, rest = bytes(self._in).split(b"\n")
-        self._in[:] = rest
-        try:
-            messages: list[dict[str, Any]] = [dict(json.loads(line)) for line in lines]
-        except (ValueError, TypeError):  # a port scanner, say; nobody of ours
-            self.closed = True
-            return []
-        return messages
-
-    @property
-    def sending(self) -> bool:
-        """Whether something has not been sent yet, and still can be."""
-        return bool(self._out) and not self.closed
-
-    def close(self) -> None:
-        self.closed = True
-        self._socket.close()
-
-
 class Member:
     """Another node as the lead sees it."""
 
@@ -135,40 +74,24 @@ class Lead:
         self.nodes, self.host = nodes, host
         self.members: dict[int, Member] = {}
         self._began = time.monotonic()
-        self._strangers: list[Line] = []
-        self._server = socket.create_server(("", 0), backlog=nodes) if nodes > 1 else None
-        self.token = secrets.token_hex(8)
-        if self._server:
-            self._server.setblocking(False)
+        self._entrance = Entrance(nodes - 1) if nodes > 1 else None
 
     @property
     def port(self) -> int:
-        return int(self._server.getsockname()[1]) if self._server else 0
+        return self._entrance.port if self._entrance else 0
+
+    @property
+    def token(self) -> str:
+        return self._entrance.token if self._entrance else ""
 
     def poll(self) -> list[tuple[int, bytes]]:
         """Take what the members have sent; return their ranks' output as (rank, line)."""
-        if self._server:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    self._strangers.append(Line(self._server.accept()[0]))
-        output = self._welcome()
+        for line, hello in self._entrance.arrivals() if self._entrance else ():
+            self.members[int(hello["node"])] = Member(line, str(hello["host"]))
+        output = []
         for member in self.members.values():
             output += member.hear(member.line.take())
             member.line.keep_alive()
-        return output
-
-    def _welcome(self) -> list[tuple[int, bytes]]:
-        """Make members of those who know the token, and forget other strangers."""
-        output: list[tuple[int, bytes]] = []
-        for line in list(self._strangers):
-            messages = line.take()
-            if messages and messages[0].get("token") == self.token:
-                hello = messages.pop(0)
-                member = self.members[int(hello["node"])] = Member(line, str(hello["host"]))
-                output += member.hear(messages)
-                self._strangers.remove(line)
-            elif messages or line.closed:
-                self._strangers.remove(line)
         return output
 
     def lost(self) -> str | None:
@@ -200,10 +123,10 @@ class Lead:
 
     def close(self) -> None:
         """Hang up."""
-        for line in (*self._strangers, *(member.line for member in self.members.values())):
-            line.close()
-        if self._server:
-            self._server.close()
+        for member in self.members.values():
+            member.line.close()
+        if self._entrance:
+            self._entrance.close()
 
 
 class Follower:

@@ -1,21 +1,24 @@
 """The supervisor's side of the fork server: asks it for ranks and waits for them like for children of its own."""
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from bench.processes import module_command
 from bench.supervisor.rank_process import end_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STARTUP_S = 300.0  # imports from a network file system that everybody else reads too
 _ANSWER_S = 30.0
-_WAIT_S = 0.02
+_KILL_S = 5.0
+_REAP_S = 1.0  # for what was killed with a rank to be gone
 
 
 class ForkServer:
@@ -23,10 +26,11 @@ class ForkServer:
 
     def __init__(self, device: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._ranks: list[Forked] = []
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.fork_server", str(theirs.fileno()), device],
+                module_command("bench.fork_server", str(theirs.fileno()), device),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -42,9 +46,27 @@ class ForkServer:
         self, command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int
     ) -> "Forked":
         """Fork a rank; `command` is that of a rank started afresh, and its arguments are used."""
-        request = {"arguments": command[3:], "environment": environment, "descriptors": list(descriptors)}
-        socket.send_fds(self._connection, [json.dumps(request).encode()], [output, *descriptors.values()])
-        return Forked(int(self._receive(_ANSWER_S)["pid"]))
+        arguments = command[len(module_command("")) :]
+        request = {"arguments": arguments, "environment": environment, "descriptors": list(descriptors)}
+        # In a file: an environment may be larger than a message.
+        with os.fdopen(os.memfd_create("zeroscale-request"), "wb") as file:
+            file.write(json.dumps(request).encode())
+            file.flush()
+            socket.send_fds(self._connection, [b"{}"], [file.fileno(), output, *descriptors.values()])
+        self._ranks.append(Forked(int(self._receive(_ANSWER_S)["pid"])))
+        return self._ranks[-1]
+
+    def reap(self) -> None:
+        """Wait for the processes that ranks left behind, which this one adopted: until then each counts against the
+        user's limit of processes."""
+        self._ranks = [rank for rank in self._ranks if rank.poll() is None]
+        ours = {self._process.pid, *(rank.pid for rank in self._ranks)}
+        until = time.monotonic() + _REAP_S
+        while (left := set(_children()) - ours) and time.monotonic() < until:
+            for pid in left:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(_REAP_S / 50)
 
     def close(self) -> None:
         """End the server; ranks that it forked are not its children any more and go on."""
@@ -53,7 +75,8 @@ class ForkServer:
             self._process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # not even that ends it in an uninterruptible call
+                self._process.wait(_KILL_S)
 
     def _receive(self, timeout_s: float) -> dict[str, int]:
         self._connection.settimeout(timeout_s)
@@ -79,8 +102,10 @@ class Forked:
                 self._exit_code = os.waitstatus_to_exitcode(status)
         return self._exit_code
 
-    def wait(self) -> int:
-        """Wait for its end and return the exit code."""
-        while (code := self.poll()) is None:
-            time.sleep(_WAIT_S)
-        return code
+
+def _children() -> Iterator[int]:
+    """Yield the children of this process, those included that have ended and were not waited for."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                yield int(process.name)

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Literal
 from bench import extensions
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, Pulse, without_folders
 from bench.measure.environment import device_kind
+from bench.measure.failures import count_oom_kills
+from bench.processes import module_command
 from bench.record import Circumstance
 from bench.spec import RunSpec
 from bench.supervisor.crew import MeetingPoint
@@ -20,6 +21,7 @@ from bench.supervisor.verdict import RankState
 
 POLL_S = 0.2
 _TERMINATE_S = 3.0  # between SIGTERM and SIGKILL
+_KILL_S = 5.0  # after SIGKILL, for the kernel to end a rank
 _STACKS_S = 2.0  # for every rank to print its stacks
 _STACKS_CHARACTERS = 6000
 
@@ -52,12 +54,12 @@ class Node:
         self._start = start
         self._pulse = Pulse.create(spec.devices_per_node)
         self._ranks: list[RankProcess] = []
-        self._oom_kills = _kernel_oom_kills()
+        self._oom_kills = count_oom_kills()
 
     def start(self, point: MeetingPoint, listener: socket.socket | None) -> None:
         """Start every rank; rank 0 gets the `listener` that its peers connect to."""
         environment = self._environment(point)
-        command = [sys.executable, "-m", "bench.worker", str(self._folder)]
+        command = module_command("bench.worker", str(self._folder))
         for rank in self._numbers:
             local_rank = self._local_rank(rank)
             descriptors = {PULSE: self._pulse.descriptor}
@@ -80,7 +82,7 @@ class Node:
         """Return how every rank is."""
         now, found = time.monotonic(), []
         killed = any(rank.exit_code == -signal.SIGKILL for rank in self._ranks)
-        oom_kills = _kernel_oom_kills() - self._oom_kills if killed else 0
+        oom_kills = count_oom_kills() - self._oom_kills if killed else 0
         for rank in self._ranks:
             beat = self._pulse.read(self._local_rank(rank.rank))
             stacks = without_folders(rank.heard.decode(errors="replace"))[-_STACKS_CHARACTERS:]
@@ -97,6 +99,7 @@ class Node:
                     stacks=stacks,
                     host=socket.gethostname(),
                     oom_kills=oom_kills,
+                    survived=rank.survived,
                 )
             )
         return found
@@ -107,7 +110,8 @@ class Node:
             rank.drain(self._write)
 
     def end(self, *, stacks: bool) -> None:
-        """End whatever still runs: ask, then insist; first have every rank print its stacks, if wanted."""
+        """End whatever still runs: ask, then insist; first have every rank print its stacks, if wanted. A rank in an
+        uninterruptible call, into a driver or a file server that is gone, survives even that and is left behind."""
         if stacks:
             for rank in self._ranks:
                 rank.listening = True
@@ -120,8 +124,10 @@ class Node:
                 rank.signal(signal.SIGCONT)  # a stopped process would never hear it
         self._wait(_TERMINATE_S)
         for rank in self._ranks:
-            rank.signal(signal.SIGKILL)  # with it go loader processes that outlived their rank
-            rank.process.wait()
+            rank.signal(signal.SIGKILL)
+        self._wait(_KILL_S)
+        for rank in self._ranks:
+            rank.survived = rank.exit_code is None
         self.drain()
 
     def close(self) -> None:
@@ -171,11 +177,3 @@ def _numbers(spec: RunSpec, circumstance: Circumstance, span: Span, number: int)
         return range(circumstance.rehearsed_rank, circumstance.rehearsed_rank + 1)
     own = spec.devices_per_node if span == "node" else 1
     return range(number * own, (number + 1) * own)
-
-
-def _kernel_oom_kills() -> int:
-    """Return how many processes the kernel's out-of-memory killer has ended on this host since it booted."""
-    for line in Path("/proc/vmstat").read_text().splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return 0

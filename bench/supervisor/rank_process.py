@@ -12,12 +12,28 @@ from typing import Any, Protocol
 from bench.measure.channel import PIPE
 
 _PR_SET_PDEATHSIG = 1
+_DRAIN_BYTES = 1 << 20
+_LINE_BYTES = 1 << 18  # more than a rank says of its failure
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+_forking = 0  # the process that forks; in a new child, its parent
+
+
+def _note_forking() -> None:
+    global _forking
+    _forking = os.getpid()
+
+
+os.register_at_fork(before=_note_forking)
+
+
 def end_with_parent(signal_number: int) -> None:
-    """In a new child: have the kernel send it `signal_number` when its parent dies, so that nothing is orphaned."""
+    """In a new child: have the kernel send it `signal_number` when its parent dies, so that nothing is orphaned. Of a
+    parent that has died already the kernel says nothing more."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != _forking:
+        os.kill(os.getpid(), signal_number)
 
 
 class Process(Protocol):
@@ -28,8 +44,6 @@ class Process(Protocol):
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while it runs."""
-
-    def wait(self) -> int: ...
 
 
 Start = Callable[[Sequence[str], dict[str, str], dict[str, int], int], Process]
@@ -59,11 +73,12 @@ class RankProcess:
     def __init__(
         self, rank: int, command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], start: Start
     ) -> None:
-        self.rank, self.stopped = rank, False
+        self.rank, self.stopped, self.survived = rank, False, False
         self.failure: dict[str, Any] | None = None
         self.heard = bytearray()  # output while `listening`
         self.listening = False
         self._told, self._partial = bytearray(), bytearray()
+        self._exit_code: int | None = None
         self.output, output_end = _pipe()
         self.failures, failures_end = _pipe()
         try:
@@ -75,7 +90,15 @@ class RankProcess:
 
     @property
     def exit_code(self) -> int | None:
-        return self.process.poll()
+        """How the rank ended, negative for a signal, or None while it runs. With its end go the loader processes that
+        outlive it, while the number of their group is still the rank's: once it is waited for, another may get it."""
+        if self._exit_code is None:
+            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+                if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    return None
+                self.signal(signal.SIGKILL)
+            self._exit_code = self.process.poll()
+        return self._exit_code
 
     def drain(self, write: Callable[[int, bytes], None]) -> None:
         """Take what the rank wrote so far, without waiting, and give its output to `write`."""
@@ -87,7 +110,9 @@ class RankProcess:
             self.failure = json.loads(line)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank and to all that it started."""
+        """Send a signal to the rank and to all that it started, unless it has ended."""
+        if self._exit_code is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
@@ -98,10 +123,16 @@ class RankProcess:
 
     @staticmethod
     def _read_lines(descriptor: int, partial: bytearray) -> list[bytes]:
+        """Return the lines that have arrived. Of a rank that writes faster than it is read, or without an end, only so
+        much is taken at a time, and so long a line: the pipe then holds it up."""
+        left = _DRAIN_BYTES
         with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(descriptor, 65536):
+            while left > 0 and (chunk := os.read(descriptor, 65536)):
                 partial += chunk
+                left -= len(chunk)
         *lines, rest = bytes(partial).split(b"\n")
+        if len(rest) >= _LINE_BYTES:
+            lines, rest = [*lines, rest], b""
         partial[:] = rest
         return lines
 

@@ -22,7 +22,8 @@ class RankState(NamedTuple):
     silent_s: float = 0.0  # since its last beat
     stacks: str = ""  # what it printed when it was asked where it stands
     host: str = ""
-    oom_kills: int = 0  # processes that the kernel's out-of-memory killer ended meanwhile on its host
+    survived: bool = False  # SIGKILL, and for seconds
+    oom_kills: int = 0  # of its supervisor's control group, by the kernel's out-of-memory killer, meanwhile
 
     @property
     def where(self) -> str:
@@ -44,6 +45,8 @@ def verdict(states: Sequence[RankState], stop: Stop | None, why_stopped: str) ->
     evidence: dict[str, Any] = {"ranks": [_plain(state) for state in lost]}
     if stacks := {str(state.rank): state.stacks for state in states if state.stacks}:
         evidence["stacks"] = stacks
+    if left := survivors(states):
+        evidence["survivors"] = [{"rank": state.rank, "pid": state.pid, "host": state.host} for state in left]
     if stop:
         return Outcome(kind=stop, reason=why_stopped, evidence=evidence)
     if not lost:
@@ -54,6 +57,11 @@ def verdict(states: Sequence[RankState], stop: Stop | None, why_stopped: str) ->
     if oom_kills := {state.host: state.oom_kills for state in states if state.oom_kills}:
         evidence["oom_kills"] = oom_kills
     return Outcome(kind=_kind(cause), reason=_reason(cause), evidence=evidence)
+
+
+def survivors(states: Sequence[RankState]) -> list[RankState]:
+    """Return the ranks that SIGKILL did not end. Their devices and memory are not free."""
+    return [state for state in states if state.survived]
 
 
 def furthest_behind(states: Sequence[RankState]) -> str:

@@ -24,10 +24,13 @@ QUICK = (
     "measure.min_steps=6",
     "measure.min_s=0",
     "measure.max_steps=12",
+    "devices_per_node=2",
 )
 """A run that is over in seconds."""
 
-ENDLESS = (*QUICK[:8], "measure.min_steps=1000000", "measure.max_steps=1000000", "measure.max_s=600")
+ENDLESS = (
+    *QUICK[:8], "devices_per_node=2", "measure.min_steps=1000000", "measure.max_steps=1000000", "measure.max_s=600",
+)  # fmt: skip
 """A run that somebody has to end."""
 
 PATIENCE_S = 250.0

@@ -91,6 +91,7 @@ def test_a_run_is_measured_with_all_that_a_gpu_tells(runs: dict[str, RunRecord],
     assert own.peak_reserved_bytes >= own.peak_allocated_bytes >= own.resident_bytes
     assert own.drift is None, "what cuBLAS holds is no storage that Python can reach"
     assert min(seen.steps.step_s) > 0
+    assert seen.uninspected is None and len(seen.outside_collectives_s) == 1
     assert record.environment.devices_after and record.environment.classification.device == torch.cuda.get_device_name(
         0
     )

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, SOON_S, Command, alive, survivors
 
+from bench import store
+
 pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
 
@@ -36,6 +38,20 @@ def test_a_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) ->
     assert record.outcome.kind == "error"
     assert record.outcome.reason == "rank 1 in fetch at step 2: RuntimeError: drill: rank 1 raises at step 2"
     assert 'File "bench/measure/drill.py", line' in record.outcome.evidence["traceback"]
+
+
+def test_a_run_that_is_lost_after_its_window_is_measured_and_says_that_nobody_looked_closer(
+    zeroscale_run: Start,
+) -> None:
+    """Three steps of warm-up, three of the window; the next one is the first untimed one."""
+    steps = ("measure.warmup_max_steps=3", "measure.min_steps=3", "measure.max_steps=3")
+    run = zeroscale_run(*QUICK, *steps, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=6 action=raise"})
+    record = run.record()
+    assert (record.outcome.kind, run.process.returncode) == ("ok", 0)
+    assert record.observations and record.observations.steps and record.observations.collectives is None
+    assert record.observations.uninspected == (
+        f"{store.UNINSPECTED}: rank 1 in fetch at step 6: RuntimeError: drill: rank 1 raises at step 6"
+    )
 
 
 def test_a_rank_that_sleeps_is_a_hang_with_every_ranks_stacks(zeroscale_run: Start) -> None:

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import flex_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.measure import memory
+from bench.measure import environment, memory
 from bench.measure.channel import Pulse
 from bench.measure.collectives import CollectiveCounter
 from bench.measure.drill import Drill
@@ -100,6 +102,32 @@ def test_payloads_are_counted_as_nccl_tests_does() -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_operators_of_higher_order_are_left_alone() -> None:
+    query = torch.ones(1, 2, 16, 8)
+    with CollectiveCounter(wait=lambda: None):
+        attended = flex_attention(query, query, query, score_mod=lambda score, *_: score)
+    assert attended.shape == query.shape
+
+
+def test_what_is_compiled_stays_compiled() -> None:
+    """Else the time outside of collectives would be that of another program."""
+    ran: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        def run(*given: object) -> object:
+            ran.append(len(given))
+            return graph.forward(*given)
+
+        return run
+
+    layer = torch.compile(torch.nn.Linear(4, 4), backend=backend)
+    layer(torch.ones(2, 4)).sum().backward()
+    with CollectiveCounter(wait=lambda: None):
+        layer(torch.ones(2, 4)).sum().backward()
+    assert len(ran) == 2
+
+
 def test_a_collective_lasts_until_it_is_complete_though_nobody_waits_for_it(tmp_path: Path) -> None:
     """Two ranks over gloo: one comes half a second late to an all-reduce that both begin and leave to itself."""
     context = torch.multiprocessing.get_context("spawn")
@@ -176,3 +204,13 @@ def test_a_drill_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.M
     monkeypatch.setenv("ZEROSCALE_DRILL", text)
     with pytest.raises(UserError, match="ZEROSCALE_DRILL="):
         Drill.planted()
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"), [({}, None), ({"XDG_CACHE_HOME": ""}, None), ({"XDG_CACHE_HOME": "here"}, None),
+                          ({"XDG_CACHE_HOME": "/cache"}, "/cache/zeroscale")]
+)  # fmt: skip
+def test_what_is_compiled_is_loaded_from_no_folder_that_depends_on_the_current_one(
+    given: dict[str, str], folder: str | None
+) -> None:
+    assert environment.cache(given) == Path(folder or Path.home() / ".cache" / "zeroscale")

@@ -14,7 +14,10 @@ import pytest
 from started_runs import PATIENCE_S, QUICK, Command
 
 from bench import config, store
-from bench.record import Circumstance
+from bench.machine import Machine
+from bench.models import derived_seed
+from bench.record import Circumstance, RunRecord
+from bench.spec import RunSpec
 
 pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
@@ -51,13 +54,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.folder()
 
 
-def test_every_ranks_own_steps_are_kept_and_the_record_holds_their_maximum(ended: Path) -> None:
+def test_every_ranks_own_steps_are_kept_and_the_record_holds_their_extremes(ended: Path) -> None:
     record = store.read_record(ended / store.RECORD)
     assert record.observations and record.observations.steps
     table = pq.read_table(ended / store.STEPS).to_pandas()
-    by_step = table.groupby("step").step_s.max()
-    assert tuple(by_step) == pytest.approx(record.observations.steps.step_s)
-    steps = record.observations.steps
+    by_step, steps = table.groupby("step").step_s, record.observations.steps
+    assert tuple(by_step.max()) == pytest.approx(steps.slowest_rank_s)
+    assert tuple(by_step.min()) == pytest.approx(steps.fastest_rank_s)
+    assert sum(steps.step_s[steps.cut :]) == pytest.approx(steps.window_s)
     block = (table.step - steps.cut) // record.spec.measure.block_steps
     by_block = table[table.window].groupby([block, "rank"]).step_s.sum().groupby(level=0).max()
     assert steps.window_s == pytest.approx(by_block.sum()), "of every block, what the rank spent that took longest"
@@ -73,6 +77,20 @@ def test_the_same_again_is_the_next_repeat_and_overwrites_nothing(ended: Path, z
     assert (ended / store.RECORD).read_bytes() == before
 
 
+def test_a_seed_fixes_a_run_with_dropout_too(zeroscale_run: Start, tmp_path: Path) -> None:
+    """The process starts with another state of its generators each time, and ranks with the same."""
+    point = (*QUICK, "engine=ddp", "model.dropout=0.3", "measure.inspect=false")
+    losses = []
+    for name in ("once", "again"):
+        run = zeroscale_run(*point, results=tmp_path / name)
+        assert run.record().outcome.kind == "ok", run.errors
+        table = pq.read_table(run.folder() / store.STEPS).to_pandas()
+        losses.append(table[table.step < 6].loss.tolist())  # of both ranks
+    once, again = losses
+    assert once == again
+    assert derived_seed(0, "rank 0") != derived_seed(0, "rank 1")
+
+
 @pytest.mark.parametrize(("engine", "action"), [("zero1", "slow"), ("zero3", "slow_compute")])
 def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine: str, action: str) -> None:
     drill = f"rank=1 step=0 action={action}"
@@ -84,14 +102,22 @@ def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine:
     assert statistics.median(record.observations.steps.step_s) > 0.15
 
 
-def test_a_machine_that_is_not_what_it_is_called_is_refused_before_timing(tmp_path: Path, zeroscale_run: Start) -> None:
-    own = tmp_path / "conf" / "machine"
-    own.mkdir(parents=True)
-    (own / "other.yaml").write_text("name: other\ndevice: cpu\ndevice_names: [no such processor]\n")
-    record = zeroscale_run(*QUICK, "machine=other", "--config-dir", str(tmp_path / "conf")).record()
+def test_a_machine_that_is_not_what_it_is_called_is_refused_by_the_ranks_before_timing(tmp_path: Path) -> None:
+    spec = config.request(config.single([*QUICK, "machine=cpu", "devices_per_node=1"])).spec
+    other = Machine(name="other", device="cpu", device_names=("no such processor",))
+    record = supervised(tmp_path, spec, other)
     assert record.outcome.kind == "error"
     assert "machine=other expects no such processor and found" in record.outcome.reason
     assert record.observations is None
+
+
+def supervised(runs: Path, spec: RunSpec, machine: Machine) -> RunRecord:
+    """Run a point as its launcher would, past the rules that a command would have met; return its record."""
+    circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=machine)
+    folder = store.open_attempt(runs, spec, circumstance).folder
+    ended = subprocess.run([sys.executable, "-m", "bench.supervisor", str(folder)], timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 1
+    return store.read_record(folder / store.RECORD)
 
 
 def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -114,11 +140,6 @@ def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) 
 def test_a_model_that_is_not_what_its_name_says_is_refused_by_the_ranks_too(tmp_path: Path) -> None:
     asked = config.request(config.single([*QUICK, "engine=zero3"]))
     wrong = asked.spec.model.model_copy(update={"parameters": 2_000_000})
-    spec = asked.spec.model_copy(update={"model": wrong})  # past the rule that a request would have met
-    circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=asked.machine)
-    folder = store.open_attempt(tmp_path, spec, circumstance).folder
-    ended = subprocess.run([sys.executable, "-m", "bench.supervisor", str(folder)], timeout=PATIENCE_S, check=False)
-    assert ended.returncode == 1
-    outcome = store.read_record(folder / store.RECORD).outcome
+    outcome = supervised(tmp_path, asked.spec.model_copy(update={"model": wrong}), asked.machine).outcome
     assert outcome.kind == "error"
     assert outcome.reason.endswith("Refused: tiny has 2116352 parameters where 2000000 were expected")

@@ -35,7 +35,9 @@ class Nodes:
         self.supervisors = [
             subprocess.Popen(
                 [sys.executable, "-m", "bench.supervisor", str(self.folder), str(node)],
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+                env=os.environ
+                | {"OMP_NUM_THREADS": "1"}
+                | {name: value.format(node=node) for name, value in environment.items()},
             )
             for node in range(nodes)
         ]
@@ -84,6 +86,12 @@ def test_two_nodes_measure_one_run(nodes: Callable[..., Nodes]) -> None:
     assert one and one == other, "two nodes are one pair"
     assert not (run.folder / store.RENDEZVOUS).exists()
     assert len(list(run.folder.iterdir())) <= 10
+
+
+def test_a_run_over_two_allocations_is_refused_before_it_measures_anything(nodes: Callable[..., Nodes]) -> None:
+    record = nodes((*QUICK, "engine=ddp"), SLURM_JOB_ID="3{node}").record()
+    assert record.outcome.kind == "error" and not record.observations
+    assert "Refused: " in record.outcome.reason and " is of job 31, and the first node " in record.outcome.reason
 
 
 def test_a_rank_that_dies_on_the_second_node_is_named(nodes: Callable[..., Nodes]) -> None:

@@ -1,15 +1,18 @@
 """What a supervisor does for its callers, with ranks that are small programs instead of training processes."""
 
+import contextlib
 import gc
 import itertools
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from test_supervisor_log import PATIENCE_S, UNSTALLED_S, Stalled
 
 from bench import config, store
+from bench.processes import module_command
 from bench.record import Circumstance, Limits, Network, RunRecord
 from bench.supervisor import node
 from bench.supervisor.crew import MeetingPoint
@@ -26,6 +30,13 @@ from bench.supervisor.lead import Supervisor
 from bench.supervisor.rank_process import Start, popen
 
 WAITS = "import time; time.sleep(60)"
+_TRACES = """
+import ctypes, sys, time
+ctypes.CDLL(None).ptrace.argtypes = [ctypes.c_long] * 4
+refused = ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0)
+print("refused" if refused else "holds", flush=True)
+time.sleep(600)
+"""
 
 
 def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2, launcher: str = "local") -> Path:
@@ -45,7 +56,7 @@ def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2, launcher: str
 def running(program: str) -> Start:
     """Start every rank as a Python `program`."""
     return lambda command, environment, descriptors, output: popen(
-        [sys.executable, "-c", program, *command[3:]], environment, descriptors, output
+        [sys.executable, "-c", program, *command[len(module_command("")) :]], environment, descriptors, output
     )
 
 
@@ -71,6 +82,104 @@ def test_a_rank_finds_its_descriptors_by_the_names_of_their_variables(tmp_path: 
     tells += '"message": "m", "traceback": ""}\\n\'); os.fstat(int(os.environ[\'ZEROSCALE_PULSE\'])); os._exit(1)'
     record = Supervisor(attempt(tmp_path, devices_per_node=1), handle_signals=False, start=running(tells)).run()
     assert record and (record.outcome.kind, record.outcome.reason) == ("oom", "rank 0 in start: E: m")
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """Keep a process from ending for whoever waits for it, even when it is killed, as the kernel does with one in an
+    uninterruptible call: that has a tracer wait for it first."""
+    with subprocess.Popen([sys.executable, "-c", _TRACES, str(pid)], stdout=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stdout
+        if tracer.stdout.readline() != "holds\n":
+            pytest.skip("no process may be traced here")
+        yield
+        tracer.kill()
+
+
+def test_a_rank_that_nothing_can_end_is_left_behind_and_named_in_the_record(tmp_path: Path) -> None:
+    folder = attempt(tmp_path)
+    supervisor = Supervisor(folder, handle_signals=False, start=running(WAITS))
+    records: list[RunRecord | None] = []
+    thread = threading.Thread(target=lambda: records.append(supervisor.run()), daemon=True)
+    thread.start()
+    until = time.monotonic() + PATIENCE_S
+    while not supervisor.node.running or len(supervisor.states()) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    stuck = supervisor.states()[1].pid
+    with held(stuck):
+        supervisor.interrupt(signal.SIGTERM)
+        thread.join(PATIENCE_S)
+        [record] = records
+        assert record and record.outcome.kind == "cancelled"
+        survivor = {"rank": 1, "pid": stuck, "host": socket.gethostname()}
+        assert record.outcome.evidence["survivors"] == [survivor]
+        assert [state.survived for state in supervisor.states()] == [False, True]
+
+
+_ORPHAN = """
+import os, signal, time
+from bench.supervisor.rank_process import end_with_parent
+
+if os.fork() == 0:
+    parent = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        end_with_parent(signal.SIGKILL)
+        print("lives on")
+    os._exit(0)
+os.wait()
+print("alone")
+"""
+
+
+def test_a_child_whose_parent_died_before_it_could_ask_to_end_with_it_ends_too() -> None:
+    told = subprocess.run([sys.executable, "-uc", _ORPHAN], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (told.stdout, told.stderr) == ("alone\n", "")
+
+
+def test_a_start_that_fails_of_the_signal_that_ends_the_run_is_no_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> Any:
+        supervisor.interrupt(signal.SIGTERM)
+        raise ConnectionError("the fork server ended with -15")
+
+    supervisor = Supervisor(attempt(tmp_path), handle_signals=False, start=fails)
+    record = supervisor.run()
+    assert record and (record.outcome.kind, record.outcome.reason) == ("cancelled", "interrupted by SIGTERM")
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+    starts = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=2).pid)"
+    folder = attempt(tmp_path, devices_per_node=1)
+    Supervisor(folder, handle_signals=False, start=running(starts)).run()
+    pid = int((folder / store.LOG).read_text().split()[1])
+    until = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_rank_that_never_ends_its_line_takes_little_memory(tmp_path: Path) -> None:
+    folder = attempt(tmp_path, devices_per_node=1)
+
+    def logged() -> int:
+        log = folder / store.LOG
+        return log.stat().st_size if log.exists() else 0
+
+    writes = "import os\nwhile True: os.write(1, bytes(65536))"
+    supervisor = Supervisor(folder, handle_signals=False, start=running(writes))
+    when(lambda: logged() > 2**21, lambda: supervisor.interrupt(signal.SIGTERM))
+    tracemalloc.start()
+    try:
+        supervisor.run()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert logged() > 2**21 and peak < 2**25
 
 
 def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> None:
@@ -182,7 +291,7 @@ def test_a_follower_tells_of_out_of_memory_kills_on_its_own_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = itertools.count()
-    monkeypatch.setattr(node, "_kernel_oom_kills", lambda: next(count))
+    monkeypatch.setattr(node, "count_oom_kills", lambda: next(count))
     folder = attempt(tmp_path, nodes=2)
     dies = f"import os; os.environ['RANK'] == '3' and os.kill(os.getpid(), 9); {WAITS}"
     crew = Crew(folder, dies)

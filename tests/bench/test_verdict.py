@@ -1,15 +1,21 @@
 """From evidence to outcome, one case a line."""
 
+import errno
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from bench.measure.failures import Refused, outcome_of
+from bench.allocation.health import Health
+from bench.measure.failures import Refused, count_oom_kills, outcome_of
 from bench.record import OutcomeKind
 from bench.supervisor.verdict import RankState, furthest_behind, verdict
+from bench.sweep import exclusions
 
 
 def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False, **more: Any) -> RankState:
@@ -17,6 +23,15 @@ def ending(rank: int, code: int | None, outcome: str | None = None, stopped: boo
     if outcome:
         told = {"outcome": outcome, "exception": "SomeError", "message": "what\nand why", "traceback": "…"}
     return RankState(rank, code, stopped, told, "steps", 7, **more)
+
+
+def test_a_node_where_a_rank_cannot_be_ended_is_left_out_at_once(tmp_path: Path) -> None:
+    health, run = Health(tmp_path), tmp_path / "0a1b2c3d4e" / "0.0"
+    health.examine(None, [], run)
+    assert health.complaint() is None and exclusions.read(tmp_path) == []
+    health.examine(None, [ending(1, None, stopped=True, survived=True, pid=77, host="gpu3")], run)
+    assert health.complaint() == "gpu3: process 77, rank 1 of a run, cannot be ended"
+    assert [(found.host, found.runs) for found in exclusions.read(tmp_path)] == [("gpu3", ("0a1b2c3d4e/0.0",))]
 
 
 KILLED = -signal.SIGKILL
@@ -64,8 +79,15 @@ def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "oom"),
         (torch.AcceleratorError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("CUDA driver error: out of memory"), "oom"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
         (dist.DistBackendError("NCCL error … Cuda failure 2 'out of memory'"), "oom"),
+        (dist.DistBackendError("NCCL error … ibv_reg_mr failed with error Cannot allocate memory"), "comm_error"),
+        (RuntimeError("Call to ibv_create_qp failed with error Cannot allocate memory"), "comm_error"),
+        (RuntimeError("[/x/gloo/transport/tcp/pair.cc:1] bad_alloc: Cannot allocate memory"), "comm_error"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
+        (torch.AcceleratorError("Caught AcceleratorError in pin memory thread for device 0.\n…\n"
+                                "CUDA error: out of memory"), "host_oom"),
         (MemoryError(), "host_oom"),
         (dist.DistBackendError("NCCL"), "comm_error"),
         (ConnectionResetError("peer"), "comm_error"),
@@ -78,6 +100,65 @@ def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
 )  # fmt: skip
 def test_an_exception_is_evidence_by_its_type_and_its_own_message(error: BaseException, kind: OutcomeKind) -> None:
     assert outcome_of(error)[0] == kind
+
+
+def test_host_memory_that_cannot_be_pinned_is_none_of_the_devices() -> None:
+    """CUDA says the same of both; where it was said tells them apart."""
+
+    def pin_memory() -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    with pytest.raises(torch.AcceleratorError) as caught:
+        pin_memory()
+    assert outcome_of(caught.value) == ("host_oom", "raised while host memory was pinned")
+
+
+LOSES_ITS_LOADER = """
+import multiprocessing, os, signal
+from torch.utils.data import DataLoader
+from bench.measure.failures import outcome_of
+batches = iter(DataLoader(range(10**9), num_workers=1, multiprocessing_context="fork"))
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises wherever the process stands just then
+try:
+    next(batches)
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    while True:
+        next(batches)
+except Exception as error:
+    print(*(outcome_of(error, kills)[0] for kills in (0, 1)), flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_of_memory() -> None:
+    """Anybody may have killed it: a count of the kernel's own kills says whether it was the kernel."""
+    done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)
+    assert done.stdout == "error host_oom\n", done.stderr
+    handled = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    assert [outcome_of(handled, kills)[0] for kills in (0, 1)] == ["error", "host_oom"]
+    assert outcome_of(RuntimeError("anything else"), oom_kills=1)[0] == "error"
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"proc/self/cgroup": "0::/job/step\n", "sys/fs/cgroup/job/step/memory.events": "oom 3\noom_kill 2\n"}, 2),
+        ({"proc/self/cgroup": "0::/../job\n", "sys/fs/cgroup/memory.events": "oom_kill 4\n"}, 4),
+        ({"proc/self/cgroup": "4:cpu,memory:/a\n0::/\n", "proc/vmstat": "oom_kill 9\n"}, 9),
+        ({"proc/self/cgroup": "4:memory:/a\n0::/\n", "sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill 5\n",
+          "proc/vmstat": "oom_kill 9\n"}, 5),
+        ({"proc/vmstat": "nr_free_pages 1\noom_kill 7\n"}, 7),
+        ({}, 0),
+    ],
+)  # fmt: skip
+def test_out_of_memory_kills_are_those_of_the_own_control_group(
+    files: dict[str, str], kills: int, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert count_oom_kills(tmp_path) == kills
 
 
 def test_a_real_allocation_that_fails_is_host_oom() -> None:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.intervals import median_interval
 from bench.measure.window import closes, is_steady, opens
 from bench.spec import MeasureSpec
+from bench.statistics import median_interval
 
 
 @pytest.mark.parametrize(

@@ -173,11 +173,14 @@ def files(selection: Selection) -> list[Path]:
 
 
 def _matches(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    if path.exists():  # a name may hold a glob's signs
-        return [path] if path.is_file() else []
-    root = Path(path.anchor)
-    return sorted(match for match in root.glob(str(path.relative_to(root))) if match.is_file())
+    try:
+        path = Path(pattern).expanduser()
+        if path.exists():  # a name may hold a glob's signs
+            return [path] if path.is_file() else []
+        root = Path(path.anchor)
+        return sorted(match for match in root.glob(str(path.relative_to(root))) if match.is_file())
+    except (OSError, ValueError, RuntimeError, NotImplementedError):  # a name too long, `a**`, the home of nobody
+        return []
 
 
 def _builder(path: Path) -> str:

@@ -143,7 +143,10 @@ def test_without_clipping_the_fused_engines_agree(seen: Seen) -> None:
     for label in ("zero0 unclipped", "zero1 unclipped"):
         same(seen, label, "ddp unclipped", losses=1e-5)
     same(seen, "zero1 unclipped", "ddp unclipped", losses=1e-5, norms=1e-5)
-    assert seen[0]["zero0 unclipped"]["norms"] == [None] * 6  # nothing at stage 0 in fp32 computes it
+    # nothing at stage 0 in fp32 computes it but the engine, once, for the comparison with the reference
+    first, *later = seen[0]["zero0 unclipped"]["norms"]
+    assert first == pytest.approx(seen[0]["ddp unclipped"]["norms"][0], rel=1e-5)
+    assert later == [None] * 5
 
 
 def test_fp16_leaves_out_the_steps_that_overflow(seen: Seen) -> None:

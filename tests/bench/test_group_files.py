@@ -1,0 +1,95 @@
+"""A mistake in a YAML file of one's own is answered in one line that names it."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from bench import config
+from bench.errors import UserError
+
+_BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 64))
+
+NO_FILE: dict[str, tuple[bytes, str]] = {
+    "syntax": (b"name: [", r"while parsing a flow node: .* \(line 1\)"),
+    "tab": (b"name: a\n\tb: c", r"found character '\\t' that cannot start any token \(line 2\)"),
+    "key twice": (b"name: a\nname: b\n", r"found duplicate key name \(line 2\)"),
+    "unknown tag": (b"name: !mine x\n", "could not determine a constructor for the tag '!mine'"),
+    "code": (b"name: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+    "two documents": (b"name: a\n---\nname: b\n", "expected a single document"),
+    "Latin-1": ("name: café\n".encode("latin-1"), "not text in UTF-8"),
+    "UTF-16": ("name: a\n".encode("utf-16"), "not text in UTF-8"),
+    "binary": (b"\0\1\2", "special characters are not allowed"),
+    "itself": (b"name: &a [*a]\n", "contains itself, or is nested too deeply"),
+    "a map in itself": (b"a: &a {b: *a}\n", "contains itself, or is nested too deeply"),
+    "aliases": (_BOMB.encode(), "more than 100,000 values, aliases written out"),
+    "deep": (b"name: " + b"[" * 1000, "contains itself, or is nested too deeply"),
+    "number": (b"3\n", "not a mapping of words to values"),
+    "list": (b"[1, 2]\n", "not a mapping of words to values"),
+    "word": (b"name\n", "not a mapping of words to values"),
+    "empty": (b"", "not a mapping of words to values"),
+    "number as key": (b"3: 4\n", "not a mapping of words to values"),
+    "list as key": (b"? [a]\n: b\n", "found unhashable key"),
+    "5,000 digits": (b"name: " + 5000 * b"9", "Exceeds the limit"),
+    "half an interpolation": (b"name: ${\n", "no viable alternative at input"),
+}
+"""Bodies that are no file of any group, and what is said of them."""
+NO_GROUP: dict[str, tuple[bytes, str]] = {
+    "defaults: 3": (b"defaults: 3\nname: a\n", "defaults must be a list"),
+    "defaults: [3]": (b"defaults: [3]\nname: a\n", "Unsupported type in defaults"),
+    "defaults of nothing": (b"defaults: [nowhere]\nname: a\n", "Could not load '.*/nowhere'"),
+    "defaults of itself": (b"defaults: [mine]\nname: a\n", "contains itself"),
+    "package": (b"# @package _global_\nname: a\n", "leaves no keys for"),
+    "unset": (b"name: ???\n", "Missing mandatory value: name"),
+    "interpolation of nothing": (b"name: ${nowhere}\n", "Interpolation key 'nowhere' not found"),
+    "interpolation of itself": (b"name: ${.name}\n", ""),
+}
+"""Bodies that cannot be put together with the other files."""
+
+
+def message(group: str, body: bytes, folder: Path) -> str:
+    """Return what is said of a file of a group."""
+    (folder / group).mkdir()
+    (folder / group / "mine.yaml").write_bytes(body)
+    with pytest.raises(UserError) as caught:
+        config.request([(group, "mine"), ("devices_per_node", 2)], folder)
+    assert str(caught.value).isprintable(), "one line"
+    assert len(str(caught.value)) < 300 + len(str(folder))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("group", config.GROUPS)
+@pytest.mark.parametrize("what", NO_FILE)
+def test_a_file_that_is_none_is_named_with_its_mistake(group: str, what: str, tmp_path: Path) -> None:
+    body, told = NO_FILE[what]
+    said = message(group, body, tmp_path)
+    assert said.startswith(f"{group}=mine: {tmp_path}/{group}/mine.yaml: ")
+    assert re.search(told, said), said
+
+
+@pytest.mark.parametrize("group", config.GROUPS)
+@pytest.mark.parametrize("what", NO_GROUP)
+def test_a_file_that_fits_no_other_is_told_in_one_line(group: str, what: str, tmp_path: Path) -> None:
+    body, told = NO_GROUP[what]
+    said = message(group, body, tmp_path)
+    assert said.startswith((f"{group}=mine: ", f"{group}.name: "))
+    assert re.search(told, said), said
+
+
+@pytest.mark.parametrize("what", NO_FILE)
+def test_a_study_that_is_no_file_is_named_with_its_mistake(what: str, tmp_path: Path) -> None:
+    body, told = NO_FILE[what]
+    (tmp_path / "mine.yaml").write_bytes(body)
+    with pytest.raises(UserError) as caught:
+        config.study(str(tmp_path / "mine.yaml"))
+    assert str(tmp_path / "mine.yaml") in str(caught.value) and str(caught.value).isprintable()
+    assert re.search(told, str(caught.value))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").touch(mode=0)
+    with pytest.raises(UserError, match=r"model/mine.yaml: Permission denied"):
+        config.request([("model", "mine")], tmp_path)

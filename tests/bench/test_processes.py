@@ -1,0 +1,58 @@
+"""No process of ours runs files of the folder that it happens to be started in."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from started_runs import PATIENCE_S, QUICK
+
+from bench import store
+from bench.processes import module_command
+
+HOSTILE = 'open({!r}, "a").write(__name__ + "\\n")\n'
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder with modules that are called like ours and like the standard library's, and write down who runs them."""
+    folder, ran = tmp_path / "here", tmp_path / "ran"
+    (folder / "bench").mkdir(parents=True)
+    for name in ("bench/__init__.py", "difflib.py", "statistics.py", "torch.py", "deepspeed.py", "sitecustomize.py"):
+        (folder / name).write_text(HOSTILE.format(str(ran)))
+    return folder
+
+
+@pytest.mark.processes
+def test_a_run_executes_no_code_of_the_current_folder(hostile: Path, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("zeroscale")), "run", *QUICK, "machine=cpu", "devices_per_node=1"]
+    ended = subprocess.run(
+        [*command, "--results", str(tmp_path / "runs")],
+        cwd=hostile, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    [record] = store.find_records([tmp_path / "runs"])
+    assert store.read_record(record).outcome.kind == "ok"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_modules_of_pythonpath_are_found_and_those_of_the_current_folder_are_not(tmp_path: Path) -> None:
+    for name in ("elsewhere", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "which.py").write_text(f"import sys; print({name!r}, *sys.argv[1:])")
+    path = os.pathsep.join([str(tmp_path / "elsewhere"), os.environ.get("PYTHONPATH", "")])
+    command = module_command("which", "a b")
+    found = subprocess.run(
+        command, cwd=tmp_path / "here", env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert found.stdout == "elsewhere a b\n", found.stderr
+    without = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True)
+    assert without.returncode == 1 and "No module named which" in without.stderr
+
+
+def test_every_module_of_ours_is_started_by_that_command() -> None:
+    """ab starts a side's own code, which may be older: it forbids the same by PYTHONSAFEPATH."""
+    code = Path(__file__).parents[2] / "bench"
+    starting = {str(path.relative_to(code)) for path in code.rglob("*.py") if '"-m"' in path.read_text()}
+    assert starting == {"processes.py", "ab/rounds.py"}

@@ -1,0 +1,38 @@
+"""How long ranks wait for each other, by what torch says of its own store and groups."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench.measure.rendezvous import patience
+from bench.record import Limits
+
+_JOIN = """
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from bench.measure.rendezvous import join, patience
+from bench.record import Limits
+
+cpu = torch.device("cpu")
+join(0, 1, cpu, patience(Limits(startup_s=3600)))
+groups = [dist.group.WORLD, dist.new_group([0])]
+waits = [c10d._get_default_store().timeout, *(group._get_backend(cpu).options._timeout for group in groups)]
+print(*(wait.total_seconds() for wait in waits))
+"""
+
+
+@pytest.mark.processes
+def test_the_store_and_every_group_wait_longer_than_the_supervisor() -> None:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([sys.executable, "-c", _JOIN], env=os.environ | meeting, capture_output=True, text=True)
+    assert done.stdout.split() == ["3660.0"] * 3, done.stderr
+
+
+def test_neither_a_phase_nor_a_step_is_cut_short() -> None:
+    assert patience(Limits(startup_s=1800, hang_s=300)).total_seconds() > 1800
+    assert patience(Limits(startup_s=60, hang_s=7200)).total_seconds() > 7200
+    assert patience(Limits(startup_s=1e300)).days == 30
