@@ -21,6 +21,7 @@ from bench.supervisor.crew import MeetingPoint
 from bench.supervisor.forking import ForkServer
 from bench.supervisor.lead import Supervisor
 from bench.supervisor.node import supervisors
+from bench.supervisor.verdict import survivors
 from bench.sweep import jobs, reconcile, survey
 from bench.sweep.asked import Todo
 from bench.sweep.pruning import pruned, to_confirm
@@ -73,7 +74,8 @@ class Conductor:
     def _go_through(self) -> int:
         network = self.todo[0].circumstance.network
         others = supervisors(self.todo[0].spec, self.job.span) - 1
-        self.members = Members(others, network.address(self.host), self.folder, self.patience_s)
+        address, allocation = network.address(self.host), self.place.allocation
+        self.members = Members(others, address, self.folder, allocation, self.patience_s)
         for todo in self._sequence():
             if self.interrupted_by:
                 break
@@ -144,10 +146,11 @@ class Conductor:
         if self.interrupted_by:
             self.supervisor.interrupt(self.interrupted_by)
         record = self.supervisor.run()
+        left = survivors(self.supervisor.states())
         self.supervisor = None
+        self.server.reap()
         _say(todo, _ended(record))
-        if record:
-            self.health.examine(record, attempt.folder)
+        self.health.examine(record, left, attempt.folder)
 
     def _announce(self, folder: Path, point: MeetingPoint) -> None:
         if self.members:

@@ -1,10 +1,12 @@
 """Which nodes of an allocation are not fit to measure on, by what the runs on them showed."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.record import RunRecord
 from bench.stragglers import slow_links
+from bench.supervisor.verdict import RankState
 from bench.sweep import exclusions
 from bench.sweep.exclusions import Exclusion
 
@@ -13,23 +15,29 @@ _SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, t
 
 
 class Health:
-    """Looks at every run of an allocation; what two runs in a row show goes on the study's list."""
+    """Looks at every run of an allocation; what two runs in a row show goes on the study's list, and so does a node at
+    once where a rank cannot be ended."""
 
     def __init__(self, study_folder: Path) -> None:
         self._folder = study_folder
         self._seen: dict[str, list[str]] = {}
         self._excluded: list[Exclusion] = []
 
-    def examine(self, record: RunRecord, attempt_folder: Path) -> None:
-        """Take in one run."""
+    def examine(self, record: RunRecord | None, left: Sequence[RankState], attempt_folder: Path) -> None:
+        """Take in one run, and the ranks that it `left` behind."""
         run = f"{attempt_folder.parent.name}/{attempt_folder.name}"
-        shown = complaints(record)
+        for state in left:
+            self._leave_out(state.host, f"process {state.pid}, rank {state.rank} of a run, cannot be ended", [run])
+        shown = complaints(record) if record else {}
         self._seen = {host: [*self._seen.get(host, []), run] for host in shown}
         for host, reason in shown.items():
             if len(self._seen[host]) >= _CONFIRMED:
-                at = datetime.now(UTC).isoformat(timespec="seconds")
-                self._excluded.append(Exclusion(host=host, reason=reason, runs=tuple(self._seen[host]), at=at))
-                exclusions.write(self._folder, self._excluded[-1])
+                self._leave_out(host, reason, self._seen[host])
+
+    def _leave_out(self, host: str, reason: str, runs: Sequence[str]) -> None:
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._excluded.append(Exclusion(host=host, reason=reason, runs=tuple(runs), at=at))
+        exclusions.write(self._folder, self._excluded[-1])
 
     def complaint(self) -> str | None:
         """Return why this allocation is no good any more, or None."""

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,8 @@ class Member:
         first = self._job.points[0].circumstance
         self._server = ForkServer(first.machine.device or device_kind())
         self._server.wait_until_ready()
-        self._line = meet(folder, place.number, socket.gethostname(), first.limits.startup_s)
+        patience_s = first.limits.startup_s
+        self._line = meet(folder, place.allocation, place.number, socket.gethostname(), patience_s)
         self._follow: Follow | None = None
         self._interrupted = False
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -34,6 +36,14 @@ class Member:
 
     def run(self) -> int:
         """Return 0 when the conductor has no more to do, or somebody has ended the allocation."""
+        try:
+            return self._obey()
+        except OSError as error:  # the fork server is gone, say
+            if not self._interrupted:
+                print(f"{socket.gethostname()} leaves the allocation: {error}", file=sys.stderr, flush=True)
+            return 0 if self._interrupted else 1
+
+    def _obey(self) -> int:
         with contextlib.closing(self._server):
             while not self._interrupted and not self._line.closed:
                 for order in self._line.take():
@@ -50,6 +60,7 @@ class Member:
         )
         self._follow.run()
         self._follow = None
+        self._server.reap()
         self._line.send({"ready": True})
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

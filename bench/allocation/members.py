@@ -1,51 +1,66 @@
-"""How the conductor tells the other nodes which point to run, and hears that they are ready for the next."""
+"""How the conductor tells the other nodes which point to run, and hears that they are ready for the next.
 
-import contextlib
+They meet at a port that the conductor names in the job's folder. All tasks of an array share that folder, and a job
+that was put back into the queue finds it as it was, so the file has the name of its allocation, and whoever comes has
+to be of the same one.
+"""
+
 import json
-import secrets
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from bench import store
-from bench.supervisor.crew import Line, MeetingPoint
+from bench.supervisor.crew import MeetingPoint
+from bench.supervisor.line import Entrance, Line
 
-MEETING = "meeting.json"
 _POLL_S = 0.1
 _READY_S = 30.0  # after a point, for a node's ranks to be gone
+
+
+def meeting_file(folder: Path, allocation: str) -> Path:
+    """Return the file in a job's folder that says where the supervisors of one of its allocations meet."""
+    return folder / f"meeting-{allocation}.json"
 
 
 class Members:
     """The conductor's side: one line to every other supervisor of the allocation."""
 
-    def __init__(self, count: int, host: str, folder: Path, patience_s: float) -> None:
+    def __init__(self, count: int, host: str, folder: Path, allocation: str, patience_s: float) -> None:
+        """`host` is where this supervisor is found; `allocation` names what no other start of any job has."""
         self._lines: dict[int, Line] = {}
         self.hosts: dict[int, str] = {}
+        self._count, self._allocation = count, allocation
         if count:
-            self._gather(count, host, folder, patience_s)
+            self._gather(host, meeting_file(folder, allocation), patience_s)
 
-    def _gather(self, count: int, host: str, folder: Path, patience_s: float) -> None:
-        token, meeting = secrets.token_hex(8), folder / MEETING
-        with socket.create_server(("", 0), backlog=count) as server:
-            server.setblocking(False)
-            point = {"host": host, "port": server.getsockname()[1], "token": token}
+    def _gather(self, host: str, meeting: Path, patience_s: float) -> None:
+        entrance, until = Entrance(self._count), time.monotonic() + patience_s
+        try:
+            point = {"host": host, "port": entrance.port, "token": entrance.token}
             store.write_atomically(meeting, json.dumps(point).encode(), mode=0o600)
-            until, strangers = time.monotonic() + patience_s, []
-            while len(self._lines) < count:
-                with contextlib.suppress(BlockingIOError):
-                    strangers.append(Line(server.accept()[0]))
-                for line in list(strangers):
-                    for hello in line.take():
-                        strangers.remove(line)
-                        if hello.get("token") == token:
-                            self._lines[int(hello["number"])], self.hosts[int(hello["number"])] = line, hello["host"]
-                        break
+            while len(self._lines) < self._count:
+                for line, hello in entrance.arrivals():
+                    self._admit(line, hello)
                 if time.monotonic() > until:
-                    missing = sorted(set(range(1, count + 1)) - set(self._lines))
+                    missing = sorted(set(range(1, self._count + 1)) - set(self._lines))
                     raise TimeoutError(f"supervisors {missing} did not come within {patience_s:.0f} s")
                 time.sleep(_POLL_S)
-        meeting.unlink(missing_ok=True)
+        finally:
+            entrance.close()
+            meeting.unlink(missing_ok=True)
+
+    def _admit(self, line: Line, hello: dict[str, Any]) -> None:
+        """Take one who knows the token in, unless it is of another allocation: what it would measure is not ours."""
+        number, host = int(hello["number"]), str(hello["host"])
+        if hello.get("allocation") == self._allocation:
+            self._lines[number], self.hosts[number] = line, host
+        else:
+            line.close()
+            refused = f"{host} was turned away: it is of allocation {hello.get('allocation')}, and this is"
+            print(refused, self._allocation, file=sys.stderr, flush=True)
 
     def run(self, folder: Path, point: MeetingPoint) -> None:
         """Have every member run the attempt in `folder`."""
@@ -69,17 +84,17 @@ class Members:
             line.send({"end": True})
 
 
-def meet(folder: Path, number: int, host: str, patience_s: float) -> Line:
-    """Join the conductor of the job in `folder`; TimeoutError if there is none."""
-    until = time.monotonic() + patience_s
+def meet(folder: Path, allocation: str, number: int, host: str, patience_s: float) -> Line:
+    """Join the conductor of an allocation of the job in `folder`; TimeoutError if there is none."""
+    until, meeting = time.monotonic() + patience_s, meeting_file(folder, allocation)
     while True:
         try:
-            point: dict[str, Any] = json.loads((folder / MEETING).read_bytes())
+            point: dict[str, Any] = json.loads(meeting.read_bytes())
             line = Line(socket.create_connection((point["host"], point["port"]), timeout=10))
-        except (OSError, ValueError) as error:  # not there yet, or left over from before a restart
+        except (OSError, ValueError) as error:  # not there yet
             if time.monotonic() > until:
                 raise TimeoutError(f"the first node could not be reached within {patience_s:.0f} s") from error
             time.sleep(_POLL_S)
         else:
-            line.send({"token": point["token"], "number": number, "host": host})
+            line.send({"token": point["token"], "allocation": allocation, "number": number, "host": host})
             return line

@@ -27,6 +27,12 @@ class Place(NamedTuple):
             ends_at=float(ends_at) if ends_at else None,
         )
 
+    @property
+    def allocation(self) -> str:
+        """The name of this stretch of time on these nodes: every task of an array has a number of its own, and a job
+        that is put back into the queue counts its starts."""
+        return f"{self.job_id or 'local'}.{self.restart}"
+
     def end(self, time_limit_min: float, began_at: float) -> float:
         """Return when the allocation ends, in seconds since the epoch; where Slurm did not say, by the job's limit."""
         return self.ends_at or began_at + 60 * time_limit_min

@@ -174,7 +174,7 @@ class Feeder:
 
 def cancel(folder: Path) -> list[str]:
     """Cancel every job of a study that the scheduler still has, and no other; return their numbers."""
-    view = look(folder)
+    view = look(folder, about_all=True)
     launcher = launchers.load(str(view.sweeps[-1].launcher["name"]))
     if not launcher.QUEUES:
         raise UserError(str(folder), "its points are run by the command that was called", "press Ctrl-C there")

@@ -1,5 +1,6 @@
 """Points that get their record without a run: attempts that ended without leaving one, and points that need not run."""
 
+import contextlib
 from collections import Counter
 from typing import Any
 
@@ -19,8 +20,9 @@ def settle(view: View) -> int:
     concluded = 0
     for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
         if (outcome := _ended(attempt, view.queue)) is not None:
-            store.conclude(attempt.attempt.folder, outcome)
-            concluded += 1
+            with contextlib.suppress(store.Unreadable):  # somebody has just written a bad one; the next look names it
+                store.conclude(attempt.attempt.folder, outcome)
+                concluded += 1
     for job in view.seen.jobs:
         for path, allocation in jobs.allocations(job.folder):
             state = view.queue.get((job.name, allocation.task))
@@ -42,12 +44,12 @@ def _ended(attempt: Open, queue: dict[Place, Any]) -> Outcome | None:
     state = queue.get((attempt.job, attempt.task))
     if state is None:
         return None if attempt.fresh else reconcile.outcome(traces, None, restarted=False)
+    restarted = (state.restarts or 0) > attempt.restart
     if state.live:
-        restarted = (state.restarts or 0) > attempt.restart
         # A job counts as put back before its processes are asked to end: they may still have something to say.
         silent = attempt.fresh and not traces.interrupted
         return reconcile.outcome(traces, _ending(state), restarted=True) if restarted and not silent else None
-    return reconcile.outcome(traces, _ending(state), restarted=False)
+    return reconcile.outcome(traces, None if restarted else _ending(state), restarted=restarted)  # of a later start
 
 
 def _ending(state: Any) -> reconcile.Ending:

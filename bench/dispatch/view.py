@@ -1,14 +1,15 @@
 """A study at one moment, as its folder and its scheduler show it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import launchers
 from bench.store import Attempt
 from bench.sweep import asked, jobs
-from bench.sweep.asked import Sweep
+from bench.sweep.asked import Key, Point, Sweep
 from bench.sweep.pruning import Kin, kinships
-from bench.sweep.standing import Place, Standing, standings
+from bench.sweep.standing import Place, Standing, answer, standings
 from bench.sweep.survey import Survey, spent_node_hours, survey
 
 
@@ -42,24 +43,24 @@ class View(NamedTuple):
         return state is not None and bool(state.live)
 
 
-def look(folder: Path, *, ask: bool = True) -> View:
-    """Look at a study's folder and ask its scheduler about all its jobs at once, unless told not to; change nothing."""
+def look(folder: Path, *, ask: bool = True, about_all: bool = False) -> View:
+    """Look at a study's folder and ask its scheduler at once about every job that may go on, or `about_all` there ever
+    were, unless told not to; change nothing."""
     sweeps = asked.read(folder)
-    seen = survey(folder)
-    open_jobs = _worth_asking(seen)
+    seen, wanted = survey(folder), asked.union(sweeps)
+    names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
     launcher = launchers.load(str(sweeps[-1].launcher["name"]))
-    queue: dict[Place, Any] = launcher.ask(open_jobs) if ask and launcher.QUEUES and open_jobs else {}
-    return View(folder, sweeps, seen, queue, standings(asked.union(sweeps), seen, queue))
+    queue: dict[Place, Any] = launcher.ask(names) if ask and launcher.QUEUES and names else {}
+    return View(folder, sweeps, seen, queue, standings(wanted, seen, queue))
 
 
-def _worth_asking(seen: Survey) -> list[str]:
-    """Return the jobs that may still be under way: not those whose points all have an answer."""
-    unsettled = {attempt.job for attempts in seen.open.values() for attempt in attempts}
-    return [
-        job.name
-        for job in seen.jobs
-        if not job.points or job.name in unsettled or not all(seen.of(key) for key, _ in job.points) or _unended(job)
-    ]
+def _may_go_on(job: jobs.Submitted, seen: Survey, wanted: Mapping[Key, tuple[Sweep, Point]]) -> bool:
+    """Whether a job may still do something: any but one whose points have their final answers and whose allocations
+    have ended. A job that was put back into the queue has no allocation, and its points have records as well."""
+    if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
+        return True
+    answered = all(key in wanted and answer(seen.of(key), wanted[key][0]) for key, _ in job.points)
+    return not answered or _unended(job)
 
 
 def _unended(job: jobs.Submitted) -> bool:

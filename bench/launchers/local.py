@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import sys
 
 from bench.errors import UserError
 from bench.launchers import LaunchPlan, Work
+from bench.processes import module_command
 from bench.record import Limits
 from bench.spec import RunSpec
 from bench.supervisor.rank_process import end_with_parent
@@ -26,7 +26,7 @@ def check(options: Options, spec: RunSpec) -> None:
 
 def plan(work: Work, options: Options) -> LaunchPlan:
     """Return how `work` starts."""
-    return LaunchPlan((sys.executable, "-m", work.module, *work.arguments), {}, work.folder)
+    return LaunchPlan(tuple(module_command(work.module, *work.arguments)), {}, work.folder)
 
 
 def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:

@@ -1,6 +1,7 @@
 """What a sweep was asked to measure: written down whole before anything starts, so that it can be resumed by anyone."""
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,8 +129,14 @@ def write(study_folder: Path, sweep: Sweep) -> Path:
 
 
 def read(study_folder: Path) -> list[Sweep]:
-    """Return what was asked in a study's folder, oldest first; UserError where nothing was."""
-    found = [_read(path) for path in sorted((study_folder / FOLDER).glob("*.json"))]
+    """Return what was asked in a study's folder, oldest first; UserError where nothing was.
+
+    A file that is no sweep of this version is named on standard error, once, and left out.
+    """
+    files = [_read(path) for path in sorted((study_folder / FOLDER).glob("*.json"))]
+    found = [file for file in files if isinstance(file, Sweep)]
+    if files and not found:
+        raise next(file for file in files if isinstance(file, UserError))
     if not found:
         rule = "no sweep was asked for in this folder" if study_folder.is_dir() else "no such folder"
         raise UserError(str(study_folder), rule, "give the folder of a study, e.g. results/runs/smoke")
@@ -137,12 +144,20 @@ def read(study_folder: Path) -> list[Sweep]:
 
 
 @functools.lru_cache(maxsize=64)  # written once and never changed
-def _read(path: Path) -> Sweep:
+def _read(path: Path) -> Sweep | UserError:
     try:
         return Sweep.model_validate(pydantic_core.from_json(path.read_bytes()))
-    except (OSError, ValueError, ValidationError) as error:
-        why = str(error).splitlines()[0]
-        raise UserError(str(path), f"not a sweep of this version ({why})", "remove it or ask again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        unreadable = UserError(str(path), f"not a sweep of this version ({_reason(error)})", "remove it and ask again")
+        print(f"zeroscale: {unreadable}", file=sys.stderr)
+        return unreadable
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    return str(error).partition("\n")[0]
 
 
 def union(sweeps: Sequence[Sweep]) -> dict[Key, tuple[Sweep, Point]]:

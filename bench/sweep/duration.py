@@ -16,7 +16,7 @@ with fifteen other processes on its two cores, 28 took up to 3 times as long as 
 LEAST_MIN = 2.0
 """No predicted limit is shorter: a cold start takes 9 s, and building an op for the first time 30 s more."""
 FEWEST = 6
-"""Steps without which a median has no 95 % interval, so that no window ends by its width (bench.intervals)."""
+"""Steps without which a median has no 95 % interval, so that no window ends by its width (bench.statistics)."""
 _INSPECTED = 3  # untimed steps after the window
 _STEADY_BLOCKS = 2  # that have to agree before the window opens
 

@@ -43,7 +43,7 @@ def infeasible(
 def _evidence(plain_spec: dict[str, Any], room: Room, machine: Machine, correction: Correction) -> dict[str, Any]:
     """Return the prediction by phase and term, and by which formulas; the phases are as predicted, uncorrected."""
     spec = RunSpec.model_validate(plain_spec)
-    needed = memory(spec, "cpu" if machine.device == "cpu" else "cuda")
+    needed = memory(spec, "cpu" if machine.device == "cpu" else "cuda", machine.memory_bytes)
     return {
         "predicted": {
             "low_bytes": room.low_bytes,

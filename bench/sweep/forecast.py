@@ -62,7 +62,7 @@ def forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
         return Forecast()
     at: Device = "cpu" if device == "cpu" else "cuda"
     try:
-        needed, step = memory(spec, at), None
+        needed, step = memory(spec, at, machine.memory_bytes), None
     except UserError:  # a family without formulas
         return Forecast()
     low, high = needed.device

@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import pydantic_core
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from bench import store
+from bench import files, store
 from bench.spec import Frozen, Positive
 from bench.sweep.asked import Key, Todo
 
@@ -51,6 +51,30 @@ class Allocation(NamedTuple):
     ended_at: float | None  # None while it lasts, or where nobody has said yet
 
 
+_ALLOCATION = TypeAdapter(Allocation, config=ConfigDict(allow_inf_nan=False))
+
+
+class _Named(BaseModel):
+    name: str
+
+
+class _Around(BaseModel):
+    machine: _Named
+    repeat: int
+
+
+class _Point(BaseModel):
+    config_id: str
+    circumstance: _Around
+
+
+class _Points(BaseModel):
+    """As much of a `Job` as says which points it has: decoding all of it takes long for many."""
+
+    mode: Mode
+    points: tuple[_Point, ...]
+
+
 class Submitted(NamedTuple):
     """A job's folder, and the scheduler's number for it once that is known."""
 
@@ -79,7 +103,7 @@ def write(study_folder: Path, job: Job) -> Path:
 
 def read(folder: Path) -> Job:
     """Return what a job is to do."""
-    return Job.model_validate(pydantic_core.from_json((folder / _JOB).read_bytes()))
+    return store.read_value(folder / _JOB, Job)
 
 
 def note_handle(folder: Path, handle: str) -> None:
@@ -87,31 +111,48 @@ def note_handle(folder: Path, handle: str) -> None:
     store.write_atomically(folder / _HANDLE, handle.encode())
 
 
-def submitted(study_folder: Path) -> list[Submitted]:
-    """Return every job of a study, oldest first."""
+def submitted(study_folder: Path) -> tuple[list[Submitted], list[store.Unreadable]]:
+    """Return every job of a study, oldest first, and the files that cannot be read."""
     folder = study_folder / FOLDER
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    return [found for name in names if (found := _submitted(folder / name))]
+    names: list[str] = []
+    unreadable: list[store.Unreadable] = []
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        unreadable.append(store.Unreadable(folder, error.strerror or str(error)))
+    return [found for name in names if (found := _submitted(folder / name, unreadable))], unreadable
 
 
-def _submitted(folder: Path) -> Submitted | None:
-    handle = None
-    with contextlib.suppress(FileNotFoundError):
-        handle = (folder / _HANDLE).read_text()
+def _submitted(folder: Path, unreadable: list[store.Unreadable]) -> Submitted | None:
+    """Return a job; without its points where they cannot be read, which is told to `unreadable`."""
+    handle = _handle(folder / _HANDLE, unreadable)
     try:
         return Submitted(folder.name, folder, handle, _keys(folder))
-    except FileNotFoundError:  # the autopilot's own; or its submitter died before it had submitted anything
-        return Submitted(folder.name, folder, handle, ()) if handle else None
+    except store.Unreadable as error:
+        unreadable.append(error)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # the autopilot's own; or its submitter died before it had submitted anything
+    return Submitted(folder.name, folder, handle, ()) if handle else None
+
+
+def _handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
+    """Return the scheduler's number; None before it is known, and where it cannot be read."""
+    try:
+        return files.read_regular(path).decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        unreadable.append(store.Unreadable(path, f"not the scheduler's number ({error})"))
+        return None
 
 
 @functools.lru_cache(maxsize=100_000)  # written once and never changed
 def _keys(folder: Path) -> tuple[tuple[Key, int | None], ...]:
-    job: dict[str, Any] = pydantic_core.from_json((folder / _JOB).read_bytes())
-    keys = []
-    for task, todo in enumerate(job["points"]):
-        machine, repeat = todo["circumstance"]["machine"]["name"], todo["circumstance"]["repeat"]
-        keys.append((Key(todo["config_id"], machine, repeat), task if job["mode"] == "array" else None))
-    return tuple(keys)
+    job = store.read_value(folder / _JOB, _Points)
+    keys = (Key(todo.config_id, todo.circumstance.machine.name, todo.circumstance.repeat) for todo in job.points)
+    return tuple((key, task if job.mode == "array" else None) for task, key in enumerate(keys))
 
 
 def begin(folder: Path, allocation: Allocation) -> Path:
@@ -124,13 +165,13 @@ def begin(folder: Path, allocation: Allocation) -> Path:
 
 def end(path: Path, ended_at: float) -> None:
     """Note that the nodes were given back, once."""
-    plain = json.loads(path.read_bytes())
-    if plain["ended_at"] is None:
-        store.write_atomically(path, json.dumps(plain | {"ended_at": ended_at}).encode())
+    noted = _ALLOCATION.validate_json(path.read_bytes())
+    if noted.ended_at is None:
+        store.write_atomically(path, json.dumps(noted._replace(ended_at=ended_at)._asdict()).encode())
 
 
 def allocations(folder: Path) -> Iterator[tuple[Path, Allocation]]:
     """Yield every stretch of time in which a job had nodes."""
     for path in sorted(folder.glob("allocation*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            yield path, Allocation(**json.loads(path.read_bytes()))
+        with contextlib.suppress(OSError, ValueError):
+            yield path, _ALLOCATION.validate_json(files.read_regular(path))

@@ -1,10 +1,11 @@
 """What became of an attempt that left no record, by what the scheduler and the attempt itself last said. Pure."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import store
+import pydantic_core
+
+from bench import files, store
 from bench.record import Outcome, OutcomeKind
 
 
@@ -65,8 +66,12 @@ def _decide(traces: Traces, ending: Ending | None, restarted: bool) -> tuple[Out
         return _BY_STATE[ending.state]
     if traces.interrupted and _warned(traces.interrupted):
         return "timeout", "the scheduler gave warning that the time of its job was over"
+    if traces.interrupted and ending and ending.state == "FAILED":
+        name = traces.interrupted.get("signal", "a signal")
+        return "error", f"the job ended as FAILED, and {name} ended the rest of it; its log may tell more"
     if traces.interrupted:
-        return "cancelled", f"interrupted by {traces.interrupted['signal']}, and the scheduler does not say why"
+        by = traces.interrupted.get("signal", "a signal")
+        return "cancelled", f"interrupted by {by}, and the scheduler does not say why"
     if ending:
         return "error", f"the job ended as {ending.state} and left no record; its log may tell more"
     return "error", "no record, and the scheduler no longer knows the job"
@@ -75,12 +80,13 @@ def _decide(traces: Traces, ending: Ending | None, restarted: bool) -> tuple[Out
 def _warned(interrupted: dict[str, Any]) -> bool:
     """Whether a run was asked to end when its job's time was almost over. Slurm's warning may come a minute early."""
     left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
-    return left_s is not None and warning_s is not None and left_s <= warning_s + 60
+    return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
 
 
 def _json(path: Path) -> dict[str, Any] | None:
+    """Return what a file says; None where it is not there or says nothing that can be read."""
     try:
-        plain: dict[str, Any] = json.loads(path.read_bytes())
+        plain = pydantic_core.from_json(files.read_regular(path), allow_inf_nan=False)
     except (OSError, ValueError):
         return None
-    return plain
+    return plain if isinstance(plain, dict) else None

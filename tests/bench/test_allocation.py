@@ -130,6 +130,13 @@ def test_what_has_an_answer_already_is_not_run_and_what_cannot_finish_is_left(tm
     assert [attempt.outcome for attempt in at(tmp_path, short)] == ["ok"], "a shorter one fits"
 
 
+def test_an_environment_larger_than_a_message_reaches_the_rank(tmp_path: Path) -> None:
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
+    allocation = Allocation(tmp_path, [todo("devices_per_node=1")], **large)
+    allocation.end()
+    assert [record.outcome.kind for record in allocation.records()] == ["ok"]
+
+
 def test_a_larger_micro_batch_is_pruned_within_the_job(tmp_path: Path) -> None:
     small, large = todo("batch.micro=2"), todo("batch.micro=4")
     kin = kinships((point.key, point.spec.model_dump(mode="json")) for point in (small, large))
@@ -155,6 +162,48 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
     assert pq.read_table(folder / store.STEPS).num_rows >= 6, "the steps so far are kept"
     assert alive([rank["pid"] for rank in heartbeat["ranks"]]) == []
     assert allocation.records() == [], "nothing else was begun"
+
+
+def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> None:
+    """Loader processes outlive a rank for a moment; the conductor adopts them."""
+    spec = config.request(config.single([*ENDLESS, "machine=cpu", "devices_per_node=1"])).spec
+    last = todo().model_copy(update={"spec": spec, "config_id": config_id(spec)})
+    loading = [todo("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
+    allocation = Allocation(tmp_path, [*loading, last])
+    [conductor] = allocation.processes
+    _stepping(tmp_path / last.config_id / "0.0", spec)
+    stats = [_stat(path) for path in Path("/proc").glob("[0-9]*/stat")]
+    assert ["Z", str(conductor.pid)] not in stats and conductor.poll() is None
+    conductor.send_signal(signal.SIGTERM)
+    allocation.end()
+    assert [record.outcome.kind for record in allocation.records()] == ["ok", "ok"]
+
+
+def test_a_member_whose_fork_server_is_gone_says_so_in_a_line_and_its_node_is_lost(tmp_path: Path) -> None:
+    shape = ("nodes=2", "devices_per_node=1")
+    spec = config.request(config.single([*ENDLESS, "machine=cpu", *shape])).spec
+    first = todo(*shape).model_copy(update={"spec": spec, "config_id": config_id(spec)})
+    allocation = Allocation(tmp_path, [first, todo(*shape, "engine=zero1")], nodes=2)
+    conductor, member = allocation.processes
+    beat = _stepping(tmp_path / first.config_id / "0.0", spec)
+    servers = [
+        int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if _stat(path)[1:] == [str(member.pid)]
+    ]
+    for pid in sorted({*servers, *(rank["pid"] for rank in beat["ranks"])}):
+        if pid != beat["ranks"][0]["pid"]:
+            os.kill(pid, signal.SIGKILL)
+    said = member.communicate(timeout=PATIENCE_S)[0]
+    conductor.communicate(timeout=PATIENCE_S)
+    assert "leaves the allocation: " in said and "Traceback" not in said
+    assert [record.outcome.kind for record in allocation.records()] == ["error", "node_failure"]
+
+
+def _stat(path: Path) -> list[str]:
+    """Return a process's state and parent."""
+    try:
+        return path.read_text().rpartition(")")[2].split()[:2]
+    except OSError:  # it is gone meanwhile
+        return []
 
 
 def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:

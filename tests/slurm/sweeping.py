@@ -77,16 +77,16 @@ class Study:
         told: dict[str, Any] = json.loads(output.getvalue())
         return told
 
-    def until(self, what: Callable[[dict[str, Any]], bool]) -> None:
+    def until(self, what: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S) -> None:
         """Wait until `zeroscale status` tells what is wanted."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + patience_s
         while not what(told := self.status()):
             assert time.monotonic() < until, f"{json.dumps(told, indent=1)}\n{self.log()}"
             time.sleep(0.5)
 
-    def ended(self) -> None:
+    def ended(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until the queue has no job of this study any more."""
-        self.until(lambda told: not told["jobs"])
+        self.until(lambda told: not told["jobs"], patience_s)
 
     def next_record(self) -> RunRecord:
         """Wait for one record more than there were when this was last asked."""

@@ -81,6 +81,21 @@ def test_cancelling_a_sweep_takes_back_its_own_jobs_and_no_others(study: Study, 
 
 
 @pytest.mark.timeout(300)
+def test_a_job_that_was_put_back_and_waits_is_known_and_can_be_cancelled(study: Study, drilled: Testbed) -> None:
+    study.sweep(*ENDLESS, "launcher.mode=point", "launcher.time_limit_min=20", "batch.micro=1")
+    (job,) = study.status()["jobs"]
+    stepping(drilled.node(1))
+    drilled.slurm("scontrol", "requeuehold", job)
+    assert study.next_record().outcome.kind == "preempted"
+    study.until(lambda told: told["points"][0]["state"] == "pending")
+    assert study.status()["jobs"] == [job]
+    assert study.resume()["submitted"] == [] and queued(drilled) == [job]
+    study("cancel", str(study.folder))
+    study.ended()
+    assert queued(drilled) == [] and study.check() == ["waiting"]
+
+
+@pytest.mark.timeout(300)
 def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study, drilled: Testbed, gate: Gate) -> None:
     both = [study.start(*study.asking(*QUICK, "batch.micro=1,2"), **gate.environment) for _ in range(2)]
     gate.wait_for(callers=2)

@@ -7,10 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr, model_validator
 
 from bench.errors import UserError
+from bench.private import is_secret
 from bench.record import Limits, Network
 from bench.spec import Frozen, Positive, RunSpec
-
-_SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
 
 
 def _one_line(text: str) -> str:
@@ -34,7 +33,7 @@ def _gpus(text: str) -> str:
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError("is no name of an environment variable; use letters, digits and _")
-    if _SECRET.search(name):
+    if is_secret(name):
         raise ValueError("looks like a secret, and scripts and records are for others to read; export it in your shell")
     return name
 

@@ -13,6 +13,7 @@ import bench
 from bench.errors import UserError
 from bench.launchers import LaunchPlan, Work
 from bench.launchers.slurm.options import Container, Options
+from bench.processes import module_command
 
 SCRIPT = "job.sh"
 _TEMPLATE = "job.sh.j2"
@@ -113,7 +114,7 @@ def _small_command(work: Work, options: Options) -> list[list[str]]:
     """Return what runs on one node without a device: in no container, since it asks Slurm, whose programs are outside,
     so with the Python that runs now."""
     python = options.python if options.python and not options.container else (sys.executable,)
-    return [[*python, "-m", work.module, *work.arguments]]
+    return [module_command(work.module, *work.arguments, python=python)]
 
 
 def _command(work: Work, options: Options, folder: Path) -> list[list[str]]:
@@ -125,7 +126,7 @@ def _command(work: Work, options: Options, folder: Path) -> list[list[str]]:
     srun += [f"--cpus-per-task={cpus}"] if cpus else []
     inside = _inside(options.container, folder) if options.container else []
     python = options.python or (("python3",) if options.container else (sys.executable,))
-    return [srun + list(options.srun), *inside, [*python, "-m", work.module, *work.arguments]]
+    return [srun + list(options.srun), *inside, module_command(work.module, *work.arguments, python=python)]
 
 
 def _inside(container: Container, folder: Path) -> list[list[str]]:

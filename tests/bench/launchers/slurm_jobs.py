@@ -19,7 +19,7 @@ def work(**changes: Any) -> Work:
 
 def options(site: str = "slurm", *overrides: str) -> Options:
     """Return what a site's file in conf/launcher says."""
-    found = config.request(config.single([f"launcher={site}", *overrides])).launcher_options
+    found = config.request(config.single([f"launcher={site}", "devices_per_node=2", *overrides])).launcher_options
     assert isinstance(found, Options)
     return found
 

@@ -36,7 +36,9 @@ def test_a_wrong_option_is_told_in_one_line(override: str, told: str) -> None:
 
 
 def test_several_nodes_need_a_name_that_is_the_first_ones() -> None:
-    asked = config.request(config.single(["nodes=2", "launcher=slurm", "launcher.network.rendezvous_host=head"]))
+    asked = config.request(
+        config.single(["nodes=2", "devices_per_node=2", "launcher=slurm", "launcher.network.rendezvous_host=head"])
+    )
     with pytest.raises(UserError, match=r"write \{host\} for the first node's name"):
         check(asked.launcher_options, asked.spec)
 

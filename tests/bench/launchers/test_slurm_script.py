@@ -93,7 +93,7 @@ def test_what_a_user_names_never_becomes_a_command(tmp_path: Path) -> None:
     run = ["bash", "-c", text.replace("\nexec ", f"\n{show}")]
     shown = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split("\0")[:-1]
     assert shown[0] == NASTY
-    assert shown[-5:] == ["printenv; true", "$(touch gone)", "-m", "bench.allocation", NASTY]
+    assert shown[-6:] == ["printenv; true", "$(touch gone)", "-P", "-m", "bench.allocation", NASTY]
     assert [path.name for path in tmp_path.rglob("gone")] == []
 
 
@@ -148,7 +148,7 @@ def test_a_small_job_takes_one_core_and_no_gpu_and_no_container() -> None:
     assert {"--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=2G", "--partition=batch"} <= set(asked)
     assert not any("gpu" in option for option in asked)
     assert "--signal=B:TERM@60" in asked, "it is no step of the job, which alone are told by default"
-    assert command(text) == [sys.executable, "-m", "bench.cli", str(FOLDER)]
+    assert command(text) == [sys.executable, "-P", "-m", "bench.cli", str(FOLDER)]
 
 
 def test_an_array_has_a_log_per_task_and_a_throttle() -> None:
@@ -171,8 +171,8 @@ def test_a_warning_is_a_signal_that_nccl_leaves_alone() -> None:
 
 
 def test_our_own_python_runs_unless_another_is_named() -> None:
-    assert command(script(work(), Options()))[-4:] == [sys.executable, "-m", "bench.allocation", str(FOLDER)]
-    assert command(script(work(), Options(python=("python3", "-O"))))[-5:-3] == ["python3", "-O"]
+    assert command(script(work(), Options()))[-5:] == [sys.executable, "-P", "-m", "bench.allocation", str(FOLDER)]
+    assert command(script(work(), Options(python=("python3", "-O"))))[-6:-4] == ["python3", "-O"]
 
 
 def test_srun_ends_all_if_one_fails_and_hands_the_environment_on() -> None:
@@ -185,12 +185,12 @@ def test_a_container_sees_the_whole_study() -> None:
     apptainer = Options.model_validate({"container": container | {"runtime": "apptainer"}})
     words = command(script(work(), apptainer))
     binds = ["--bind", str(STUDY), "--bind", "/data:/data:ro", "--bind", "/src"]
-    inside = [*binds, "/images/z.sif", "python3", "-m", "bench.allocation", str(FOLDER)]
+    inside = [*binds, "/images/z.sif", "python3", "-P", "-m", "bench.allocation", str(FOLDER)]
     assert words[words.index("apptainer") :] == ["apptainer", "exec", "--nv", *inside]
     pyxis = Options.model_validate({"container": container | {"runtime": "pyxis", "options": []}})
     words = command(script(work(), pyxis))
     assert f"--container-mounts={STUDY}:{STUDY},/data:/data:ro,/src:/src" in words
-    assert "--container-image=/images/z.sif" in words and words[-4] == "python3"
+    assert "--container-image=/images/z.sif" in words and words[-5] == "python3"
 
 
 def test_a_container_is_part_of_the_environment_class() -> None:

@@ -4,16 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ended_well import observed
+
 from bench import config, store
 from bench.machine import Machine
-from bench.record import Circumstance, Outcome, OutcomeKind
+from bench.record import Circumstance, Outcome, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
 from bench.study import Budget
 from bench.sweep.asked import Point, Rules, Sweep
 
 
 def spec(**overrides: Any) -> RunSpec:
-    return config.request([("model", "tiny"), *((k.replace("__", "."), v) for k, v in overrides.items())]).spec
+    return config.request(
+        [("model", "tiny"), ("devices_per_node", 2), *((k.replace("__", "."), v) for k, v in overrides.items())]
+    ).spec
 
 
 def point(made: RunSpec, limit_min: float = 10, machine: str = "cpu") -> Point:
@@ -51,7 +55,15 @@ def attempt(
     )
     opened = store.open_attempt(folder / config_id(made), made, circumstance).folder
     if kind:
-        store.conclude(opened, Outcome(kind=kind, reason=f"it was {kind}"))
+        record = RunRecord(
+            config_id=config_id(made),
+            spec=made,
+            circumstance=circumstance,
+            outcome=Outcome(kind=kind, reason=f"it was {kind}"),
+            observations=observed() if kind == "ok" else None,
+        )
+        store.fill(opened / store.RECORD, store.to_json(record))
+        store.release(opened)
     return opened
 
 

@@ -1,6 +1,7 @@
 """What a dry run says of memory, time and node-hours before anything is started."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_f
     [zero0], [zero3] = (
         [place for place, line in enumerate(told) if f" {name} " in line] for name in ("zero0", "zero3")
     )
-    assert "GB of 80 (far out of memory, infeasible)" in told[zero0 + 1], "16 bytes for each of 13e9 parameters"
+    assert "GB of 85 (far out of memory, infeasible)" in told[zero0 + 1], "16 bytes for each of 13e9 parameters"
     assert " s a step (" in told[zero3 + 1] and " min" in told[zero3 + 1]
     assert "job" not in told[zero0] and told[zero3].endswith("job 1")
     assert any(line.startswith("predicted: ") and "node-hours for 1 point" in line for line in told)
@@ -38,18 +39,43 @@ def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_f
     assert told[-1].startswith("2 points in 1 job, ")
 
 
+@pytest.mark.parametrize("engine", ["zero1", "zero2"])
+def test_mt5_xxl_is_run_on_8_nodes_of_a100_40_at_the_lower_stages(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its steps need 38.8 to 41.2 GB; that its weights do not fit twice is no reason against it."""
+    words = (f"engine={engine}", "nodes=8", "batch.micro=1")
+    told = dry(capsys, "model=mt5_xxl", "machine=a100_40", "devices_per_node=8", "launcher=slurm", *words)
+    assert "infeasible" not in told and "does not fit" not in told
+
+
 def test_no_prune_runs_them_and_says_what_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     told = dry(capsys, *GPUS, "engine=zero0", "--no-prune")
-    assert "GB of 80 (does not fit)" in told and "infeasible" not in told
+    assert "GB of 85 (does not fit)" in told and "infeasible" not in told
 
 
 def test_what_is_unknown_is_called_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    told = dry(capsys, "model=tiny", "machine=auto", "launcher=slurm")
+    told = dry(capsys, "model=tiny", "machine=auto", "devices_per_node=2", "launcher=slurm")
     assert "predicted: memory unknown; step time unknown" in told
     assert "limit 20 min" in told and "node-hours for" not in told
-    [plain] = json.loads(dry(capsys, "model=tiny", "machine=auto", "launcher=slurm", "--json"))
+    [plain] = json.loads(dry(capsys, "model=tiny", "machine=auto", "devices_per_node=2", "launcher=slurm", "--json"))
     nothing = ("memory_bytes", "machine_memory_bytes", "fits", "step_s", "minutes")
     assert plain["predicted"] == {"infeasible": False, **dict.fromkeys(nothing)}
+
+
+def test_points_that_run_on_this_processor_share_its_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank takes its tensors and 0.4 to 0.7 GB of a process."""
+    words = ("model=tiny", "machine=cpu", "devices_per_node=3", "precision=fp32")
+    for memory_bytes, fits in ((100 * GB, "fits"), (2 * GB, "does not fit")):
+        monkeypatch.setattr("bench.cli.foretold.environment.host_memory_bytes", lambda size=memory_bytes: size)
+        [found] = re.findall(
+            r"predicted: ([\d.]+) GB in each rank, (.+) GB of (.+) here with 3 ranks \((.+)\);", dry(capsys, *words)
+        )
+        tensors, (low, high) = float(found[0]), map(float, found[1].split("–"))
+        assert (low, high) == pytest.approx((3 * (tensors + 0.4), 3 * (tensors + 0.7)), rel=0.01)
+        assert (found[2], found[3]) == (f"{memory_bytes / GB:g}", fits)
 
 
 def foretold(limit_min: float, nodes: int = 4, **forecast: Any) -> Foretold:

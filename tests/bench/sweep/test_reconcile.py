@@ -34,13 +34,20 @@ def test_a_signal_alone_says_that_it_was_interrupted_and_not_by_whom() -> None:
     assert found.evidence == {"interrupted": INTERRUPTED.interrupted, "last_heartbeat": INTERRUPTED.heartbeat}
 
 
+def test_a_job_that_failed_was_not_cancelled_though_what_was_left_of_it_was_asked_to_end() -> None:
+    """`srun --kill-on-bad-exit` does that when a supervisor dies."""
+    found = outcome(INTERRUPTED, Ending("FAILED", "12|s|FAILED|NonZeroExitCode", "squeue"), restarted=False)
+    assert found.kind == "error" and "FAILED" in found.reason and "SIGTERM" in found.reason
+    assert found.evidence["interrupted"] == INTERRUPTED.interrupted and "NonZeroExitCode" in str(found.evidence)
+
+
 def test_a_run_asked_to_end_when_its_jobs_time_was_almost_over_ran_out_of_time() -> None:
     def asked_to_end(left_s: float) -> Traces:
         return Traces({"signal": "SIGTERM", "left_s": left_s, "warning_s": 60}, None)
 
     failed = Ending("FAILED", "12|s|FAILED", "squeue")
     assert outcome(asked_to_end(70), failed, restarted=False).kind == "timeout"
-    assert outcome(asked_to_end(600), failed, restarted=False).kind == "cancelled"
+    assert outcome(asked_to_end(600), failed, restarted=False).kind == "error"
     cancelled = Ending("CANCELLED", "12|s|CANCELLED", "squeue")
     assert outcome(asked_to_end(70), cancelled, restarted=False).kind == "cancelled", "where the scheduler says why"
 

@@ -7,12 +7,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sweeps import Queued, attempt, point, spec, sweep
 
 from bench import store
+from bench.dispatch.settle import settle
+from bench.dispatch.view import look
+from bench.spec import config_id
 from bench.sweep import asked, jobs
 from bench.sweep.asked import Sweep
 from bench.sweep.jobs import Job
+from bench.sweep.reconcile import Traces, outcome
 from bench.sweep.standing import Place, Standing, standings
 from bench.sweep.survey import survey
 
@@ -108,3 +113,75 @@ def test_an_attempt_whose_supervisor_died_here_is_not_running(tmp_path: Path) ->
     assert stand(tmp_path, made)[0].state == "running"
     heartbeat(folder, host=os.uname().nodename, pid=2**22 + 1)  # above the largest process id
     assert stand(tmp_path, made)[0].state == "waiting"
+
+
+# -- files that cannot be read
+
+
+WRONG = (
+    b"", b"garbage", b"\xff\xfe", b"[]", b"{}", b"5", b"null", b'"x"', b"[" * 100_000, b'{"ranks": [{}]}',
+    b'{"host": "HERE"}', b'{"signal": []}', b'{"left_s": "x", "warning_s": []}', b'{"at": 5}', b'{"at": "never"}',
+    b'{"launcher": 5}', b'{"launcher": {"job": []}}', b'{"points": [[]], "mode": "array"}', b'{"nodes": "x"}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [store.RECORD, store.HEARTBEAT, store.CIRCUMSTANCE, store.SPEC, store.INTERRUPTED, store.ENVIRONMENT]
+)
+def test_a_bad_file_of_one_attempt_is_named_and_the_rest_of_the_study_is_shown(tmp_path: Path, name: str) -> None:
+    other = spec(batch__micro=8)
+    attempt(tmp_path, other, "ok")
+    folder = attempt(tmp_path, FOUR, None)
+    made = sweep([point(FOUR), point(other)])
+    asked.write(tmp_path, made)
+    for content in WRONG:
+        (folder / name).write_bytes(content.replace(b"HERE", os.uname().nodename.encode()))
+        view = look(tmp_path)
+        assert view.standings[1].state == "answered" and view.standings[0].outcome == "", content
+        assert settle(view) == 0
+        if name in (store.RECORD, store.CIRCUMSTANCE, store.SPEC, store.HEARTBEAT):
+            assert [error.path for error in view.seen.unreadable] == [folder / name], content
+            assert "\n" not in str(view.seen.unreadable[0])
+
+
+@pytest.mark.parametrize("name", ["job.json", "handle", "allocation.0.json"])
+def test_a_bad_file_of_a_job_keeps_nobody_from_the_others(tmp_path: Path, name: str) -> None:
+    made = sweep([point(FOUR)])
+    asked.write(tmp_path, made)
+    submit(tmp_path, made)
+    for content in WRONG:
+        folder = tmp_path / jobs.FOLDER / "s-0"
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+        view = look(tmp_path, ask=False)
+        assert [job.points for job in view.seen.jobs if job.name == "s-1"] != [()]
+        settle(view)
+        assert view.spent_node_hours() == 0.0
+        if name == "job.json":
+            assert [error.path.name for error in view.seen.unreadable] == ["job.json"], content
+
+
+def test_a_configuration_that_may_not_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt(tmp_path, FOUR, "ok")
+    (tmp_path / "closed").mkdir()
+    look_into = os.scandir
+
+    def refused(path: Path) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return look_into(path)
+
+    monkeypatch.setattr(os, "scandir", refused)  # root, who may run this, may look into anything
+    seen = survey(tmp_path)
+    assert [(error.path, error.why) for error in seen.unreadable] == [(tmp_path / "closed", "Permission denied")]
+    assert list(seen.tried) == [config_id(FOUR)]
+
+
+def test_what_an_attempt_left_counts_for_its_outcome_only_where_it_can_be_read(tmp_path: Path) -> None:
+    folder = attempt(tmp_path, FOUR, None)
+    for content in WRONG:
+        (folder / store.INTERRUPTED).write_bytes(content)
+        (folder / store.HEARTBEAT).write_bytes(content)
+        found = outcome(Traces.read(folder), None, restarted=False)
+        assert found.kind in ("error", "cancelled"), content
+        store.to_json(found)

@@ -1,13 +1,19 @@
 """`zeroscale status`, `resume` and `cancel` where no scheduler is needed."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from sweeps import attempt, point, spec, sweep
 
-from bench.sweep import asked
+from bench import store
+from bench.launchers.slurm.states import SQUEUE_FORMAT
+from bench.record import OutcomeKind
+from bench.sweep import asked, jobs
+from bench.sweep.jobs import Job
 
 
 def zeroscale(*words: str) -> subprocess.CompletedProcess[str]:
@@ -26,6 +32,70 @@ def test_status_shows_every_point_and_succeeds_once_all_are_answered(tmp_path: P
     assert told.returncode == 0
     states = [(found["state"], found["outcome"]) for found in json.loads(told.stdout)["points"]]
     assert states == [("answered", "ok"), ("answered", "oom")]
+
+
+def test_a_record_that_cannot_be_read_is_named_and_no_answer(tmp_path: Path) -> None:
+    four, eight = spec(batch__micro=4), spec(batch__micro=8)
+    asked.write(tmp_path, sweep([point(four), point(eight)]))
+    attempt(tmp_path, four, "ok")
+    torn = attempt(tmp_path, eight, "ok") / "record.json"
+    torn.write_bytes(torn.read_bytes()[:-200])
+    told = zeroscale("status", str(tmp_path))
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["ok", "waiting", "2"]
+    assert told.returncode == 1 and told.stderr.splitlines() == [
+        "zeroscale: cannot be read, and counts as not there: 1 file",
+        f"  {torn}: not a zeroscale record",
+    ]
+
+
+_COLUMNS = [column.split(":") for column in SQUEUE_FORMAT.split(",")]
+
+
+def put_back(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str = "PENDING") -> Path:
+    """Have `squeue`, played by a script, say that a job was put back into the queue once; return where `scancel` notes
+    its arguments."""
+    values = {"ArrayJobID": 7, "State": state, "RestartCnt": 1, "NumNodes": 1, "Name": name}
+    row = "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in _COLUMNS)
+    cancelled = folder / "cancelled"
+    for program, does in {"squeue": f"echo '{row}'", "scancel": f'echo "$@" >> {cancelled}'}.items():
+        (folder / program).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return cancelled
+
+
+@pytest.mark.parametrize("outcome", ["preempted", "ok"])
+def test_a_job_that_was_put_back_is_known_until_its_points_are_answered_and_cancelled_in_any_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: OutcomeKind
+) -> None:
+    study, made = tmp_path / "study", sweep([point(spec())])
+    asked.write(study, made)
+    points = (made.todo(made.points[0], 0),)
+    job = Job(name="s-1", mode="point", nodes=1, devices_per_node=1, time_limit_min=9, points=points)
+    folder = jobs.write(study, job)
+    jobs.note_handle(folder, "7")
+    jobs.end(jobs.begin(folder, jobs.Allocation("7", None, 0, 1, 100.0, None)), 200.0)
+    attempt(study, spec(), outcome, job="s-1", restart=0)
+    cancelled = put_back(tmp_path, monkeypatch, "s-1")
+    told = json.loads(zeroscale("status", str(study), "--json").stdout)
+    [found] = told["points"]
+    assert (found["state"], told["jobs"]) == (("pending", ["7"]) if outcome == "preempted" else ("answered", []))
+    assert zeroscale("cancel", str(study)).returncode == 0 and cancelled.read_text().split()[-1] == "7"
+
+
+@pytest.mark.parametrize(("begun_in", "outcome"), [(0, "node_failure"), (1, "error")])
+def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last_one_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_in: int, outcome: OutcomeKind
+) -> None:
+    study, made = tmp_path / "study", sweep([point(spec())])
+    asked.write(study, made)
+    points = (made.todo(made.points[0], 0),)
+    job = Job(name="s-1", mode="point", nodes=1, devices_per_node=1, time_limit_min=9, points=points)
+    jobs.write(study, job)
+    folder = attempt(study, spec(), None, job="s-1", restart=begun_in)
+    put_back(tmp_path, monkeypatch, "s-1", state="COMPLETED")
+    zeroscale("status", str(study))
+    assert store.read_record(folder / store.RECORD).outcome.kind == outcome
 
 
 def test_what_was_asked_twice_at_the_same_moment_is_kept_twice(tmp_path: Path) -> None:
@@ -52,3 +122,25 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
         (folder / "record.json").write_bytes(record)
     told = zeroscale("status", str(tmp_path))
     assert told.returncode == 0 and told.stdout.endswith("10000 points: 10000 ok\n"), told.stderr
+
+
+def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Path) -> None:
+    """An earlier version wrote an infinite limit, which JSON has none for, as null."""
+    asked.write(tmp_path, sweep([point(spec())]))
+    attempt(tmp_path, spec(), "ok")
+    [good] = (tmp_path / "sweeps").glob("*.json")
+    plain = json.loads(good.read_bytes())
+    for name, text in {
+        "older": json.dumps(plain | {"limits": {"hang_s": None}}),
+        "torn": good.read_text()[:-20],
+        "deep": "[" * 100_000,
+    }.items():
+        (tmp_path / "sweeps" / f"{name}.json").write_text(text)
+    told = zeroscale("status", str(tmp_path))
+    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok")
+    lines = told.stderr.splitlines()
+    assert len(lines) == 3 and all("not a sweep of this version" in line for line in lines)
+    assert "limits.hang_s: input should be a valid number" in told.stderr
+    good.unlink()
+    told = zeroscale("status", str(tmp_path))
+    assert told.returncode == 2 and "not a sweep of this version" in told.stderr

@@ -1,0 +1,32 @@
+"""Whether a host is on a node list as Slurm writes it (`scontrol show hostlist` made those below)."""
+
+import pytest
+
+from bench.nodelist import foreign, listed
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "on", "off"),
+    [
+        ("gpu7", ["gpu7", "GPU7", "gpu7.cluster.example.org"], ["gpu07", "gpu70", "gp7", "7", ""]),
+        ("gpu[08-11]", ["gpu08", "gpu11"], ["gpu8", "gpu011", "gpu07", "gpu12", "gpu"]),
+        ("gpu[8-11]", ["gpu8", "gpu10"], ["gpu08", "gpu010", "gpu12"]),
+        ("a[1-2,5],b,c[03]", ["a1", "a5", "b", "c03"], ["a3", "a4", "b1", "c3", "c"]),
+        ("rack[1-2]n[01-16]-ib", ["rack2n16-ib", "rack1n01-ib"], ["rack3n01-ib", "rack1n17-ib", "rack1n1-ib"]),
+        ("n[0-4294967295]", ["n4294967295"], ["n4294967296", "m1"]),
+        ("", [], ["gpu7", ""]),
+    ],
+)
+def test_a_host_is_on_a_list_if_slurm_would_name_it(nodelist: str, on: list[str], off: list[str]) -> None:
+    assert [host for host in on if not listed(host, nodelist)] == []
+    assert [host for host in off if listed(host, nodelist)] == []
+
+
+def test_hosts_besides_those_of_the_first_ones_list_are_foreign() -> None:
+    assert foreign(("hg1", "hg4"), "hg[1-2]") == ("hg4",)
+    assert foreign(("hg1", "hg2"), "hg[1-2]") == ()
+
+
+@pytest.mark.parametrize("nodelist", ["", "node[1-2]"])
+def test_where_hosts_have_other_names_than_slurms_nodes_nothing_can_be_said(nodelist: str) -> None:
+    assert foreign(("host1", "host4"), nodelist) == () and foreign((), nodelist) == ()
