@@ -5,12 +5,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from bench.calibrate.asked import ASKED, Asked
 from bench.measure.channel import LISTENER
+from bench.processes import module_command
 from bench.supervisor.crew import MeetingPoint
 from bench.supervisor.rank_process import popen
 
@@ -38,7 +38,7 @@ def run(folder: Path, number: int) -> bool:
             environment = _environment(asked, point) | {"LOCAL_RANK": str(local)}
             environment["RANK"] = str(number * asked.ranks_per_node + local)
             first = {LISTENER: listener.fileno()} if listener and local == 0 else {}
-            command = [sys.executable, "-m", "bench.calibrate.rank", str(folder)]
+            command = module_command("bench.calibrate.rank", str(folder))
             ranks.append(popen(command, environment, first, log.fileno()))
         return _watch(ranks)
 

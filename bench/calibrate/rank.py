@@ -15,6 +15,7 @@ from bench.calibrate.asked import ASKED, DOING, FAILURE, MEASURED, Asked, Measur
 from bench.machine import Calibration
 from bench.measure.environment import classify, version
 from bench.measure.failures import Refused
+from bench.record import Limits
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,7 @@ def measure(folder: Path) -> None:
     asked = Asked.model_validate_json((folder / ASKED).read_bytes())
     rank = int(os.environ["RANK"])
     device = find_device(asked.machine.on(asked.device), asked.ranks_per_node, int(os.environ["LOCAL_RANK"]))
-    rendezvous.join(rank, asked.world_size, device)
+    rendezvous.join(rank, asked.world_size, device, rendezvous.patience(Limits()))
     found: dict[Part, Any] = {}
     for part in asked.parts:
         if rank == 0:

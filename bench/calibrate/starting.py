@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,6 +15,7 @@ from bench import store
 from bench.calibrate import node
 from bench.calibrate.asked import ASKED, DOING, FAILURE, MEASURED, Asked, Measured
 from bench.errors import UserError
+from bench.processes import module_command
 from bench.supervisor.rank_process import end_with_parent
 
 _POLL_S = 0.5
@@ -51,7 +51,7 @@ def srun(folder: Path, nodes: int) -> list[str]:
     """Return what starts one process per node of this allocation, each with all that the job has there."""
     options = ["--overlap", "--kill-on-bad-exit=1", "--export=ALL", "--cpu-bind=none"]
     shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    return ["srun", *options, *shape, sys.executable, "-m", "bench.calibrate", str(folder)]
+    return ["srun", *options, *shape, *module_command("bench.calibrate", str(folder))]
 
 
 def _everywhere(folder: Path, nodes: int) -> bool:

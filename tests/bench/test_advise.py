@@ -72,7 +72,7 @@ def test_numbers_agree_with_each_other(ask: Ask) -> None:
     assert winner["hours"] == pytest.approx(1e11 / winner["tokens_per_s"] / 3600)
     assert winner["cost"] == pytest.approx(2 * 8 * winner["node_hours"])
     assert sum(winner["predicted_parts_s"].values()) == pytest.approx(winner["step"]["step_s"])
-    assert winner["device_bytes"]["high"] <= 141_000_000_000
+    assert winner["device_bytes"]["high"] <= 150_000_000_000
 
 
 def test_no_rival_is_surely_better_than_the_winner(ask: Ask) -> None:
@@ -80,7 +80,47 @@ def test_no_rival_is_surely_better_than_the_winner(ask: Ask) -> None:
     rates = {row["engine"]: row["tokens_per_s"] for row in answer["engines"] if row["fits"]}
     assert set(rates) == {"ddp", "zero0", "zero1", "zero2", "zero3"}
     rates.pop("zero3")  # foretold to be faster by less than it is in doubt
-    assert answer["winner"]["tokens_per_s"] == max(rates.values())
+    assert answer["winner"]["tokens_per_s"] >= 0.95 * max(rates.values())
+
+
+def test_the_first_example_is_advised_one_node_and_not_128_for_less_than_a_hundredth(ask: Ask) -> None:
+    answer = ask(*XL[:3])
+    winner, most = answer["winner"], answer["nodes"][-1]
+    assert (winner["nodes"], winner["micro_batch"], most["nodes"]) == (1, 32, 128)
+    per_device = most["tokens_per_s"] / 128 / winner["tokens_per_s"]
+    assert 1 < per_device < 1.05, "as good, and 127 nodes dearer"
+    assert not any("Searched up to" in line or "far above the usual" in line for line in answer["doubts"])
+
+
+def test_a_deadline_that_fewer_nodes_keep_for_sure_is_left_to_them(ask: Ask) -> None:
+    answer = ask("model=mt5_xl", "machine=a100_80", "devices_per_node=8", "tokens=1e9", "deadline=1h")
+    kept = [row["nodes"] for row in answer["nodes"] if row["within_limits"] and row["fits"]]
+    assert answer["winner"]["nodes"] == min(kept) == 8
+
+
+def test_where_the_end_of_the_search_or_a_large_batch_decides_it_is_said(ask: Ask, refused: Callable[..., str]) -> None:
+    words = ("model=mt5_xl", "machine=h100", "devices_per_node=8", "tokens=1e12")
+    doubts = ask(*words, "node_hours=1e6")["doubts"]
+    assert any(line.startswith("Searched up to 128 nodes") for line in doubts)
+    (large,) = [line for line in doubts if "far above the usual" in line]
+    tokens = int(re.search(r"A step of ([\d,]+) tokens", large)[1].replace(",", ""))  # type: ignore[index]
+    asked = int(re.search(r"max_global_batch=(\d+)", large)[1])  # type: ignore[index]
+    assert tokens > 2 * 2**20 and 2**19 < asked * 640 <= 2**20, "mT5 was trained with 2^20 tokens a step"
+    assert not any("far above" in line for line in ask(*words, f"max_global_batch={asked}")["doubts"])
+    assert "searched up to 128 nodes" in refused(*words, "deadline=1h")
+
+
+def test_t5_in_fp16_is_warned_of(ask: Ask) -> None:
+    words = ("model=mt5_base", "machine=v100_32", "devices_per_node=8", "nodes=1", "batch.micro=4", "engine=zero1")
+    assert any("fp16 often diverges" in line for line in ask(*words, "precision=fp16")["doubts"])
+    assert not any("diverges" in line for line in ask(*words, "precision=fp32")["doubts"])
+
+
+def test_weights_that_fit_a_device_only_once_do_not_stop_the_lower_stages_and_the_host_is_told(ask: Ask) -> None:
+    answer = ask("model=mt5_xxl", "machine=a100_40", "devices_per_node=8", "nodes=8")
+    assert {"zero1", "zero2", "zero3"} == {row["engine"] for row in answer["engines"] if row["fits"]}
+    assert answer["winner"]["engine"] == "zero1"
+    assert any("flattening 413" in line for line in answer["doubts"]), "8 ranks, 2 copies of 25.8 GB each"
 
 
 def test_a_deadline_takes_as_many_nodes_as_it_needs(ask: Ask) -> None:
@@ -111,6 +151,7 @@ def test_an_engine_that_cannot_be_is_left_out_unless_it_was_named(ask: Ask, refu
     words = (
         "model=mt5_base",
         "machine=v100_32",
+        "devices_per_node=2",
         "precision=fp16",
         "nodes=1",
         "batch.micro=4",
@@ -172,6 +213,35 @@ def test_a_wrong_question_is_answered_in_one_line(
     refused: Callable[..., str], words: tuple[str, ...], told: str
 ) -> None:
     assert told in refused("model=mt5_base", "machine=h200", "devices_per_node=8", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("model=t5_3b", "machine=v100_16", "devices_per_node=4", "precision=fp16"),
+         "try optimizer.implementation=fused, with which it may fit;"),
+        (("model=t5_11b", "machine=a100_40", "devices_per_node=4"),
+         "try engine.offload_optimizer.device=cpu optimizer.implementation=native, with which it may fit (its time is"),
+        (("model=mt5_xxl", "machine=v100_16", "devices_per_node=1", "precision=fp16"),
+         "engine.offload_param.device=cpu, with which it may fit"),
+        (("model=mt5_xxl", "machine=v100_16", "devices_per_node=1", "precision=fp16", "machine.host_memory_bytes=64e9"),
+         "has; more nodes, a smaller model"),
+        (("model=t5_11b", "machine=a100_40", "devices_per_node=4", "optimizer.implementation=torch"),
+         "has; more nodes, a smaller model"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_what_does_not_fit_is_told_what_would_make_it_fit_if_memory_says_so(
+    refused: Callable[..., str], words: tuple[str, ...], told: str
+) -> None:
+    assert told in refused(*words, "nodes=1")
+
+
+def test_an_engine_that_only_a_fused_optimizer_makes_fit_is_left_out_with_that_advice(ask: Ask) -> None:
+    words = ("model=mt5_xl", "machine=a100_80", "devices_per_node=8", "nodes=1", "batch.micro=1")
+    (why,) = [item["why"] for item in ask(*words)["left_out"] if item["what"] == "ddp"]
+    assert why.endswith("try optimizer.implementation=fused, with which it fits")
+    assert "ddp" in {row["engine"] for row in ask(*words, "optimizer.implementation=fused")["engines"]}
 
 
 def test_what_fits_nowhere_says_by_how_much(refused: Callable[..., str]) -> None:

@@ -1,5 +1,6 @@
 """From choices to advice: the best for what was asked, of each engine and node count too, and what cannot be told."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
@@ -7,6 +8,10 @@ from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import at_worst, slower_by, surely_faster
 
 Kind = TypeVar("Kind")
+
+CLOSE = 0.05
+"""Share of the time per token (and device) below which one choice is as good as another. Where a prediction is at its
+best its errors are that large on average (results/predictions, step times)."""
 
 
 class Question(NamedTuple):
@@ -30,6 +35,10 @@ class Question(NamedTuple):
         ]
         best = "the fewest node-hours" if self.tokens else "the most tokens per second and device"
         return ", ".join([best if self.per_device else "the fastest", *limits])
+
+    def steps(self, choice: Choice) -> int | None:
+        """Return the optimizer steps that the asked tokens make."""
+        return math.ceil(self.tokens / choice.time.tokens) if self.tokens else None
 
     def hours(self, choice: Choice, step_s: float) -> float | None:
         """Return how long the training takes if a step takes `step_s`."""
@@ -62,10 +71,10 @@ class Advice(NamedTuple):
 
     @property
     def bolder(self) -> Choice | None:
-        """The tie that is foretold to be better than the winner, and is less sure."""
+        """The tie that is foretold to be better than the winner by more than CLOSE, and is less sure."""
         by = {id(tie): slower_by(self.winner, tie, per_device=self.question.per_device) for tie in self.ties}
         best = min(self.ties, key=lambda tie: by[id(tie)], default=None)
-        return best if best and by[id(best)] < 0 else None
+        return best if best and by[id(best)] < -CLOSE else None
 
     @property
     def ties(self) -> list[Choice]:
@@ -91,39 +100,63 @@ def advise(question: Question, choices: list[Choice]) -> Advice:
     choices.
 
     Choices are put in the order of what they take if what is in doubt of each alone turns out badly: of two that cannot
-    be told apart the surer one is advised, which is the lower stage or the one that was measured.
+    be told apart the surer one is advised, which is the lower stage or the one that was measured. Of those that are as
+    good as the first by CLOSE, the one with the fewest nodes is, then one that was measured, then the largest
+    micro-batch.
     """
-
-    def order(choice: Choice) -> tuple[int, float]:
-        return standing(choice, question), at_worst(choice, per_device=question.per_device)
-
-    winner = min(choices, key=order)
-    better = [choice for choice in choices if order(choice)[1] < order(winner)[1] and standing(choice, question) < 3]
-    there = [choice for choice in choices if choice.spec.nodes == winner.spec.nodes]
-    engines = _best_of_each(choices, order, _engine) | _best_of_each(there, order, _engine)
-    nodes = _best_of_each(choices, order, lambda choice: choice.spec.nodes)
+    ranked = sorted((_ranked(choice, question) for choice in choices), key=lambda one: one.order)
+    first = _best(ranked)
+    winner, (stands, takes_s) = first.choice, first.order
+    more = [one for one in ranked if stands < one.order[0] < 3 and one.order[1] * (1 + CLOSE) < takes_s]
+    there = [one for one in ranked if one.choice.spec.nodes == winner.spec.nodes]
+    engines = _best_of_each(ranked, _engine) | _best_of_each(there, _engine) | {_engine(winner): first}
+    nodes = _best_of_each(ranked, _nodes) | {_nodes(winner): first}
     return Advice(
         question,
         winner,
-        sorted(engines.values(), key=order),
-        [nodes[count] for count in sorted(nodes)],
-        min(better, key=lambda choice: order(choice)[1], default=None),
+        [winner, *(one.choice for one in sorted(engines.values(), key=lambda one: one.order) if one is not first)],
+        [nodes[count].choice for count in sorted(nodes)],
+        _thriftiest(more).choice if more else None,
     )
+
+
+class _Ranked(NamedTuple):
+    choice: Choice
+    order: tuple[int, float]  # its standing, and what it takes per token (and device) at worst
+
+
+def _ranked(choice: Choice, question: Question) -> _Ranked:
+    return _Ranked(choice, (standing(choice, question), at_worst(choice, per_device=question.per_device)))
+
+
+def _best(ranked: list[_Ranked]) -> _Ranked:
+    """Return the one of `ranked`, which are in order, that is advised."""
+    return _thriftiest([one for one in ranked if one.order[0] == ranked[0].order[0]])
+
+
+def _thriftiest(ranked: list[_Ranked]) -> _Ranked:
+    least_s = min(one.order[1] for one in ranked)
+    return min((one for one in ranked if one.order[1] <= (1 + CLOSE) * least_s), key=_thrift)
+
+
+def _thrift(one: _Ranked) -> tuple[int, bool, int]:
+    spec = one.choice.spec
+    return spec.nodes, one.choice.estimate.evidence != "measured", -spec.batch.micro
 
 
 def _engine(choice: Choice) -> str:
     return choice.spec.engine.name
 
 
-def _best_of_each(
-    choices: list[Choice], order: Callable[[Choice], tuple[int, float]], kind: Callable[[Choice], Kind]
-) -> dict[Kind, Choice]:
-    best: dict[Kind, Choice] = {}
-    for choice in choices:
-        there = best.get(kind(choice))
-        if there is None or order(choice) < order(there):
-            best[kind(choice)] = choice
-    return best
+def _nodes(choice: Choice) -> int:
+    return choice.spec.nodes
+
+
+def _best_of_each(ranked: list[_Ranked], kind: Callable[[Choice], Kind]) -> dict[Kind, _Ranked]:
+    groups: dict[Kind, list[_Ranked]] = {}
+    for one in ranked:
+        groups.setdefault(kind(one.choice), []).append(one)
+    return {name: _best(group) for name, group in groups.items()}
 
 
 def duration(hours: float) -> str:

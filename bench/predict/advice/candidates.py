@@ -86,7 +86,7 @@ def _along_micro(start: RunSpec, axes: Axes, room: Room, found: Found) -> None:
 
 
 def _candidate(spec: RunSpec, room: Room) -> Candidate:
-    needed, seen = memory(spec, room.device), room.seen(spec)
+    needed, seen = memory(spec, room.device, room.bytes), room.seen(spec)
     return Candidate(spec, needed, needed.fits(room.bytes) if seen is None else seen)
 
 

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from bench.intervals import series_interval
 from bench.machine import Machine
 from bench.predict.neighbours import Neighbour, Predicted, identity, nearest, neighbour
 from bench.predict.step_time.network import link_speed
@@ -18,7 +17,7 @@ _INDIFFERENT: Any = {"data": True, "seed": True, "measure": True, "model": {"nam
 
 class Timed(NamedTuple):
     """Seconds of a step over the runs of one point: the median of their medians, and the interval that holds those of
-    all."""
+    all; of a run too short to bound its median, all of its steps."""
 
     step_s: float
     low_s: float
@@ -104,12 +103,14 @@ def _environment(record: RunRecord) -> str | None:
 
 
 def _timed(runs: list[RunRecord]) -> Timed | None:
+    from bench.statistics import series_interval  # here, since it takes its time and most commands need none
+
     windows = [_window(record) for record in runs]
     medians = [statistics.median(window) for window in windows if window]
     if not medians:
         return None
-    inside = [series_interval(window) for window in windows if window]
-    ends = [end for interval in inside if interval for end in interval]
+    inside = [series_interval(window) or (min(window), max(window)) for window in windows if window]
+    ends = [end for interval in inside for end in interval]
     return Timed(statistics.median(medians), min(medians + ends), max(medians + ends), len(medians))
 
 

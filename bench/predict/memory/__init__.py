@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.engines.zero.options import Options
+from bench.errors import UserError
 from bench.predict.families import formulas, shape_of
 from bench.predict.memory import buckets
+from bench.predict.memory.engines import CUDA_BASE_BYTES, Engine, engine
 from bench.predict.memory.gathering import Limits
 from bench.predict.memory.segments import Device, Segment, Workload, workload
-from bench.predict.memory.states import Engine, Terms, bucket, engine, initialisation, resident, update
+from bench.predict.memory.states import Terms, bucket, initialisation, resident, update
 from bench.spec import Batch, RunSpec
 
-CUDA_BASE_BYTES = (600_000_000, 2_000_000_000)
-"""CUDA context, loaded kernels, cuBLAS workspaces and NCCL's buffers: 0.5 to 2 GB by GPU, torch and number of peers
-(ml-engineering, "Anatomy of Model's Memory Usage"), with 0.1 GB of workspaces and buffers at least."""
 FRAGMENTATION = (0.0, 0.1)
 """What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;
 at worst a tenth, since blocks of at least 10 MiB are rounded to 2 MiB and differ in size from step to step."""
@@ -79,11 +78,19 @@ class Micro(NamedTuple):
     perhaps: int
 
 
-def memory(spec: RunSpec, device: Device = "cuda", *, rehearsed: bool = False) -> Memory:
-    """Return the memory of the rank that needs most of it, or of one whose collectives are only `rehearsed`; raises
-    UserError for an unknown family."""
+def memory(spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False) -> Memory:
+    """Return the memory of the rank that needs most of it, or of one whose collectives are only `rehearsed`, on a
+    device of `room` bytes; raises UserError for an unknown family, and for sizes that nothing can hold."""
+    try:
+        return _memory(spec, device, room, rehearsed=rehearsed)
+    except OverflowError as error:
+        point = f"{spec.model.name} {spec.engine.name} micro {spec.batch.micro}"
+        raise UserError(point, "more bytes than can be counted", "look for a number that is far too large") from error
+
+
+def _memory(spec: RunSpec, device: Device, room: int | None, *, rehearsed: bool) -> Memory:
     shape, family = shape_of(spec), formulas("memory", spec.model.family)
-    held = engine(spec, family.tensors(shape), device, rehearsed=rehearsed)
+    held = engine(spec, family.tensors(shape), device, room, rehearsed=rehearsed)
     segments = _segments(spec.model.family, shape, workload(spec, device))
     gathered = _gathered(held, family, shape, checkpointing=spec.activation_checkpointing)
     phases = (
@@ -176,7 +183,7 @@ def largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda
 
     def needed(micro: int) -> tuple[int, int]:
         batch = Batch(micro=micro, accumulation=spec.accumulation, global_=micro * spec.accumulation * spec.world_size)
-        return memory(spec.model_copy(update={"batch": batch}), device).device
+        return memory(spec.model_copy(update={"batch": batch}), device, memory_bytes).device
 
     def largest(doubt: int) -> int:
         low, high = 0, 1

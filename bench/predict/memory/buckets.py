@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.predict.memory.engines import EVERYWHERE, Engine
 from bench.predict.memory.gathering import Limits, Walk, replay
 from bench.predict.memory.segments import Module, Tensors, padded
-from bench.predict.memory.states import EVERYWHERE, Engine, bucket
+from bench.predict.memory.states import bucket
 
 Array = NDArray[np.int64]
 

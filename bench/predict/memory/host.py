@@ -1,9 +1,9 @@
 """Memory of a node's host: its processes, and what DeepSpeed keeps there in place of the device.
 
 Models are built on the device (bench.engines), at every stage: the host holds no copy of the weights unless they are
-offloaded. Follows DeepSpeed 0.19.8: `cpu_offload` in stage_1_and_2.py, `offload_optimizer` and `offload_param` in
-stage3.py and partition_parameters.py, CPUAdam's state in ops/adam/cpu_adam.py. Not counted: loaders' own processes, the
-page cache, ZenFlow.
+offloaded, or flattened there because the device cannot hold them twice. Follows DeepSpeed 0.19.8: `cpu_offload` in
+stage_1_and_2.py, `offload_optimizer` and `offload_param` in stage3.py and partition_parameters.py, CPUAdam's state in
+ops/adam/cpu_adam.py. Not counted: loaders' own processes, the page cache, ZenFlow.
 """
 
 from typing import NamedTuple
@@ -11,8 +11,9 @@ from typing import NamedTuple
 from bench.predict.families import formulas, shape_of
 from bench.predict.memory import gigabytes, memory
 from bench.predict.memory.buckets import averaged
+from bench.predict.memory.engines import Engine, engine
 from bench.predict.memory.segments import FULL, Device
-from bench.predict.memory.states import Engine, accumulation_width, engine, sub_group
+from bench.predict.memory.states import accumulation_width, sub_group
 from bench.spec import RunSpec
 
 Span = tuple[int, int]
@@ -42,18 +43,20 @@ class Host(NamedTuple):
         return True if self.high <= memory_bytes else False if self.low > memory_bytes else None
 
 
-def host(spec: RunSpec, device: Device = "cuda") -> Host | None:
-    """Return what each node's host needs; None with NVMe, whose buffers in memory are not modelled."""
+def host(spec: RunSpec, device: Device = "cuda", room: int | None = None) -> Host | None:
+    """Return what each node's host needs if a device has `room` bytes; None with NVMe, whose buffers in memory are not
+    modelled."""
     ranks = spec.devices_per_node
     terms = {"processes": _times(ranks, PROCESS_BYTES[device])}
     if device == "cpu":  # host and device are the same memory
         low, high = memory(spec, device).device
         return Host(terms | {"tensors": (ranks * low, ranks * high)})
-    held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), device)
+    held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), device, room)
     if "nvme" in _tiers(held):
         return None
     offloaded = (_optimizer(held) if held.offloads else {}) | (_weights(held) if held.offloads_weights else {})
-    return Host(terms | {name: _times(ranks, span) for name, span in offloaded.items()})
+    of_a_rank = offloaded | _flattening(held, offloaded)
+    return Host(terms | {name: _times(ranks, span) for name, span in of_a_rank.items()})
 
 
 def told(needed: Host | None, ranks: int, room: int | None) -> str:
@@ -71,6 +74,15 @@ def told(needed: Host | None, ranks: int, room: int | None) -> str:
 def _tiers(e: Engine) -> set[str]:
     o = e.options
     return {tier.device for tier in (o.offload_optimizer, o.offload_param) if tier} if o else set()
+
+
+def _flattening(e: Engine, offloaded: dict[str, Span]) -> dict[str, Span]:
+    """Where the device cannot hold the weights twice, stages 1 and 2 have them twice in the host while they are built:
+    tensor by tensor and as one flat tensor. Both are freed before anything is offloaded; what they take beyond that."""
+    beyond = e.width * (e.elements + e.part * e.ranks) - _sum(*offloaded.values())[1]
+    if e.flattens_on_host is False or beyond <= 0:
+        return {}
+    return {"flattening": (beyond if e.flattens_on_host else 0, beyond)}
 
 
 def _optimizer(e: Engine) -> dict[str, Span]:

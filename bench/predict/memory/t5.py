@@ -192,8 +192,8 @@ def _kernel(
         forward = m * (scores + key) + (0 if w.attention == "eager" else scores + m * query)
         if m > w.width:  # queries, keys and values in both widths
             forward += m * query + 2 * w.width * key
-        # two gradients of scores; the output has gone by then
-        return saved, forward, 2 * m * scores - w.width * query
+        # two gradients of scores, when the output has gone; where scores are few, before that
+        return saved, forward, max(0, 2 * m * scores - w.width * query)
     rounded = -(-queries // FUSED_QUERIES) * FUSED_QUERIES if w.device == "cuda" else queries
     saved = w.width * 2 * (query + key) + FULL * w.micro * s.heads * rounded
     backward = w.width * (query + 2 * key)

@@ -10,8 +10,8 @@ from bench.errors import UserError
 from bench.machine import Machine
 from bench.predict.families import formulas, shape_of
 from bench.predict.flops import StepFlops, flops_per_step
+from bench.predict.memory.engines import engine
 from bench.predict.memory.segments import Device
-from bench.predict.memory.states import engine
 from bench.predict.step_time.communication import Transfer, transfers
 from bench.predict.step_time.compute import Compute, compute
 from bench.predict.step_time.network import MOVED, Span, collective_s

@@ -11,9 +11,9 @@ from bench.machine import CollectiveKind
 from bench.predict.families import formulas, shape_of
 from bench.predict.memory import limits
 from bench.predict.memory.buckets import STAGE_0_BUCKET
+from bench.predict.memory.engines import EVERYWHERE, Engine
 from bench.predict.memory.gathering import replay
 from bench.predict.memory.segments import FULL
-from bench.predict.memory.states import EVERYWHERE, Engine
 from bench.spec import RunSpec
 
 Pass = Literal["forward", "backward", "update"]

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from bench.machine import Machine
 from bench.predict.families import formulas, shape_of
+from bench.predict.memory.engines import EVERYWHERE, Engine
 from bench.predict.memory.segments import FULL, Device, Workload, workload
-from bench.predict.memory.states import EVERYWHERE, Engine
 from bench.predict.step_time.rates import Rates, rates
 from bench.predict.step_time.work import backward
 from bench.spec import Precision, RunSpec

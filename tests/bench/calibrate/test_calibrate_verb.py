@@ -48,7 +48,7 @@ def test_in_a_job_one_process_a_node_is_started_and_in_a_step_none() -> None:
     assert Allocation.around(script | {"SLURM_STEP_NUM_TASKS": "4"}) == Allocation(nodes=4, tasks=4)
     command = starting.srun(Path("/somewhere"), 4)
     assert command[0] == "srun" and {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--overlap"} <= set(command)
-    assert command[-3:] == ["-m", "bench.calibrate", "/somewhere"]
+    assert command[-4:] == ["-P", "-m", "bench.calibrate", "/somewhere"]
 
 
 def test_every_task_of_a_step_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,14 +107,14 @@ def test_the_file_is_a_machine_that_predictions_take(tmp_path: Path, capsys: pyt
     text = outcome.as_yaml(machine)
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "mine.yaml").write_text(text)
-    found = config.request([("machine", "mine")], tmp_path).machine
+    found = config.request([("machine", "mine"), ("devices_per_node", 2)], tmp_path).machine
     rounded = machine.calibration.matmul[0].model_copy(update={"tflops": 0.01235}) if machine.calibration else None
     assert found.calibration and machine.calibration
     assert found.calibration.matmul == (rounded, *machine.calibration.matmul[1:]), "four digits"
     assert found.calibration.kernel_s == 2.346e-06
     assert found.calibration.collectives == COLLECTIVES
     assert found.calibrated == machine.calibrated
-    assert main(["predict", "machine=mine", "--config-dir", str(tmp_path)]) == 0
+    assert main(["predict", "machine=mine", "devices_per_node=2", "--config-dir", str(tmp_path)]) == 0
     capsys.readouterr()
 
 
@@ -133,7 +133,7 @@ def test_a_table_with_a_missing_word_is_refused(tmp_path: Path) -> None:
     file = "name: mine\ncalibration:\n  matmul: |\n    precision m k n tflops\n    fp32 128 128 384\n"
     (tmp_path / "machine" / "mine.yaml").write_text(file)
     with pytest.raises(UserError, match=r"^machine\.calibration\.matmul"):
-        config.request([("machine", "mine")], tmp_path)
+        config.request([("machine", "mine"), ("devices_per_node", 2)], tmp_path)
 
 
 def test_records_keep_the_machine_without_its_tables() -> None:

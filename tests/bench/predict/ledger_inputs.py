@@ -41,7 +41,9 @@ def _row(row: dict[str, str]) -> dict[str, object]:
 
 
 def _spec(overrides: tuple[str, ...]) -> RunSpec:
-    return config.request(config.single([*overrides, "launcher=slurm"])).spec  # starts nothing: any number of nodes
+    return config.request(
+        config.single(["devices_per_node=2", *overrides, "launcher=slurm"])
+    ).spec  # starts nothing: any number of nodes
 
 
 def main() -> None:

@@ -90,7 +90,8 @@ def spec_of(case: Case) -> RunSpec:
 def _base(stage: int, shape: str, buckets: str) -> RunSpec:
     limits = {name: size for name, size in BUCKETS[buckets].items() if stage == 3 or (stage and "stage3" not in name)}
     options = [f"engine.{name}={size}" for name, size in limits.items()]
-    return config.request(config.single([*SHAPES[shape], f"engine=zero{stage}", *options, *LENGTHS, *SHORT])).spec
+    words = ["devices_per_node=2", *SHAPES[shape], f"engine=zero{stage}", *options, *LENGTHS, *SHORT]
+    return config.request(config.single(words)).spec
 
 
 def rows(path: Path = REHEARSED) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from bench.record import RunRecord
 from bench.spec import Batch, RunSpec
 
 RUNS = Path(__file__).parents[2] / "data/runs/smoke"
-H200 = 141_000_000_000
+H200 = 150_000_000_000
 
 
 def spec(*overrides: str) -> RunSpec:
@@ -111,6 +111,23 @@ def test_of_two_that_cannot_be_told_apart_the_surer_is_advised() -> None:
     assert (advice.winner, advice.bolder, advice.ties) == (lower, stage_3, [stage_3])
     far = choice("zero3", parts={"forward": 0.5})
     assert advise(Question(), [lower, far]).winner is far
+
+
+def test_of_what_is_as_good_within_a_twentieth_the_fewest_nodes_win_and_then_the_largest_micro_batch() -> None:
+    def on(nodes: int, seconds: float, micro: int = 1) -> Choice:  # the same tokens for each device
+        return choice(nodes=nodes, micro=micro, tokens=1000 * nodes * micro, parts={"forward": seconds * micro})
+
+    one, two, many = on(1, 1.04), on(2, 1.03), on(128, 1.0)
+    assert advise(Question(), [many, two, one]).winner is one
+    assert advise(Question(), [many, two, on(1, 1.06)]).winner is two
+    assert advise(Question(), [many, two, one]).bolder is None, "as good is no better"
+    large = on(1, 1.05, micro=8)
+    advice = advise(Question(), [many, one, large, on(1, 1.2, micro=16)])
+    assert advice.winner is large
+    assert advice.engines[0] is large and advice.nodes == [large, many]
+    assert advise(Question(3.6e8, deadline_h=60), [many, two, one]).winner is many, (
+        "the others take 104 and 51.5 to 103 h"
+    )
 
 
 def test_what_may_not_fit_wins_only_where_nothing_fits_for_sure() -> None:

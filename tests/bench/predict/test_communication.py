@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import store
 from bench.predict.families import formulas, shape_of
-from bench.predict.memory.states import engine
+from bench.predict.memory.engines import engine
 from bench.predict.step_time.communication import transfers
 from bench.record import RunRecord
 from bench.spec import RunSpec
@@ -31,7 +32,7 @@ def counted() -> dict[str, RunRecord]:
     """One recorded run of every different configuration with several ranks."""
     found = {}
     for file in sorted(RUNS.glob("**/record.json")):
-        record = RunRecord.model_validate_json(file.read_text())
+        record = store.read_record(file)
         if record.observations and record.observations.collectives and record.spec.world_size > 1:
             found[record.config_id] = record
     return found

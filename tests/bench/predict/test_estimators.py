@@ -34,7 +34,7 @@ def test_stage_3_is_deepspeeds(nodes: int, per_node: int) -> None:
 @pytest.mark.parametrize("name", ["tiny", "t5_3b", "mt5_xxl"])
 def test_the_largest_layer_is_the_largest_matrix(name: str) -> None:
     """DeepSpeed's model_to_params looks for the module that holds most parameters itself; in a T5 each holds one."""
-    shape = config.request(config.single([f"model={name}", "launcher=slurm"])).spec.model.shape
+    shape = config.request(config.single([f"model={name}", "devices_per_node=2", "launcher=slurm"])).spec.model.shape
     largest = max(size.elements for size in tensors(t5.Shape.model_validate(shape)))
     assert estimators.largest_layer(shape) == largest
 

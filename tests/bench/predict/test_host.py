@@ -12,7 +12,7 @@ OFFLOAD = ("engine.offload_optimizer.device=cpu", "optimizer.implementation=nati
 
 
 def asked(*overrides: str) -> RunSpec:
-    return config.request(config.single([*overrides, "launcher=slurm"])).spec
+    return config.request(config.single(["devices_per_node=2", *overrides, "launcher=slurm"])).spec
 
 
 def low(needed: Host | None, *names: str) -> int:
@@ -82,6 +82,18 @@ def test_pinned_memory_may_be_rounded_up_to_a_power_of_two() -> None:
 def test_without_offload_the_host_holds_processes_only(engine: str) -> None:
     needed = host(asked("model=mt5_xxl", f"engine={engine}", "devices_per_node=8"))
     assert needed == Host({"processes": (8 * PROCESS_BYTES["cuda"][0], 8 * PROCESS_BYTES["cuda"][1])})
+
+
+@pytest.mark.parametrize(("room", "low", "high"), [(80e9, 0, 0), (53e9, 0, 4), (42.5e9, 4, 4)])
+def test_weights_that_a_device_cannot_hold_twice_lie_twice_in_the_host_while_stage_2_is_built(
+    room: float, low: int, high: int
+) -> None:
+    """8 ranks × 2 copies × 2 bytes × 12.9e9 parameters are 413 GB, where the second copy does not fit the device."""
+    spec = asked("model=mt5_xxl", "engine=zero2", "nodes=8", "devices_per_node=8")
+    needed = host(spec, "cuda", int(room))
+    assert needed is not None
+    flat = needed.terms.get("flattening", (0, 0))
+    assert flat == pytest.approx((8 * low * XXL, 8 * high * XXL), rel=1e-6)
 
 
 def test_on_a_cpu_machine_the_ranks_tensors_lie_in_the_hosts_memory() -> None:

@@ -50,5 +50,15 @@ def test_a_report_is_read_as_the_configuration_would_have_it(
 ) -> None:
     read = next(fit_boundaries.specs(model, fit_boundaries.REPORTS[model, configuration]))
     lengths = (f"sequence.encoder={read.sequence.encoder}", f"sequence.decoder={read.sequence.decoder}")
-    composed: RunSpec = config.request(config.single([*overrides, *lengths, "launcher=slurm"])).spec
+    composed: RunSpec = config.request(
+        config.single(["devices_per_node=2", *overrides, *lengths, "launcher=slurm"])
+    ).spec
     assert memory(read) == memory(composed)
+
+
+@pytest.mark.parametrize(("device", "machine"), [("V100-16GB", "v100_16"), ("A100-40GB", "a100_40")])
+def test_a_report_and_a_user_mean_the_same_device(device: str, machine: str) -> None:
+    assert (
+        config.request([("machine", machine), ("devices_per_node", 2)]).machine.memory_bytes
+        == fit_boundaries.DEVICE_BYTES[device]
+    )

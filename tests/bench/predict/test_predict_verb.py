@@ -12,7 +12,7 @@ from bench.cli import main
 def test_one_point_is_told_by_term_with_the_largest_micro_batch_and_the_doubt(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["predict", "model=mt5_xxl", "engine=zero3", "nodes=8", "machine=a100_80"]) == 0
+    assert main(["predict", "model=mt5_xxl", "engine=zero3", "nodes=8", "devices_per_node=8", "machine=a100_80"]) == 0
     told = capsys.readouterr().out
     for word in (
         "initialisation",
@@ -23,7 +23,7 @@ def test_one_point_is_told_by_term_with_the_largest_micro_batch_and_the_doubt(
         "gathered layers",
         "activations",
         "logits and loss",
-        "a100_80 has 80 GB: fits",
+        "a100_80 has 85 GB: fits",
         "Largest micro-batch",
         "Exact",
         "Approximate",
@@ -39,7 +39,7 @@ def test_several_points_are_told_in_a_line_each(capsys: pytest.CaptureFixture[st
 
 
 def test_json_holds_bytes_and_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "model=mt5_base", "engine=zero2", "machine=a100_40", "--json"]) == 0
+    assert main(["predict", "model=mt5_base", "engine=zero2", "machine=a100_40", "devices_per_node=2", "--json"]) == 0
     (point,) = json.loads(capsys.readouterr().out)
     totals = {name: sum(terms.values()) for name, terms in point["phases"].items()}
     assert point["peak_bytes"] == max(totals["forward"], totals["backward"], totals["update"])

@@ -9,7 +9,7 @@ from bench.predict.flops import flops_per_step
 from bench.predict.step_time import Time, step_time
 from bench.spec import RunSpec
 
-H200 = config.request([("machine", "h200")], None).machine
+H200 = config.request([("machine", "h200"), ("devices_per_node", 8)], None).machine
 POINT = ("model=mt5_base", "devices_per_node=8", "batch.micro=8", "launcher=slurm")
 
 

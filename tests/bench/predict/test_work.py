@@ -14,7 +14,7 @@ MODELS = ["tiny", "mt5_small", "mt5_xxl", "t5_3b", "t5_v1_1_xl"]
 
 
 def spec(*overrides: str) -> RunSpec:
-    return config.request(config.single(["batch.micro=3", *overrides]), None).spec
+    return config.request(config.single(["batch.micro=3", "devices_per_node=2", *overrides]), None).spec
 
 
 def flops(work: Work) -> int:
