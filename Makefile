@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study testbed-study gpu-study wheels test lint bench bench-testbed predictions schema install clean
+.PHONY: study testbed-study gpu-study wheels test lint bench bench-testbed predictions golden schema install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
@@ -23,7 +23,7 @@ wheels: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.gpu.wheels $(WHEELS)
 
 # What reads, draws and predicts fills both cores; what measures and schedules has them for itself.
-SIDE_BY_SIDE := tests/analysis $(addprefix tests/bench/,predict sweep models calibrate test_advise.py test_config.py test_studies.py)
+SIDE_BY_SIDE := tests/analysis tests/golden $(addprefix tests/bench/,predict sweep models calibrate test_advise.py test_config.py test_studies.py)
 test: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile $(SIDE_BY_SIDE)
 	$(BIN)/pytest $(addprefix --ignore ,$(SIDE_BY_SIDE))
@@ -52,6 +52,10 @@ bench-testbed: $(INSTALLED)
 predictions: $(INSTALLED)
 	$(BIN)/python -m tests.bench.predict.ledger_inputs
 	$(BIN)/zeroscale ledger --predictions
+
+# What the command answers, into golden/, and its digests anew: where an answer is meant to change, or to see how it did.
+golden: $(INSTALLED)
+	$(BIN)/python -m tests.golden golden
 
 # The published form of a record, after bench/record.py has changed.
 schema: $(INSTALLED)

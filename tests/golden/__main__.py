@@ -1,0 +1,18 @@
+"""Renew the digests, and write the texts into a folder, e.g. of two revisions for `diff -r`:
+
+python -m tests.golden texts/
+"""
+
+import sys
+from pathlib import Path
+
+from tests.golden import digests
+from tests.golden.cases import cases
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {name: case() for name, case in cases(whole=True).items()}
+    for name, text in texts.items():
+        (folder / f"{name.replace('/', '-')}.txt").write_text(text)
+    digests.write(texts)

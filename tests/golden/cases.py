@@ -1,0 +1,189 @@
+"""Every case by name: a function that returns what the command answers, with what differs between machines left out.
+
+Only the command is called, so that the cases hold whatever becomes of the code behind it.
+"""
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from bench import cli
+
+ROOT = Path(__file__).parents[2]
+RECORDED = Path("tests/data/runs")
+BLOCKS, IN_CI = 126, 12  # of predictions; each is of 18 to 30 points
+
+Case = Callable[[], str]
+
+_REPORTED = ("smoke", "testbed/400mbit", "failures", "busy/strong")
+_COMPARED = (
+    ("busy/strong", "busy/weak"),
+    ("step_time/100mbit", "step_time/1gbit"),
+    ("testbed/100mbit", "testbed/400mbit"),
+)
+_MODELS = ("mt5_small", "mt5_base", "mt5_large", "mt5_xl", "mt5_xxl", "t5_3b", "t5_11b", "t5_v1_1_xl", "tiny")
+_MACHINES = (
+    "a100_40",
+    "a100_80",
+    "b200",
+    "cpu",
+    "h100",
+    "h200",
+    "mi250x",
+    "mi300x",
+    "testbed_1gbit",
+    "v100_16",
+    "v100_32",
+)
+_VARIED = {
+    "precision": ("bf16", "bf16", "fp32"),
+    "devices_per_node": ("1", "4", "8"),
+    "activation_checkpointing": ("false", "true"),
+    "batch.accumulation": ("1", "2", "7"),
+    "sequence.encoder": ("128", "512", "1000"),
+    "sequence.decoder": ("32", "128", "256"),
+    "optimizer.implementation": ("torch", "fused"),
+    "model.attention": ("sdpa", "eager"),
+    "model.loss_chunk_tokens": ("null", "null", "4096"),
+    "data.workers": ("0", "2"),
+}
+_V100 = {"precision": ("fp16", "fp32"), "model.loss_chunk_tokens": ("null",)}
+_ZERO = {
+    "optimizer.implementation": ("torch", "fused", "native"),
+    "engine.reduce_bucket_size": ("5e8", "1e7"),
+    "engine.overlap_comm": ("true", "false"),
+    "engine.contiguous_gradients": ("true", "false"),
+}
+"""For stages 1 to 3 without ddp and stage 0, which know no such options, …"""
+_OFFLOADED = {"engine.offload_optimizer.device": ("cpu",), "optimizer.implementation": ("native",)}
+"""… with the optimizer on the host."""
+
+
+def names(prefix: str) -> list[str]:
+    """Return the names of the group files in a folder of conf/."""
+    return sorted(path.stem for path in (ROOT / "conf" / prefix).glob("*.yaml"))
+
+
+def cases(*, whole: bool) -> dict[str, Case]:
+    """Return the cases by name; all of them, or those that take a minute together."""
+    found: dict[str, Case] = {}
+    for study in names("study"):
+        for launcher in names("launcher"):
+            words = ("sweep", f"study={study}", f"launcher={launcher}", "--dry-run")
+            found[f"dry-run {study} {launcher}"] = partial(answer, *words)
+        found[f"dry-run {study} as JSON"] = partial(answer, "sweep", f"study={study}", "--dry-run", "--json")
+    for block in range(BLOCKS if whole else IN_CI):
+        found[f"predict {block}"] = partial(answer, "predict", "--json", *_drawn(block))
+    for block in range(BLOCKS // 10 if whole else 2):
+        found[f"advise {block}"] = partial(answer, "advise", "--json", *_drawn_advice(block))
+    for name in _sets():
+        found[f"table {name}"] = partial(answer, "table", str(RECORDED / name), "--format", "csv")
+        found[f"ledger {name}"] = partial(answer, "ledger", str(RECORDED / name))
+    for before, after in _COMPARED:
+        words = ("compare", str(RECORDED / before), str(RECORDED / after), "--across", "machine")
+        found[f"compare {before} {after}"] = partial(answer, *words)
+    for words in (("status",), ("status", "--json"), ("resume",), ("cancel",)):
+        found[f"{' '.join(words)} of a submitted study"] = partial(_submitted, *words)
+    found |= {f"report {name}": partial(_report, name) for name in _REPORTED}
+    return found
+
+
+def answer(*words: str) -> str:
+    """Return what a command prints, and its exit code."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = cli.main(words)
+    return plain(f"{out.getvalue()}\n{errors.getvalue()}\nexit code {code}\n")
+
+
+def plain(text: str) -> str:
+    """Return a text without what differs between two machines or moments: folders, the time in the names of jobs, and
+    the last digits of numbers, which depend on the processor's instructions."""
+    text = text.replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
+    text = re.sub(r"-\d{10}-[0-9a-f]{6}\b", "-JOB", text)
+    text = re.sub(r"of \S+ here", "of this machine's here", text)
+    return re.sub(r"-?\d+\.\d{9,}(e[+-]?\d+)?", lambda number: f"{float(number[0]):.9g}", text)
+
+
+_SLURM = {
+    "squeue": f"cat {ROOT}/tests/data/submitted/squeue.txt",
+    "sacct": f"cat {ROOT}/tests/data/submitted/sacct.txt",
+    "sbatch": "echo 200",
+    "scontrol": "true",
+    "scancel": "true",
+}
+"""The scheduler's programs on the day on which the study was submitted."""
+
+
+def _submitted(verb: str, *options: str) -> str:
+    """Return what a verb says of a study that an earlier revision submitted, and what it leaves in its folder."""
+    with tempfile.TemporaryDirectory() as place, _slurm(Path(place)):
+        study = Path(place) / "adhoc"
+        shutil.copytree(ROOT / "tests/data/submitted/adhoc", study)
+        printed = answer(verb, str(study), *options)
+        left = [plain(str(path.relative_to(study))) for path in sorted(study.rglob("*")) if path.is_file()]
+    printed = re.sub(r"\d+ s ago", "some time ago", printed.replace(place, "PLACE"))
+    return "\n".join([printed, *sorted(left)])
+
+
+@contextlib.contextmanager
+def _slurm(folder: Path) -> Iterator[None]:
+    before = os.environ["PATH"]
+    for name, shell in _SLURM.items():
+        (folder / name).write_text(f"#!/bin/sh\n{shell}\n")
+        (folder / name).chmod(0o755)
+    os.environ["PATH"] = f"{folder}:{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
+def _sets() -> list[str]:
+    """Return the folders of recorded runs that hold points."""
+    studies = {path.parents[2].relative_to(ROOT / RECORDED) for path in (ROOT / RECORDED).rglob("record.json")}
+    return sorted(map(str, studies))
+
+
+def _drawn(block: int) -> Iterator[str]:
+    """Yield the overrides of one block of predictions: engines × two micro-batches × three node counts of one model on
+    one machine, the rest drawn."""
+    draw = random.Random(block)
+    machine = draw.choice(_MACHINES)
+    varied = _VARIED | _V100 if machine.startswith("v100") else _VARIED
+    engines = "ddp,zero1,zero2,zero3" if machine.startswith("v100") else "ddp,zero0,zero1,zero2,zero3"
+    if block % 3 == 2:
+        engines, varied = "zero1,zero2,zero3", varied | _ZERO | draw.choice(({}, _OFFLOADED))
+    yield from (f"model={draw.choice(_MODELS)}", f"machine={machine}", f"engine={engines}")
+    yield f"batch.micro={draw.choice(('1,4', '2,16', '3,8', '8,64'))}"
+    yield f"nodes={draw.choice(('1,2,8', '1,3,16', '4,32,128'))}"
+    for key, values in varied.items():
+        yield f"{key}={draw.choice(values)}"
+
+
+def _drawn_advice(block: int) -> Iterator[str]:
+    draw = random.Random(1000 + block)
+    yield f"model={draw.choice(_MODELS[:-1])}"
+    yield f"machine={draw.choice(_MACHINES[:3] + _MACHINES[4:8])}"
+    yield f"devices_per_node={draw.choice((4, 8))}"
+
+
+def _report(name: str) -> str:
+    """Return the data of a report's page and its tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed = answer("report", str(RECORDED / name), "--out", folder)
+        page = (Path(folder) / "report.html").read_text()
+        data = re.search(r'<script type="application/json" id="data"[^>]*>(.*?)</script>', page, re.DOTALL)
+        assert data
+        tables = [path.read_text() for path in sorted(Path(folder).glob("*.csv"))]
+        values = json.dumps(json.loads(data[1]), indent=1, sort_keys=True)
+        return plain("\n".join([printed, values, *tables]).replace(folder, "OUT"))

@@ -1,0 +1,22 @@
+"""The digest of every case's text, kept in a file."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+FILE = Path(__file__).with_name("digests.json")
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read() -> dict[str, str]:
+    """Return what was kept, by name of the case."""
+    kept: dict[str, str] = json.loads(FILE.read_text())
+    return kept
+
+
+def write(texts: Mapping[str, str]) -> None:
+    FILE.write_text(json.dumps({name: digest(text) for name, text in sorted(texts.items())}, indent=1) + "\n")
