@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from bench import constraints
+from bench import constraints, yaml_file
 from bench.constraints import Rule
-from bench.decode import Request, check, decode, in_one_line, model
+from bench.decode import Request, check, decode, in_one_line, model, with_devices
 from bench.errors import UserError, nearest
 from bench.facts import facts, facts_of_tree, names
+from bench.presets import conf_dir
 from bench.spec import config_id
 from bench.study import Overrides, Pair, Study, expand
 
@@ -32,6 +32,8 @@ __all__ = [
     "study",
 ]  # fmt: skip
 
+_LONGEST_NAME = 200
+"""Of a group's file: file systems take 255 bytes."""
 GROUPS = ("model", "engine", "data", "machine", "launcher")
 
 
@@ -52,12 +54,6 @@ class Expansion(NamedTuple):
     merged: int  # points that are the same run as an earlier one
 
 
-def conf_dir() -> Path:
-    """Return the folder of the configuration files: beside the packages in a checkout, inside `bench` in a wheel."""
-    inside = Path(__file__).parent / "conf"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
-
-
 def parse(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
     """Parse overrides of Hydra's grammar into keys and their values, more than one for a comma list."""
     parser = OverridesParser.create()
@@ -65,21 +61,26 @@ def parse(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
     for text in overrides:
         try:
             override = parser.parse_override(text)
-        except HydraException as error:
-            why = str(error).splitlines()[0]
-            raise UserError(text, f"not an override ({why})", "write KEY=VALUE, quoted for the shell") from error
+        except (HydraException, ValueError, RecursionError) as error:  # numbers of 5,000 digits, brackets without end
+            rule = f"not an override ({yaml_file.reason(error)})"
+            raise UserError(_shown(text), rule, "write KEY=VALUE, quoted for the shell") from error
         if not override.key_or_group:
-            raise UserError(text, "not an override", "write KEY=VALUE")
+            raise UserError(_shown(text), "not an override", "write KEY=VALUE")
         parsed.append((override.key_or_group, _values(override)))
     return parsed
 
 
+def _shown(text: str) -> str:
+    """Return what was given as a message shows it: in one line, and not all of it where it is long."""
+    return in_one_line(text if len(text) <= 100 else f"{text[:100]} …")
+
+
 def _values(override: Override) -> list[Any]:
     if override.is_delete():
-        raise UserError(str(override.input_line), "nothing can be deleted", f"set {override.key_or_group}=null")
+        raise UserError(_shown(str(override.input_line)), "nothing can be deleted", f"set {override.key_or_group}=null")
     if override.is_sweep_override():
-        if not override.is_choice_sweep():
-            raise UserError(str(override.input_line), "not a list", "write the values with commas between them")
+        if override.value_type not in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP):
+            raise UserError(_shown(str(override.input_line)), "not a list", "write the values with commas between them")
         return [_plain(value) for value in override.sweep_iterator()]
     return [_plain(override.value())]
 
@@ -110,10 +111,12 @@ def points(
     overrides: Overrides,
     config_dir: Path | None = None,
     device: Callable[[Request], str | None] = lambda asked: None,
+    check: Callable[[Request, str | None], None] = check,
 ) -> Expansion:
     """Decode and check every point of a study that no rule leaves out, in the order of its axes; `overrides` win.
 
-    `device` tells which kind of device a point would run on, as `check` takes it. Points that are one run on one
+    `device` tells which kind of device a point would run on, as `check` takes it; a plan that starts nothing leaves the
+    launcher's rules out with `check_rank`. Points that are one run on one
     machine, such as those along an axis that changes nothing for an engine, are merged into the first.
     """
     rules, first = ([constraints.read(text, names()) for text in texts] for texts in (study.exclude, study.first))
@@ -158,12 +161,10 @@ def _turn(asked: Request, first: Sequence[Rule]) -> int:
 
 def study(name: str, config_dir: Path | None = None) -> Study:
     """Read conf/study/<name>.yaml, or the file itself where `name` is a path to one."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else _find("study", name, config_dir)
-    try:
-        plain = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"study={in_one_line(name)}", " ".join(str(error).split())) from error
-    decoded: Study = model(Study, plain, "study")
+    of_file = name.endswith((".yaml", ".yml"))
+    path = Path(name) if of_file else _find("study", name, config_dir)
+    called = "study" if of_file else f"study={in_one_line(name)}"
+    decoded: Study = model(Study, yaml_file.read(path, called), "study")
     return decoded
 
 
@@ -179,7 +180,7 @@ def _tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any]:
             nested = functools.reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
             tree = _merged(tree, nested)
             unresolved = unresolved or _unresolved(value)
-    return _resolved(tree) if unresolved else tree
+    return with_devices(_resolved(tree) if unresolved else tree)
 
 
 def _merged(old: Any, new: Any) -> Any:
@@ -210,8 +211,9 @@ def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
 def _composed(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> tuple[dict[str, Any], bool]:
     """Compose a choice of group files, once: it costs 60 ms. Return the tree, which is not to be changed, and whether
     something in it is to be resolved."""
+    _check_folder(config_dir)
     for group, name in choices:
-        _find(group, name, config_dir)
+        yaml_file.read(_find(group, name, config_dir), f"{group}={in_one_line(name)}")
     overrides = [f"{group}={name}" for group, name in choices]
     if config_dir:
         path = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
@@ -219,15 +221,30 @@ def _composed(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> 
     try:
         with initialize_config_dir(str(conf_dir().resolve()), version_base=None):
             tree = hydra_compose("config", overrides)
-    except HydraException as error:
-        raise UserError(" ".join(overrides), str(error).splitlines()[0]) from error
-    plain = OmegaConf.to_container(tree, resolve=False)
+        plain = OmegaConf.to_container(tree, resolve=False)
+    except Exception as error:  # Hydra raises whatever it likes for files that it cannot put together
+        raise UserError(
+            _named(choices), yaml_file.reason(error), "correct the file, or those in its defaults"
+        ) from error
     assert isinstance(plain, dict)
+    for group in GROUPS:
+        if not isinstance(plain.get(group), dict):
+            rule = f"leaves no keys for {group}"
+            raise UserError(_named(choices), rule, "let the file begin without `@package`, and with keys of its group")
     return {str(key): value for key, value in plain.items()}, _unresolved(plain)
+
+
+def _named(choices: Sequence[tuple[str, str]]) -> str:
+    return " ".join(f"{group}={in_one_line(name)}" for group, name in choices)
 
 
 def _folders(group: str, config_dir: Path | None) -> list[Path]:
     return [root / group for root in (config_dir, conf_dir()) if root]
+
+
+def _check_folder(config_dir: Path | None) -> None:
+    if config_dir and not config_dir.is_dir():
+        raise UserError(f"--config-dir {config_dir}", "no such folder", "give one laid out like conf/")
 
 
 def _names(group: str, config_dir: Path | None) -> list[str]:
@@ -235,8 +252,9 @@ def _names(group: str, config_dir: Path | None) -> list[str]:
 
 
 def _find(group: str, name: str, config_dir: Path | None) -> Path:
-    asked = f"{group}={in_one_line(name)}"
-    found = [folder / f"{name}.yaml" for folder in _folders(group, config_dir) if (folder / f"{name}.yaml").is_file()]
+    asked = f"{group}={_shown(name)}"
+    places = [folder / f"{name}.yaml" for folder in _folders(group, config_dir)] if len(name) <= _LONGEST_NAME else []
+    found = [place for place in places if place.is_file()]
     if len(found) > 1:  # Hydra would take the one that ships, and say nothing
         raise UserError(asked, f"both {found[0]} and one that ships are called so", "give yours another name")
     if found:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from bench.errors import UserError, nearest
 
+_LONGEST = 50_000
+
 Facts = Mapping[str, Any]
 """A point's values: mappings, or objects with attributes, nested as the names are dotted."""
 Part = Callable[[Facts], Any]
@@ -66,6 +68,9 @@ def read(text: str, names: Mapping[str, tuple[str, ...]]) -> Rule:
     """Return the rule that `text` writes. `names` are the dotted names it may use, each with its way through the facts
     of a point. Raise UserError for anything else."""
     text = " ".join(text.split())
+    if len(text) > _LONGEST:
+        rule = f"a rule of {len(text):,} characters, and at most {_LONGEST:,} are read"
+        raise UserError(f"exclude: {text[:60]} …", rule, "write several rules, or lists: engine in ['ddp', 'zero0']")
     # `batch.global` is no Python name: `global` is a keyword
     source = re.sub(r"(?<=\bbatch\.)global\b", "global_", text)
     try:
@@ -82,7 +87,7 @@ class _Reader:
     """Turns the parser's nodes into functions, those on the white list only."""
 
     def __init__(self, source: str, names: Mapping[str, tuple[str, ...]]) -> None:
-        self._source, self._names = source, names
+        self._source, self._names = source.encode(), names
 
     def part(self, node: ast.expr) -> Part:
         match node:
@@ -108,7 +113,8 @@ class _Reader:
 
     def _told(self, node: ast.expr) -> str:
         """Return a part of the rule as it was written."""
-        return (ast.get_source_segment(self._source, node) or "").replace("global_", "global")
+        part = self._source[node.col_offset : node.end_col_offset]  # one line, whose bytes are what offsets count
+        return part.decode(errors="replace").replace("global_", "global")
 
     def _name(self, node: ast.Name | ast.Attribute) -> Part:
         name = self._told(node)

@@ -1,13 +1,17 @@
 """A study: one question, as axes that span an ordered list of points."""
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from bench.errors import UserError
 from bench.spec import Frozen, Name, Positive
+
+MOST_RUNS = 100_000
 
 Pair = tuple[str, Any]
 """One override: a group and its file's name, or a dotted key and its value."""
@@ -37,18 +41,37 @@ class Study(Frozen):
     seed: int = Field(0, ge=0)  # of the order
     budget: Budget = Budget()
 
+    @field_validator("axes")
+    @classmethod
+    def _words(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for key, values in axes.items():
+            if not values:
+                raise ValueError(f"{key} has no values; give one, or leave it out")
+            if any(isinstance(value, dict) and not all(isinstance(name, str) for name in value) for value in values):
+                raise ValueError(f"a key of {key} is no word; write overrides: {{engine: zero1, seed: 1}}")
+        return axes
+
 
 def expand(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
     """Return every point of a study as overrides, in the order of its axes, the last varying fastest.
 
-    `overrides` win over the study: a list becomes an axis, and a single value pins one.
+    `overrides` win over the study: a list becomes an axis, and a single value pins one. UserError for more than can be
+    planned.
     """
     axes = {key: list(values) for key, values in study.axes.items()}
     for key, values in overrides:
         axes[key] = values
+    _check_number(study, axes)
     base = [(key, value) for key, value in study.base.items() if key not in axes]
     choices = [[_pairs(key, value) for value in values] for key, values in axes.items()]
     return [(*base, *itertools.chain(*combination)) for combination in itertools.product(*choices)]
+
+
+def _check_number(study: Study, axes: dict[str, list[Any]]) -> None:
+    number = math.prod(map(len, axes.values())) * study.repeats
+    if number > MOST_RUNS:
+        rule = f"its axes and repeats make {number:,} runs, and at most {MOST_RUNS:,} are planned"
+        raise UserError(f"study={study.name}", rule, "give fewer values or repeats")
 
 
 def _pairs(key: str, value: Any) -> tuple[Pair, ...]:

@@ -6,6 +6,7 @@ was asked for happened.
 
 import argparse
 import importlib
+import importlib.metadata
 import sys
 import traceback
 from collections.abc import Sequence
@@ -60,18 +61,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words or words[0] in ("-h", "--help"):
             print(_help())
             return 0 if words else _USAGE_ERROR
+        if words == ["--version"]:
+            print(_version())
+            return 0
         return _run(words[0], words[1:])
     except UserError as error:
-        if verbose:
-            traceback.print_exc()
-        print(f"zeroscale: {error}", file=sys.stderr)
-        return _USAGE_ERROR
+        return _refused(str(error), verbose=verbose)
     except KeyboardInterrupt:
         print("zeroscale: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader has seen enough, as in `zeroscale table | head`
         sys.stderr.close()
         return 0
+    except OSError as error:  # of a file or folder that was given: full, read-only, none, a name too long
+        if error.filename is None and not verbose:
+            raise
+        return _refused(f"{error.filename}: {error.strerror}", verbose=verbose)
+
+
+def _refused(message: str, *, verbose: bool) -> int:
+    """Print a message in one line, whatever it repeats of what was given; return the exit code."""
+    if verbose:
+        traceback.print_exc()
+    line = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in message)
+    print(f"zeroscale: {line}", file=sys.stderr)
+    return _USAGE_ERROR
+
+
+def _version() -> str:
+    python = ".".join(map(str, sys.version_info[:3]))
+    try:
+        return f"zeroscale {importlib.metadata.version('zeroscale')}, Python {python}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"zeroscale, not installed, Python {python}"
 
 
 def _run(name: str, words: list[str]) -> int:
@@ -94,6 +116,7 @@ def _help() -> str:
     return "\n".join(
         [
             "usage: zeroscale VERB [KEY=VALUE …] [--help] [-v]",
+            "       zeroscale --version",
             "",
             "Which ZeRO stage, micro-batch and node count for a T5-family model, and how sure can you be?",
             "",

@@ -10,9 +10,9 @@ committed), or an environment: a folder with bin/python, or an interpreter, whic
 
 Overrides are those of `zeroscale run`; without any, a small point of the smoke study on two processes of the CPU. In
 every round both sides run, by turns first; `zeroscale compare` then compares them round by round, and its exit code is
-that of this command. Besides step time and peak of memory, whatever should not vary breaks the gate by any change:
-parameters, FLOPs by their closed form, calls and bytes of every collective, live memory. (On a CPU 64 KiB of it are the
-harness's own, and the peak depends on timing.) `--allow` names what is meant to change.
+that of this command. Besides time per sample and peak of memory, whatever should not vary breaks the gate by any
+change: parameters, FLOPs by their closed form, calls and bytes of every collective, live memory. (On a CPU 64 KiB of it
+are the harness's own, and the peak depends on timing.) `--allow` names what is meant to change.
 
 Under Slurm it is a command like any other: sbatch --wrap "zeroscale ab HEAD~1 HEAD". Its runs stay on one node.
 """

@@ -11,16 +11,17 @@ max_global_batch), activation_checkpointing. batch.global is kept exactly. Besid
 
 With a deadline the best is what needs the fewest node-hours in time; with node_hours alone the fastest; else what makes
 most tokens per second and device. Of what cannot be told apart the surer one is advised: the lower stage, or what was
-measured. Runs in --results on the same machine outrank formulas.
+measured; of what is as good within 5 % the fewest nodes, then the largest micro-batch. Runs in --results on the same
+machine outrank formulas.
 """
 
 import argparse
-import math
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 from bench import config, handover, store
-from bench.cli import advised, asking, questions
+from bench.cli import advised, asking, questions, remedies
 from bench.cli.advised_json import as_json
 from bench.cli.left_out import LeftOut, nothing_fits, without_candidates
 from bench.cli.questions import Asked
@@ -28,8 +29,8 @@ from bench.cli.wording import count
 from bench.config import Request
 from bench.errors import UserError
 from bench.launchers.slurm.options import Options
-from bench.predict.advice import Advice, Question, advise, duration, measured, standing
-from bench.predict.advice.candidates import Candidate, Found, Room, look
+from bench.predict.advice import Advice, advise, duration, measured, standing
+from bench.predict.advice.candidates import Candidate, Room, look
 from bench.predict.advice.choices import Choice, choose
 from bench.predict.advice.measured import Known
 from bench.predict.memory.segments import Device
@@ -65,13 +66,18 @@ def run(args: argparse.Namespace) -> int:
     asked = asked._replace(price=asked.price or first.machine.price_per_device_hour)
     device = asking.kind(first)
     known = _known(first, device, args.results, left_out)
-    found = look([request.spec for request in requests.values()], asked.axes, _room(first, device, known))
-    left_out += without_candidates(found, asked.axes)
+    room = _room(first, device, known)
+    found = look([request.spec for request in requests.values()], asked.axes, room)
+    remedy = functools.partial(remedies.remedy, asked, args.config_dir, room)
+    left_out += without_candidates(found, asked.axes, functools.partial(remedy, changes=(remedies.FUSED,)))
+    if not found.candidates:
+        raise nothing_fits(found, left_out, functools.partial(remedy, changes=(remedies.FUSED, *remedies.OFFLOAD)))
     made = _choices(_allowed(found.candidates, requests, device, left_out), known, first, device, left_out)
-    advice = _advice(asked.question, made, found, left_out)
+    advice = _advice(asked, made)
     answer = advised.Answer(advice, first, asked, left_out, len(found.candidates))
     if args.export:
-        given = handover.Handover(advice.winner.spec, _site(first), device, _steps(advice), advised.text(answer))
+        steps = advice.question.steps(advice.winner)
+        given = handover.Handover(advice.winner.spec, _site(first), device, steps, advised.text(answer))
         handover.write(args.export, handover.files(given))
     print(as_json(answer) if args.json else advised.text(answer))
     if args.export and not args.json:
@@ -82,12 +88,6 @@ def run(args: argparse.Namespace) -> int:
 def _site(asked: Request) -> Options:
     """Return what is known of the cluster: the options of launcher=slurm or of a site's file, else Slurm's defaults."""
     return asked.launcher_options if isinstance(asked.launcher_options, Options) else Options()
-
-
-def _steps(advice: Advice) -> int | None:
-    """Return the optimizer steps that the asked tokens make."""
-    tokens = advice.question.tokens
-    return math.ceil(tokens / advice.winner.time.tokens) if tokens else None
 
 
 def _requests(asked: Asked, config_dir: Path | None, left_out: list[LeftOut]) -> dict[str, Request]:
@@ -191,10 +191,9 @@ def _without_errors(
     return good
 
 
-def _advice(question: Question, made: list[Choice], found: Found, left_out: list[LeftOut]) -> Advice:
-    """Return the advice; UserError where nothing fits or nothing keeps within the limits."""
-    if not made:
-        raise nothing_fits(found, left_out)
+def _advice(asked: Asked, made: list[Choice]) -> Advice:
+    """Return the advice; UserError where nothing keeps within the limits."""
+    question, most = asked.question, max(asked.axes.nodes)
     advice = advise(question, made)
     if standing(advice.winner, question) < 3:
         return advice
@@ -204,6 +203,6 @@ def _advice(question: Question, made: list[Choice], found: Found, left_out: list
     least = cheap.spec.nodes * (question.hours(cheap, cheap.estimate.step_s) or 0.0)
     rule = (
         f"nothing keeps to that; the fastest takes {duration(hours)} on {count(quick.spec.nodes, 'node')}, "
-        f"the cheapest {least:,.0f} node-hours"
+        f"the cheapest {least:,.0f} node-hours; searched up to {count(most, 'node')}"
     )
     raise UserError(question.objective, rule, "ask for less, or give more nodes, time or node-hours")

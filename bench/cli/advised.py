@@ -1,16 +1,19 @@
 """How advice is told to a reader: the winner, its rivals and why, what was left out, how sure it is."""
 
 import shlex
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from bench.cli import asking
 from bench.cli.left_out import LeftOut
 from bench.cli.questions import Asked
 from bench.cli.wording import count, number, overrides, percent, point, span
 from bench.config import Request
-from bench.predict.advice import Advice, duration, standing
+from bench.predict.advice import CLOSE, Advice, duration, standing
+from bench.predict.advice.candidates import Axes
 from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import slower_by, why
-from bench.predict.memory import gigabytes
+from bench.predict.memory import gigabytes, host
 
 _EVIDENCE = {
     "measured": "measured, n = {runs}",
@@ -18,6 +21,10 @@ _EVIDENCE = {
     "predicted": "predicted, and nothing was measured",
 }
 _SHOWN_REASONS = 2
+USUAL_TOKENS = 2**20
+"""Of an optimizer step, encoder and decoder: mT5's pre-training (arXiv 2010.11934), 16 times T5's (1910.10683)."""
+_FAR = 2
+"""Times the usual from which a batch is named."""
 
 
 class Answer(NamedTuple):
@@ -78,6 +85,7 @@ def _training(answer: Answer) -> list[tuple[str, str]]:
     if not known:
         return []
     rows = [
+        ("steps", f"{question.steps(winner):,}"),
         ("time", f"{duration(known[0])} ({duration(known[1])}–{duration(known[2])})"),
         ("node-hours", span(*(spec.nodes * value for value in known))),
     ]
@@ -122,6 +130,8 @@ def _note(advice: Advice, choice: Choice) -> str:
         return {1: "within the limits only if all goes well", 2: "may not fit", 3: "beyond the limits"}[mine]
     share = slower_by(winner, choice, per_device=question.per_device)
     told = f"{percent(share)} {'device-time' if question.per_device else 'time'}"
+    if abs(share) < CLOSE:
+        return f"as good ({told})"
     if question.per_device or choice.spec.world_size == winner.spec.world_size:  # else it is the number of devices
         parts = list(why(winner, choice, per_device=question.per_device).items())[:_SHOWN_REASONS]
         told += ": " * bool(parts) + ", ".join(f"{name} {percent(part)}" for name, part in parts)
@@ -139,18 +149,60 @@ def doubts(answer: Answer) -> list[str]:
         lines.append("Within the limits only if all goes well: the slow end of the interval is beyond them.")
     if winner.candidate.fits is None:
         lines.append("Nothing fits for sure; this may fit.")
-    if ties := dict.fromkeys(f"{tie.spec.engine.name} on {count(tie.spec.nodes, 'node')}" for tie in advice.ties):
-        lines.append(f"Cannot be told apart from the answer: {', '.join(ties)}.")
+    if ties := _ties(advice):
+        lines.append(f"Cannot be told apart from the answer: {'; '.join(ties)}.")
     if bolder := advice.bolder:
         by = percent(slower_by(winner, bolder, per_device=advice.question.per_device))
         lines.append(f"Foretold to take less, but less sure: {bolder.spec.engine.name}, {point(bolder.spec)}: {by}.")
     if (better := advice.perhaps) is not None:
         lines.append(f"Better, if it {_condition(better)}: {better.spec.engine.name}, {point(better.spec)}.")
+    lines += [*_ends(axes, winner), *_batch(winner), *_precision(winner), *_host(answer)]
     if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
         lines.append("Accumulation was not tried, for it makes the global batch larger: say max_global_batch=2048.")
     if winner.estimate.evidence != "measured":
         lines.append(f"To be surer: {shlex.join(['zeroscale', 'sweep', *_measure(answer)])}")
     return lines
+
+
+def _ties(advice: Advice) -> list[str]:
+    """Return the ties, the node counts of each engine together."""
+    nodes: dict[str, set[int]] = {}
+    for tie in advice.ties:
+        nodes.setdefault(tie.spec.engine.name, set()).add(tie.spec.nodes)
+    return [
+        f"{engine} on {', '.join(map(str, sorted(found)))} node{'s' * (max(found) > 1)}"
+        for engine, found in nodes.items()
+    ]
+
+
+def _ends(axes: Axes, winner: Choice) -> Iterator[str]:
+    most = max(axes.nodes)
+    if len(axes.nodes) > 1 and winner.spec.nodes == most:
+        yield f"Searched up to {count(most, 'node')}: say nodes={most},{2 * most} to look further."
+
+
+def _batch(winner: Choice) -> Iterator[str]:
+    """Yield a line on a global batch that is far above the usual: what it learns per token is not predicted."""
+    spec, tokens = winner.spec, winner.time.tokens
+    if tokens > _FAR * USUAL_TOKENS:
+        usual = 2 ** ((USUAL_TOKENS * spec.global_batch // tokens).bit_length() - 1)
+        yield (
+            f"A step of {tokens:,} tokens is far above the usual, for mT5 {USUAL_TOKENS:,}; how much a larger batch "
+            f"learns per token is not predicted: max_global_batch={usual} keeps to that."
+        )
+
+
+def _precision(winner: Choice) -> Iterator[str]:
+    if winner.spec.precision == "fp16" and winner.spec.model.family == "t5":
+        yield "T5 in fp16 often diverges, since its activations overflow: take bf16 where the device has it, else fp32."
+
+
+def _host(answer: Answer) -> Iterator[str]:
+    """Yield a line on the host where the winner's weights are flattened there."""
+    spec, machine = answer.advice.winner.spec, answer.request.machine
+    needed = host.host(spec, asking.kind(answer.request), machine.memory_bytes)
+    if needed and needed.terms.get("flattening"):
+        yield host.told(needed, spec.devices_per_node, machine.host_memory_bytes)
 
 
 def _condition(choice: Choice) -> str:

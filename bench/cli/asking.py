@@ -8,7 +8,6 @@ from pathlib import Path
 
 from bench import launchers
 from bench.config import Request
-from bench.intervals import series_interval
 from bench.measure.environment import device_kind
 from bench.predict.memory.segments import Device
 from bench.record import RunRecord
@@ -85,6 +84,8 @@ def describe(spec: RunSpec, identity: str) -> str:
 
 def result(record: RunRecord) -> str:
     """Describe in one line how a run ended and the median of its window, in seconds per optimizer step."""
+    from bench.statistics import series_interval  # here, since it takes its time and most commands need none
+
     observed, outcome = record.observations, record.outcome
     if outcome.kind != "ok" or observed is None or observed.steps is None:
         return f"{outcome.kind}: {outcome.reason}"

@@ -31,13 +31,12 @@ from bench.cli import live
 from bench.config import Request
 from bench.errors import UserError, nearest
 from bench.machine import Machine
-from bench.measure import devices
-from bench.measure.environment import device_kind
+from bench.measure.environment import device_kind, devices_here
 from bench.models.t5 import Shape
 from bench.record import Network
 
 PARTS: tuple[Part, ...] = get_args(Part)
-_RANKS = 2  # on a processor alone: as many as conf/config.yaml has devices per node
+_RANKS = 2  # on a processor alone: fewer would leave contention and collectives out
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +97,7 @@ def _request(args: argparse.Namespace) -> Request:
     for key, value in pairs:
         if key.split(".")[0] not in ("machine", "launcher"):
             raise UserError(f"{key}={value}", "a calibration is of a machine, not of a point", "give machine=NAME")
-    return config.request(pairs, args.config_dir)
+    return config.request([*pairs, ("devices_per_node", 1)], args.config_dir)  # of the machine, whatever a point has
 
 
 def _ranks(given: int | None, device: str, nodes: int) -> int:
@@ -107,11 +106,10 @@ def _ranks(given: int | None, device: str, nodes: int) -> int:
         raise UserError(f"--ranks {given}", "not a positive number", "one is the least")
     if device == "cpu":
         return given or (_RANKS if nodes == 1 else 1)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = min([devices.count(), *([len(visible.split(","))] if visible else [])])
-    if not (given or count):
+    count = given or devices_here(device)
+    if not count:
         raise UserError("--ranks", "the GPUs of this node cannot be counted", "say how many there are")
-    return given or count
+    return count
 
 
 def _parts(only: str | None, device: str) -> tuple[Part, ...]:

@@ -45,7 +45,7 @@ def examine() -> list[Finding]:
 
 
 def _host() -> list[Finding]:
-    cores, memory = len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores, memory = len(os.sched_getaffinity(0)), environment.host_memory_bytes()
     python = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     return [
         Finding("processor", "ok", f"{environment.cpu_model()}, {cores} cores, {memory / 2**30:.0f} GiB memory"),

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
+from bench import launchers
 from bench.cli.wording import count
+from bench.measure import environment
+from bench.predict.memory.host import PROCESS_BYTES
 from bench.spec import MeasureSpec
 from bench.sweep.asked import Point, Sweep
 from bench.sweep.duration import Minutes, minutes
 from bench.sweep.feasible import far_out
-from bench.sweep.forecast import Forecast
+from bench.sweep.forecast import Forecast, Room
 
 _NOTHING = Forecast()
 
@@ -39,10 +42,13 @@ class Foretold:
 
     def _memory(self, index: int) -> str:
         point = self._sweep.points[index]
-        room, there = (point.forecast or _NOTHING).room, self._sweep.machines[point.machine].memory_bytes
+        room, machine = (point.forecast or _NOTHING).room, self._sweep.machines[point.machine]
+        there = machine.memory_bytes
         if room is None:
             return "memory unknown"
         needed = f"{_span(room.low_bytes / 1e9, room.high_bytes / 1e9)} GB"
+        if there is None and machine.device == "cpu" and not launchers.load(self._sweep.launcher["name"]).QUEUES:
+            return f"{needed} in each rank, {_on_this_host(room, point.devices_per_node)}"
         if there is None:
             return f"{needed} (the device's memory is unknown)"
         verdict = "far out of memory, infeasible" if self._infeasible[index] else room.fits(there)
@@ -89,6 +95,19 @@ class Foretold:
     def _may_run_out(self, index: int) -> bool:
         limit, taken = self._sweep.points[index].time_limit_min, self._minutes[index]
         return limit is not None and taken is not None and taken.high > limit
+
+
+def _on_this_host(room: Room, ranks: int) -> str:
+    """Return what all ranks take of this host with their processes, and whether that fits."""
+    low, high = PROCESS_BYTES["cpu"]
+    all_ranks = Room(
+        low_bytes=ranks * (room.low_bytes + low),
+        high_bytes=ranks * (room.high_bytes + high),
+        tensor_bytes=ranks * room.tensor_bytes,
+    )
+    there = environment.host_memory_bytes()
+    span = _span(all_ranks.low_bytes / 1e9, all_ranks.high_bytes / 1e9)
+    return f"{span} GB of {there / 1e9:.3g} here with {count(ranks, 'rank')} ({all_ranks.fits(there)})"
 
 
 def _minutes(point: Point) -> Minutes | None:

@@ -1,6 +1,6 @@
 """What is not among the candidates of an answer, and why."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from bench.cli.wording import count, point
@@ -8,31 +8,42 @@ from bench.errors import UserError
 from bench.predict.advice.candidates import Axes, Found, Shortage
 from bench.predict.memory import gigabytes
 
+_SMALLER = "more nodes, a smaller model, or shorter sequences"
+
 
 class LeftOut(NamedTuple):
     what: str
     why: str
 
 
-def without_candidates(found: Found, axes: Axes) -> list[LeftOut]:
+Remedy = Callable[[Sequence[Shortage]], str]
+"""Returns in words what would make one of them fit, or nothing."""
+
+
+def without_candidates(found: Found, axes: Axes, remedy: Remedy) -> list[LeftOut]:
     """Return a line for every engine and every node count of which nothing came into question."""
     engines = {candidate.spec.engine.name for candidate in found.candidates}
     nodes = {candidate.spec.nodes for candidate in found.candidates}
     short = [(s.spec.engine.name, s) for s in found.short if s.spec.engine.name not in engines]
     short += [(count(s.spec.nodes, "node"), s) for s in found.short if s.spec.nodes not in nodes]
     names = dict.fromkeys(name for name, _ in short)
-    told = [LeftOut(name, _least(s for other, s in short if other == name)) for name in names]
+    told = [_short(name, [s for other, s in short if other == name], remedy) for name in names]
     limit = axes.global_batch or axes.max_global_batch
     undivided = sorted({spec.world_size for spec in found.undivided if spec.nodes not in nodes})
     rule = f"{limit} samples per step cannot be divided among so many with these micro-batches"
     return told + [LeftOut(count(ranks, "rank"), rule) for ranks in undivided]
 
 
-def nothing_fits(found: Found, left_out: Sequence[LeftOut]) -> UserError:
+def _short(name: str, short: Sequence[Shortage], remedy: Remedy) -> LeftOut:
+    helps = remedy(short)
+    return LeftOut(name, f"{_least(short)}; try {helps}" if helps else _least(short))
+
+
+def nothing_fits(found: Found, left_out: Sequence[LeftOut], remedy: Remedy) -> UserError:
     """Return the error for a question without candidates."""
     if found.short:
-        remedy = "more nodes, a smaller model, or shorter sequences"
-        return UserError("no point", _least(found.short), remedy)
+        ways = [f"try {helps}"] if (helps := remedy(found.short)) else []
+        return UserError("no point", _least(found.short), "; ".join([*ways, _SMALLER]))
     first = left_out[0] if left_out else LeftOut("batch", "leaves nothing to try")
     return UserError(first.what, first.why, "ask for another batch, or for other nodes")
 

@@ -4,16 +4,18 @@ import argparse
 import itertools
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from bench import config, launchers
-from bench.cli import asking
+from bench.cli import asking, present
 from bench.config import Expansion, Request
+from bench.decode import model
 from bench.errors import UserError
 from bench.machine import Machine
 from bench.record import Limits, Network
 from bench.spec import config_id
-from bench.study import Overrides, Pair, Study, control_pairs, order
+from bench.study import Overrides, Pair, Study, control_pairs, expand, order
 from bench.sweep import duration
 from bench.sweep.asked import Point, Rules, Sweep
 from bench.sweep.forecast import forecast
@@ -30,7 +32,13 @@ def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
     parsed = config.parse(args.overrides)
     study = _study([values for key, values in parsed if key == "study"], args)
     overrides = [(key, values) for key, values in parsed if key != "study"]
+    chosen = [] if study.base else _chosen(study, overrides, args.config_dir)
+    study = study.model_copy(update={"base": study.base | dict(chosen)})
     found = config.points(study, overrides, args.config_dir, asking.device)
+    for made in found.points:
+        present.check(made.asked)
+    if not args.json:
+        present.say(chosen)
     first = found.points[0].asked
     options = _options(found, args)
     apart = _apart([point.overrides for point in found.points])
@@ -56,6 +64,11 @@ def _study(named: list[list[Any]], args: argparse.Namespace) -> Study:
     return config.study(str(named[0][0]), args.config_dir) if named else Study(name="adhoc")
 
 
+def _chosen(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
+    """Return what makes the points of comma lists small, where the first of them starts on the CPU that is here."""
+    return present.small([key for key, _ in overrides], config.request(expand(study, overrides)[0], config_dir))
+
+
 def _options(found: Expansion, args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the one launcher that starts all points, with what was given on the command line."""
     ways = {(point.asked.launcher, point.asked.launcher_options.model_dump_json()) for point in found.points}
@@ -66,8 +79,9 @@ def _options(found: Expansion, args: argparse.Namespace) -> dict[str, Any]:
     if (given or args.autopilot) and not file.QUEUES:
         flag = "--" + next(iter(given), "autopilot").replace("_", "-")
         raise UserError(flag, f"launcher={name} has no queue", "leave it out, or choose launcher=slurm")
-    plain: dict[str, Any] = found.points[0].asked.launcher_options.model_dump(mode="json")
-    return plain | given
+    plain = found.points[0].asked.launcher_options.model_dump(mode="json")
+    options: dict[str, Any] = model(file.Options, plain | given, "launcher").model_dump(mode="json")
+    return options
 
 
 def _controls(study: Study, overrides: Overrides, found: Expansion, args: argparse.Namespace) -> list[config.Point]:

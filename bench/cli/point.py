@@ -1,6 +1,5 @@
 """Run one point here, follow it, and see that it ends: what `run`, `sweep` and `resume` have in common."""
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 from bench import launchers, store
 from bench.record import Outcome, RunRecord
+from bench.sweep import survey
 from bench.sweep.asked import Todo
 
 _POLL_S = 0.1
@@ -26,9 +26,11 @@ def measure(
     if todo.control:
         update["launcher"] = todo.circumstance.launcher | {"control": True}
     circumstance = todo.circumstance.model_copy(update=update)
-    folder = store.open_attempt(
-        study_folder / todo.config_id, todo.spec, circumstance, new_repeat=new_repeat or todo.control
-    ).folder
+    again = new_repeat or todo.control
+    try:
+        folder = store.open_attempt(study_folder / todo.config_id, todo.spec, circumstance, new_repeat=again).folder
+    except OSError as error:
+        raise store.unwritable(study_folder, error) from error
     options = dict(todo.circumstance.launcher)
     launcher = launchers.load(str(options.pop("name")))
     work = launchers.Work(todo.config_id, folder, "bench.supervisor", (str(folder),))
@@ -51,10 +53,8 @@ def measure(
 
 def _progress(folder: Path) -> str:
     """Return what the attempt says it is doing, from its heartbeat."""
-    try:
-        beat: dict[str, Any] = json.loads((folder / store.HEARTBEAT).read_text())
-        furthest_behind = min(beat["ranks"], key=lambda rank: rank["step"])
-    except (OSError, ValueError):
+    beat = survey.heartbeat(folder)
+    if not beat or not beat.ranks:
         return "starting"
-    phase, step = furthest_behind["phase"], furthest_behind["step"]
-    return f"{phase} {step}" if step >= 0 else str(phase)
+    behind = min(beat.ranks, key=lambda rank: rank.step)
+    return f"{behind.phase} {behind.step}" if behind.step >= 0 else behind.phase

@@ -17,6 +17,7 @@ from typing import Any
 from bench import config
 from bench.cli import asking
 from bench.config import Point
+from bench.decode import check_rank
 from bench.errors import UserError
 from bench.predict.memory import Memory, Micro, gigabytes, host, largest_micro_batch, memory
 from bench.predict.step_time import Time, step_time
@@ -84,9 +85,11 @@ def _points(args: argparse.Namespace) -> list[Point]:
         raise UserError("study", "a prediction is for one study", "call predict once for each")
     study = config.study(str(named[0][0]), args.config_dir) if named else Study(name="adhoc")
     overrides = [(key, values) for key, values in parsed if key != "study"]
-    if not any(key == "launcher" for key, _ in overrides):  # nothing is started: any number of nodes may be asked for
-        overrides.append(("launcher", ["slurm"]))
-    return config.points(study, overrides, args.config_dir, asking.device).points
+    return config.points(study, overrides, args.config_dir, lambda asked: asked.machine.device, check_rank).points
+
+
+def _memory(point: Point) -> Memory:
+    return memory(point.asked.spec, asking.kind(point.asked), point.asked.machine.memory_bytes)
 
 
 def _micro(point: Point) -> Micro | None:
@@ -103,7 +106,8 @@ def _fits(point: Point, needed: Memory) -> str:
 
 def _host(point: Point) -> str:
     spec, machine = point.asked.spec, point.asked.machine
-    return host.told(host.host(spec, asking.kind(point.asked)), spec.devices_per_node, machine.host_memory_bytes)
+    needed = host.host(spec, asking.kind(point.asked), machine.memory_bytes)
+    return host.told(needed, spec.devices_per_node, machine.host_memory_bytes)
 
 
 def _time(point: Point, args: argparse.Namespace) -> Time | UserError:
@@ -134,7 +138,7 @@ def _told(time: Time | UserError) -> str:
 
 
 def _line(point: Point, args: argparse.Namespace) -> str:
-    needed = memory(point.asked.spec, asking.kind(point.asked))
+    needed = _memory(point)
     low, high = needed.device
     span = f"{gigabytes(low)}–{gigabytes(high)}" if high > low else gigabytes(low)
     time = _time(point, args)
@@ -145,7 +149,7 @@ def _line(point: Point, args: argparse.Namespace) -> str:
 
 
 def _table(point: Point) -> str:
-    needed = memory(point.asked.spec, asking.kind(point.asked))
+    needed = _memory(point)
     names = list(dict.fromkeys(name for phase in needed.phases for name in phase.terms))
     rows = [["", *(phase.name for phase in needed.phases)]]
     for name in names:
@@ -177,9 +181,8 @@ def _verdict(point: Point, needed: Memory) -> str:
 
 
 def _plain(point: Point, args: argparse.Namespace, *, alone: bool) -> dict[str, Any]:
-    needed, micro = memory(point.asked.spec, asking.kind(point.asked)), _micro(point) if alone else None
-    time, on_host = _time(point, args), host.host(point.asked.spec, asking.kind(point.asked))
-    room = point.asked.machine.memory_bytes
+    needed, micro, room = _memory(point), _micro(point) if alone else None, point.asked.machine.memory_bytes
+    time, on_host = _time(point, args), host.host(point.asked.spec, asking.kind(point.asked), room)
     return {
         "config_id": point.config_id,
         "point": asking.line(point.asked),

@@ -78,7 +78,7 @@ def _todo(asked: Request, rank: int, overrides: tuple[str, ...]) -> Todo:
 def _check_room(asked: Request, device: Device) -> None:
     """Raise UserError for a rank that surely needs more memory than there is here."""
     room = devices.memory_bytes() if device == "cuda" else _free_bytes()
-    needed, _ = memory(asked.spec, device, rehearsed=True).device
+    needed, _ = memory(asked.spec, device, room, rehearsed=True).device
     if room is not None and needed > room:
         rule = f"one rank needs {needed / 1e9:.1f} GB at least, and {room / 1e9:.1f} GB are here"
         raise UserError(asking.line(asked).split()[1], rule, "more ranks, a higher stage, or a smaller batch.micro")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from bench import launchers
-from bench.cli import listing
+from bench.cli import listing, wording
 from bench.cli.here import Asked, Here
 from bench.dispatch.feed import Fed, feed
 from bench.dispatch.settle import settle
@@ -19,6 +19,7 @@ from bench.dispatch.view import look
 from bench.errors import UserError
 from bench.launchers import SchedulerAway
 from bench.sweep import asked
+from bench.sweep.survey import survey
 
 _PATIENCE_S = 600.0  # of the autopilot, with a scheduler that does not answer
 _RETRY_S = 20.0
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`."""
     folder: Path = args.folder
     sweeps = asked.read(folder)
+    wording.name_unreadable(survey(folder).unreadable)
     if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
         print(listing.fed(_feed(folder, args.autopilot), folder, as_json=args.json))
         return 0

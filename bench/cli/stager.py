@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from bench import extensions
 from bench.findings import Finding
+from bench.measure.environment import cache
+from bench.processes import module_command
 from bench.staging import Needs
 from bench.supervisor.rank_process import end_with_parent
 
@@ -27,7 +28,7 @@ def findings(
     """Stage or check in a process of its own, and yield what it finds; `follow` hears what it is doing."""
     noise = log()
     prefix = without_network() if mode == "check" else ()
-    command = [*prefix, *python, "-m", "bench.staging", mode]
+    command = [*prefix, *module_command("bench.staging", mode, python=python)]
     with noise.open("a") as output:
         child = subprocess.Popen(
             command,
@@ -54,7 +55,7 @@ def findings(
 
 def log() -> Path:
     """Return the file that keeps what libraries and compilers print."""
-    path = extensions.cache(os.environ) / "prepare.log"
+    path = cache(os.environ) / "prepare.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

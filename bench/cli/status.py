@@ -15,11 +15,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from bench.cli import live
+from bench.cli import live, wording
 from bench.cli.wording import count
 from bench.dispatch.settle import settle
 from bench.dispatch.view import View, look
-from bench.errors import UserError
+from bench.errors import UserError, printable
 from bench.sweep import exclusions
 from bench.sweep.standing import Standing
 
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
                 follow(_summary(view))
                 time.sleep(_WAIT_S)
                 view, answers = _settled(args.folder)
+    wording.name_unreadable(view.seen.unreadable)
     print(_json(view) if args.json else _text(view))
     return 0 if all(standing.final for standing in view.standings) else 1
 
@@ -79,7 +80,7 @@ def _text(view: View) -> str:
 def _line(standing: Standing) -> str:
     shown = standing.outcome if standing.final else standing.state
     why = f"  {standing.why}" if standing.why else ""
-    return f"{shown:<10}  {standing.point.line}  repeat {standing.key.repeat}{why}"
+    return printable(f"{shown:<10}  {standing.point.line}  repeat {standing.key.repeat}{why}")
 
 
 def _summary(view: View) -> str:
@@ -96,6 +97,7 @@ def _json(view: View) -> str:
         "node_hours": view.spent_node_hours(),
         "jobs": [job.handle for job in view.live],
         "excluded_nodes": [found.model_dump() for found in exclusions.read(view.folder)],
+        "unreadable": [{"file": str(error.path), "why": error.why} for error in view.seen.unreadable],
         "points": [
             {
                 **standing.key._asdict(),

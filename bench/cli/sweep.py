@@ -5,6 +5,7 @@
   zeroscale sweep study=paper launcher=slurm --dry-run
   zeroscale sweep study=strong_scaling launcher=slurm --autopilot
 
+Comma lists without a study take, on a CPU, the sizes and the window of the smoke study, as `zeroscale run` does.
 Points that already have a final answer on this machine in this environment are skipped, so that a sweep that was
 interrupted goes on where it ended. A point that is predicted far out of memory is recorded as infeasible and not run,
 unless `--no-prune` is given. With a scheduler the command returns at once: `zeroscale status` shows how it goes.

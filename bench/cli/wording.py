@@ -1,6 +1,11 @@
-"""How points and amounts are worded."""
+"""How points, amounts and files that cannot be read are worded."""
 
+import sys
+from collections.abc import Sequence
+
+from bench.errors import printable
 from bench.spec import RunSpec
+from bench.store import Unreadable
 
 
 def point(spec: RunSpec) -> str:
@@ -31,3 +36,11 @@ def span(value: float, low: float, high: float) -> str:
 def percent(share: float) -> str:
     """Return a share of more or less, with its sign."""
     return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f} %"
+
+
+def name_unreadable(found: Sequence[Unreadable]) -> None:
+    """Say on standard error which files count as not there."""
+    if found:
+        print(f"zeroscale: cannot be read, and counts as not there: {count(len(found), 'file')}", file=sys.stderr)
+    for error in found:
+        print(f"  {printable(str(error))}", file=sys.stderr)

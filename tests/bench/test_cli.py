@@ -97,3 +97,39 @@ def test_a_wrong_option_is_one_line(words: list[str], told: str, capsys: pytest.
     error = capsys.readouterr().err
     assert error.startswith(f"zeroscale: {told}")
     assert error.count("\n") == 1
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("zeroscale ")
+
+
+@pytest.mark.parametrize("words", [
+    ["run", "--x\ny"], ["status", "a\nb"], ["table", "x" * 300], ["run", "seed='\x1b[31m\n'"], ["swe\nep"],
+])  # fmt: skip
+def test_whatever_is_given_the_answer_is_one_line_without_control_signs(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("\n") and error[:-1].isprintable()
+
+
+@pytest.mark.parametrize("verb", ["run", "rehearse", "sweep"])
+def test_a_results_folder_that_cannot_be_made_is_one_line(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    words = ["model=tiny", "engine=ddp", "machine=cpu", "devices_per_node=1", "--results", str(tmp_path / "file")]
+    assert main([verb, *words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"zeroscale: {tmp_path}/file") and "ot a directory" in error
+
+
+def test_an_option_of_the_launcher_is_checked_before_a_sweep_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "launcher=slurm", "devices_per_node=1", "--begin", " ", "--results", str(tmp_path)]
+    assert main(words) == 2
+    assert "launcher.begin" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

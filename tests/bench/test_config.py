@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench import config
+from bench import cli, config
 from bench.errors import UserError
 from bench.facts import facts, names
 from bench.spec import config_id
@@ -20,14 +20,14 @@ GROUP_FILES = [
 
 
 def ask(*overrides: str, config_dir: Path | None = None) -> config.Request:
-    asked = config.request(config.single(overrides), config_dir)
+    asked = config.request(config.single(["devices_per_node=2", *overrides]), config_dir)
     config.check(asked, "cpu")
     return asked
 
 
 @pytest.mark.parametrize(("group", "name"), GROUP_FILES)
 def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
-    asked = config.request([(group, name)])
+    asked = config.request([(group, name), ("devices_per_node", 2)])
     if group == "launcher":  # slurm_<site> is slurm with a site's options
         assert asked.launcher == name.partition("_")[0]
     else:
@@ -139,7 +139,11 @@ def test_an_interpolation_is_resolved_wherever_it_stands() -> None:
 
 
 def test_a_point_of_a_study_is_the_same_point_as_asked_for_alone() -> None:
-    study = Study(name="s", base={"model": "mt5_base"}, axes={"engine": ["ddp", "zero3"], "batch.micro": [1, 2]})
+    study = Study(
+        name="s",
+        base={"model": "mt5_base", "devices_per_node": 2},
+        axes={"engine": ["ddp", "zero3"], "batch.micro": [1, 2]},
+    )
     for point in config.points(study, []).points:
         assert point.asked == config.request(point.overrides)
         assert point.config_id == config_id(point.asked.spec)
@@ -164,8 +168,8 @@ def test_what_a_rule_leaves_out_need_not_be_possible() -> None:
     assert len(config.points(cannot_run, []).points) == 1
     cannot_decode = Study(
         name="s",
-        base={"batch.global": 12},
-        axes={"batch.micro": [2, 3, 4]},  # on the default's 2 ranks
+        base={"batch.global": 12, "devices_per_node": 2},
+        axes={"batch.micro": [2, 3, 4]},
         exclude=("batch.global % (batch.micro * world_size) != 0",),
     )
     assert [point.asked.spec.accumulation for point in config.points(cannot_decode, []).points] == [3, 2]
@@ -244,3 +248,62 @@ def test_a_group_file_of_ones_own_that_is_called_like_one_that_ships_is_refused(
     own.write_text("name: h200\n")
     with pytest.raises(UserError, match="called so; give yours another name"):
         config.request([("machine", "h200")], tmp_path)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e999"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "optimizer.lr", "optimizer.eps", "measure.max_s", "measure.width", "model.dropout", "launcher.hang_s",
+        "launcher.time_limit_min", "machine.price_per_device_hour", "machine.memory_bytes_per_s",
+        "machine.peak_tflops.bf16", "seed", "batch.micro",
+    ],
+)  # fmt: skip
+def test_a_number_that_is_not_finite_is_refused(key: str, value: str) -> None:
+    with pytest.raises(UserError, match=rf"{key}=-?(inf|nan): input should be ") as caught:
+        ask(f"{key}={value}")
+    assert str(caught.value).isprintable()
+
+
+def test_options_of_engine_and_data_are_finite_too() -> None:
+    for words in (("data=text", "data.noise_density=nan"), ("engine=ddp", "engine.bucket_cap_mb=inf")):
+        with pytest.raises(UserError, match="input should be "):
+            ask(*words)
+    with pytest.raises(UserError, match=r"optimizer\.betas\.1=inf: input should be a finite number"):
+        ask("optimizer.betas=[0.9,inf]")
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("seed=" + "[" * 1500, "not an override ("),
+        ("seed=" + "9" * 5000, "not an override (Exceeds the limit"),
+        ("seed=glob(*)", "seed=glob(*): not a list"),
+        ("model=" + "x" * 300, "no such file in conf/model"),
+        ("data.source='a\nb'", "no such file in bench/data"),
+        ("model.shape.encoder_layers=1000000000", "model.shape.encoder_layers=1000000000: input should be less than"),
+        ("data=text data.files=['a**b.txt']", "data.files=a**b.txt: no such file"),
+        ("data=text data.files=['~nobody-of-that-name/x.txt']", "no such file"),
+        ("model=hugging_face model.config_file=/dev/null", "model.config_file=/dev/null: not a readable config.json"),
+    ],
+)
+def test_what_nobody_would_write_is_told_in_one_short_line(
+    override: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--dry-run", "machine=cpu", "devices_per_node=1", *override.split(" ")]) == 2
+    line = capsys.readouterr().err
+    assert told in line
+    assert line.count("\n") == 1 and line[:-1].isprintable() and len(line) < 600
+
+
+@pytest.mark.parametrize("text", ["[]", '"x"', '{"model_type": "t5", "feed_forward_proj": ["a"]}', "[" * 100_000, "{"])
+def test_a_config_file_that_is_none_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(UserError):
+        ask("model=hugging_face", f"model.config_file={file}")
+
+
+def test_a_folder_of_files_of_ones_own_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--config-dir .*/none: no such folder; give one laid out like conf/"):
+        ask(config_dir=tmp_path / "none")

@@ -1,5 +1,6 @@
 """Exclude rules: they mean what Python means by the same text; what has no sense is told, not taken for false."""
 
+import time
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from bench import constraints
 from bench.errors import UserError
+from bench.facts import names
 
 FACTS: dict[str, Any] = {
     "model": {"name": "mt5_xl", "parameters": 3_742_619_648},
@@ -130,3 +132,11 @@ def test_what_has_no_sense_is_told_in_one_line(text: str, told: str) -> None:
 def test_an_unknown_name_is_found_before_any_point_is_looked_at() -> None:
     with pytest.raises(UserError, match=r"`engine\.stag` is no name of a point; did you mean engine\.stage\?"):
         constraints.read("nodes == 1 or engine.stag == 1", NAMES)
+
+
+def test_a_rule_of_two_thousand_terms_is_read_in_a_second_and_a_longer_one_is_refused() -> None:
+    begin = time.process_time()
+    constraints.read(" or ".join(f"batch.micro == {number}" for number in range(2000)), names())
+    assert time.process_time() - begin < 1
+    with pytest.raises(UserError, match="a rule of 53,996 characters, and at most 50,000 are read"):
+        constraints.read(" or ".join(["batch.micro == 1"] * 2700), names())

@@ -164,14 +164,15 @@ def users_of(folder: Path) -> list[str]:
 
 @pytest.mark.processes
 def test_a_job_in_a_container_is_checked_by_a_job_in_that_container(tmp_path: Path) -> None:
-    words = ("launcher=slurm_gpu_pyxis", "machine=h200", f"--results={tmp_path}")
+    words = ("launcher=slurm_gpu_pyxis", "machine=h200", "devices_per_node=2", f"--results={tmp_path}")
     staged = Prepared(tmp_path, *words)
     assert staged.states() == [("data synthetic", "ok"), ("compute node", "note")]
     script = tmp_path / "adhoc" / "prepare" / "node" / "job.sh"
     assert str(script) in staged.findings[-1]["remedy"]
     last = script.read_text().splitlines()[-3:]
     assert "--container-image=/shared/my_project/images/zeroscale.sqsh" in last[1]
-    assert last[2].strip() == "python3 -m bench.cli prepare launcher=slurm_gpu_pyxis machine=h200 --offline"
+    command = "prepare launcher=slurm_gpu_pyxis machine=h200 devices_per_node=2 --offline"
+    assert last[2].strip() == f"python3 -P -m bench.cli {command}"
 
 
 def test_the_command_itself_imports_no_training_library() -> None:
@@ -183,8 +184,14 @@ def test_the_command_itself_imports_no_training_library() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("launcher=slurm_gpu_pyxis", "machine=h200", "--offline"), "--offline: jobs run in /shared/"),
-        (("machine=h200", "--arch", "hopper"), "--arch hopper: not a list of architectures; write it like 8.0,9.0"),
+        (
+            ("launcher=slurm_gpu_pyxis", "machine=h200", "devices_per_node=2", "--offline"),
+            "--offline: jobs run in /shared/",
+        ),
+        (
+            ("machine=h200", "devices_per_node=2", "--arch", "hopper"),
+            "--arch hopper: not a list of architectures; write it like 8.0,9.0",
+        ),
         (("study=smoke,paper",), "study=smoke,paper: one study at a time"),
     ],
 )
@@ -209,7 +216,7 @@ def test_one_folder_of_builds_is_not_for_two_architectures(monkeypatch: pytest.M
 
 
 def asked(*overrides: str) -> Request:
-    return config.request(config.single(overrides))
+    return config.request(config.single(["devices_per_node=2", *overrides]))
 
 
 def test_points_that_need_the_same_are_asked_for_once() -> None:

@@ -72,8 +72,11 @@ def test_the_reproduction_is_five_models_by_five_engines_by_micro_batches_by_fou
     assert {spec.model.name for spec in specs} == {"mt5_base", "mt5_large", "mt5_xl", "mt5_xxl", "t5_11b"}
     assert {spec.engine.name for spec in specs} == {"ddp", "zero0", "zero1", "zero2", "zero3"}
     assert {(spec.nodes, spec.devices_per_node) for spec in specs} == {(1, 8), (2, 8), (4, 8), (8, 8)}
-    assert len(specs) == 5 * 5 * 4 * len({spec.batch.micro for spec in specs})
-    assert {spec.accumulation for spec in specs} == {1}
+    weak = [spec for spec in specs if spec.accumulation == 1]
+    strong = [spec for spec in specs if spec not in weak]
+    assert len(weak) == 5 * 5 * 4 * len({spec.batch.micro for spec in weak})
+    assert {(spec.batch.micro, spec.global_batch) for spec in strong} == {(2, 256)}
+    assert len(strong) == 5 * 5 * 4
 
 
 def test_weak_scaling_keeps_the_work_of_a_device_and_strong_scaling_that_of_a_step() -> None:
@@ -95,6 +98,8 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
         return {point.config_id for point in points_of(name).points if point.asked.spec.nodes <= max_nodes}
 
     assert ids("weak_scaling", 8) < ids("paper", 8)
+    strong = {point.config_id for point in points_of("strong_scaling").points if point.asked.spec.batch.micro == 2}
+    assert strong < ids("paper", 8)
     assert len(ids("weak_scaling", 8)) == 3 * 5 * 4
 
 
@@ -127,7 +132,8 @@ def test_a_study_whose_name_is_no_word_is_refused_in_one_line(name: str, tmp_pat
         ("name: s\nrepeats: 0", "study.repeats=0: input should be greater than 0"),
         ("name: s\nbudget: {node_hour: 3}", "study.budget.node_hour: no such key; did you mean node_hours?"),
         ("name: s\nexclude: nodes > 1", "study.exclude=nodes > 1: input should be a valid tuple"),
-        ("", "study.name: field required"),
+        ("", "not a mapping of words to values"),
+        ("repeats: 1", "study.name: field required"),
     ],
 )
 def test_a_file_that_is_no_study_is_refused_in_one_line(text: str, told: str, tmp_path: Path) -> None:

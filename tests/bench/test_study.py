@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from bench import config
+from bench.errors import UserError
 from bench.study import Budget, Study, control_pairs, expand, order
 
 
@@ -82,3 +85,15 @@ def test_the_smoke_study_is_two_by_two_by_every_engine() -> None:
     assert {p.engine.name for p in points} == {"ddp", "zero0", "zero1", "zero2", "zero3"}
     assert {p.world_size for p in points} == {1, 2}
     assert {p.data.name for p in points} == {"text"}
+
+
+@pytest.mark.parametrize("fields", [{"axes": {key: list(range(1000)) for key in "abc"}}, {"repeats": 10**9}])
+def test_more_runs_than_anybody_makes_are_refused_before_they_are_listed(fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"study=s: its axes and repeats make 1,000,000,000 runs, and at most 100,000"):
+        expand(Study(name="s", **fields), [])
+
+
+@pytest.mark.parametrize("axes", [{"engine": []}, {"engine": [{3: 4}]}])
+def test_an_axis_has_values_and_their_keys_are_words(axes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="engine"):
+        Study(name="s", axes=axes)

@@ -1,0 +1,58 @@
+"""What would make points fit that do not: changes of the question, each tried by what memory is predicted with it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import config
+from bench.cli.questions import Asked
+from bench.cli.wording import point
+from bench.errors import UserError
+from bench.predict.advice.candidates import Room, Shortage
+from bench.predict.memory import host, memory
+from bench.spec import RunSpec
+
+Change = tuple[tuple[str, Any], ...]
+FUSED: Change = (("optimizer.implementation", "fused"),)
+_OPTIMIZER: Change = (("engine.offload_optimizer.device", "cpu"), ("optimizer.implementation", "native"))
+OFFLOAD: tuple[Change, ...] = (_OPTIMIZER, (*_OPTIMIZER, ("engine.offload_param.device", "cpu")))
+"""The time of a step with these is not predicted."""
+
+
+def remedy(
+    asked: Asked, config_dir: Path | None, room: Room, short: Sequence[Shortage], changes: Sequence[Change]
+) -> str:
+    """Return in words the first of `changes` with which one of `short` fits or may fit, "it" being the one that lacks
+    least; empty where none does. What the question itself says is not changed."""
+    given = {key for key, _ in asked.overrides}
+    lacking = sorted((one for one in short if one.bytes > 0), key=lambda one: one.bytes)
+    for change in changes:
+        if given & {key for key, _ in change}:
+            continue
+        for shortage in lacking:
+            fits = _fits(asked, config_dir, room, shortage.spec, change)
+            if fits is not False:
+                words = " ".join(f"{key}={value}" for key, value in change)
+                what = f"{shortage.spec.engine.name}, {point(shortage.spec)}," if shortage is not lacking[0] else "it"
+                untimed = " (its time is not predicted)" if change in OFFLOAD else ""
+                return f"{words}, with which {what} {'fits' if fits else 'may fit'}{untimed}"
+    return ""
+
+
+def _fits(asked: Asked, config_dir: Path | None, room: Room, short: RunSpec, change: Change) -> bool | None:
+    """Whether a point fits with a change, into devices and hosts; None: perhaps, also where the host is unknown."""
+    pairs = [("launcher", "slurm"), ("batch.micro", 1), *asked.overrides, ("engine", short.engine.name), *change]
+    try:
+        made = config.request(pairs, config_dir)
+        made = made._replace(spec=made.spec.model_copy(update={name: getattr(short, name) for name in _SEARCHED}))
+        config.check(made, room.device)
+    except UserError:  # an engine that does not know it
+        return False
+    needed = [memory(made.spec, room.device, room.bytes).fits(room.bytes)]
+    on_host, there = host.host(made.spec, room.device, room.bytes), made.machine.host_memory_bytes
+    if change in OFFLOAD:
+        needed.append(on_host.fits(there) if on_host and there else None)
+    return False if False in needed else None if None in needed else True
+
+
+_SEARCHED = ("nodes", "batch", "activation_checkpointing")

@@ -1,0 +1,22 @@
+"""The files that come with the project: where they are, and what an engine's says."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def conf_dir() -> Path:
+    """Return the folder of the configuration files: beside the packages in a checkout, inside `bench` in a wheel."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+@functools.cache
+def engine_preset(name: str) -> Mapping[str, Any]:
+    """Return the options that conf/engine/<name>.yaml writes out; none where the project has no such file."""
+    path = conf_dir() / "engine" / f"{name}.yaml"
+    plain = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {option: value for option, value in plain.items() if option not in ("name", "backend")}

@@ -1,0 +1,197 @@
+"""What the first command of a new user does: it takes the devices that are there, and refuses the others at once."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from started_runs import PATIENCE_S, Command
+
+from bench import config, store
+from bench.cli import asking, main
+from bench.errors import UserError
+from bench.measure import environment
+from bench.spec import MeasureSpec
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the driver show some GPUs to a torch that was built for them."""
+
+    def show(number: int, name: str = "NVIDIA L4") -> None:
+        monkeypatch.setattr(environment.devices, "count", lambda: number)
+        monkeypatch.setattr(environment.devices, "name", lambda device: name)
+        monkeypatch.setattr(environment, "_torch_constant", lambda name: "12.8")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return show
+
+
+@pytest.fixture(autouse=True)
+def _forget_devices() -> Iterator[None]:
+    asking._device_here.cache_clear()
+    yield
+    asking._device_here.cache_clear()
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Leave a machine with so many cores and no GPU."""
+
+    def leave(cores: int) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(environment.os, "sched_getaffinity", lambda pid: set(range(cores)))
+
+    return leave
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    def line(*words: str) -> str:
+        assert main([*words]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1, told
+        return told
+
+    return line
+
+
+def devices(*overrides: str) -> int:
+    return config.request(config.single(overrides)).spec.devices_per_node
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 2), (64, 2)])
+def test_on_a_cpu_two_processes_run_or_one_on_a_single_core(
+    processor: Callable[[int], None], cores: int, processes: int
+) -> None:
+    processor(cores)
+    assert devices() == devices("machine=cpu") == processes
+    assert devices("devices_per_node=3") == 3
+
+
+@pytest.mark.parametrize(
+    ("visible", "number"), [(None, 4), ("0", 1), ("2,3", 2), ("0,1,2,3,4", 4), ("1,-1,2", 1), ("GPU-8a,GPU-9b", 2)]
+)
+def test_all_gpus_that_are_not_hidden_are_used(
+    gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch, visible: str | None, number: int
+) -> None:
+    gpus(4)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert devices() == number
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_where_all_gpus_are_hidden_the_cpu_is_used(
+    gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    gpus(4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert devices() == min(2, environment.cores())
+
+
+def test_a_machine_by_its_name_is_counted_where_it_is_this_one(gpus: Callable[..., None]) -> None:
+    gpus(4, "NVIDIA H200")
+    assert devices("machine=h200") == 4
+    assert devices("machine=h200", "machine.devices_per_node=2") == 2, "what its file says goes first"
+    with pytest.raises(UserError, match=r"devices_per_node: machine=a100_80 is not this machine.*; give"):
+        devices("machine=a100_80")
+    assert devices("machine=a100_80", "machine.devices_per_node=8") == 8
+
+
+def test_elsewhere_the_number_of_devices_is_to_be_given() -> None:
+    with pytest.raises(UserError, match=r"devices_per_node: launcher=slurm starts elsewhere"):
+        devices("launcher=slurm")
+    assert devices("launcher=slurm", "machine.devices_per_node=8") == 8
+    assert devices("launcher=slurm", "devices_per_node=4") == 4
+
+
+def test_a_prediction_is_of_the_run_that_would_start_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=tiny", "nodes=4", "machine=cpu"]) == 0
+    assert f"4 × {min(2, environment.cores())} devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [("run",), ("sweep",), ("run", "--dry-run"), ("sweep", "--dry-run")])
+def test_devices_that_are_not_here_are_refused_before_anything_starts(
+    verb: tuple[str, ...], gpus: Callable[..., None], refused: Refused, tmp_path: Path
+) -> None:
+    gpus(1)
+    words = (*verb, "--results", str(tmp_path))
+    assert "devices_per_node=2: here is 1 GPU; give at most 1" in refused(*words, "devices_per_node=2")
+    assert "machine=h200: expects NVIDIA H200, and NVIDIA L4 is here" in refused(
+        *words, "machine=h200", "devices_per_node=1"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_processes_than_a_processor_can_run_are_refused(
+    processor: Callable[[int], None], refused: Refused
+) -> None:
+    processor(2)
+    assert "devices_per_node=100000: too many processes for 2 cores; give at most 16" in refused(
+        "run", "--dry-run", "devices_per_node=100000"
+    )
+    assert "machine=h200: there is no GPU here" in refused("run", "--dry-run", "machine=h200", "devices_per_node=8")
+
+
+def chosen(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
+    """Return the specs of a dry run."""
+    assert main([*words, "--dry-run", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    return [one["spec"] for one in (plain if isinstance(plain, list) else [plain])]
+
+
+def test_on_a_cpu_a_point_is_small_where_nothing_else_is_given(
+    processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    processor(2)
+    smoke = config.points(config.study("smoke"), []).points[0].asked.spec
+    for words in (("run", "engine=zero3"), ("sweep", "engine=zero3"), ("sweep", "engine=ddp,zero3")):
+        spec = chosen(capsys, *words)[0]
+        assert spec["precision"] == smoke.precision
+        assert spec["sequence"] == smoke.sequence.model_dump()
+        assert spec["measure"] == smoke.measure.model_dump()
+
+
+def test_what_is_given_of_a_section_makes_the_rest_of_it_the_default(
+    processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    processor(2)
+    [spec] = chosen(capsys, "run", "measure.max_s=100", "precision=bf16")
+    assert spec["measure"] == MeasureSpec(max_s=100).model_dump()
+    assert (spec["precision"], spec["sequence"]) == ("bf16", {"encoder": 128, "decoder": 32})
+    [spec] = chosen(capsys, "run", "sequence.encoder=64")
+    assert (spec["precision"], spec["sequence"]) == ("fp32", {"encoder": 64, "decoder": 128})
+
+
+def test_a_study_and_a_gpu_get_what_they_ask_for(
+    gpus: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\nbase: {devices_per_node: 1}\naxes: {engine: [ddp]}\n")
+    [spec] = chosen(capsys, "sweep", f"study={tmp_path / 'mine.yaml'}", "machine=cpu")
+    assert (spec["precision"], spec["measure"]) == ("bf16", MeasureSpec().model_dump())
+    gpus(1)
+    [spec] = chosen(capsys, "run")
+    assert (spec["precision"], spec["devices_per_node"]) == ("bf16", 1)
+
+
+@pytest.mark.processes
+def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_path: Path) -> None:
+    run = Command(tmp_path, ["machine=cpu"])
+    output, errors = run.process.communicate(timeout=PATIENCE_S)
+    assert run.process.returncode == 0, errors
+    [record] = [store.read_record(path) for path in store.find_records([tmp_path])]
+    assert record.observations and record.observations.steps and record.observations.tokens
+    steps, tokens = record.observations.steps, record.observations.tokens
+    rate = (tokens.encoder + tokens.decoder) * len(step_s := steps.step_s[steps.cut :]) / steps.window_s
+    lines = output.splitlines()
+    assert lines[1].startswith("ok: ") and f"n = {len(step_s)}" in lines[1]
+    assert lines[2].startswith(f"{rate:,.0f} tokens per second")
+    assert lines[3].startswith("flags: ") and "short" in lines[3]
+    assert "  short: the run has a window of less than 30 steps and less than 20 s" in lines
+    assert lines[-2].startswith("next: zeroscale run engine=ddp machine=cpu ")
+    assert lines[-1].split("  #")[0].split() == ["zeroscale", "report", str(tmp_path / "adhoc"), "--out",
+                                                 "results/reports/adhoc"]  # fmt: skip
+    assert "precision=fp32" in errors and "precision=fp32" in record.circumstance.overrides
