@@ -2,14 +2,12 @@
 
 import functools
 import itertools
-import pkgutil
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
 
-from bench import data, engines, models
+from bench import data, engines, models, plugins
 from bench.decode import Request, file_of, models_in, valid
 from bench.machine import Machine
 from bench.spec import RunSpec
@@ -45,19 +43,12 @@ def names() -> dict[str, tuple[str, ...]]:
     """Return every dotted name of `facts`, whichever the engine, each with its way through them; a group's own name
     stands for what was chosen from it."""
     kinds: list[tuple[str, type[BaseModel]]] = [("", RunSpec), ("machine.", Machine)]
-    kinds += [("engine.", file.Options) for file in _files(engines)] + [
-        ("data.", file.Options) for file in _files(data)
-    ]
-    kinds += [("model.shape.", file.Shape) for file in _files(models)]
+    kinds += [("engine.", engines.load(name).Options) for name in plugins.names(plugins.ENGINE)]
+    kinds += [("data.", data.load(name).Options) for name in plugins.names(plugins.DATA)]
+    kinds += [("model.shape.", models.load(name).Shape) for name in plugins.names(plugins.FAMILY)]
     known = ["world_size", *itertools.chain.from_iterable(_below(prefix, kind) for prefix, kind in kinds)]
     groups = {group: (group, "name") for group in ("model", "engine", "data", "machine")}
     return {name: tuple(name.split(".")) for name in known} | groups
-
-
-def _files(package: ModuleType) -> list[ModuleType]:
-    """Return a package's files; packages in it hold what they share."""
-    found = pkgutil.iter_modules(package.__path__)
-    return [file_of(package, module.name) for module in found if not module.ispkg]
 
 
 def _below(prefix: str, kind: type[BaseModel]) -> Iterator[str]:

@@ -11,7 +11,6 @@ import gc
 import importlib
 import json
 import os
-import pkgutil
 import signal
 import socket
 import sys
@@ -19,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bench import data, engines, models, worker
+from bench import plugins, worker
 
 _PR_SET_PDEATHSIG = 1
 # What libraries import only when it is first used. DeepSpeed's Muon imports torch's compiler, 2.6 s of every start.
@@ -57,10 +56,13 @@ def preload(device: str) -> None:
     """Import whatever a rank will; `device` is "cpu" or "cuda"."""
     os.environ["DS_ACCELERATOR"] = device
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
-    ours = [f"{p.__name__}.{m.name}" for p in (data, engines, models) for m in pkgutil.iter_modules(p.__path__)]
+    kinds: tuple[plugins.Kind[Any], ...] = (plugins.DATA, plugins.ENGINE, plugins.FAMILY)
+    for kind in kinds:
+        for name in plugins.names(kind):
+            plugins.load(kind, name)
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
     libraries = ["torch.distributed", "torch.nn.parallel", "deepspeed", "transformers"]
-    for name in (*libraries, *ours, *measuring):
+    for name in (*libraries, *measuring):
         importlib.import_module(name)
     for name in _LATE:
         with contextlib.suppress(ImportError):  # another version may have another order; then the rank imports it

@@ -9,12 +9,10 @@ Sample i of the global stream depends on (seed, i) alone: the same global batch 
 engine, the number of ranks and the accumulation.
 """
 
-import importlib
-import pkgutil
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.errors import UserError, nearest
+from bench import plugins
+from bench.plugins import DataPlugin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +26,6 @@ class MicroBatch(NamedTuple):
     decoder_padding: int  # padding tokens among micro × sequence.decoder
 
 
-def load(source: str) -> ModuleType:
+def load(source: str) -> DataPlugin:
     """Return the data source file named `source`; raise UserError if there is none."""
-    known = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
-    if source not in known:
-        raise UserError(f"data.source={source}", "no such file in bench/data", nearest(source, known))
-    return importlib.import_module(f"{__name__}.{source}")
+    return plugins.load(plugins.DATA, source)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from bench import launchers, store
@@ -13,6 +12,7 @@ from bench.dispatch.settle import prune, settle, to_start
 from bench.dispatch.view import View, look
 from bench.errors import UserError
 from bench.launchers import LaunchPlan, SchedulerAway, Work
+from bench.plugins import LauncherPlugin
 from bench.store import Attempt
 from bench.sweep import exclusions, jobs
 from bench.sweep.jobs import Job
@@ -62,7 +62,7 @@ def _tried(view: View) -> Iterator[Attempt]:
 
 
 def plan(
-    job: Job, folder: Path, options: Any, launcher: ModuleType, after: Sequence[str], exclude: Sequence[str]
+    job: Job, folder: Path, options: Any, launcher: LauncherPlugin, after: Sequence[str], exclude: Sequence[str]
 ) -> LaunchPlan:
     """Return how a job starts; pure, so that a dry run prints it."""
     work = Work(
@@ -88,8 +88,8 @@ class Feeder:
         self._view = view
         sweep = view.sweeps[-1]
         options = dict(sweep.launcher)
-        self._launcher = launchers.load(str(options.pop("name")))
-        self._options = self._launcher.Options.model_validate(options)
+        self._launcher = launchers.load_queueing(str(options.pop("name")))
+        self._options: Any = self._launcher.Options.model_validate(options)
         self._rules = sweep.rules
         self._cluster = self._launcher.limits(self._options)
         self._most, self._whose = self._limit(autopilot)
@@ -175,7 +175,7 @@ class Feeder:
 def cancel(folder: Path) -> list[str]:
     """Cancel every job of a study that the scheduler still has, and no other; return their numbers."""
     view = look(folder, about_all=True)
-    launcher = launchers.load(str(view.sweeps[-1].launcher["name"]))
+    launcher = launchers.load_queueing(str(view.sweeps[-1].launcher["name"]))
     if not launcher.QUEUES:
         raise UserError(str(folder), "its points are run by the command that was called", "press Ctrl-C there")
     numbers = sorted(

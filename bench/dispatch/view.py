@@ -49,7 +49,7 @@ def look(folder: Path, *, ask: bool = True, about_all: bool = False) -> View:
     sweeps = asked.read(folder)
     seen, wanted = survey(folder), asked.union(sweeps)
     names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
-    launcher = launchers.load(str(sweeps[-1].launcher["name"]))
+    launcher = launchers.load_queueing(str(sweeps[-1].launcher["name"]))
     queue: dict[Place, Any] = launcher.ask(names) if ask and launcher.QUEUES and names else {}
     return View(folder, sweeps, seen, queue, standings(wanted, seen, queue))
 

@@ -13,13 +13,11 @@
 Packages in this folder hold what engines share and are no engines.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Iterable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.errors import UserError, nearest
+from bench import plugins
+from bench.plugins import EnginePlugin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,9 +47,6 @@ class Engine(Protocol):
         ...
 
 
-def load(backend: str) -> ModuleType:
+def load(backend: str) -> EnginePlugin:
     """Return the engine file named `backend`; raise UserError if there is none."""
-    known = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
-    if backend not in known:
-        raise UserError(f"engine.backend={backend}", "no such file in bench/engines", nearest(backend, known))
-    return importlib.import_module(f"{__name__}.{backend}")
+    return plugins.load(plugins.ENGINE, backend)

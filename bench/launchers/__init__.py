@@ -13,14 +13,12 @@ and, where it queues:
 `limits(options)`            what the cluster takes: sizes of arrays, jobs in the queue, minutes
 """
 
-import functools
-import importlib
-import pkgutil
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from bench.errors import UserError, nearest
+from bench import plugins
+from bench.errors import UserError
+from bench.plugins import LauncherPlugin, QueueingLauncherPlugin
 
 
 class SchedulerAway(UserError):
@@ -54,10 +52,11 @@ class LaunchPlan(NamedTuple):
     files: dict[Path, str] = {}
 
 
-@functools.cache
-def load(name: str) -> ModuleType:
+def load(name: str) -> LauncherPlugin:
     """Return the launcher file named `name`; raise UserError if there is none."""
-    known = [module.name for module in pkgutil.iter_modules(__path__)]
-    if name not in known:
-        raise UserError(f"launcher.name={name}", "no such file in bench/launchers", nearest(name, known))
-    return importlib.import_module(f"{__name__}.{name}")
+    return plugins.load(plugins.LAUNCHER, name)
+
+
+def load_queueing(name: str) -> QueueingLauncherPlugin:
+    """Return a launcher that is known to queue."""
+    return cast(QueueingLauncherPlugin, load(name))

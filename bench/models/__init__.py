@@ -14,22 +14,15 @@
 Packages in this folder hold what families are built of and are no families.
 """
 
-import functools
 import hashlib
-import importlib
-import pkgutil
-from types import ModuleType
 
-from bench.errors import UserError, nearest
+from bench import plugins
+from bench.plugins import FamilyPlugin
 
 
-@functools.cache  # readers of many records ask for the same one again and again
-def load(family: str) -> ModuleType:
+def load(family: str) -> FamilyPlugin:
     """Return the family file named `family`; raise UserError if there is none."""
-    known = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
-    if family not in known:
-        raise UserError(f"model.family={family}", "no such file in bench/models", nearest(family, known))
-    return importlib.import_module(f"{__name__}.{family}")
+    return plugins.load(plugins.FAMILY, family)
 
 
 def derived_seed(seed: int, name: str) -> int:
