@@ -14,8 +14,14 @@ DEFAULTS_VERSION = 1
 """Version of the defaults below. `config_id` leaves defaults out, so none of them changes within a version."""
 
 Precision = Literal["bf16", "fp16", "fp32"]
+Device = Literal["cpu", "cuda"]
 Positive = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
+
+WIDTH: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Bytes per element of weights, gradients and activations."""
+FULL = 4
+"""Bytes per element of fp32: master weights, AdamW's two moments, what is computed in fp32 whatever the precision."""
 
 
 def _rule(holds: bool, broken: str, remedy: str) -> None:

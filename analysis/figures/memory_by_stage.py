@@ -19,9 +19,8 @@ from analysis.results import Results
 from analysis.summary import Row
 from bench.errors import UserError
 from bench.predict.memory import memory
-from bench.predict.memory.segments import Device
 from bench.predict.memory.states import model_states
-from bench.spec import RunSpec
+from bench.spec import Device, RunSpec
 
 TITLE = "Memory by stage against ZeRO's arithmetic"
 ALT = (

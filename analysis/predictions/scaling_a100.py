@@ -16,11 +16,10 @@ from analysis.predictions import Comparison, Point
 from analysis.predictions.shapes import shape
 from bench.machine import CollectiveKind, Machine
 from bench.predict.families import shape_of
-from bench.predict.memory.segments import FULL
 from bench.predict.memory.t5 import tensors
 from bench.predict.step_time.compute import ADAMW_PASSES, UPDATE_PASSES
 from bench.predict.step_time.network import MIB, Span, collective_s
-from bench.spec import RunSpec
+from bench.spec import FULL, RunSpec
 
 POINTS = 5.0
 """Bound of every efficiency's error, in points; set before the model was written."""

@@ -33,10 +33,9 @@ from bench.predict.advice import Advice, advise, duration, measured, standing
 from bench.predict.advice.candidates import Candidate, Room, look
 from bench.predict.advice.choices import Choice, choose
 from bench.predict.advice.measured import Known
-from bench.predict.memory.segments import Device
 from bench.predict.step_time import step_time
 from bench.record import RunRecord
-from bench.spec import RunSpec
+from bench.spec import Device, RunSpec
 
 __doc__ = __doc__.format(words=questions.help_text())
 

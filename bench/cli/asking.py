@@ -9,9 +9,8 @@ from pathlib import Path
 from bench import launchers
 from bench.config import Request
 from bench.measure.environment import device_kind
-from bench.predict.memory.segments import Device
 from bench.record import RunRecord
-from bench.spec import RunSpec, config_id
+from bench.spec import Device, RunSpec, config_id
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

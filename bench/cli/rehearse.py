@@ -19,9 +19,8 @@ from bench.decode import check_rank
 from bench.errors import UserError
 from bench.measure import devices
 from bench.predict.memory import memory
-from bench.predict.memory.segments import Device
 from bench.record import Circumstance, Limits, RunRecord
-from bench.spec import config_id
+from bench.spec import Device, config_id
 from bench.sweep.asked import Todo
 
 STUDY = "rehearsals"

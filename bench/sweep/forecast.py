@@ -6,9 +6,8 @@ from typing import Literal
 from bench.errors import UserError
 from bench.machine import Machine
 from bench.predict.memory import memory
-from bench.predict.memory.segments import Device
 from bench.predict.step_time import step_time
-from bench.spec import Frozen, RunSpec
+from bench.spec import Device, Frozen, RunSpec
 
 FAR_OUT = 1.2
 """A device's memory times this is far out of memory: a point whose low estimate is above need not run. Recorded peaks

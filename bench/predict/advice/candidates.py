@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from bench.predict.memory import LARGEST_MICRO_BATCH, Memory, memory
-from bench.predict.memory.segments import Device
-from bench.spec import Batch, RunSpec
+from bench.spec import Batch, Device, RunSpec
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Node counts that are looked at where none is given."""

@@ -15,9 +15,9 @@ from bench.predict.families import formulas, shape_of
 from bench.predict.memory import buckets
 from bench.predict.memory.engines import CUDA_BASE_BYTES, Engine, engine
 from bench.predict.memory.gathering import Limits
-from bench.predict.memory.segments import Device, Segment, Workload, workload
+from bench.predict.memory.segments import Segment, Workload, workload
 from bench.predict.memory.states import Terms, bucket, initialisation, resident, update
-from bench.spec import Batch, RunSpec
+from bench.spec import Batch, Device, RunSpec
 
 FRAGMENTATION = (0.0, 0.1)
 """What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;

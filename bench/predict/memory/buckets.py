@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from bench.predict.memory.engines import EVERYWHERE, Engine
 from bench.predict.memory.gathering import Limits, Walk, replay
-from bench.predict.memory.segments import Module, Tensors, padded
 from bench.predict.memory.states import bucket
+from bench.stacks import Module, Tensors, padded
 
 Array = NDArray[np.int64]
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from bench.engines import ddp
 from bench.engines.zero.options import Options
-from bench.predict.memory.segments import WIDTH, Device, Tensors, padded
-from bench.spec import OptimizerSpec, RunSpec
+from bench.spec import WIDTH, Device, OptimizerSpec, RunSpec
+from bench.stacks import Tensors, padded
 
 CUDA_BASE_BYTES = (600_000_000, 2_000_000_000)
 """CUDA context, loaded kernels, cuBLAS workspaces and NCCL's buffers: 0.5 to 2 GB by GPU, torch and number of peers

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.predict.memory.segments import Module, Tensors
+from bench.stacks import Module, Tensors
 
 Array = NDArray[np.int64]
 

@@ -12,9 +12,8 @@ from bench.predict.families import formulas, shape_of
 from bench.predict.memory import gigabytes, memory
 from bench.predict.memory.buckets import averaged
 from bench.predict.memory.engines import Engine, engine
-from bench.predict.memory.segments import FULL, Device
 from bench.predict.memory.states import accumulation_width, sub_group
-from bench.spec import RunSpec
+from bench.spec import FULL, Device, RunSpec
 
 Span = tuple[int, int]
 """Bytes, low and high."""

@@ -5,8 +5,7 @@ Formulas follow DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, stage3.py, runt
 """
 
 from bench.predict.memory.engines import EVERYWHERE, Engine
-from bench.predict.memory.segments import FULL, WIDTH
-from bench.spec import Precision
+from bench.spec import FULL, WIDTH, Precision
 
 Terms = dict[str, int]
 """Bytes by name; their sum is what lives at one moment."""

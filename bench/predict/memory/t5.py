@@ -7,7 +7,9 @@ own `saved_tensors_hooks`. Bytes are those of one rank and one micro-batch.
 import itertools
 
 from bench.models.t5 import Shape
-from bench.predict.memory.segments import FULL, Module, Segment, Stack, Tensors, Workload
+from bench.predict.memory.segments import Segment, Stack, Workload
+from bench.spec import FULL
+from bench.stacks import Module, Tensors
 
 INDEX = 8
 """Bytes of a token or a bucket of the position bias: int64."""

@@ -11,11 +11,10 @@ from bench.machine import Machine
 from bench.predict.families import formulas, shape_of
 from bench.predict.flops import StepFlops, flops_per_step
 from bench.predict.memory.engines import engine
-from bench.predict.memory.segments import Device
 from bench.predict.step_time.communication import Transfer, transfers
 from bench.predict.step_time.compute import Compute, compute
 from bench.predict.step_time.network import MOVED, Span, collective_s
-from bench.spec import RunSpec
+from bench.spec import Device, RunSpec
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
 """Parts that depend on what a device computes per second."""

@@ -13,8 +13,7 @@ from bench.predict.memory import limits
 from bench.predict.memory.buckets import STAGE_0_BUCKET
 from bench.predict.memory.engines import EVERYWHERE, Engine
 from bench.predict.memory.gathering import replay
-from bench.predict.memory.segments import FULL
-from bench.spec import RunSpec
+from bench.spec import FULL, RunSpec
 
 Pass = Literal["forward", "backward", "update"]
 PASSES: tuple[Pass, Pass] = ("forward", "backward")

@@ -6,10 +6,10 @@ from typing import NamedTuple
 from bench.machine import Machine
 from bench.predict.families import formulas, shape_of
 from bench.predict.memory.engines import EVERYWHERE, Engine
-from bench.predict.memory.segments import FULL, Device, Workload, workload
+from bench.predict.memory.segments import Workload, workload
 from bench.predict.step_time.rates import Rates, rates
 from bench.predict.step_time.work import backward
-from bench.spec import Precision, RunSpec
+from bench.spec import FULL, Device, Precision, RunSpec
 
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
 """fp32 values read and written per element by AdamW. A fused kernel reads gradient, weight and two moments and writes

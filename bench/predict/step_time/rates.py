@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.predict.memory.segments import WIDTH, Device
 from bench.predict.step_time.work import Matmul, Work
-from bench.spec import Precision
+from bench.spec import WIDTH, Device, Precision
 
 NEIGHBOURS = 4
 """Calibrated shapes that a rate is interpolated from, weighted by inverse squared distance in log space."""

@@ -6,8 +6,9 @@ bench.models.t5's closed form.
 """
 
 from bench.models.t5 import Shape
-from bench.predict.memory.segments import FULL, Workload
+from bench.predict.memory.segments import Workload
 from bench.predict.step_time.work import Matmul, Work
+from bench.spec import FULL
 
 NORM_PASSES = 6
 """Reads and writes of a tensor in fp32 in T5LayerNorm: squared, averaged, scaled."""

@@ -3,7 +3,7 @@
 from bench.models import t5
 from bench.predict.memory import t5 as family
 from bench.predict.memory.gathering import Limits, replay
-from bench.predict.memory.segments import Module, Tensors
+from bench.stacks import Module, Tensors
 
 SHORT = Limits(prefetch=25, live=40, reuse=0, persistence=0, bucket=35, contiguous=True, checkpointing=False)
 
