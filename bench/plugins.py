@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 from pydantic import BaseModel
 
 from bench.errors import UserError, nearest
+from bench.record import RunRecord
 from bench.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _complete(kind: Kind[Any], name: str) -> ModuleType:
     module = _module(kind, name)
     if missing := [member for member in kind.members if not hasattr(module, member)]:
         rule = f"{module.__name__} does not define {', '.join(missing)}"
-        raise UserError(f"{kind.key}={name}", rule, f"a {kind.name} defines {', '.join(kind.members)}")
+        raise UserError(f"{kind.key}={name}", rule, f"see {kind.protocol.__name__} in bench/plugins.py")
     return module
 
 
@@ -235,9 +236,42 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         ...
 
 
+class MetricPlugin(Protocol):
+    """A quantity derived from one record: a file of analysis/metrics. Its name is that of the column."""
+
+    LABEL: str
+    """A few words."""
+
+    UNIT: str
+    BETTER: Literal["more", "less", "neither"]
+    """Which way is better."""
+
+    def value(self, record: RunRecord) -> float | None:
+        """Return the quantity, None where the record does not say it. The declared return type is the column's."""
+        ...
+
+
+class FigurePlugin(Protocol):
+    """A picture of a report: a file of analysis/figures. `applies(results) -> bool` may say where there is nothing to
+    show, such as no second node count."""
+
+    TITLE: str
+    PLACE: int
+    """Position among the pictures; those of one place follow each other by name."""
+
+    ALT: str
+    """What the picture says to who cannot see it."""
+
+    def figure(self, results: Any) -> Any:
+        """Return a matplotlib Figure of `analysis.results.Results`."""
+        ...
+
+
 Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]
 
 ENGINE: Kind[EnginePlugin] = Kind("engine", "bench.engines", "engine.backend", EnginePlugin, "facts")
 FAMILY: Kind[FamilyPlugin] = Kind("family", "bench.models", "model.family", FamilyPlugin, "shape")
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
+METRIC: Kind[MetricPlugin] = Kind("metric", "analysis.metrics", "--columns", MetricPlugin)
+FIGURE: Kind[FigurePlugin] = Kind("figure", "analysis.figures", "figure", FigurePlugin)
 LAUNCHER: Kind[LauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", LauncherPlugin)
