@@ -21,6 +21,7 @@ from bench.engine_facts import EngineFacts
 from bench.errors import UserError, nearest
 from bench.record import RunRecord
 from bench.spec import RunSpec
+from bench.tokens import TokenKind
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -158,6 +159,11 @@ class FamilyPlugin(Protocol):
         """Return a Shape from the content of a Hugging Face config.json; UserError for what is not of this family."""
         ...
 
+    def token_kinds(self, shape: Any) -> tuple[str, ...]:
+        """Return the kinds of tokens that a sample holds for such a model, in order: it learns any objective that has
+        just these."""
+        ...
+
     def parameter_count(self, shape: Any) -> int:
         """Return the trainable parameters, those shared counted once."""
         ...
@@ -181,6 +187,16 @@ class FamilyPlugin(Protocol):
         """Set every weight from (spec.seed, name), the same on every rank; `whole` is the engine's."""
 
 
+class ObjectivePlugin(Protocol):
+    """An objective: a file of bench/objectives."""
+
+    KINDS: tuple[TokenKind, ...]
+    """The tokens of a sample by kind, in the order in which lengths and padding are written down."""
+
+    REDUCTION: Literal["mean", "sum"]
+    """How the losses of a micro-batch's target tokens become one number."""
+
+
 class DataPlugin(Protocol):
     """A data source: a file of bench/data.
 
@@ -194,8 +210,8 @@ class DataPlugin(Protocol):
     def check(self, options: Any, spec: RunSpec) -> None:
         """Raise UserError for what this source cannot give."""
 
-    def micro_batches(self, spec: RunSpec, rank: int) -> Iterator[Any]:
-        """Return an endless iterator of `MicroBatch` on the host, through torch's DataLoader."""
+    def micro_batches(self, spec: RunSpec, data_rank: int) -> Iterator[Any]:
+        """Return the endless `MicroBatch`es of a data-parallel rank, on the host, through torch's DataLoader."""
         ...
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
@@ -283,6 +299,7 @@ _ENGINE = "engine", "bench.engines", "engine.backend"
 ENGINE: Kind[EnginePlugin] = Kind(*_ENGINE, EnginePlugin, "facts")
 ENGINE_BUILDER: Kind[EngineBuilder] = Kind(*_ENGINE, EngineBuilder, "facts", "engine")
 FAMILY: Kind[FamilyPlugin] = Kind("family", "bench.models", "model.family", FamilyPlugin, "shape")
+OBJECTIVE: Kind[ObjectivePlugin] = Kind("objective", "bench.objectives", "objective.name", ObjectivePlugin)
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
 METRIC: Kind[MetricPlugin] = Kind("metric", "analysis.metrics", "--columns", MetricPlugin)
 FIGURE: Kind[FigurePlugin] = Kind("figure", "analysis.figures", "figure", FigurePlugin)

@@ -130,7 +130,7 @@ class Rank:
         memory.forget_peak(self.device)  # that of the initialisation is kept for itself
         clock = clock_for(self.device)
         self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here, self.peers)
-        series = loop.Series()
+        series = loop.Series(tuple(self.spec.sequence))
         with self.kept_if_asked_to_end(series):
             loop.run(self.trainer, self.spec, open_window, series)
         closed, closed_at = self.energy_so_far(), time.perf_counter()

@@ -22,9 +22,9 @@ from bench.sweep.forecast import forecast
 
 _SHOWN = {
     "model", "engine", "data", "machine", "launcher", "precision", "nodes", "devices_per_node", "batch.micro",
-    "batch.accumulation", "batch.global", "sequence.encoder", "sequence.decoder", "activation_checkpointing",
+    "batch.accumulation", "batch.global", "objective", "activation_checkpointing",
 }  # fmt: skip
-"""Overrides that a point's one line shows already."""
+"""Overrides that a point's one line shows already, beside those of its sequence."""
 
 
 def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
@@ -139,5 +139,10 @@ def _machine(asked: Request) -> Machine:
 
 def _apart(overrides: list[tuple[Pair, ...]]) -> set[str]:
     """Return what tells points apart and is not in their lines anyhow."""
-    shared = Counter(f"{key}={value}" for key, value in itertools.chain(*overrides) if key not in _SHOWN)
+    hidden = [(key, value) for key, value in itertools.chain(*overrides) if not _shown(key)]
+    shared = Counter(f"{key}={value}" for key, value in hidden)
     return {text for text, count in shared.items() if count < len(overrides)}
+
+
+def _shown(key: str) -> bool:
+    return key in _SHOWN or key.startswith("sequence.")

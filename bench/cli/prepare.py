@@ -117,7 +117,7 @@ def needs(asked: Sequence[Request], architectures: Sequence[str | None] = (None,
 
 def _keys(spec: RunSpec) -> dict[str, str]:
     """Return what tells data, and models, apart."""
-    text = [spec.data.source, spec.data.options, spec.sequence.model_dump(), spec.model.shape["vocab"]]
+    text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, spec.model.shape["vocab"]]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
 

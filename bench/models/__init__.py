@@ -2,6 +2,7 @@
 
 `Shape`                                     a frozen pydantic model of the architecture's sizes
 `from_hugging_face(config)`                 a Shape from the dict of a Hugging Face config.json
+`token_kinds(shape)`                        the kinds of tokens in a sample: which objectives can be learned
 `parameter_count(shape)`                    trainable parameters
 `training_flops(shape, encoder, decoder)`   matmul FLOPs of forward and backward for one sample (model FLOPs)
 `recomputed_flops(shape, encoder, decoder, dropout=, precision=)`

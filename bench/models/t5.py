@@ -95,6 +95,11 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     return Shape.model_validate(sizes | form_and_head)
 
 
+def token_kinds(shape: Shape) -> tuple[str, ...]:
+    """Return the kinds of tokens that a sample holds."""
+    return "encoder", "decoder"
+
+
 def parameter_count(shape: Shape) -> int:
     """Return the trainable parameters, those shared counted once."""
     attention = 4 * shape.d_model * shape.d_inner

@@ -18,7 +18,7 @@ def flops_per_step(spec: RunSpec) -> StepFlops:
     """
     family = models.load(spec.model.family)
     shape = family.Shape.model_validate(spec.model.shape)
-    lengths = (shape, spec.sequence.encoder, spec.sequence.decoder)
+    lengths = (shape, spec.sequence["encoder"], spec.sequence["decoder"])
     model = spec.global_batch * family.training_flops(*lengths)
     if not spec.activation_checkpointing:
         return StepFlops(model=model, hardware=model)

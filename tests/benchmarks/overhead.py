@@ -186,7 +186,7 @@ def harness_block(spec: object, engine: object, ready: list, device: object) -> 
     trainer = Trainer(spec, engine, itertools.cycle(ready), clock_for(device), device, channel.beat, Group())
 
     def block() -> float:
-        series = Series()
+        series = Series(("encoder", "decoder"))
         trainer.block(STEPS, series)
         return float(series.column("step_s")[:, torch.distributed.get_rank()].mean())
 

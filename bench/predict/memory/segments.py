@@ -22,8 +22,9 @@ class Workload(NamedTuple):
 
 def workload(spec: RunSpec, device: Device) -> Workload:
     """Return what `spec` asks of one rank in one micro-step on `device`."""
+    encoder, decoder = spec.sequence["encoder"], spec.sequence["decoder"]
     return Workload(
-        spec.batch.micro, spec.sequence.encoder, spec.sequence.decoder, WIDTH[spec.precision], spec.model.attention,
+        spec.batch.micro, encoder, decoder, WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
         spec.model.loss_chunk_tokens,
     )  # fmt: skip

@@ -29,7 +29,7 @@ class Time(NamedTuple):
     low_s: float
     high_s: float
     flops: StepFlops
-    tokens: int  # encoder and decoder, padding included, over all ranks
+    tokens: int  # of all kinds, padding included, over all ranks
     peak_flops: float | None  # of all devices, per second
     bound: str  # what takes most of the step
     exposed_s: float = 0.0  # of communication that the step waits for
@@ -94,7 +94,7 @@ def step_time(
         low_s=total + (low - 1) * computing + (MOVED[0] - 1) * exposed,
         high_s=total + (high - 1) * computing + (MOVED[1] - 1) * exposed + hidden,  # if nothing overlapped
         flops=flops_per_step(spec),
-        tokens=spec.global_batch * (spec.sequence.encoder + spec.sequence.decoder),
+        tokens=spec.global_batch * spec.tokens_per_sample,
         peak_flops=1e12 * peak * spec.world_size if peak else None,
         bound=_bound(moved, own, spec),
     )
