@@ -16,6 +16,8 @@ from bench import data, engines, launchers, models, objectives
 from bench.errors import UserError, nearest
 from bench.machine import Machine, check_plausible
 from bench.measure.environment import device_kind, device_name, devices_here
+from bench.record import Limits
+from bench.scheduling import SchedulingOptions
 from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
 
 
@@ -25,7 +27,7 @@ class Request(NamedTuple):
     spec: RunSpec
     machine: Machine
     launcher: str
-    launcher_options: BaseModel
+    launcher_options: Limits
 
 
 def decode(plain: Mapping[str, Any]) -> Request:
@@ -81,7 +83,7 @@ def _devices_here(machine: Machine, launcher: str) -> int:
 def check(asked: Request, device: str | None) -> None:
     """Check the rules that hold between spec, machine, launcher and, where it is known, the device ("cpu", "cuda")."""
     check_rank(asked, device)
-    file_of(launchers, asked.launcher).check(asked.launcher_options, asked.spec)
+    _check_launcher(asked)
 
 
 def check_rank(asked: Request, device: str | None) -> None:
@@ -112,6 +114,16 @@ def _check_objective(spec: RunSpec) -> None:
         rule = f"a model of family {spec.model.family} learns from {kinds} tokens, this objective gives {gives}"
         known = objectives.named(read)
         raise UserError(f"objective={spec.objective}", rule, nearest("", known) if known else "choose another model")
+
+
+def _check_launcher(asked: Request) -> None:
+    """Raise UserError for what the launcher cannot start, or cannot divide into jobs as it is to be."""
+    name, options = asked.launcher, asked.launcher_options
+    launchers.load(name).check(options, asked.spec)
+    launcher = launchers.queueing(name)
+    if launcher and not launcher.ARRAYS and isinstance(options, SchedulingOptions) and options.mode == "array":
+        remedy = "set launcher.mode=packed or launcher.mode=point"
+        raise UserError("launcher.mode=array", f"launcher={name} has no job arrays", remedy)
 
 
 @functools.cache
@@ -162,7 +174,7 @@ def _machine(flat: dict[str, Any]) -> Machine:
     return decoded
 
 
-def _launcher(flat: dict[str, Any]) -> tuple[str, BaseModel]:
+def _launcher(flat: dict[str, Any]) -> tuple[str, Limits]:
     name = str(flat.pop("name", ""))
     return name, model(file_of(launchers, name).Options, flat, "launcher")
 

@@ -8,10 +8,12 @@ asked for.
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from subprocess import Popen
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -19,7 +21,9 @@ from pydantic import BaseModel
 
 from bench.engine_facts import EngineFacts
 from bench.errors import UserError, nearest
-from bench.record import RunRecord
+from bench.launching import LaunchPlan, Work
+from bench.record import Limits, RunRecord
+from bench.scheduling import ClusterLimits, JobContext, JobSetup, JobState, SchedulingOptions
 from bench.spec import RunSpec
 from bench.tokens import TokenKind
 
@@ -45,8 +49,8 @@ class Kind(Generic[Plugin]):
     @property
     def members(self) -> list[str]:
         """The names that a plug-in has to define."""
-        own = [name for name in vars(self.protocol) if not name.startswith("_")]
-        return sorted({*getattr(self.protocol, "__annotations__", {}), *own})
+        own = {name for base in self.protocol.__mro__ for name in (*vars(base), *inspect.get_annotations(base))}
+        return sorted(name for name in own if not name.startswith("_"))
 
 
 def names(kind: Kind[Any]) -> list[str]:
@@ -220,45 +224,82 @@ class DataPlugin(Protocol):
 
 
 class LauncherPlugin(Protocol):
-    """A launcher: a file or folder of bench/launchers."""
+    """A launcher: a file or folder of bench/launchers. It is a `StartingLauncherPlugin` or, where it `QUEUES`, a
+    `QueueingLauncherPlugin`.
+
+    Options are always an instance of the launcher's own `Options`.
+    """
 
     QUEUES: bool
     """Whether somebody else starts the work, later; else it starts at once and is waited for."""
 
-    Options: type[BaseModel]
+    Options: type[Limits]
     """What a user may set in conf/launcher."""
 
-    def check(self, options: Any, spec: RunSpec) -> None:
+    def check(self, options: Limits, spec: RunSpec) -> None:
         """Raise UserError for what this launcher cannot start."""
 
-    def plan(self, work: Any, options: Any) -> Any:
-        """Return a LaunchPlan. It has no effect, so that printing it is the dry run."""
+    def plan(self, work: Work, options: Limits) -> LaunchPlan:
+        """Return how `work` starts. It has no effect, so that printing it is the dry run."""
         ...
 
-    def submit(self, launch: Any) -> Any:
-        """Start or submit what was planned, the one effect; return a handle."""
+
+class StartingLauncherPlugin(LauncherPlugin, Protocol):
+    """A launcher that starts work at once, as a process of this machine (which may start others elsewhere)."""
+
+    def submit(self, launch: LaunchPlan) -> Popen[bytes]:
+        """Start what was planned, the one effect."""
         ...
 
-    def poll(self, handle: Any) -> Any:
-        """Return how the work behind a handle is."""
+    def poll(self, handle: Popen[bytes]) -> bool:
+        """Return whether the work has ended."""
         ...
 
-    def cancel(self, handle: Any) -> None:
-        """Ask the work behind a handle to end."""
+    def cancel(self, handle: Popen[bytes]) -> None:
+        """Ask the work to end; it leaves a record `cancelled`."""
 
 
 class QueueingLauncherPlugin(LauncherPlugin, Protocol):
-    """A launcher whose work somebody else starts."""
+    """A launcher whose work a scheduler starts, on nodes that see the study's folder (`Work`).
 
-    def ask(self, names: Any) -> Any:
-        """Return the state of all jobs of these names and of their tasks, asked for once."""
+    Whatever the scheduler calls its jobs, states and variables stays in here. A scheduler that does not answer is
+    SchedulerAway, which says nothing about its jobs; one that refuses is a UserError with its own words.
+    """
+
+    ARRAYS: bool
+    """Whether a job may have tasks (`Work.tasks`); else `mode=array` is refused."""
+
+    Options: type[SchedulingOptions]
+    """Those of SchedulingOptions and the site's own."""
+
+    def submit(self, launch: LaunchPlan) -> str:
+        """Write the files of a plan and submit it, the one effect; return the handle that the scheduler knows it by."""
         ...
 
-    def cancel_all(self, handles: Any) -> None:
-        """Ask the work behind many handles to end."""
+    def ask(self, names: Collection[str]) -> Mapping[tuple[str, int | None], JobState]:
+        """Return the state of every job of these names by name and task (None: of a job without tasks), asked for at
+        once; a name that is missing is one that the scheduler answers it does not know."""
+        ...
 
-    def limits(self, options: Any) -> Any:
-        """Return what the cluster takes: sizes of arrays, jobs in the queue, minutes."""
+    def cancel_all(self, handles: Iterable[str]) -> None:
+        """Ask whole jobs to end, those that have ended meanwhile excepted."""
+
+    def limits(self, options: SchedulingOptions) -> ClusterLimits:
+        """Return what the cluster takes; no limits on a machine that is none of the cluster's, where a sweep can still
+        be planned."""
+        ...
+
+    def job_setup(self, options: SchedulingOptions) -> JobSetup:
+        """Return what a job's command runs in, for who prepares it."""
+        ...
+
+    def context(self, environment: Mapping[str, str]) -> JobContext | None:
+        """Return where in one of the scheduler's jobs a process with this environment is; None where in none."""
+        ...
+
+    def spread(self, command: Sequence[str], nodes: int) -> list[str]:
+        """Return what runs a command once on every one of the `nodes` of the job around this process; UserError where
+        that cannot be."""
         ...
 
 
@@ -304,3 +345,10 @@ DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "
 METRIC: Kind[MetricPlugin] = Kind("metric", "analysis.metrics", "--columns", MetricPlugin)
 FIGURE: Kind[FigurePlugin] = Kind("figure", "analysis.figures", "figure", FigurePlugin)
 LAUNCHER: Kind[LauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", LauncherPlugin)
+STARTING: Kind[StartingLauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", StartingLauncherPlugin)
+QUEUEING: Kind[QueueingLauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", QueueingLauncherPlugin)
+
+
+def queueing(name: str) -> QueueingLauncherPlugin | None:
+    """Return the launcher of this name, or None if it starts work at once; UserError as `load`."""
+    return load(QUEUEING, name) if load(LAUNCHER, name).QUEUES else None

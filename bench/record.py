@@ -101,7 +101,7 @@ class Environment(Frozen):
     cpus: dict[str, Any] = {}  # model, cores, affinity per rank, threads per rank
     devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, temperature, at the start …
     devices_after: tuple[dict[str, Any], ...] = ()  # … and as the window ended
-    slurm: dict[str, str] = {}
+    slurm: dict[str, str] = {}  # variables of the scheduler whose job it was in, Slurm's or another's
     variables: dict[str, str] = {}  # from an allow-list; never a secret
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from bench import data, engines, models, store
+from bench import data, engines, job_context, models, store
 from bench.measure import allocation, devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.drill import Drill
@@ -244,14 +244,15 @@ class Rank:
             "device": self.device_uuid(),
         }
         ranks: list[dict[str, Any]] = self.peers.gather(here)
-        seats: list[allocation.Seat] = self.peers.gather(allocation.Seat.here(here["host"], os.environ))
+        job = job_context.around(os.environ).context
+        seats: list[allocation.Seat] = self.peers.gather(allocation.Seat.of(here["host"], job))
         if self.peers.writes:
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
             found = environment.classify(self.device.type, self.spec.devices_per_node)
-            description = environment.probe(found, hosts, {"ranks": ranks})
+            description = environment.probe(found, hosts, {"ranks": ranks}, job)
             store.write_json(self.folder / store.ENVIRONMENT, description)
             self.environment = description
-            allocation.check(seats, os.environ.get("SLURM_JOB_NODELIST"))
+            allocation.check(seats, job.nodelist)
 
     def check_parameters(self, module: Any) -> int:
         """Count the model's parameters, partitions included; refuse one that is not what its name says."""

@@ -49,10 +49,11 @@ class Allocation:
             points=tuple(point for point in points if not point.control), **more,
         )  # fmt: skip
         self.study, self.folder = study, jobs.write(study, job)
+        environment = {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "1", **environment}
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "bench.allocation", str(self.folder)],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "SLURM_PROCID": str(number)} | environment,
+                env=os.environ | environment | {"SLURM_PROCID": str(number)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
