@@ -62,11 +62,18 @@ def test_every_file_of_a_kinds_folder_is_a_plug_in(kind: plugins.Kind[object], f
     assert plugins.names(kind) == sorted(files | folders)
 
 
-def test_every_plug_in_that_ships_defines_all_that_its_kind_does() -> None:
-    kinds: list[plugins.Kind[object]] = [getattr(plugins, name) for name in dir(plugins) if name.isupper()]
-    for kind in [kind for kind in kinds if isinstance(kind, plugins.Kind)]:
-        for name in plugins.names(kind):
+@pytest.mark.parametrize(
+    "kind", [k for k in vars(plugins).values() if isinstance(k, plugins.Kind)], ids=lambda kind: kind.protocol.__name__
+)
+def test_every_plug_in_that_ships_defines_all_that_its_kind_does(kind: plugins.Kind[object]) -> None:
+    for name in plugins.names(kind):
+        if kind not in (plugins.STARTING, plugins.QUEUEING):  # a launcher does one of them
             plugins.load(kind, name)
+
+
+def test_a_launcher_starts_work_at_once_or_queues_it() -> None:
+    assert plugins.queueing("slurm") and plugins.load(plugins.STARTING, "local")
+    assert plugins.queueing("local") is None
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
