@@ -56,7 +56,9 @@ def preload(device: str) -> None:
     """Import whatever a rank will; `device` is "cpu" or "cuda"."""
     os.environ["DS_ACCELERATOR"] = device
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
-    kinds: tuple[plugins.Kind[Any], ...] = (plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.FAMILY)
+    kinds: tuple[plugins.Kind[Any], ...] = (
+        plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY,
+    )  # fmt: skip
     for kind in kinds:
         for name in plugins.names(kind):
             plugins.load(kind, name)

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
 
+from bench.engine_facts import EngineFacts
 from bench.errors import UserError, nearest
+from bench.record import RunRecord
 from bench.spec import RunSpec
 from bench.tokens import TokenKind
 
@@ -38,6 +40,7 @@ class Kind(Generic[Plugin]):
     key: str  # the key of the config that names one
     protocol: type[object]  # what each of them defines
     marker: str | None = None  # a folder is a plug-in if it holds this module; None: every folder is
+    part: str | None = None  # the module of the plug-in that defines the members; None: the plug-in itself
 
     @property
     def members(self) -> list[str]:
@@ -58,31 +61,31 @@ def load(kind: Kind[Plugin], name: str) -> Plugin:
 
 @functools.cache  # readers of many records ask for the same one again and again
 def _complete(kind: Kind[Any], name: str) -> ModuleType:
-    """Import a plug-in and see that it defines what its kind does."""
+    """Import a plug-in, or the part of it that is asked for, and see that it defines what its kind does."""
     module = _module(kind, name)
     if missing := [member for member in kind.members if not hasattr(module, member)]:
         rule = f"{module.__name__} does not define {', '.join(missing)}"
-        raise UserError(f"{kind.key}={name}", rule, f"a {kind.name} defines {', '.join(kind.members)}")
+        raise UserError(f"{kind.key}={name}", rule, f"see {kind.protocol.__name__} in bench/plugins.py")
     return module
 
 
 def _module(kind: Kind[Any], name: str) -> ModuleType:
-    """Import a plug-in."""
-    entry = _installed(kind.name).get(name)
+    """Import a plug-in, or its part."""
+    entry, part = _installed(kind.name).get(name), f".{kind.part}" if kind.part else ""
     if name in _shipped(kind):
         if entry:
             rule = f"both {kind.package} and {entry.value} are called so"
             raise UserError(f"{kind.key}={name}", rule, "give the one that was installed another name")
-        return importlib.import_module(f"{kind.package}.{name}")
+        return importlib.import_module(f"{kind.package}.{name}{part}")
     if not entry:
         raise UserError(
             f"{kind.key}={name}", f"no such file in {kind.package.replace('.', '/')}", nearest(name, names(kind))
         )
     try:
-        return importlib.import_module(entry.module)
+        return importlib.import_module(entry.module + part)
     except Exception as error:  # an installed package may be broken in any way
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        rule = f"{entry.module} cannot be imported ({why})"
+        rule = f"{entry.module}{part} cannot be imported ({why})"
         raise UserError(f"{kind.key}={name}", rule, f"repair or remove the package {_distribution(entry)}") from error
 
 
@@ -111,14 +114,22 @@ def _distribution(entry: importlib.metadata.EntryPoint) -> str:
 
 
 class EnginePlugin(Protocol):
-    """A training engine: a folder of bench/engines with `facts.py`."""
+    """A training engine: a folder of bench/engines with `facts.py`. What its `__init__` shows imports no torch."""
 
     Options: type[BaseModel]
-    """What a user may set in conf/engine; imports no torch."""
+    """What a user may set in conf/engine."""
 
     def check(self, options: Any, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
         """Raise UserError for what this engine cannot do. `device` is None where nobody knows it yet: rules about the
         device are then left to a later check."""
+
+    def facts(self, spec: RunSpec) -> EngineFacts:
+        """Return what holds of this engine for a spec that it can do."""
+        ...
+
+
+class EngineBuilder(Protocol):
+    """What builds an engine: the module `engine` in its folder, which may import torch."""
 
     def construction(self, spec: RunSpec) -> AbstractContextManager[Any]:
         """Return the context in which the model is built: on this rank's device, in the run's precision, partitioned
@@ -251,10 +262,45 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         ...
 
 
+class MetricPlugin(Protocol):
+    """A quantity derived from one record: a file of analysis/metrics. Its name is that of the column."""
+
+    LABEL: str
+    """A few words."""
+
+    UNIT: str
+    BETTER: Literal["more", "less", "neither"]
+    """Which way is better."""
+
+    def value(self, record: RunRecord) -> float | None:
+        """Return the quantity, None where the record does not say it. The declared return type is the column's."""
+        ...
+
+
+class FigurePlugin(Protocol):
+    """A picture of a report: a file of analysis/figures. `applies(results) -> bool` may say where there is nothing to
+    show, such as no second node count."""
+
+    TITLE: str
+    PLACE: int
+    """Position among the pictures; those of one place follow each other by name."""
+
+    ALT: str
+    """What the picture says to who cannot see it."""
+
+    def figure(self, results: Any) -> Any:
+        """Return a matplotlib Figure of `analysis.results.Results`."""
+        ...
+
+
 Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]
 
-ENGINE: Kind[EnginePlugin] = Kind("engine", "bench.engines", "engine.backend", EnginePlugin, "facts")
+_ENGINE = "engine", "bench.engines", "engine.backend"
+ENGINE: Kind[EnginePlugin] = Kind(*_ENGINE, EnginePlugin, "facts")
+ENGINE_BUILDER: Kind[EngineBuilder] = Kind(*_ENGINE, EngineBuilder, "facts", "engine")
 FAMILY: Kind[FamilyPlugin] = Kind("family", "bench.models", "model.family", FamilyPlugin, "shape")
 OBJECTIVE: Kind[ObjectivePlugin] = Kind("objective", "bench.objectives", "objective.name", ObjectivePlugin)
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
+METRIC: Kind[MetricPlugin] = Kind("metric", "analysis.metrics", "--columns", MetricPlugin)
+FIGURE: Kind[FigurePlugin] = Kind("figure", "analysis.figures", "figure", FigurePlugin)
 LAUNCHER: Kind[LauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", LauncherPlugin)

@@ -79,7 +79,7 @@ class Rank:
             self.device = find_device(self.circumstance.machine, devices, self.local_rank)
             os.environ["DS_ACCELERATOR"] = self.device.type  # else DeepSpeed guesses from what is installed
             memory.count_on(self.device)
-            self.engine_file = engines.load(self.spec.engine.backend)
+            self.engine_builder = engines.load_builder(self.spec.engine.backend)
             self.family = models.load(self.spec.model.family)
         with self.phase("rendezvous"):
             self.rendezvous()
@@ -100,13 +100,13 @@ class Rank:
             self.data_facts = self.source.describe(spec) if self.peers.writes else {}
         with memory.traced(self.device) as self.initialisation:
             with self.phase("model"):
-                module = self.family.build(spec, self.engine_file.construction(spec))
+                module = self.family.build(spec, self.engine_builder.construction(spec))
                 self.check_parameters(module)
-                self.family.initialise(module, spec, self.engine_file.whole)
+                self.family.initialise(module, spec, self.engine_builder.whole)
                 if self.drill:
                     self.drill.plant(self.rank, module)
             with self.phase("engine"):
-                self.engine = self.engine_file.build(module, spec)
+                self.engine = self.engine_builder.build(module, spec)
         # What is random from here on, dropout, follows from the seed: each rank draws its own, repeats the same again.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         self.parameters = self.check_parameters(module)
@@ -257,7 +257,7 @@ class Rank:
         """Count the model's parameters, partitions included; refuse one that is not what its name says."""
         shape = self.family.Shape.model_validate(self.spec.model.shape)
         expected = self.spec.model.parameters or self.family.parameter_count(shape)
-        found = int(self.engine_file.parameter_count(module))
+        found = int(self.engine_builder.parameter_count(module))
         if found != expected:
             raise Refused(f"{self.spec.model.name} has {found} parameters where {expected} were expected")
         return found

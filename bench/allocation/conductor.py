@@ -27,7 +27,7 @@ from bench.sweep.asked import Todo
 from bench.sweep.pruning import pruned, to_confirm
 from bench.sweep.unrun import accepted
 
-_PARTING_S = 15.0  # between the end of a point's time and the scheduler's warning that the allocation ends
+_PARTING_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
 
 
 class Conductor:

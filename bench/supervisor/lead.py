@@ -21,7 +21,7 @@ from bench.supervisor.rank_process import Start, popen
 from bench.supervisor.verdict import RankState, Stop, furthest_behind, verdict
 
 _ECHO_S = 1.5  # after the first loss the others may still say what they know; the members report once a second
-_PARTING_S = 12.0  # for the members to end their ranks
+_PARTING_S = 17.0  # for the members to end their ranks
 _HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0  # on one machine; on a file system that many others use
 _WRITING_S = 2.0  # for a file system to take what is said last
 

@@ -20,7 +20,7 @@ from bench.supervisor.rank_process import RankProcess, Start, popen
 from bench.supervisor.verdict import RankState
 
 POLL_S = 0.2
-_TERMINATE_S = 3.0  # between SIGTERM and SIGKILL
+_TERMINATE_S = 8.0  # between SIGTERM and SIGKILL: on a busy file system rank 0 takes a while to keep its steps
 _KILL_S = 5.0  # after SIGKILL, for the kernel to end a rank
 _STACKS_S = 2.0  # for every rank to print its stacks
 _STACKS_CHARACTERS = 6000

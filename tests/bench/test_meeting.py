@@ -19,6 +19,8 @@ from bench.supervisor import line
 from bench.supervisor.crew import Follower, Lead, MeetingPoint
 from bench.supervisor.line import Entrance
 
+pytestmark = pytest.mark.processes
+
 PATIENCE_S = 20.0
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.engines.zero.options import Options
+from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
 from bench.predict.families import formulas, shape_of
 from bench.predict.memory import buckets
