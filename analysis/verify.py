@@ -179,9 +179,9 @@ def _comparable(record: RunRecord) -> Steps | None:
 
 
 def _question(record: RunRecord) -> str:
-    """What two runs must share for their losses to be equal: everything but engine, protocol, and mere kernels."""
+    """What two runs must share for their losses to be equal: all but engine, layout, protocol and mere kernels."""
     assert record.environment is not None and record.observations is not None  # _comparable
     kernels: Any = {"model": {"source", "attention", "compile", "loss_chunk_tokens"}, "optimizer": {"implementation"}}
-    spec = record.spec.model_dump(mode="json", exclude={"engine": True, "measure": True, **kernels})
+    spec = record.spec.model_dump(mode="json", exclude={"engine": True, "parallel": True, "measure": True, **kernels})
     shared = [record.environment.environment_id, spec, record.observations.data]  # another corpus has other losses
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]

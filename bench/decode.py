@@ -102,6 +102,7 @@ def check_rank(asked: Request, device: str | None) -> None:
     _check_objective(spec)
     engine, source = file_of(engines, spec.engine.backend), file_of(data, spec.data.source)
     engine.check(valid(engine.Options, spec.engine.options), spec, device)
+    engines.check_layout(spec)
     source.check(valid(source.Options, spec.data.options), spec)
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Member = Literal["evaluate", "save", "load", "idle_s", "step_phases_s"]
 """Members of `bench.engines.Engine` that an engine need not have."""
 
+Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
+"""Fields of `bench.spec.Parallel`."""
+
 
 class Division(NamedTuple):
     """Among how many ranks a state of the model is divided; 1: every rank has all of it."""
@@ -42,6 +45,7 @@ class EngineFacts:
     label: str  # for a reader, with what tells it from its engine's others: ZeRO stage 2
     division: Division | None = None  # None: unknown
     is_reference: bool = False  # nothing stands behind its losses to compare them with
+    layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may be other than one copy on every rank
     losses: Literal["every rank", "some ranks"] = "every rank"  # where a step's loss is known
     rehearsal: Rehearsal = _NOT_REHEARSED
     members: frozenset[Member] = frozenset()  # those that need not be, and that it has

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ def facts(asked: Request) -> dict[str, Any]:
         "data": {**vars(spec.data), **vars(valid(source.Options, spec.data.options))},
         "batch": {"micro": spec.batch.micro, "accumulation": spec.accumulation, "global": spec.global_batch},
         "world_size": spec.world_size,
+        "data_parallel": spec.data_parallel,
         "machine": asked.machine,
     }
 
@@ -38,7 +40,11 @@ def facts_of_tree(plain: Mapping[str, Any]) -> dict[str, Any]:
     nodes, devices = plain.get("nodes"), plain.get("devices_per_node")
     world_size = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None
     objective = plain["objective"].get("name")
-    known = {**plain, "objective": objective, "world_size": world_size}
+    parallel = plain.get("parallel") or {}
+    copy = parallel.get("tensor", 1), parallel.get("pipeline", 1)
+    whole = world_size is not None and all(isinstance(ranks, int) and ranks > 0 for ranks in copy)
+    data_parallel = world_size // math.prod(copy) if world_size is not None and whole else None
+    known = {**plain, "objective": objective, "world_size": world_size, "data_parallel": data_parallel}
     with contextlib.suppress(UserError):
         known["sequence"] = lengths(objective, plain.get("sequence"))
     return known
@@ -53,7 +59,8 @@ def names() -> dict[str, tuple[str, ...]]:
     kinds += [("data.", data.load(name).Options) for name in plugins.names(plugins.DATA)]
     kinds += [("model.shape.", models.load(name).Shape) for name in plugins.names(plugins.FAMILY)]
     tokens = {f"sequence.{kind}" for name in plugins.names(plugins.OBJECTIVE) for kind in objectives.names(name)}
-    known = ["world_size", *tokens, *itertools.chain.from_iterable(_below(prefix, kind) for prefix, kind in kinds)]
+    fields = itertools.chain.from_iterable(_below(prefix, kind) for prefix, kind in kinds)
+    known = ["world_size", "data_parallel", *tokens, *fields]
     groups = {group: (group, "name") for group in ("model", "engine", "data", "machine")}
     return {name: tuple(name.split(".")) for name in known} | groups
 

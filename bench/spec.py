@@ -89,6 +89,26 @@ LENGTHS = {"encoder": 512, "decoder": 128}
 in a spec: `config_id` then depends on no plug-in's defaults."""
 
 
+class Parallel(Frozen):
+    """How ranks share one copy of the model. With ones there is a copy, or a share of ZeRO's, on every rank."""
+
+    tensor: Positive = 1  # ranks that share each matrix
+    pipeline: Positive = 1  # ranks that the layers are divided among
+    stages_per_rank: Positive = 1  # parts of the layers on each of them; more: looped placement, stage % pipeline
+    sequence: bool = False  # activations divided by tokens between tensor-parallel regions (arXiv 2205.05198)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one copy of the model: they work on the same samples."""
+        return self.tensor * self.pipeline
+
+    @model_validator(mode="after")
+    def _sequence_among_ranks(self) -> Self:
+        broken = "parallel.sequence=true divides activations among the ranks of parallel.tensor=1"
+        _rule(not self.sequence or self.tensor > 1, broken, "leave it out, or raise parallel.tensor")
+        return self
+
+
 class OptimizerSpec(Frozen):
     """AdamW with everything written out that an engine would otherwise choose silently."""
 
@@ -142,6 +162,7 @@ class RunSpec(Frozen):
     devices_per_node: Positive = 1
     objective: Name = OBJECTIVE  # a file in bench/objectives
     sequence: dict[Name, Positive] = LENGTHS  # tokens per sample by kind, in the objective's order, padding included
+    parallel: Parallel = Parallel()
     precision: Precision = "bf16"
     activation_checkpointing: bool = False
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -156,7 +177,7 @@ class RunSpec(Frozen):
     @property
     def data_parallel(self) -> int:
         """Data-parallel ranks: groups of ranks that have samples of their own."""
-        return self.world_size
+        return self.world_size // self.parallel.ranks
 
     @property
     def accumulation(self) -> int:
@@ -166,8 +187,8 @@ class RunSpec(Frozen):
 
     @property
     def global_batch(self) -> int:
-        """Samples per optimizer step over all ranks."""
-        return self.batch.micro * self.accumulation * self.world_size
+        """Samples per optimizer step over all data-parallel ranks."""
+        return self.batch.micro * self.accumulation * self.data_parallel
 
     @property
     def tokens_per_sample(self) -> int:
@@ -214,15 +235,31 @@ class RunSpec(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _whole_copies(self) -> Self:
+        parallel, ranks = self.parallel, self.world_size
+        _rule(
+            ranks % parallel.ranks == 0,
+            f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline} does not divide {ranks} ranks",
+            f"choose a divisor of {ranks}, or a multiple of {parallel.ranks} ranks",
+        )
+        for kind, length in self.sequence.items():
+            _rule(
+                not parallel.sequence or length % parallel.tensor == 0,
+                f"sequence.{kind}={length} is not divided by parallel.tensor={parallel.tensor}",
+                f"choose a multiple of {parallel.tensor}, or parallel.sequence=false",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _complete_batch(self) -> Self:
-        batch, per_micro_step = self.batch, self.batch.micro * self.world_size
+        batch, per_micro_step = self.batch, self.batch.micro * self.data_parallel
         accumulation = batch.accumulation
         if accumulation is None:
             accumulation = 1 if batch.global_ is None else batch.global_ // per_micro_step
         _rule(
             batch.global_ in (None, accumulation * per_micro_step) and accumulation > 0,
             f"batch.global={batch.global_} is not batch.micro={batch.micro} × accumulation="
-            f"{batch.accumulation or 'any'} × {self.world_size} ranks",
+            f"{batch.accumulation or 'any'} × {self.data_parallel} {'data-parallel ' * (self.parallel.ranks > 1)}ranks",
             f"choose a multiple of {per_micro_step}, or give only one of batch.global and batch.accumulation",
         )
         complete = Batch(micro=batch.micro, accumulation=accumulation, global_=accumulation * per_micro_step)
@@ -231,7 +268,7 @@ class RunSpec(Frozen):
 
 
 _DERIVED: Any = {"model": {"source"}, "batch": {"global_"}}
-_LATER: dict[str, Any] = {"objective": OBJECTIVE}
+_LATER: dict[str, Any] = {"objective": OBJECTIVE, "parallel": Parallel()}
 """Fields that came after the first records, with the value that all of those had."""
 
 

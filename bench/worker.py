@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from bench import data, engines, job_context, models, store
+from bench import data, engines, job_context, layout, models, store
 from bench.measure import allocation, devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.drill import Drill
@@ -96,7 +96,7 @@ class Rank:
         spec = self.spec
         with self.phase("data"):
             self.source = data.load(spec.data.source)
-            self.batches = self.source.micro_batches(spec, self.rank)
+            self.batches = self.source.micro_batches(spec, layout.place(spec, self.rank).data)
             self.data_facts = self.source.describe(spec) if self.peers.writes else {}
         with memory.traced(self.device) as self.initialisation:
             with self.phase("model"):

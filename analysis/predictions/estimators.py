@@ -37,10 +37,10 @@ def memory(spec: RunSpec, parameters: int) -> int | None:
     options = spec.engine.options
     offload, offload_weights = (_offloads(options, name) for name in ("offload_optimizer", "offload_param"))
     if options.get("stage") == 2:
-        return zero2(parameters, spec.world_size, offload=offload)
+        return zero2(parameters, spec.data_parallel, offload=offload)
     if options.get("stage") == 3:
         layer = largest_layer(spec.model.shape)
-        return zero3(parameters, layer, spec.world_size, offload=offload, offload_weights=offload_weights)
+        return zero3(parameters, layer, spec.data_parallel, offload=offload, offload_weights=offload_weights)
     return None
 
 

@@ -75,6 +75,7 @@ def describe(spec: RunSpec, identity: str) -> str:
     """Describe what is measured in one line; `identity` is its config_id."""
     devices = f"{spec.nodes} × {spec.devices_per_node}"
     extra = " checkpointing" if spec.activation_checkpointing else ""
+    extra += wording.layout(spec)
     extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""
     return (
         f"{identity}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  {devices} devices  "

@@ -29,7 +29,7 @@ def without_candidates(found: Found, axes: Axes, remedy: Remedy) -> list[LeftOut
     names = dict.fromkeys(name for name, _ in short)
     told = [_short(name, [s for other, s in short if other == name], remedy) for name in names]
     limit = axes.global_batch or axes.max_global_batch
-    undivided = sorted({spec.world_size for spec in found.undivided if spec.nodes not in nodes})
+    undivided = sorted({spec.data_parallel for spec in found.undivided if spec.nodes not in nodes})
     rule = f"{limit} samples per step cannot be divided among so many with these micro-batches"
     return told + [LeftOut(count(ranks, "rank"), rule) for ranks in undivided]
 

@@ -19,6 +19,14 @@ def lengths(spec: RunSpec) -> str:
     return f"{'/'.join(map(str, spec.sequence.values()))} tokens"
 
 
+def layout(spec: RunSpec) -> str:
+    """Describe how ranks share a copy of the model; empty where none do."""
+    parallel = spec.parallel
+    parts = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "stages": parallel.stages_per_rank}
+    words = [f"  {name} {number}" for name, number in parts.items() if number > 1]
+    return "".join([*words, "  sequence-parallel" * parallel.sequence])
+
+
 def overrides(spec: RunSpec) -> list[str]:
     """Return the same as overrides."""
     batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]

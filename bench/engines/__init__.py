@@ -8,14 +8,21 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench import plugins
-from bench.engine_facts import EngineFacts
+from bench.engine_facts import EngineFacts, Layout
 from bench.errors import UserError
 from bench.plugins import EngineBuilder, EnginePlugin
-from bench.spec import RunSpec
+from bench.spec import Parallel, RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+LAYOUTS: dict[Layout, str] = {
+    "tensor": "tensor parallelism",
+    "pipeline": "pipeline",
+    "stages_per_rank": "stages of layers",
+    "sequence": "sequence parallelism",
+}
+"""Fields of a spec's `parallel` in words."""
 REFERENCE = "ddp"
 """The engine preset whose losses all others' are compared with."""
 
@@ -57,6 +64,17 @@ def load_builder(backend: str) -> EngineBuilder:
 def facts(spec: RunSpec) -> EngineFacts:
     """Return what the engine of `spec` says of itself; raise UserError if there is none."""
     return load(spec.engine.backend).facts(spec)
+
+
+def check_layout(spec: RunSpec) -> None:
+    """Raise UserError for a layout of ranks that the engine of `spec` does not say it can do."""
+    usual = Parallel()
+    other = [name for name in LAYOUTS if getattr(spec.parallel, name) != getattr(usual, name)]
+    for name in other:
+        if name not in facts(spec).layouts:
+            value = str(getattr(spec.parallel, name)).lower()
+            rule = f"engine {spec.engine.name} has no {LAYOUTS[name]}"
+            raise UserError(f"parallel.{name}={value}", rule, "leave it out, or choose another engine")
 
 
 def known_facts(spec: RunSpec) -> EngineFacts | None:

@@ -130,14 +130,23 @@ def outcome(series: Series) -> Outcome:
 
 
 def tokens(spec: RunSpec, series: Series) -> Tokens | None:
-    """Return the tokens of an optimizer step, averaged over the window; None where there is none."""
-    if len(series.ranks) <= series.warmup or series.stopped == "invalid":
+    """Return the tokens of an optimizer step, averaged over the window; None where there is none, or where not all
+    ranks are real."""
+    if len(series.ranks) <= series.warmup or series.stopped == "invalid" or len(series.ranks[0]) != spec.world_size:
         return None
     padding = {
-        kind: float(series.column(f"{kind}_padding")[series.warmup :].sum(dim=1).mean()) for kind in spec.sequence
+        kind: float(_over_samples(spec, series.column(f"{kind}_padding")[series.warmup :]).mean())
+        for kind in spec.sequence
     }
     counted = {kind: float(spec.global_batch * length) for kind, length in spec.sequence.items()}
     return Tokens.counted(counted, padding)
+
+
+def _over_samples(spec: RunSpec, counted: torch.Tensor) -> torch.Tensor:
+    """Return the sums over data-parallel ranks of what each rank counted in a step, from shape (steps, ranks). Of the
+    ranks that work on the same samples some may take no data at all; the others count the same."""
+    by_place = counted.reshape(len(counted), spec.parallel.pipeline, spec.data_parallel, spec.parallel.tensor)
+    return by_place.amax(dim=(1, 3)).sum(dim=1)
 
 
 def steps_table(series: Series) -> bytes:

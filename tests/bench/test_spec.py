@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -57,3 +58,82 @@ def test_a_spec_survives_its_own_json() -> None:
 def test_the_protocol_refuses_a_warm_up_that_cannot_end() -> None:
     with pytest.raises(ValidationError, match=r"warmup_steps=9 exceeds measure\.warmup_max_steps=5"):
         spec(measure={"warmup_steps": 9, "warmup_max_steps": 5})
+
+
+@pytest.mark.parametrize(
+    ("sequence", "kept"),
+    [
+        ({}, None),
+        ({"encoder": 512, "decoder": 128}, None),
+        ({"decoder": 64}, {"decoder": 64}),
+        ({"encoder": 512, "decoder": 64}, {"decoder": 64}),
+        ({"encoder": 3, "decoder": 4}, {"encoder": 3, "decoder": 4}),
+    ],
+)
+def test_identity_leaves_each_default_length_of_span_corruption_out(
+    sequence: dict[str, int], kept: dict[str, int] | None
+) -> None:
+    """As it was when lengths were fields of their own: `config_id` of every old record."""
+    found = spec(sequence=sequence)
+    assert found.sequence == {"encoder": 512, "decoder": 128} | sequence
+    assert list(found.sequence) == ["encoder", "decoder"]
+    assert json.loads(canonical(found)).get("sequence") == kept
+
+
+def test_identities_of_before_there_were_objectives_and_layouts() -> None:
+    """Computed by the revision before both."""
+    assert config_id(spec(sequence={"decoder": 64})) == "da82cc1bbb"
+    assert config_id(spec(sequence={"encoder": 3, "decoder": 4})) == "1d1555711c"
+
+
+def test_the_default_objective_and_layout_are_not_written_down() -> None:
+    written = spec(objective="span_corruption", parallel={"tensor": 1}).model_dump()
+    assert written == spec().model_dump()
+    assert written.keys().isdisjoint({"objective", "parallel"})
+
+
+def test_another_objective_and_layout_are() -> None:
+    other = spec(objective="causal_lm", sequence={"tokens": 1024}, parallel={"tensor": 2})
+    assert json.loads(canonical(other)) | {"objective": "causal_lm", "sequence": {"tokens": 1024}} == json.loads(
+        canonical(other)
+    )
+    assert json.loads(canonical(other))["parallel"] == {"tensor": 2}
+    assert RunSpec.model_validate_json(other.model_dump_json(by_alias=True)) == other
+
+
+def test_lengths_are_those_of_the_objective() -> None:
+    with pytest.raises(ValidationError, match="sequence has encoder, decoder, tokens; objective=span_corruption has"):
+        spec(sequence={"tokens": 5})
+    with pytest.raises(ValidationError, match="objective=causal_lm comes without sequence"):
+        spec(objective="causal_lm")
+
+
+def test_the_global_batch_is_that_of_the_data_parallel_ranks() -> None:
+    found = spec(nodes=2, batch={"micro": 3, "accumulation": 5}, parallel={"tensor": 2, "pipeline": 2})
+    assert (found.world_size, found.data_parallel, found.global_batch) == (8, 2, 3 * 5 * 2)
+    by_global = spec(nodes=2, batch={"micro": 3, "global": 30}, parallel={"tensor": 2, "pipeline": 2})
+    assert config_id(by_global) == config_id(found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"parallel": {"tensor": 3}},
+            r"tensor=3 × parallel\.pipeline=1 does not divide 4 ranks; choose a divisor",
+        ),
+        ({"parallel": {"tensor": 8}}, "does not divide 4 ranks; choose a divisor of 4, or a multiple of 8 ranks"),
+        ({"parallel": {"sequence": True}}, "parallel.tensor=1; leave it out, or raise parallel.tensor"),
+        (
+            {"parallel": {"tensor": 2, "sequence": True}, "sequence": {"decoder": 7}},
+            "sequence.decoder=7 is not divided by parallel.tensor=2; choose a multiple of 2",
+        ),
+        (
+            {"parallel": {"pipeline": 2}, "batch": {"micro": 2, "global": 6}},
+            "batch.global=6 is not batch.micro=2 × accumulation=any × 2 data-parallel ranks; choose a multiple of 4",
+        ),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_with_value_rule_and_remedy(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        spec(**fields)

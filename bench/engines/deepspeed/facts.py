@@ -17,7 +17,7 @@ def facts(spec: RunSpec) -> EngineFacts:
     options = options_of(spec)
     return EngineFacts(
         label=f"ZeRO stage {options.stage}",
-        division=divided_at(options.stage, spec.world_size),
+        division=divided_at(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
         compiled_ops=_operations(options, spec),
         works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module

@@ -148,9 +148,9 @@ def _zenflow(options: Options, spec: RunSpec) -> None:
 def _partitions(options: Options, spec: RunSpec) -> None:
     secondary = options.zero_hpz_partition_size
     _rule(
-        secondary > 1 and spec.world_size % secondary != 0,
+        secondary > 1 and spec.data_parallel % secondary != 0,
         f"engine.zero_hpz_partition_size={secondary}",
-        f"does not divide {spec.world_size} ranks",
+        f"does not divide {spec.data_parallel} ranks",
         f"choose the devices of a node, {spec.devices_per_node}, or another divisor",
     )
 

@@ -68,7 +68,7 @@ def _along_micro(start: RunSpec, axes: Axes, room: Room, found: Found) -> None:
     """Add the candidates that differ in their batch alone. Memory grows with the micro-batch: the first that does not
     fit is the last to be looked at."""
     before, smallest = len(found.candidates), None
-    for micro in axes.micro or _doubling(min(LARGEST_MICRO_BATCH, _most_samples(axes) // start.world_size)):
+    for micro in axes.micro or _doubling(min(LARGEST_MICRO_BATCH, _most_samples(axes) // start.data_parallel)):
         tried = [_candidate(spec, room) for spec in _along_accumulation(start, micro, axes)]
         fitting = [candidate for candidate in tried if candidate.fits is not False]
         found.candidates.extend(fitting)
@@ -104,7 +104,7 @@ def _doubling(largest: int) -> Iterator[int]:
 
 def _along_accumulation(start: RunSpec, micro: int, axes: Axes) -> list[RunSpec]:
     """Return the points with this micro-batch whose global batch may be."""
-    samples = micro * start.world_size  # of all ranks in a micro-step
+    samples = micro * start.data_parallel  # of all ranks in a micro-step
     most = _most_samples(axes) // samples
     if axes.accumulation:
         tried = list(axes.accumulation)

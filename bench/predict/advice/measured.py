@@ -53,7 +53,7 @@ def decisive(spec: RunSpec) -> str:
 def known(
     records: Iterable[RunRecord], like: RunSpec, machine: Machine, predict: Callable[[RunSpec], float | None]
 ) -> Known:
-    """Return what `records` say of points on `machine` with the model, the precision and the lengths of `like`;
+    """Return what `records` say of points on `machine` with model, precision, objective and lengths of `like`;
     `predict` gives the seconds of a step, or None.
 
     Of a point that ran in several environments the one that started last counts.
@@ -82,8 +82,8 @@ def _counts(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
             return False
     if record.evidence != "measured" or (record.observations and record.observations.drill):
         return False
-    same = (spec.precision, spec.sequence) == (like.precision, like.sequence) and _model(spec) == _model(like)
-    return same and record.outcome.kind in ("ok", "oom")
+    work = (spec.objective, spec.sequence, spec.precision) == (like.objective, like.sequence, like.precision)
+    return work and _model(spec) == _model(like) and record.outcome.kind in ("ok", "oom")
 
 
 def _model(spec: RunSpec) -> dict[str, Any]:

@@ -182,7 +182,9 @@ def largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda
     """Return the largest micro-batches with which `spec`, otherwise the same, fits into `memory_bytes` per device."""
 
     def needed(micro: int) -> tuple[int, int]:
-        batch = Batch(micro=micro, accumulation=spec.accumulation, global_=micro * spec.accumulation * spec.world_size)
+        batch = Batch(
+            micro=micro, accumulation=spec.accumulation, global_=micro * spec.accumulation * spec.data_parallel
+        )
         return memory(spec.model_copy(update={"batch": batch}), device, memory_bytes).device
 
     def largest(doubt: int) -> int:

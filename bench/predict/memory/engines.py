@@ -85,7 +85,7 @@ def engine(
     `room` bytes. Collectives that are only `rehearsed` need no memory of their own."""
     plain = json.dumps(spec.engine.options)
     zero = _zero_options(plain) if spec.engine.backend == "deepspeed" else None
-    stage, ranks = zero.stage if zero else EVERYWHERE, spec.world_size
+    stage, ranks = zero.stage if zero else EVERYWHERE, spec.data_parallel
     threshold = (zero.stage3_param_persistence_threshold or 0) if zero else 0
     small = [size for size in sizes if size.elements <= threshold]
     large = [size for size in sizes if zero and size.elements > (zero.reduce_bucket_size or math.inf)]

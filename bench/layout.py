@@ -1,0 +1,21 @@
+"""Which part of a run's work each of its ranks has: pipeline > data > tensor, the tensor-parallel ranks next to each
+other, so that they share a node."""
+
+from typing import NamedTuple
+
+from bench.spec import RunSpec
+
+
+class Place(NamedTuple):
+    """A rank's place in the layout, each from 0."""
+
+    pipeline: int  # which part of the layers
+    data: int  # which samples: the ranks of one data-parallel rank get the same
+    tensor: int  # which slice of each matrix
+
+
+def place(spec: RunSpec, rank: int) -> Place:
+    """Return the place of `rank`, which is below `spec.world_size`."""
+    others, tensor = divmod(rank, spec.parallel.tensor)
+    pipeline, data = divmod(others, spec.data_parallel)
+    return Place(pipeline, data, tensor)

@@ -1,0 +1,142 @@
+"""What is learned, as a user asks for it, and the micro-batches of each objective."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import config, data, objectives, plugins
+from bench.decode import Request
+from bench.errors import UserError
+from bench.facts import facts, facts_of_tree, names
+from bench.spec import LENGTHS, OBJECTIVE, RunSpec
+from bench.study import Study
+
+CPU = ("devices_per_node=1", "machine=cpu")
+
+
+def ask(*overrides: str) -> Request:
+    asked = config.request(config.single([*CPU, *overrides]))
+    config.check(asked, "cpu")
+    return asked
+
+
+def spec(objective: str, lengths: dict[str, int], source: str = "synthetic", **options: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "model": {"name": "tiny", "shape": {"vocab": 384}},
+            "engine": {"name": "ddp", "backend": "ddp"},
+            "data": {"name": source, "source": source, "options": options},
+            "batch": {"micro": 2},
+            "objective": objective,
+            "sequence": lengths,
+        }
+    )
+
+
+def test_the_defaults_of_a_spec_are_those_of_its_objective() -> None:
+    assert {kind.name: kind.length for kind in objectives.load(OBJECTIVE).KINDS} == LENGTHS
+
+
+@pytest.mark.parametrize("name", plugins.names(plugins.OBJECTIVE))
+def test_no_kind_is_called_like_the_padding_of_another(name: str) -> None:
+    """Both stand in one record."""
+    assert not any(kind.endswith("_padding") for kind in objectives.names(name))
+
+
+def test_an_objective_brings_its_lengths_and_one_may_be_set() -> None:
+    assert ask("objective=seq2seq", "sequence.decoder=64").spec.sequence == {"encoder": 512, "decoder": 64}
+    causal = config.request(config.single([*CPU, "objective=causal_lm"])).spec
+    assert (causal.objective, causal.sequence) == ("causal_lm", {"tokens": 1024})
+    longer = config.request(config.single([*CPU, "objective=causal_lm", "sequence.tokens=2048"])).spec
+    assert longer.sequence == {"tokens": 2048}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("objective=causal_lm",),
+            "objective=causal_lm: a model of family t5 learns from encoder and decoder tokens, this objective gives "
+            "tokens; choose from seq2seq, span_corruption",
+        ),
+        (
+            ("objective=causal_lm", "sequence.encoder=512"),
+            "sequence.encoder: objective=causal_lm has no such tokens; did you mean sequence.tokens?",
+        ),
+        (("sequence.tokens=8",), "sequence.tokens: objective=span_corruption has no such tokens"),
+        (("objective=causal",), "objective=causal: no such file in conf/objective; did you mean causal_lm?"),
+        (("objective.noise=3",), "objective.noise: no such key"),
+        (("sequence.encoder=0",), "sequence.encoder=0: input should be greater than 0"),
+        (("sequence=3",), "sequence=3: input should be a valid dictionary"),
+        (
+            ("objective=seq2seq", "data=text"),
+            "data=text: makes no samples of text for objective=seq2seq; choose data=synthetic",
+        ),
+        (("parallel.tensor=2", "devices_per_node=2"), "parallel.tensor=2: engine zero2 has no tensor parallelism; "),
+        (("parallel.stages_per_rank=4",), "parallel.stages_per_rank=4: engine zero2 has no stages of layers; "),
+        (
+            ("engine=ddp", "parallel.pipeline=2", "devices_per_node=2"),
+            "parallel.pipeline=2: engine ddp has no pipeline; leave it out, or choose another engine",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(overrides: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        ask(*overrides)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_study_spans_objectives_and_its_rules_know_them() -> None:
+    axes = {"objective": ["span_corruption", "seq2seq"], "sequence.decoder": [64, 128]}
+    rules = ("objective == 'seq2seq' and sequence.decoder < 128", "sequence.tokens == 3", "data_parallel != world_size")
+    study = Study(name="s", base={"machine": "cpu", "devices_per_node": 1}, axes=axes, exclude=rules)
+    found = config.points(study, [])
+    assert [(p.asked.spec.objective, p.asked.spec.sequence["decoder"]) for p in found.points] == [
+        ("span_corruption", 64), ("span_corruption", 128), ("seq2seq", 128),
+    ]  # fmt: skip
+    assert found.excluded == dict(zip(rules, (1, 0, 0), strict=True))
+
+
+def test_a_rule_sees_lengths_also_of_a_point_that_cannot_be() -> None:
+    assert {"sequence.encoder", "sequence.tokens", "objective", "data_parallel", "parallel.tensor"} <= names().keys()
+    known = facts_of_tree({"objective": {"name": "causal_lm"}, "nodes": 2, "devices_per_node": 4, "sequence": {}})
+    assert (known["objective"], known["sequence"], known["data_parallel"]) == ("causal_lm", {"tokens": 1024}, 8)
+    halved = facts_of_tree({"objective": {"name": "x"}, "nodes": 1, "devices_per_node": 4, "parallel": {"tensor": 2}})
+    assert halved["data_parallel"] == 2
+    assert facts(ask("objective=seq2seq"))["objective"] == "seq2seq"
+
+
+def test_random_tokens_of_a_causal_objective_are_inputs_and_labels_at_once() -> None:
+    torch = pytest.importorskip("torch")
+    tensors, padding = next(data.load("synthetic").micro_batches(spec("causal_lm", {"tokens": 16}), 0))
+    assert tensors.keys() == {"input_ids", "labels"}
+    assert tensors["input_ids"].shape == (2, 16)
+    assert torch.equal(tensors["input_ids"], tensors["labels"])
+    assert padding == {"tokens": 0}
+
+
+def test_packed_text_of_a_causal_objective_is_the_corpus_cut(tmp_path: Path) -> None:
+    pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
+    (tmp_path / "text.txt").write_text("\n".join("abcdefghij" for _ in range(8)))
+    made = spec("causal_lm", {"tokens": 11}, "text", files=[str(tmp_path / "text.txt")], sample_by="line")
+    for tensors, padding in islice(data.load("text").micro_batches(made, 0), 8):
+        rows = tensors["labels"].tolist()
+        assert [bytes(token - 3 for token in row[:-1]) for row in rows] == [b"abcdefghij"] * 2
+        assert [row[-1] for row in rows] == [1, 1], "EOS between documents"
+        assert tensors["input_ids"].tolist() == rows
+        assert padding == {"tokens": 0}
+
+
+def test_unpacked_text_of_a_causal_objective_is_padded_where_there_is_no_loss(tmp_path: Path) -> None:
+    pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
+    (tmp_path / "text.txt").write_text("abc\nabcdef")
+    options = {"files": [str(tmp_path / "text.txt")], "sample_by": "line", "packing": False}
+    tensors, padding = next(data.load("text").micro_batches(spec("causal_lm", {"tokens": 6}, "text", **options), 0))
+    words = [100, 101, 102, 103, 104]
+    assert sorted(tensors["input_ids"].tolist()) == [[*words[:3], 1, 0, 0], [*words, 1]]
+    assert sorted(tensors["labels"].tolist()) == [[*words[:3], 1, -100, -100], [*words, 1]]
+    assert tensors.keys() == {"input_ids", "labels"}, "padding comes last: nothing real looks at it"
+    assert padding == {"tokens": 2}
