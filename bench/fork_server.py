@@ -18,13 +18,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bench import plugins, worker
+from bench import models, plugins, worker
+from bench.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
 # What libraries import only when it is first used. DeepSpeed's Muon imports torch's compiler, 2.6 s of every start.
 _LATE = (
-    "transformers.models.t5.modeling_t5",
-    "transformers.models.mt5.modeling_mt5",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage_1_and_2",
     "deepspeed.runtime.zero.stage3",
@@ -60,6 +59,9 @@ def preload(device: str) -> None:
     for kind in kinds:
         for name in plugins.names(kind):
             plugins.load(kind, name)
+    for name in plugins.names(plugins.FAMILY):
+        with contextlib.suppress(UserError):  # without a builder; then the rank that asks for one says so
+            models.load_builder(name)
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
     libraries = ["torch.distributed", "torch.nn.parallel", "deepspeed", "transformers"]
     for name in (*libraries, *measuring):

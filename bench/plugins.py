@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from bench.errors import UserError, nearest
 from bench.spec import RunSpec
+from bench.stacks import Stacks
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -38,11 +39,13 @@ class Kind(Generic[Plugin]):
     protocol: type[object]  # what each of them defines
     marker: str | None = None  # a folder is a plug-in if it holds this module; None: every folder is
 
-    @property
-    def members(self) -> list[str]:
-        """The names that a plug-in has to define."""
-        own = [name for name in vars(self.protocol) if not name.startswith("_")]
-        return sorted({*getattr(self.protocol, "__annotations__", {}), *own})
+
+@dataclass(frozen=True)
+class Part(Generic[Plugin]):
+    """A module in the folder of a plug-in, imported only where it is needed."""
+
+    name: str  # of its file
+    protocol: type[object]  # what it defines
 
 
 def names(kind: Kind[Any]) -> list[str]:
@@ -55,14 +58,46 @@ def load(kind: Kind[Plugin], name: str) -> Plugin:
     return cast(Plugin, _complete(kind, name))
 
 
+def load_part(kind: Kind[Any], name: str, part: Part[Plugin]) -> Plugin:
+    """Return a part of the plug-in of this name; UserError if there is no such plug-in, or if it or the part lacks
+    something."""
+    return cast(Plugin, _complete_part(kind, name, part))
+
+
 @functools.cache  # readers of many records ask for the same one again and again
 def _complete(kind: Kind[Any], name: str) -> ModuleType:
     """Import a plug-in and see that it defines what its kind does."""
-    module = _module(kind, name)
-    if missing := [member for member in kind.members if not hasattr(module, member)]:
+    return _checked(_module(kind, name), kind.protocol, f"{kind.key}={name}", f"a {kind.name}")
+
+
+@functools.cache
+def _complete_part(kind: Kind[Any], name: str, part: Part[Any]) -> ModuleType:
+    """Import a part of a plug-in and see that it defines what its kind does."""
+    plugin = _complete(kind, name)
+    path, value, whole = f"{plugin.__name__}.{part.name}", f"{kind.key}={name}", f"{part.name}.py of a {kind.name}"
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        rule = f"there is no {path}"
+        raise UserError(value, rule, f"{whole} defines {', '.join(_members(part.protocol))}") from error
+    return _checked(module, part.protocol, value, whole)
+
+
+def _checked(module: ModuleType, protocol: type[object], value: str, kind: str) -> ModuleType:
+    """Return a module that defines the members of a Protocol; UserError if it lacks one."""
+    members = _members(protocol)
+    if missing := [member for member in members if not hasattr(module, member)]:
         rule = f"{module.__name__} does not define {', '.join(missing)}"
-        raise UserError(f"{kind.key}={name}", rule, f"a {kind.name} defines {', '.join(kind.members)}")
+        raise UserError(value, rule, f"{kind} defines {', '.join(members)}")
     return module
+
+
+def _members(protocol: type[object]) -> list[str]:
+    """Return the names that a Protocol asks for."""
+    own = [name for name in vars(protocol) if not name.startswith("_")]
+    return sorted({*getattr(protocol, "__annotations__", {}), *own})
 
 
 def _module(kind: Kind[Any], name: str) -> ModuleType:
@@ -138,7 +173,7 @@ class EnginePlugin(Protocol):
 
 
 class FamilyPlugin(Protocol):
-    """A model family: a folder of bench/models with `shape.py`."""
+    """A model family: a folder of bench/models with `shape.py`. Its `build.py` is a `FamilyBuilder`."""
 
     Shape: type[BaseModel]
     """The sizes that decide an architecture; frozen, imports no torch."""
@@ -147,23 +182,21 @@ class FamilyPlugin(Protocol):
         """Return a Shape from the content of a Hugging Face config.json; UserError for what is not of this family."""
         ...
 
-    def parameter_count(self, shape: Any) -> int:
-        """Return the trainable parameters, those shared counted once."""
+    def vocabulary(self, shape: Any) -> int:
+        """Return the number of tokens that the model knows."""
         ...
 
-    def training_flops(self, shape: Any, encoder: int, decoder: int) -> int:
-        """Return the matmul FLOPs of forward and backward for one sample: model FLOPs."""
+    def stacks(self, shape: Any) -> Stacks | None:
+        """Return the network; None: it is not described, and nothing is predicted of this model."""
         ...
 
-    def recomputed_flops(
-        self, shape: Any, encoder: int, decoder: int, *, dropout: float = 0.0, precision: Any = "bf16"
-    ) -> int:
-        """Return what activation checkpointing adds to them for one sample: hardware FLOPs less model FLOPs."""
-        ...
+
+class FamilyBuilder(Protocol):
+    """What builds a family's models: `build.py` in its folder, imported only where a model is built."""
 
     def build(self, spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> "Module":
-        """Return the uninitialised module, built inside `construction`. The family imports its libraries before it
-        enters: under deepspeed.zero.Init an import of a model class raises."""
+        """Return the uninitialised module, built inside `construction`. Model classes are imported together with this
+        file: under deepspeed.zero.Init an import of one raises."""
         ...
 
     def initialise(self, module: "Module", spec: RunSpec, whole: "Whole" = ...) -> None:
@@ -240,4 +273,5 @@ Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]
 ENGINE: Kind[EnginePlugin] = Kind("engine", "bench.engines", "engine.backend", EnginePlugin, "facts")
 FAMILY: Kind[FamilyPlugin] = Kind("family", "bench.models", "model.family", FamilyPlugin, "shape")
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
+BUILDER: Part[FamilyBuilder] = Part("build", FamilyBuilder)
 LAUNCHER: Kind[LauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", LauncherPlugin)

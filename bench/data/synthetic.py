@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.data import MicroBatch
+from bench.data import MicroBatch, vocabulary
 from bench.errors import UserError
 from bench.spec import Frozen, RunSpec
 
@@ -23,9 +23,10 @@ class Options(Frozen):
 
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError if the vocabulary holds nothing but special tokens."""
-    if spec.model.shape["vocab"] <= _FIRST_WORD:
+    known = vocabulary(spec)
+    if known <= _FIRST_WORD:
         raise UserError(
-            f"model.shape.vocab={spec.model.shape['vocab']}",
+            f"model.shape.vocab={known}",
             "synthetic data leaves out ids 0 (pad) and 1 (EOS)",
             f"give at least {_FIRST_WORD + 1}",
         )
@@ -39,13 +40,13 @@ def micro_batches(spec: RunSpec, rank: int) -> Iterator[MicroBatch]:
     from bench.data.pipeline import loader
 
     sequence = spec.sequence
-    samples = RandomTokens(spec.seed, spec.model.shape["vocab"], sequence.encoder, sequence.decoder)
+    samples = RandomTokens(spec.seed, vocabulary(spec), sequence.encoder, sequence.decoder)
     return loader.micro_batches(samples, spec, rank)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the facts for the record."""
-    return {"source": "synthetic", "vocabulary": spec.model.shape["vocab"]}
+    return {"source": "synthetic", "vocabulary": vocabulary(spec)}
 
 
 @dataclass(frozen=True)

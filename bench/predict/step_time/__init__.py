@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.predict.families import formulas, shape_of
 from bench.predict.flops import StepFlops, flops_per_step
 from bench.predict.memory.engines import engine
 from bench.predict.step_time.communication import Transfer, transfers
 from bench.predict.step_time.compute import Compute, compute
 from bench.predict.step_time.network import MOVED, Span, collective_s
+from bench.predict.workload import lengths, network_of
 from bench.spec import Device, RunSpec
+from bench.stacks import tensors
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
 """Parts that depend on what a device computes per second."""
@@ -29,7 +30,7 @@ class Time(NamedTuple):
     low_s: float
     high_s: float
     flops: StepFlops
-    tokens: int  # encoder and decoder, padding included, over all ranks
+    tokens: int  # of all kinds, padding included, over all ranks
     peak_flops: float | None  # of all devices, per second
     bound: str  # what takes most of the step
     exposed_s: float = 0.0  # of communication that the step waits for
@@ -65,7 +66,7 @@ def step_time(
     `rehearsed_s` is what a step of this spec computes by a rehearsal on this machine, `straggler` the slowest rank's
     compute time over the others', `data_wait_s` what a step waits for its batches.
     """
-    held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), device)
+    held = engine(spec, tensors(network_of(spec)), device)
     if held.options and (held.options.zero_quantized_weights or held.options.zero_quantized_gradients):
         raise UserError("time with quantised collectives", "their bytes and kernels are not predicted", "measure it")
     if held.offloads or held.offloads_weights:
@@ -94,7 +95,7 @@ def step_time(
         low_s=total + (low - 1) * computing + (MOVED[0] - 1) * exposed,
         high_s=total + (high - 1) * computing + (MOVED[1] - 1) * exposed + hidden,  # if nothing overlapped
         flops=flops_per_step(spec),
-        tokens=spec.global_batch * (spec.sequence.encoder + spec.sequence.decoder),
+        tokens=spec.global_batch * sum(lengths(spec).values()),
         peak_flops=1e12 * peak * spec.world_size if peak else None,
         bound=_bound(moved, own, spec),
     )
