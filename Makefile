@@ -22,11 +22,10 @@ gpu-study: $(INSTALLED)
 wheels: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.gpu.wheels $(WHEELS)
 
-# What reads, draws and predicts fills both cores; what measures and schedules has them for itself.
-SIDE_BY_SIDE := tests/analysis tests/golden $(addprefix tests/bench/,predict sweep models calibrate test_advise.py test_config.py test_studies.py)
+# What reads, draws, plans and predicts fills both cores; what measures and schedules has them for itself.
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(SIDE_BY_SIDE)
-	$(BIN)/pytest $(addprefix --ignore ,$(SIDE_BY_SIDE))
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not processes"
+	$(BIN)/pytest -m processes --durations 20
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -5,11 +5,13 @@ documented there. Unknown is missing, never 0 or -1.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from analysis.metrics import Better, Metric, metrics
 from analysis.observed import host, slowest_link, slowest_rank, tokens
 from bench.record import RunRecord
+from bench.spec import LENGTHS, OBJECTIVE
 
 Kind = Literal["text", "integer", "number", "truth"]
 
@@ -39,6 +41,9 @@ ORDER = (
 )  # fmt: skip
 """The columns in order; a metric that is not named here comes before `reason`, by its name."""
 
+LATER = {"objective": OBJECTIVE, "lengths": None}
+"""Columns that a table has only where some run is no longer as all of the first were: what it was in all of those."""
+
 SHOWN = (
     "config_id", "model", "engine", "precision", "world_size", "micro", "evidence", "outcome", "sample_s",
     "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
@@ -47,10 +52,15 @@ SHOWN = (
 
 
 def columns() -> dict[str, Column]:
-    """Return every column of the run table by name, in order."""
+    """Return every column that each run table has by name, in order."""
     known = {column.name: column for column in _FACTS} | {m.name: _derived(m) for m in metrics().values()}
     new = sorted(known.keys() - set(ORDER))
     return {name: known[name] for name in (*ORDER[:-2], *new, *ORDER[-2:])}
+
+
+def all_columns() -> dict[str, Column]:
+    """Return the same, and then the columns that some run tables have besides."""
+    return columns() | {column.name: column for column in _LATER}
 
 
 def _derived(metric: Metric) -> Column:
@@ -76,19 +86,26 @@ def _parameters(record: RunRecord) -> int | None:
     return record.observations.parameters if record.observations else record.spec.model.parameters
 
 
-def _encoder_tokens(record: RunRecord) -> float:
-    counted = tokens(record)  # a run that made no step would have had these: lengths include padding
-    return counted.encoder if counted else float(record.spec.global_batch * record.spec.sequence.encoder)
+def _tokens(record: RunRecord, kind: str) -> float | None:
+    """Return the tokens of one kind; None where a sample has none such."""
+    if counted := tokens(record):
+        return counted.of(kind)
+    length = record.spec.sequence.get(kind)  # a run that made no step would have had these: lengths include padding
+    return None if length is None else float(record.spec.global_batch * length)
 
 
-def _decoder_tokens(record: RunRecord) -> float:
-    counted = tokens(record)
-    return counted.decoder if counted else float(record.spec.global_batch * record.spec.sequence.decoder)
+_encoder_tokens, _decoder_tokens = (partial(_tokens, kind=kind) for kind in ("encoder", "decoder"))
 
 
 def _padding_tokens(record: RunRecord) -> float | None:
     counted = tokens(record)
-    return counted.encoder_padding + counted.decoder_padding if counted else None
+    return counted.padding if counted else None
+
+
+def _lengths(record: RunRecord) -> str | None:
+    """Return the tokens of a sample by kind; None where the columns of the table tell them."""
+    lengths = record.spec.sequence
+    return None if {*lengths} <= {*LENGTHS} else ", ".join(f"{length} {kind}" for kind, length in lengths.items())
 
 
 def _slowest_host(record: RunRecord) -> str | None:
@@ -137,3 +154,8 @@ _FACTS = (
     Column("reason", "why it ended so; empty when ok", "", "text", lambda r: r.outcome.reason),
     Column("flags", "doubts about the row, separated by spaces", "", "text", lambda r: ""),  # analysis.table fills it
 )  # fmt: skip
+
+_LATER = (
+    Column("objective", "what is learned, a file of conf/objective", "", "text", lambda r: r.spec.objective),
+    Column("lengths", "tokens per sample by kind, where no column before has them", "", "text", _lengths),
+)

@@ -69,10 +69,12 @@ def tokens(record: RunRecord) -> Tokens | None:
     return observed.tokens
 
 
-def token_rate(record: RunRecord, counted: Callable[[Tokens], float]) -> float | None:
-    """Return tokens per second over all ranks and the whole window; `counted` picks them from those of a step."""
+def token_rate(record: RunRecord, counted: Callable[[Tokens], float | None]) -> float | None:
+    """Return tokens per second over all ranks and the whole window; `counted` picks them from those of a step, None
+    where there are none such."""
     rate, per_step = steps_per_s(record), tokens(record)
-    return None if rate is None or per_step is None else rate * counted(per_step)
+    picked = None if per_step is None else counted(per_step)
+    return None if rate is None or picked is None else rate * picked
 
 
 def energy_j(record: RunRecord) -> float | None:

@@ -5,13 +5,16 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.columns import LATER
 from analysis.summary import Row
 from analysis.table import plain
+from bench.spec import LENGTHS
 
 Question = dict[str, Any]
 
 _PLACE = ("model", "nodes", "devices_per_node")
-_MORE = ("machine", "environment_id", "evidence", "precision", "data", "encoder_length", "decoder_length")
+_LENGTHS = {f"{kind}_length": f"{kind}_tokens" for kind in LENGTHS}
+_MORE = ("machine", "environment_id", "evidence", "precision", "data", *_LENGTHS, *LATER)
 QUESTION = (*_PLACE, *_MORE)
 """Rows that share these answer one question; engine, batch and activation checkpointing are the choice."""
 
@@ -23,7 +26,7 @@ def by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
     does a point that a prediction called infeasible with those that were measured, unless it was measured after all.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    rows = [_with_lengths(row) for row in plain(summary)]
+    rows = [with_lengths(row) for row in plain(summary)]
     ran = {(row["config_id"], row["machine"]) for row in rows if row["evidence"] != "predicted"}
     rows = [row for row in rows if row["evidence"] != "predicted" or (row["config_id"], row["machine"]) not in ran]
     for row in sorted(rows, key=lambda row: row["environment_id"] is None):
@@ -47,7 +50,11 @@ def ranks(question: Question | Row) -> str:
 
 def apart(question: Question, among: Sequence[Question]) -> list[str]:
     """Name what besides its place sets a question apart from others of the model."""
-    return [_part(part, question[part]) for part in _MORE if _sets_apart(part, question, among)]
+    return [
+        _part(part, question[part])
+        for part in _MORE
+        if question[part] is not None and _sets_apart(part, question, among)
+    ]
 
 
 def choice(row: Row) -> str:
@@ -88,6 +95,8 @@ def _stands_with(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return not unlike or unlike == {"evidence": ("predicted", "measured")}
 
 
-def _with_lengths(row: Row) -> Row:
-    """Add the tokens per sample, which the summary holds per step."""
-    return row | {f"{side}_length": row[f"{side}_tokens"] / row["global_batch"] for side in ("encoder", "decoder")}
+def with_lengths(row: Row) -> Row:
+    """Add the tokens per sample, which the summary holds per step, and what it holds only where some run needs it."""
+    counted = {name: row[tokens] for name, tokens in _LENGTHS.items()}
+    lengths = {name: None if count is None else count / row["global_batch"] for name, count in counted.items()}
+    return LATER | row | lengths

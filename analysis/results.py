@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.columns import columns
+from analysis.columns import all_columns
 from analysis.reading import Found, Reading, find
 from analysis.reading.rows import FILE, TRACES, File, Rows, of, row, schema
 from analysis.summary import ANSWERING, KEY, Row, answering, summarise
@@ -133,7 +133,7 @@ def read(paths: Iterable[str | Path]) -> Results:
 
 def judged(found: Reading) -> Results:
     """Return the results of records in memory; they are judged beside each other (`analysis.verify`)."""
-    known, by_path = columns(), {str(file): record for file, record in found.records.items()}
+    known, by_path = all_columns(), {str(file): record for file, record in found.records.items()}
     told = [row(File(path), record, known) for path, record in by_path.items()]
     table = pa.Table.from_pylist(told, schema())
     return _results(Found(of(table), found.skipped, found.unfinished), lambda path: by_path[str(path)])

@@ -27,7 +27,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import Kind
+from analysis.columns import LATER, Kind
 from analysis.flags import NO_MEASUREMENT
 from analysis.stats.compare import enough
 from analysis.stats.interval import Interval
@@ -67,18 +67,18 @@ def summarise(table: pd.DataFrame, variants: Mapping[str, str] | None = None) ->
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in plain(table):
         groups.setdefault(tuple(row[name] for name in KEY), []).append(row)
-    told = variants or {}
-    rows = [_summary(rows) | {"variant": told.get(rows[0]["config_id"], "")} for rows in groups.values()]
-    return typed({name: [row[name] for row in rows] for name in COLUMNS}, _KINDS)
+    told, what = variants or {}, [*_WHAT, *(name for name in LATER if name in table)]
+    rows = [_summary(rows, what) | {"variant": told.get(rows[0]["config_id"], "")} for rows in groups.values()]
+    return typed({name: [row[name] for row in rows] for name in (*COLUMNS, *what[len(_WHAT) :])}, _KINDS)
 
 
-def _summary(rows: Sequence[Row]) -> Row:
+def _summary(rows: Sequence[Row], what: Sequence[str]) -> Row:
     answers = _last_attempts(rows)
     good = [row for row in answers if _answers(row)]
     allocations = _by_allocation(good)
     told = (good or answers)[-1]
     return {
-        **{name: rows[0][name] for name in (*KEY, *_WHAT)},
+        **{name: rows[0][name] for name in (*KEY, *what)},
         "n": len(allocations),
         "runs": len(rows),
         "outcome": told["outcome"],

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.columns import Column, Kind, columns
+from analysis.columns import LATER, Column, Kind, all_columns, columns
 from analysis.csv_cells import from_text
 from analysis.flags import FLAGS
 from analysis.reading.rows import File, cases, row, schema
@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return the run table of `records`, in their order. They are judged beside each other: a run whose
     gradient norm or loss is not the reference engine's is `invalid` here, whatever its own record says."""
-    known = columns()
+    known = all_columns()
     plain_rows = [row(File(""), record, known) for record in records]
     return judged_table(pa.Table.from_pylist(plain_rows, schema())).table
 
@@ -43,7 +43,7 @@ def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
 def judged_table(core: pa.Table) -> Judged:
     """Return the run table of rows (`analysis.reading.rows`), judged beside each other."""
     unverified, mismatches = judge(cases(core))
-    frame = core.select(list(columns())).to_pandas(types_mapper=_MISSING.get)
+    frame = core.select([*columns(), *_later(core)]).to_pandas(types_mapper=_MISSING.get)
     frame["flags"] = _flags(core.column("flags"), unverified)
     outcomes: dict[int, Outcome] = {}
     for one in mismatches:
@@ -51,6 +51,11 @@ def judged_table(core: pa.Table) -> Judged:
         outcomes[one.place] = outcome
     _invalidate(frame, core.column("case_if_invalid"), outcomes)
     return Judged(frame, outcomes)
+
+
+def _later(core: pa.Table) -> list[str]:
+    """Return the columns that are needed because some run is not as all of the first were."""
+    return [name for name, first in LATER.items() if core.column(name).unique().to_pylist() not in ([], [first])]
 
 
 def _flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]) -> pd.Series:
@@ -77,7 +82,7 @@ def _invalidate(frame: pd.DataFrame, changes: pa.ChunkedArray, outcomes: Mapping
 def read_csv(path: Path) -> pd.DataFrame:
     """Read the run table that `zeroscale table --format csv` wrote, exactly as it was."""
     text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""], lineterminator="\n")
-    known = columns()
+    known = all_columns()
     cells = {name: _parsed(known[name], text[name]) for name in text.columns}
     return typed(cells)
 
@@ -85,7 +90,7 @@ def read_csv(path: Path) -> pd.DataFrame:
 def typed(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Kind] | None = None) -> pd.DataFrame:
     """Return columns of plain values as a DataFrame whose types know what is missing; `kinds` is of columns that the
     run table has not."""
-    known = {name: column.kind for name, column in columns().items()} | dict(kinds or {})
+    known = {name: column.kind for name, column in all_columns().items()} | dict(kinds or {})
     return pd.DataFrame({name: pd.Series(values, dtype=_DTYPES[known[name]]) for name, values in cells.items()})
 
 

@@ -7,10 +7,11 @@ from bench.spec import RunSpec
 
 _COLUMNS = frozenset({
     "model.name", "engine.name", "engine.backend", "data.name", "batch.micro", "batch.accumulation", "batch.global",
-    "nodes", "devices_per_node", "precision", "sequence.encoder", "sequence.decoder", "activation_checkpointing",
+    "nodes", "devices_per_node", "precision", "objective", "activation_checkpointing",
 })  # fmt: skip
 
 _PROTOCOL = "measure."
+_LENGTHS = "sequence."
 
 
 def variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
@@ -20,8 +21,9 @@ def variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     fields = {config_id: dict(_fields(_plain(spec))) for config_id, spec in specs.items()}
     told = dict.fromkeys(specs, "")
     for members in _alike(specs, lambda one: (specs[one].model.name, specs[one].engine.name)):
-        _tell(told, members, fields, lambda name: name not in _COLUMNS and not name.startswith(_PROTOCOL))
-    for twins in _alike(specs, lambda one: (told[one], *(fields[one].get(name) for name in sorted(_COLUMNS)))):
+        _tell(told, members, fields, lambda name: not (_shown(name) or name.startswith(_PROTOCOL)))
+    shown = {one: tuple(sorted(field for field in fields[one].items() if _shown(field[0]))) for one in specs}
+    for twins in _alike(specs, lambda one: (told[one], shown[one])):
         _tell(told, twins, fields, lambda name: name.startswith(_PROTOCOL))
     return told
 
@@ -45,6 +47,11 @@ def _tell(
     for member in members:
         more = (f"{_short(name)}={fields[member].get(name, 'default')}" for name in differ)
         told[member] = ", ".join(filter(None, [told[member], *more]))
+
+
+def _shown(name: str) -> bool:
+    """Whether a column of the summary shows a field."""
+    return name in _COLUMNS or name.startswith(_LENGTHS)
 
 
 def _plain(spec: RunSpec) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from bench import data, engines, launchers, models
+from bench import data, engines, launchers, models, objectives
 from bench.errors import UserError, nearest
 from bench.machine import Machine, check_plausible
 from bench.measure.environment import device_kind, device_name, devices_here
+from bench.record import Limits
+from bench.scheduling import SchedulingOptions
 from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
 from bench.stacks import parameter_count
 
@@ -26,7 +28,7 @@ class Request(NamedTuple):
     spec: RunSpec
     machine: Machine
     launcher: str
-    launcher_options: BaseModel
+    launcher_options: Limits
 
 
 def decode(plain: Mapping[str, Any]) -> Request:
@@ -34,7 +36,21 @@ def decode(plain: Mapping[str, Any]) -> Request:
     parts = {group: _shared(group, plain[group]) for group in _PARTS}
     machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
     rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
+    rest["sequence"] = lengths(parts["objective"], plain.get("sequence"))
     return Request(model(RunSpec, {**rest, **parts}), machine, launcher, options)
+
+
+def lengths(objective: str, given: Any) -> Any:
+    """Return the tokens per sample by kind, those that are not given by default; UserError for a kind that the
+    objective has not."""
+    known = {kind.name: kind.length for kind in file_of(objectives, objective).KINDS}
+    if not isinstance(given, Mapping | None):
+        return given  # refused with all else that is of the wrong type
+    for kind in given or {}:
+        if kind not in known:
+            remedy = nearest(f"sequence.{kind}", {f"sequence.{name}" for name in known})
+            raise UserError(f"sequence.{kind}", f"objective={objective} has no such tokens", remedy)
+    return {**known, **(given or {})}
 
 
 _SHOWN = 200
@@ -68,7 +84,7 @@ def _devices_here(machine: Machine, launcher: str) -> int:
 def check(asked: Request, device: str | None) -> None:
     """Check the rules that hold between spec, machine, launcher and, where it is known, the device ("cpu", "cuda")."""
     check_rank(asked, device)
-    file_of(launchers, asked.launcher).check(asked.launcher_options, asked.spec)
+    _check_launcher(asked)
 
 
 def check_rank(asked: Request, device: str | None) -> None:
@@ -84,9 +100,31 @@ def check_rank(asked: Request, device: str | None) -> None:
     if spec.model.attention == "flex" and (device == "cpu" or spec.model.dropout):
         rule = "flex attention needs a GPU and no dropout"
         raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or model.dropout=0 on a GPU")
+    _check_objective(spec)
     engine, source = file_of(engines, spec.engine.backend), file_of(data, spec.data.source)
     engine.check(valid(engine.Options, spec.engine.options), spec, device)
     source.check(valid(source.Options, spec.data.options), spec)
+
+
+def _check_objective(spec: RunSpec) -> None:
+    """Raise UserError for an objective that the model cannot learn."""
+    family = file_of(models, spec.model.family)
+    read = family.token_kinds(valid(family.Shape, spec.model.shape))
+    if tuple(spec.sequence) != read:
+        kinds, gives = " and ".join(read), " and ".join(spec.sequence)
+        rule = f"a model of family {spec.model.family} learns from {kinds} tokens, this objective gives {gives}"
+        known = objectives.named(read)
+        raise UserError(f"objective={spec.objective}", rule, nearest("", known) if known else "choose another model")
+
+
+def _check_launcher(asked: Request) -> None:
+    """Raise UserError for what the launcher cannot start, or cannot divide into jobs as it is to be."""
+    name, options = asked.launcher, asked.launcher_options
+    launchers.load(name).check(options, asked.spec)
+    launcher = launchers.queueing(name)
+    if launcher and not launcher.ARRAYS and isinstance(options, SchedulingOptions) and options.mode == "array":
+        remedy = "set launcher.mode=packed or launcher.mode=point"
+        raise UserError("launcher.mode=array", f"launcher={name} has no job arrays", remedy)
 
 
 @functools.cache
@@ -137,7 +175,7 @@ def _machine(flat: dict[str, Any]) -> Machine:
     return decoded
 
 
-def _launcher(flat: dict[str, Any]) -> tuple[str, BaseModel]:
+def _launcher(flat: dict[str, Any]) -> tuple[str, Limits]:
     name = str(flat.pop("name", ""))
     return name, model(file_of(launchers, name).Options, flat, "launcher")
 
@@ -181,8 +219,17 @@ def _model(flat: dict[str, Any]) -> ModelSpec:
     return decoded
 
 
+def _objective(flat: dict[str, Any]) -> str:
+    name = str(flat.pop("name", ""))
+    if flat:
+        raise UserError(f"objective.{next(iter(flat))}", "no such key", "an objective has a name alone")
+    file_of(objectives, name)
+    return name
+
+
 _PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "model": _model,
+    "objective": _objective,
     "engine": functools.partial(_part, EngineSpec, "engine", "backend", engines),
     "data": functools.partial(_part, DataSpec, "data", "source", data),
     "machine": _machine,

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.engines.zero.options import Options
+from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
 from bench.measure.environment import cache, cpu_model, version
 from bench.spec import RunSpec

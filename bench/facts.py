@@ -1,5 +1,6 @@
 """What an exclude rule may ask about a point: every field of its spec and machine, by the key that sets it."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
@@ -7,8 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench import data, engines, models, plugins
-from bench.decode import Request, file_of, models_in, valid
+from bench import data, engines, models, objectives, plugins
+from bench.decode import Request, file_of, lengths, models_in, valid
+from bench.errors import UserError
 from bench.machine import Machine
 from bench.spec import RunSpec
 
@@ -35,7 +37,11 @@ def facts_of_tree(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same for a point that cannot be decoded, as far as what it asks for tells."""
     nodes, devices = plain.get("nodes"), plain.get("devices_per_node")
     world_size = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None
-    return {**plain, "world_size": world_size}
+    objective = plain["objective"].get("name")
+    known = {**plain, "objective": objective, "world_size": world_size}
+    with contextlib.suppress(UserError):
+        known["sequence"] = lengths(objective, plain.get("sequence"))
+    return known
 
 
 @functools.cache
@@ -46,7 +52,8 @@ def names() -> dict[str, tuple[str, ...]]:
     kinds += [("engine.", engines.load(name).Options) for name in plugins.names(plugins.ENGINE)]
     kinds += [("data.", data.load(name).Options) for name in plugins.names(plugins.DATA)]
     kinds += [("model.shape.", models.load(name).Shape) for name in plugins.names(plugins.FAMILY)]
-    known = ["world_size", *itertools.chain.from_iterable(_below(prefix, kind) for prefix, kind in kinds)]
+    tokens = {f"sequence.{kind}" for name in plugins.names(plugins.OBJECTIVE) for kind in objectives.names(name)}
+    known = ["world_size", *tokens, *itertools.chain.from_iterable(_below(prefix, kind) for prefix, kind in kinds)]
     groups = {group: (group, "name") for group in ("model", "engine", "data", "machine")}
     return {name: tuple(name.split(".")) for name in known} | groups
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bench import models, plugins, worker
+from bench import plugins, worker
 from bench.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
@@ -55,13 +55,13 @@ def preload(device: str) -> None:
     """Import whatever a rank will; `device` is "cpu" or "cuda"."""
     os.environ["DS_ACCELERATOR"] = device
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
-    kinds: tuple[plugins.Kind[Any], ...] = (plugins.DATA, plugins.ENGINE, plugins.FAMILY)
+    kinds: tuple[plugins.Kind[Any], ...] = (
+        plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY, plugins.FAMILY_BUILDER,
+    )  # fmt: skip
     for kind in kinds:
         for name in plugins.names(kind):
-            plugins.load(kind, name)
-    for name in plugins.names(plugins.FAMILY):
-        with contextlib.suppress(UserError):  # without a builder; then the rank that asks for one says so
-            models.load_builder(name)
+            with contextlib.suppress(UserError):  # one that is broken fails the runs that ask for it, not all
+                plugins.load(kind, name)
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
     libraries = ["torch.distributed", "torch.nn.parallel", "deepspeed", "transformers"]
     for name in (*libraries, *measuring):

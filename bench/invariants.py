@@ -33,8 +33,7 @@ def _of_version(record: RunRecord) -> str | None:
 
 def _of_sizes(record: RunRecord) -> str | None:
     spec, counted = record.spec, record.observations
-    longest = max(spec.sequence.encoder, spec.sequence.decoder)
-    if spec.global_batch * longest > MOST:
+    if spec.global_batch * max(spec.sequence.values(), default=0) > MOST:
         return "spec: more samples or tokens per step than can be counted"
     if max(spec.model.parameters or 0, counted.parameters if counted else 0) > MOST:
         return "parameters: more than can be counted"
@@ -62,7 +61,7 @@ def _of_outcome(record: RunRecord) -> str | None:
 def _of_observations(observed: Observations) -> str | None:
     if observed.steps and (rule := _of_steps(observed.steps)):
         return f"observations.steps.{rule}"
-    if (t := observed.tokens) and not _between((t.encoder, t.decoder, t.encoder_padding, t.decoder_padding), 0, MOST):
+    if observed.tokens and not _between(tuple(observed.tokens.root.values()), 0, MOST):
         return "observations.tokens: not a number of tokens"
     if not _between(observed.compute_s, 0, MOST_S) or not _between(observed.outside_collectives_s, 0, MOST_S):
         return "observations: compute_s or outside_collectives_s: not seconds of a step"

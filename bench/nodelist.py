@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes, such as `gpu[01-03,7],login1`: whether a host is on one."""
+"""Lists of nodes as schedulers write them, such as `gpu[01-03,7],login1`: whether a host is on one."""
 
 import re
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ _NUMBERS = re.compile(r"\[([^\]]*)\]")
 def foreign(hosts: Sequence[str], nodelist: str) -> tuple[str, ...]:
     """Return which of a run's hosts, the first node's first, are not on the list of nodes of its allocation.
 
-    The first node's is the one that the list came from. Where that is not on it, hosts have other names than Slurm's
-    nodes, and nothing can be said.
+    The first node's is the one that the list came from. Where that is not on it, hosts have other names than the
+    scheduler's nodes, and nothing can be said.
     """
     if not hosts or not listed(hosts[0], nodelist):
         return ()

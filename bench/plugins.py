@@ -8,18 +8,25 @@ asked for.
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from subprocess import Popen
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
 
+from bench.engine_facts import EngineFacts
 from bench.errors import UserError, nearest
+from bench.launching import LaunchPlan, Work
+from bench.record import Limits, RunRecord
+from bench.scheduling import ClusterLimits, JobContext, JobSetup, JobState, SchedulingOptions
 from bench.spec import RunSpec
 from bench.stacks import Stacks
+from bench.tokens import TokenKind
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -38,14 +45,13 @@ class Kind(Generic[Plugin]):
     key: str  # the key of the config that names one
     protocol: type[object]  # what each of them defines
     marker: str | None = None  # a folder is a plug-in if it holds this module; None: every folder is
+    part: str | None = None  # the module of the plug-in that defines the members; None: the plug-in itself
 
-
-@dataclass(frozen=True)
-class Part(Generic[Plugin]):
-    """A module in the folder of a plug-in, imported only where it is needed."""
-
-    name: str  # of its file
-    protocol: type[object]  # what it defines
+    @property
+    def members(self) -> list[str]:
+        """The names that a plug-in has to define."""
+        own = {name for base in self.protocol.__mro__ for name in (*vars(base), *inspect.get_annotations(base))}
+        return sorted(name for name in own if not name.startswith("_"))
 
 
 def names(kind: Kind[Any]) -> list[str]:
@@ -58,65 +64,33 @@ def load(kind: Kind[Plugin], name: str) -> Plugin:
     return cast(Plugin, _complete(kind, name))
 
 
-def load_part(kind: Kind[Any], name: str, part: Part[Plugin]) -> Plugin:
-    """Return a part of the plug-in of this name; UserError if there is no such plug-in, or if it or the part lacks
-    something."""
-    return cast(Plugin, _complete_part(kind, name, part))
-
-
 @functools.cache  # readers of many records ask for the same one again and again
 def _complete(kind: Kind[Any], name: str) -> ModuleType:
-    """Import a plug-in and see that it defines what its kind does."""
-    return _checked(_module(kind, name), kind.protocol, f"{kind.key}={name}", f"a {kind.name}")
-
-
-@functools.cache
-def _complete_part(kind: Kind[Any], name: str, part: Part[Any]) -> ModuleType:
-    """Import a part of a plug-in and see that it defines what its kind does."""
-    plugin = _complete(kind, name)
-    path, value, whole = f"{plugin.__name__}.{part.name}", f"{kind.key}={name}", f"{part.name}.py of a {kind.name}"
-    try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name != path:
-            raise
-        rule = f"there is no {path}"
-        raise UserError(value, rule, f"{whole} defines {', '.join(_members(part.protocol))}") from error
-    return _checked(module, part.protocol, value, whole)
-
-
-def _checked(module: ModuleType, protocol: type[object], value: str, kind: str) -> ModuleType:
-    """Return a module that defines the members of a Protocol; UserError if it lacks one."""
-    members = _members(protocol)
-    if missing := [member for member in members if not hasattr(module, member)]:
+    """Import a plug-in, or the part of it that is asked for, and see that it defines what its kind does."""
+    module = _module(kind, name)
+    if missing := [member for member in kind.members if not hasattr(module, member)]:
         rule = f"{module.__name__} does not define {', '.join(missing)}"
-        raise UserError(value, rule, f"{kind} defines {', '.join(members)}")
+        raise UserError(f"{kind.key}={name}", rule, f"see {kind.protocol.__name__} in bench/plugins.py")
     return module
 
 
-def _members(protocol: type[object]) -> list[str]:
-    """Return the names that a Protocol asks for."""
-    own = [name for name in vars(protocol) if not name.startswith("_")]
-    return sorted({*getattr(protocol, "__annotations__", {}), *own})
-
-
 def _module(kind: Kind[Any], name: str) -> ModuleType:
-    """Import a plug-in."""
-    entry = _installed(kind.name).get(name)
+    """Import a plug-in, or its part."""
+    entry, part = _installed(kind.name).get(name), f".{kind.part}" if kind.part else ""
     if name in _shipped(kind):
         if entry:
             rule = f"both {kind.package} and {entry.value} are called so"
             raise UserError(f"{kind.key}={name}", rule, "give the one that was installed another name")
-        return importlib.import_module(f"{kind.package}.{name}")
+        return importlib.import_module(f"{kind.package}.{name}{part}")
     if not entry:
         raise UserError(
             f"{kind.key}={name}", f"no such file in {kind.package.replace('.', '/')}", nearest(name, names(kind))
         )
     try:
-        return importlib.import_module(entry.module)
+        return importlib.import_module(entry.module + part)
     except Exception as error:  # an installed package may be broken in any way
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        rule = f"{entry.module} cannot be imported ({why})"
+        rule = f"{entry.module}{part} cannot be imported ({why})"
         raise UserError(f"{kind.key}={name}", rule, f"repair or remove the package {_distribution(entry)}") from error
 
 
@@ -145,14 +119,22 @@ def _distribution(entry: importlib.metadata.EntryPoint) -> str:
 
 
 class EnginePlugin(Protocol):
-    """A training engine: a folder of bench/engines with `facts.py`."""
+    """A training engine: a folder of bench/engines with `facts.py`. What its `__init__` shows imports no torch."""
 
     Options: type[BaseModel]
-    """What a user may set in conf/engine; imports no torch."""
+    """What a user may set in conf/engine."""
 
     def check(self, options: Any, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
         """Raise UserError for what this engine cannot do. `device` is None where nobody knows it yet: rules about the
         device are then left to a later check."""
+
+    def facts(self, spec: RunSpec) -> EngineFacts:
+        """Return what holds of this engine for a spec that it can do."""
+        ...
+
+
+class EngineBuilder(Protocol):
+    """What builds an engine: the module `engine` in its folder, which may import torch."""
 
     def construction(self, spec: RunSpec) -> AbstractContextManager[Any]:
         """Return the context in which the model is built: on this rank's device, in the run's precision, partitioned
@@ -182,6 +164,11 @@ class FamilyPlugin(Protocol):
         """Return a Shape from the content of a Hugging Face config.json; UserError for what is not of this family."""
         ...
 
+    def token_kinds(self, shape: Any) -> tuple[str, ...]:
+        """Return the kinds of tokens that a sample holds for such a model, in order: it learns any objective that has
+        just these."""
+        ...
+
     def vocabulary(self, shape: Any) -> int:
         """Return the number of tokens that the model knows."""
         ...
@@ -203,6 +190,16 @@ class FamilyBuilder(Protocol):
         """Set every weight from (spec.seed, name), the same on every rank; `whole` is the engine's."""
 
 
+class ObjectivePlugin(Protocol):
+    """An objective: a file of bench/objectives."""
+
+    KINDS: tuple[TokenKind, ...]
+    """The tokens of a sample by kind, in the order in which lengths and padding are written down."""
+
+    REDUCTION: Literal["mean", "sum"]
+    """How the losses of a micro-batch's target tokens become one number."""
+
+
 class DataPlugin(Protocol):
     """A data source: a file of bench/data.
 
@@ -216,8 +213,8 @@ class DataPlugin(Protocol):
     def check(self, options: Any, spec: RunSpec) -> None:
         """Raise UserError for what this source cannot give."""
 
-    def micro_batches(self, spec: RunSpec, rank: int) -> Iterator[Any]:
-        """Return an endless iterator of `MicroBatch` on the host, through torch's DataLoader."""
+    def micro_batches(self, spec: RunSpec, data_rank: int) -> Iterator[Any]:
+        """Return the endless `MicroBatch`es of a data-parallel rank, on the host, through torch's DataLoader."""
         ...
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
@@ -226,52 +223,133 @@ class DataPlugin(Protocol):
 
 
 class LauncherPlugin(Protocol):
-    """A launcher: a file or folder of bench/launchers."""
+    """A launcher: a file or folder of bench/launchers. It is a `StartingLauncherPlugin` or, where it `QUEUES`, a
+    `QueueingLauncherPlugin`.
+
+    Options are always an instance of the launcher's own `Options`.
+    """
 
     QUEUES: bool
     """Whether somebody else starts the work, later; else it starts at once and is waited for."""
 
-    Options: type[BaseModel]
+    Options: type[Limits]
     """What a user may set in conf/launcher."""
 
-    def check(self, options: Any, spec: RunSpec) -> None:
+    def check(self, options: Limits, spec: RunSpec) -> None:
         """Raise UserError for what this launcher cannot start."""
 
-    def plan(self, work: Any, options: Any) -> Any:
-        """Return a LaunchPlan. It has no effect, so that printing it is the dry run."""
+    def plan(self, work: Work, options: Limits) -> LaunchPlan:
+        """Return how `work` starts. It has no effect, so that printing it is the dry run."""
         ...
 
-    def submit(self, launch: Any) -> Any:
-        """Start or submit what was planned, the one effect; return a handle."""
+
+class StartingLauncherPlugin(LauncherPlugin, Protocol):
+    """A launcher that starts work at once, as a process of this machine (which may start others elsewhere)."""
+
+    def submit(self, launch: LaunchPlan) -> Popen[bytes]:
+        """Start what was planned, the one effect."""
         ...
 
-    def poll(self, handle: Any) -> Any:
-        """Return how the work behind a handle is."""
+    def poll(self, handle: Popen[bytes]) -> bool:
+        """Return whether the work has ended."""
         ...
 
-    def cancel(self, handle: Any) -> None:
-        """Ask the work behind a handle to end."""
+    def cancel(self, handle: Popen[bytes]) -> None:
+        """Ask the work to end; it leaves a record `cancelled`."""
 
 
 class QueueingLauncherPlugin(LauncherPlugin, Protocol):
-    """A launcher whose work somebody else starts."""
+    """A launcher whose work a scheduler starts, on nodes that see the study's folder (`Work`).
 
-    def ask(self, names: Any) -> Any:
-        """Return the state of all jobs of these names and of their tasks, asked for once."""
+    Whatever the scheduler calls its jobs, states and variables stays in here. A scheduler that does not answer is
+    SchedulerAway, which says nothing about its jobs; one that refuses is a UserError with its own words.
+    """
+
+    ARRAYS: bool
+    """Whether a job may have tasks (`Work.tasks`); else `mode=array` is refused."""
+
+    Options: type[SchedulingOptions]
+    """Those of SchedulingOptions and the site's own."""
+
+    def submit(self, launch: LaunchPlan) -> str:
+        """Write the files of a plan and submit it, the one effect; return the handle that the scheduler knows it by."""
         ...
 
-    def cancel_all(self, handles: Any) -> None:
-        """Ask the work behind many handles to end."""
+    def ask(self, names: Collection[str]) -> Mapping[tuple[str, int | None], JobState]:
+        """Return the state of every job of these names by name and task (None: of a job without tasks), asked for at
+        once; a name that is missing is one that the scheduler answers it does not know."""
+        ...
 
-    def limits(self, options: Any) -> Any:
-        """Return what the cluster takes: sizes of arrays, jobs in the queue, minutes."""
+    def cancel_all(self, handles: Iterable[str]) -> None:
+        """Ask whole jobs to end, those that have ended meanwhile excepted."""
+
+    def limits(self, options: SchedulingOptions) -> ClusterLimits:
+        """Return what the cluster takes; no limits on a machine that is none of the cluster's, where a sweep can still
+        be planned."""
+        ...
+
+    def job_setup(self, options: SchedulingOptions) -> JobSetup:
+        """Return what a job's command runs in, for who prepares it."""
+        ...
+
+    def context(self, environment: Mapping[str, str]) -> JobContext | None:
+        """Return where in one of the scheduler's jobs a process with this environment is; None where in none."""
+        ...
+
+    def spread(self, command: Sequence[str], nodes: int) -> list[str]:
+        """Return what runs a command once on every one of the `nodes` of the job around this process; UserError where
+        that cannot be."""
+        ...
+
+
+class MetricPlugin(Protocol):
+    """A quantity derived from one record: a file of analysis/metrics. Its name is that of the column."""
+
+    LABEL: str
+    """A few words."""
+
+    UNIT: str
+    BETTER: Literal["more", "less", "neither"]
+    """Which way is better."""
+
+    def value(self, record: RunRecord) -> float | None:
+        """Return the quantity, None where the record does not say it. The declared return type is the column's."""
+        ...
+
+
+class FigurePlugin(Protocol):
+    """A picture of a report: a file of analysis/figures. `applies(results) -> bool` may say where there is nothing to
+    show, such as no second node count."""
+
+    TITLE: str
+    PLACE: int
+    """Position among the pictures; those of one place follow each other by name."""
+
+    ALT: str
+    """What the picture says to who cannot see it."""
+
+    def figure(self, results: Any) -> Any:
+        """Return a matplotlib Figure of `analysis.results.Results`."""
         ...
 
 
 Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]
 
-ENGINE: Kind[EnginePlugin] = Kind("engine", "bench.engines", "engine.backend", EnginePlugin, "facts")
-FAMILY: Kind[FamilyPlugin] = Kind("family", "bench.models", "model.family", FamilyPlugin, "shape")
+_ENGINE = "engine", "bench.engines", "engine.backend"
+ENGINE: Kind[EnginePlugin] = Kind(*_ENGINE, EnginePlugin, "facts")
+ENGINE_BUILDER: Kind[EngineBuilder] = Kind(*_ENGINE, EngineBuilder, "facts", "engine")
+_FAMILY = "family", "bench.models", "model.family"
+FAMILY: Kind[FamilyPlugin] = Kind(*_FAMILY, FamilyPlugin, "shape")
+FAMILY_BUILDER: Kind[FamilyBuilder] = Kind(*_FAMILY, FamilyBuilder, "shape", "build")
+OBJECTIVE: Kind[ObjectivePlugin] = Kind("objective", "bench.objectives", "objective.name", ObjectivePlugin)
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
-BUILDER: Part[FamilyBuilder] = Part("build", FamilyBuilder)
+METRIC: Kind[MetricPlugin] = Kind("metric", "analysis.metrics", "--columns", MetricPlugin)
+FIGURE: Kind[FigurePlugin] = Kind("figure", "analysis.figures", "figure", FigurePlugin)
 LAUNCHER: Kind[LauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", LauncherPlugin)
+STARTING: Kind[StartingLauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", StartingLauncherPlugin)
+QUEUEING: Kind[QueueingLauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", QueueingLauncherPlugin)
+
+
+def queueing(name: str) -> QueueingLauncherPlugin | None:
+    """Return the launcher of this name, or None if it starts work at once; UserError as `load`."""
+    return load(QUEUEING, name) if load(LAUNCHER, name).QUEUES else None

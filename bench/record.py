@@ -10,9 +10,10 @@ History of the format (`schema_version`), whose readers for older versions are i
    `before_collectives_s` is gone
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from bench.machine import Machine
 from bench.spec import Frozen, Positive, RunSpec
@@ -100,7 +101,7 @@ class Environment(Frozen):
     cpus: dict[str, Any] = {}  # model, cores, affinity per rank, threads per rank
     devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, temperature, at the start …
     devices_after: tuple[dict[str, Any], ...] = ()  # … and as the window ended
-    slurm: dict[str, str] = {}
+    slurm: dict[str, str] = {}  # variables of the scheduler whose job it was in, Slurm's or another's
     variables: dict[str, str] = {}  # from an allow-list; never a secret
 
 
@@ -132,13 +133,40 @@ class Collective(Frozen):
     payload_bytes: int
 
 
-class Tokens(Frozen):
-    """Tokens per optimizer step over all ranks, averaged over the window. Padding is contained in the others."""
+_PADDING = "_padding"
 
-    encoder: float
-    decoder: float
-    encoder_padding: float
-    decoder_padding: float
+
+class Tokens(RootModel[dict[str, float]]):
+    """Tokens per optimizer step, averaged over the window: of each of the objective's kinds, under its name, those of
+    all data-parallel ranks with padding, and under `<kind>_padding` the padding among them."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _in_pairs(self) -> Self:
+        kinds = self.root.keys() - {name for name in self.root if name.endswith(_PADDING)}
+        if not kinds or self.root.keys() != kinds | {f"{kind}{_PADDING}" for kind in kinds}:
+            raise ValueError(f"not tokens by kind, each with its padding: {', '.join(self.root)}")
+        return self
+
+    @classmethod
+    def counted(cls, tokens: Mapping[str, float], padding: Mapping[str, float]) -> Self:
+        """Return the tokens of these kinds, with the padding among them."""
+        return cls({**tokens, **{f"{kind}{_PADDING}": padding[kind] for kind in tokens}})
+
+    def of(self, kind: str) -> float | None:
+        """Return the tokens of one kind, padding included; None where there is no such kind."""
+        return self.root.get(kind)
+
+    @property
+    def all(self) -> float:
+        """Tokens of all kinds, padding included."""
+        return sum(count for name, count in self.root.items() if not name.endswith(_PADDING))
+
+    @property
+    def padding(self) -> float:
+        """Padding of all kinds."""
+        return sum(count for name, count in self.root.items() if name.endswith(_PADDING))
 
 
 class Link(Frozen):

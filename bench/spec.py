@@ -6,9 +6,10 @@ not identity: two runs of one RunSpec are repeats of each other wherever they ra
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 DEFAULTS_VERSION = 1
 """Version of the defaults below. `config_id` leaves defaults out, so none of them changes within a version."""
@@ -81,11 +82,11 @@ class Batch(Frozen):
     global_: Positive | None = Field(None, alias="global")
 
 
-class SequenceLengths(Frozen):
-    """Tokens per sample, padding included."""
-
-    encoder: Positive = 512
-    decoder: Positive = 128
+OBJECTIVE = "span_corruption"
+"""What is learned where a spec does not say it …"""
+LENGTHS = {"encoder": 512, "decoder": 128}
+"""… and its tokens per sample, padding included, where a spec leaves one out. Every other objective's are written out
+in a spec: `config_id` then depends on no plug-in's defaults."""
 
 
 class OptimizerSpec(Frozen):
@@ -139,7 +140,8 @@ class RunSpec(Frozen):
     batch: Batch
     nodes: Positive = 1
     devices_per_node: Positive = 1
-    sequence: SequenceLengths = SequenceLengths()
+    objective: Name = OBJECTIVE  # a file in bench/objectives
+    sequence: dict[Name, Positive] = LENGTHS  # tokens per sample by kind, in the objective's order, padding included
     precision: Precision = "bf16"
     activation_checkpointing: bool = False
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -148,8 +150,13 @@ class RunSpec(Frozen):
 
     @property
     def world_size(self) -> int:
-        """Ranks in all; every rank is data-parallel."""
+        """Ranks in all."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def data_parallel(self) -> int:
+        """Data-parallel ranks: groups of ranks that have samples of their own."""
+        return self.world_size
 
     @property
     def accumulation(self) -> int:
@@ -161,6 +168,40 @@ class RunSpec(Frozen):
     def global_batch(self) -> int:
         """Samples per optimizer step over all ranks."""
         return self.batch.micro * self.accumulation * self.world_size
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of all kinds in a sample, padding included."""
+        return sum(self.sequence.values())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_sequence(cls, plain: Any) -> Any:
+        """Add the lengths that are left out, where this file knows them."""
+        if not isinstance(plain, Mapping):
+            return plain
+        given, objective = plain.get("sequence", {}), plain.get("objective", OBJECTIVE)
+        if objective == OBJECTIVE and isinstance(given, Mapping):
+            return {**plain, "sequence": {**LENGTHS, **given}}
+        missing = f"objective={objective} comes without sequence"
+        _rule("sequence" in plain, missing, "give the tokens per sample by kind")
+        return plain
+
+    @model_validator(mode="after")
+    def _known_sequence(self) -> Self:
+        _rule(
+            self.objective != OBJECTIVE or self.sequence.keys() == LENGTHS.keys(),
+            f"sequence has {', '.join(self.sequence)}",
+            f"objective={OBJECTIVE} has {', '.join(LENGTHS)}",
+        )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was added after the first records, where it is as it was in all of them."""
+        plain: dict[str, Any] = dump(self)
+        usual = {name for name, first in _LATER.items() if getattr(self, name) == first}
+        return {name: value for name, value in plain.items() if name not in usual}
 
     @model_validator(mode="after")
     def _loss_in_range(self) -> Self:
@@ -190,11 +231,15 @@ class RunSpec(Frozen):
 
 
 _DERIVED: Any = {"model": {"source"}, "batch": {"global_"}}
+_LATER: dict[str, Any] = {"objective": OBJECTIVE}
+"""Fields that came after the first records, with the value that all of those had."""
 
 
 def canonical(spec: RunSpec) -> str:
     """Return the JSON text that identifies `spec`: sorted, defaults and derived fields left out."""
     plain = spec.model_dump(mode="json", exclude_defaults=True, exclude=_DERIVED)
+    if spec.objective == OBJECTIVE and "sequence" in plain:
+        plain["sequence"] = {kind: length for kind, length in spec.sequence.items() if LENGTHS.get(kind) != length}
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
 

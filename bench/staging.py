@@ -182,13 +182,12 @@ def _kept(finding: Finding, folder: Path, variable: str, needs: Needs) -> Findin
 def _micro_batch(spec: RunSpec) -> Iterator[Finding]:
     here = spec.model_copy(update={"data": spec.data.model_copy(update={"workers": 0, "pin_memory": False})})
     try:
-        batch = next(data.load(spec.data.source).micro_batches(here, rank=0))
+        batch = next(data.load(spec.data.source).micro_batches(here, 0))
     except UserError as error:
         remedy = f"{error.remedy}; or call `zeroscale prepare` where there is a network"
         raise UserError(error.value, error.rule, remedy) from error
-    samples, encoder = batch.tensors["input_ids"].shape
-    _, decoder = batch.tensors["labels"].shape
-    yield Finding(f"data {spec.data.name}", "ok", f"first micro-batch read: {samples} × {encoder}/{decoder} tokens")
+    samples, tokens = len(next(iter(batch.tensors.values()))), "/".join(map(str, spec.sequence.values()))
+    yield Finding(f"data {spec.data.name}", "ok", f"first micro-batch read: {samples} × {tokens} tokens")
 
 
 def memory_counter() -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from bench import data, engines, models, store
+from bench import data, engines, job_context, models, store
 from bench.measure import allocation, devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.drill import Drill
@@ -79,7 +79,7 @@ class Rank:
             self.device = find_device(self.circumstance.machine, devices, self.local_rank)
             os.environ["DS_ACCELERATOR"] = self.device.type  # else DeepSpeed guesses from what is installed
             memory.count_on(self.device)
-            self.engine_file = engines.load(self.spec.engine.backend)
+            self.engine_builder = engines.load_builder(self.spec.engine.backend)
             self.family = models.load_builder(self.spec.model.family)
         with self.phase("rendezvous"):
             self.rendezvous()
@@ -100,13 +100,13 @@ class Rank:
             self.data_facts = self.source.describe(spec) if self.peers.writes else {}
         with memory.traced(self.device) as self.initialisation:
             with self.phase("model"):
-                module = self.family.build(spec, self.engine_file.construction(spec))
+                module = self.family.build(spec, self.engine_builder.construction(spec))
                 self.check_parameters(module)
-                self.family.initialise(module, spec, self.engine_file.whole)
+                self.family.initialise(module, spec, self.engine_builder.whole)
                 if self.drill:
                     self.drill.plant(self.rank, module)
             with self.phase("engine"):
-                self.engine = self.engine_file.build(module, spec)
+                self.engine = self.engine_builder.build(module, spec)
         # What is random from here on, dropout, follows from the seed: each rank draws its own, repeats the same again.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         self.parameters = self.check_parameters(module)
@@ -130,7 +130,7 @@ class Rank:
         memory.forget_peak(self.device)  # that of the initialisation is kept for itself
         clock = clock_for(self.device)
         self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here, self.peers)
-        series = loop.Series()
+        series = loop.Series(tuple(self.spec.sequence))
         with self.kept_if_asked_to_end(series):
             loop.run(self.trainer, self.spec, open_window, series)
         closed, closed_at = self.energy_so_far(), time.perf_counter()
@@ -244,19 +244,20 @@ class Rank:
             "device": self.device_uuid(),
         }
         ranks: list[dict[str, Any]] = self.peers.gather(here)
-        seats: list[allocation.Seat] = self.peers.gather(allocation.Seat.here(here["host"], os.environ))
+        job = job_context.around(os.environ).context
+        seats: list[allocation.Seat] = self.peers.gather(allocation.Seat.of(here["host"], job))
         if self.peers.writes:
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
             found = environment.classify(self.device.type, self.spec.devices_per_node)
-            description = environment.probe(found, hosts, {"ranks": ranks})
+            description = environment.probe(found, hosts, {"ranks": ranks}, job)
             store.write_json(self.folder / store.ENVIRONMENT, description)
             self.environment = description
-            allocation.check(seats, os.environ.get("SLURM_JOB_NODELIST"))
+            allocation.check(seats, job.nodelist)
 
     def check_parameters(self, module: Any) -> int:
         """Count the model's parameters, partitions included; refuse one that is not what its name says."""
         expected = models.expected_parameters(self.spec.model)
-        found = int(self.engine_file.parameter_count(module))
+        found = int(self.engine_builder.parameter_count(module))
         if expected is not None and found != expected:
             raise Refused(f"{self.spec.model.name} has {found} parameters where {expected} were expected")
         return found

@@ -73,11 +73,11 @@ def _print(frame: "DataFrame") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from analysis.columns import columns
+    from analysis.columns import all_columns
     from analysis.formats.numbers import cell
     from analysis.table import plain
 
-    known = columns()
+    known = all_columns()
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in map(str, frame.columns):
         right = known[name].kind in ("integer", "number")

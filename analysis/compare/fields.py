@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
 def fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fields:
     """Return the fields of a row of the summary; those of its environment only where that is known."""
-    plain = spec.model_dump(mode="json", by_alias=True, exclude=_DERIVED)
+    plain = spec.model_dump(mode="json", by_alias=True, exclude=_DERIVED) | {"objective": spec.objective}
     met: dict[str, Any] = {"machine": row["machine"], "evidence": row["evidence"]}
     if environment:
         met |= environment.model_dump(mode="json", include=set(_ENVIRONMENT))

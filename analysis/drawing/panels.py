@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.questions import QUESTION, Question, apart, choice, name
+from analysis.questions import QUESTION, Question, apart, choice, name, with_lengths
 from analysis.questions import by_question as asked
 from analysis.results import Results
 from analysis.summary import Row
@@ -71,8 +71,8 @@ def by_micro(summary: pd.DataFrame) -> list[Group]:
 
 def question_of(row: Row) -> Question:
     """Return the question that a row of a table or a summary answers."""
-    lengths = {f"{side}_length": row[f"{side}_tokens"] / row["global_batch"] for side in ("encoder", "decoder")}
-    return {part: lengths[part] if part in lengths else row[part] for part in QUESTION}
+    known = with_lengths(row)
+    return {part: known[part] for part in QUESTION}
 
 
 def names(results: Results, places: Sequence[int]) -> list[tuple[str, str]]:

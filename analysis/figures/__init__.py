@@ -1,14 +1,9 @@
-"""One file per picture: `figure(results) -> matplotlib Figure`, TITLE, PLACE and ALT, what it says to who cannot see.
-
-Where a set may have nothing to show, such as no second node count, the file says so by `applies(results) -> bool`.
-"""
+"""One file per picture; `bench.plugins.FigurePlugin` says what is in it."""
 
 import html
-import importlib
 import io
 import multiprocessing
 import os
-import pkgutil
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +14,7 @@ from matplotlib.figure import Figure
 
 from analysis.drawing import INK, STYLE
 from analysis.results import Results
+from bench import plugins
 
 FORMATS = ("svg", "pdf", "png")
 MANY = 10_000
@@ -40,7 +36,7 @@ class Picture(NamedTuple):
 
 def pictures(results: Results | None = None) -> list[Picture]:
     """Return every picture that has something to show of `results`, or that there is at all, by PLACE and name."""
-    modules = [(name, importlib.import_module(f"{__name__}.{name}")) for _, name, _ in pkgutil.iter_modules(__path__)]
+    modules = [(name, plugins.load(plugins.FIGURE, name)) for name in plugins.names(plugins.FIGURE)]
     modules.sort(key=lambda named: (named[1].PLACE, named[0]))
     found = [_picture(name, module) for name, module in modules]
     return [picture for picture in found if results is None or picture.applies(results)]

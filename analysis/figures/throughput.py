@@ -24,6 +24,6 @@ _RATE = Quantity(
 
 @drawing.styled
 def figure(results: Results) -> Figure:
-    """Draw tokens/s over all ranks, encoder and decoder with padding, with intervals where they are known."""
+    """Draw tokens/s over all ranks, all kinds with padding, with intervals where they are known."""
     grid = panels.grid(panels.by_question(results.summary))
     return curves(grid, _RATE, drawing.interval_note)

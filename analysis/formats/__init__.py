@@ -6,7 +6,7 @@ import re
 
 import pandas as pd
 
-from analysis.columns import Column, columns
+from analysis.columns import Column, all_columns
 from analysis.csv_cells import FORMULA, CsvLines
 from analysis.formats.numbers import cell
 from analysis.table import plain, values
@@ -32,7 +32,7 @@ def to_json(frame: pd.DataFrame) -> str:
 
 def to_markdown(frame: pd.DataFrame) -> str:
     """Return a Markdown table; numbers to four digits."""
-    known, names = columns(), [str(name) for name in frame.columns]
+    known, names = all_columns(), [str(name) for name in frame.columns]
     right = {name: known[name].kind in ("integer", "number") for name in names}
     header = [f"| {' | '.join(names)} |", f"|{'|'.join(' ---: ' if right[n] else ' --- ' for n in names)}|"]
     cells = [_written(known[name], frame[name]) for name in names]

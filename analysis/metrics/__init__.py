@@ -1,15 +1,13 @@
 """One file per derived quantity; its name is the name of the column.
 
-A file has LABEL (a few words), UNIT, BETTER (which way is better) and `value(record)`, whose return type is the
-column's. A new file is a new column, with nothing to register.
+A new file is a new column, with nothing to register; `bench.plugins.MetricPlugin` says what is in it.
 """
 
 import functools
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_type_hints
 
+from bench import plugins
 from bench.record import RunRecord
 
 Better = Literal["more", "less", "neither"]
@@ -29,10 +27,10 @@ class Metric(NamedTuple):
 @functools.cache
 def metrics() -> dict[str, Metric]:
     """Return every metric by name."""
-    return {module.name: _load(module.name) for module in pkgutil.iter_modules(__path__)}
+    return {name: _load(name) for name in plugins.names(plugins.METRIC)}
 
 
 def _load(name: str) -> Metric:
-    module = importlib.import_module(f"{__name__}.{name}")
-    whole = get_type_hints(module.value)["return"] == int | None
-    return Metric(name, module.LABEL, module.UNIT, module.BETTER, module.value, whole)
+    metric = plugins.load(plugins.METRIC, name)
+    whole = get_type_hints(metric.value)["return"] == int | None
+    return Metric(name, metric.LABEL, metric.UNIT, metric.BETTER, metric.value, whole)

@@ -1,4 +1,4 @@
-"""Throughput in tokens of the encoder over all ranks, padding included."""
+"""Throughput in tokens of the encoder over all ranks, padding included; missing where a sample has none."""
 
 from analysis.observed import token_rate
 from bench.record import RunRecord
@@ -7,4 +7,4 @@ LABEL, UNIT, BETTER = "encoder tokens per second, padding included", "tokens/s",
 
 
 def value(record: RunRecord) -> float | None:
-    return token_rate(record, lambda counted: counted.encoder)
+    return token_rate(record, lambda counted: counted.of("encoder"))

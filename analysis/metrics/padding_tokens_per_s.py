@@ -1,4 +1,4 @@
-"""Padding that is computed like any other token, over all ranks, encoder and decoder."""
+"""Padding that is computed like any other token, over all ranks, of all kinds."""
 
 from analysis.observed import token_rate
 from bench.record import RunRecord
@@ -7,4 +7,4 @@ LABEL, UNIT, BETTER = "padding tokens per second", "tokens/s", "less"
 
 
 def value(record: RunRecord) -> float | None:
-    return token_rate(record, lambda counted: counted.encoder_padding + counted.decoder_padding)
+    return token_rate(record, lambda counted: counted.padding)

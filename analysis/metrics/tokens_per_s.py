@@ -1,4 +1,4 @@
-"""Throughput in tokens over all ranks, encoder and decoder, padding included."""
+"""Throughput in tokens over all ranks, of all kinds, padding included."""
 
 from analysis.observed import token_rate
 from bench.record import RunRecord
@@ -7,4 +7,4 @@ LABEL, UNIT, BETTER = "tokens per second, padding included", "tokens/s", "more"
 
 
 def value(record: RunRecord) -> float | None:
-    return token_rate(record, lambda counted: counted.encoder + counted.decoder)
+    return token_rate(record, lambda counted: counted.all)

@@ -133,12 +133,12 @@ def _doubt(
     if report.excuse:
         numbers = {"states": HOST_BYTES_PER_PARAMETER * parameters / 1e9, "weights": 8 * 4 * parameters / 1e9}
         return "exception", report.excuse.format(**numbers)
-    right = [spec.sequence.encoder for spec, fits in zip(asked, found, strict=True) if fits is truth]
+    right = [spec.sequence["encoder"] for spec, fits in zip(asked, found, strict=True) if fits is truth]
     if not right:
         return "exception", ""
     return "not testable", f"right at {min(right)} to {max(right)} tokens of the {_range(asked)} that it may have been"
 
 
 def _range(asked: Sequence[RunSpec]) -> str:
-    lengths = [spec.sequence.encoder for spec in asked]
+    lengths = [spec.sequence["encoder"] for spec in asked]
     return f"{min(lengths)} to {max(lengths)}"

@@ -76,7 +76,7 @@ def label(run: MemoryRun) -> str:
     words = [
         f"{model} {spec.engine.name}", ranks if run.rank is None else f"rank {run.rank} of {spec.world_size}",
         f"micro {spec.batch.micro}" + (f" × {spec.accumulation}" if spec.accumulation > 1 else ""),
-        spec.precision, f"{spec.sequence.encoder}/{spec.sequence.decoder} tokens",
+        spec.precision, f"{'/'.join(map(str, spec.sequence.values()))} tokens",
     ]  # fmt: skip
     bucket = spec.engine.options.get("reduce_bucket_size")
     words += [f"buckets of {bucket / 1e6:g}M"] if bucket else []

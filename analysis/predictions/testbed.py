@@ -78,7 +78,7 @@ def _at(rate: str, machine: Machine, computing: Mapping[Place, float]) -> Iterat
 
 
 def _rule_of_thumb_s(spec: RunSpec, parameters: int, machine: Machine) -> float:
-    tokens = spec.batch.micro * spec.accumulation * (spec.sequence.encoder + spec.sequence.decoder)
+    tokens = spec.batch.micro * spec.accumulation * spec.tokens_per_sample
     best = rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
     return estimators.flops(parameters, tokens) / best
 

@@ -24,7 +24,7 @@ import scipy
 
 import analysis
 import bench
-from analysis.columns import columns
+from analysis.columns import all_columns
 from analysis.reading import rows
 from analysis.reading.extraction import extract
 from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, File, Rows
@@ -166,7 +166,7 @@ def _age(path: Path) -> float:
 
 def _formulas() -> str:
     """Return what the rows of equal records depend on: the code that makes them, and the libraries that it uses."""
-    versions = [numpy.__version__, scipy.__version__, *columns()]
+    versions = [numpy.__version__, scipy.__version__, *all_columns()]
     told = hashlib.sha256(json.dumps(versions).encode())
     for package, patterns in zip((analysis, bench), _FORMULAS, strict=True):
         folder = Path(str(package.__file__)).parent

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from analysis.columns import Column, columns
+from analysis.columns import Column, all_columns
 from analysis.observed import window
 from analysis.reading.rows import FILE, File, row, schema
 from analysis.stats import windows
@@ -69,7 +69,7 @@ def _elsewhere(root: Path, files: Sequence[File]) -> Extract:
 
 def _batches(root: Path, files: Sequence[File], skipped: dict[str, str]) -> Iterator[pa.RecordBatch]:
     """Yield rows; what is no record is added to `skipped` meanwhile."""
-    known, left = columns(), iter(files)
+    known, left = all_columns(), iter(files)
     while share := list(islice(left, _BATCH)):
         records = [(file, found) for file in share if (found := _record(root, file, skipped))]
         windows.prepare(timed.step_s for _, record in records if (timed := window(record)))

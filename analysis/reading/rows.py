@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis import verify
-from analysis.columns import Column, Kind, columns
+from analysis.columns import Column, Kind, all_columns
 from analysis.flags import flags
 from bench.record import Outcome, RunRecord
 
@@ -87,7 +87,7 @@ def ordered(core: pa.Table) -> "pa.Array":
 
 def schema() -> pa.Schema:
     """Return the columns of a set of rows."""
-    cells = {name: _TYPES[column.kind] for name, column in columns().items()}
+    cells = {name: _TYPES[column.kind] for name, column in all_columns().items()}
     return pa.schema(_FILE | cells | _CASE | TRACES)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from analysis.columns import columns
+from analysis.columns import all_columns
 from analysis.formats.numbers import cell
 from analysis.summary import Row
 
@@ -37,4 +37,4 @@ def place(row: Row, among: Sequence[Facet]) -> str:
 
 def _facet(column: str, label: str, rows: Sequence[Row]) -> Facet:
     values = tuple(sorted({row[column] for row in rows if row[column] is not None}))
-    return Facet(column, label, values, tuple(cell(columns()[column], value) for value in values))
+    return Facet(column, label, values, tuple(cell(all_columns()[column], value) for value in values))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from analysis.columns import Kind, columns
+from analysis.columns import Kind, all_columns
 from analysis.scaling.pace import Estimate, scaled
 from analysis.stats.compare import Comparison
 from analysis.summary import Row
@@ -65,5 +65,5 @@ def _kind(name: str) -> Kind:
     bare = name.removeprefix("one_").removeprefix("other_")
     if name in _TEXTS or bare in _INTEGERS:
         return "text" if name in _TEXTS else "integer"
-    known = columns().get(bare)
+    known = all_columns().get(bare)
     return known.kind if known else "number"

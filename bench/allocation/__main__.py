@@ -7,9 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+from bench import job_context
 from bench.allocation.conductor import Conductor
 from bench.allocation.member import Member
-from bench.allocation.place import Place
+from bench.sweep import jobs
 
-folder, place = Path(sys.argv[1]), Place.here(os.environ)
-sys.exit((Member(folder, place) if place.number else Conductor(folder, place)).run())
+folder = Path(sys.argv[1])
+context = job_context.of_launcher(jobs.launcher(folder), os.environ)
+sys.exit((Member(folder, context) if context.number else Conductor(folder, context)).run())

@@ -13,10 +13,10 @@ from types import FrameType
 from bench import store
 from bench.allocation.health import Health
 from bench.allocation.members import Members
-from bench.allocation.place import Place
 from bench.errors import UserError
 from bench.measure.environment import classify, device_kind, environment_id
 from bench.record import Circumstance, Outcome, RunRecord
+from bench.scheduling import JobContext
 from bench.supervisor.crew import MeetingPoint
 from bench.supervisor.forking import ForkServer
 from bench.supervisor.lead import Supervisor
@@ -27,18 +27,18 @@ from bench.sweep.asked import Todo
 from bench.sweep.pruning import pruned, to_confirm
 from bench.sweep.unrun import accepted
 
-_PARTING_S = 15.0  # between the end of a point's time and the scheduler's warning that the allocation ends
+_PARTING_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
 
 
 class Conductor:
     """Leads one allocation of a job. Whatever happens to one point is its record, and the next one follows."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
-        self.job, self.place, self.folder = jobs.read(folder), place, folder
+    def __init__(self, folder: Path, context: JobContext) -> None:
+        self.job, self.context, self.folder = jobs.read(folder), context, folder
         self.study_folder = folder.parent.parent
-        self.todo = self.job.todo(place.task)
+        self.todo = self.job.todo(context.task)
         self.began_at = time.time()
-        self.ends_at = place.end(self.job.time_limit_min, self.began_at)
+        self.ends_at = context.end(self.job.time_limit_min, self.began_at)
         first = self.todo[0].circumstance
         self.device = first.machine.device or device_kind()
         self.environment_id = environment_id(classify(self.device, self.job.devices_per_node))
@@ -55,7 +55,7 @@ class Conductor:
     def run(self) -> int:
         """Go through the points; return 0 unless the allocation itself came to a bad end."""
         spent = jobs.Allocation(
-            self.place.job_id, self.place.task, self.place.restart, self.job.nodes, self.began_at, None
+            self.context.job_id, self.context.task, self.context.restart, self.job.nodes, self.began_at, None
         )
         note = jobs.begin(self.folder, spent)
         try:
@@ -74,7 +74,7 @@ class Conductor:
     def _go_through(self) -> int:
         network = self.todo[0].circumstance.network
         others = supervisors(self.todo[0].spec, self.job.span) - 1
-        address, allocation = network.address(self.host), self.place.allocation
+        address, allocation = network.address(self.host), self.context.allocation
         self.members = Members(others, address, self.folder, allocation, self.patience_s)
         for todo in self._sequence():
             if self.interrupted_by:
@@ -158,8 +158,8 @@ class Conductor:
 
     def _circumstance(self, todo: Todo) -> Circumstance:
         """Return a point's circumstances with what is known only here."""
-        place = {"job": self.job.name, "job_id": self.place.job_id, "task": self.place.task}
-        more = {**place, "restart": self.place.restart, "started": "forked", "control": todo.control}
+        place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
+        more = {**place, "restart": self.context.restart, "started": "forked", "control": todo.control}
         launcher = todo.circumstance.launcher | more
         machine = todo.circumstance.machine.on(self.device)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -167,11 +167,11 @@ class Conductor:
 
     def _settle_earlier(self) -> None:
         """Conclude what this job began before it was put back into the queue."""
-        begun = [*self.todo, *([self.job.control] if self.job.control else [])] if self.place.restart else []
+        begun = [*self.todo, *([self.job.control] if self.job.control else [])] if self.context.restart else []
         for todo in begun:
             for attempt in store.attempts(self.study_folder / todo.config_id):
                 found = None if attempt.outcome else survey.look(todo.config_id, attempt)
-                if found and (found.job, found.task) == (self.job.name, self.place.task):
+                if found and (found.job, found.task) == (self.job.name, self.context.task):
                     traces = reconcile.Traces.read(attempt.folder)
                     store.conclude(attempt.folder, reconcile.outcome(traces, None, restarted=True))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 from bench.allocation.members import meet
-from bench.allocation.place import Place
 from bench.measure.environment import device_kind
+from bench.scheduling import JobContext
 from bench.supervisor.crew import MeetingPoint
 from bench.supervisor.follow import Follow
 from bench.supervisor.forking import ForkServer
@@ -22,13 +22,13 @@ _POLL_S = 0.05
 class Member:
     """Runs what the conductor says, until it says no more or is gone."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
-        self._job, self._place = jobs.read(folder), place
+    def __init__(self, folder: Path, context: JobContext) -> None:
+        self._job, self._context = jobs.read(folder), context
         first = self._job.points[0].circumstance
         self._server = ForkServer(first.machine.device or device_kind())
         self._server.wait_until_ready()
         patience_s = first.limits.startup_s
-        self._line = meet(folder, place.allocation, place.number, socket.gethostname(), patience_s)
+        self._line = meet(folder, context.allocation, context.number, socket.gethostname(), patience_s)
         self._follow: Follow | None = None
         self._interrupted = False
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -56,7 +56,7 @@ class Member:
 
     def _run(self, folder: Path, point: MeetingPoint) -> None:
         self._follow = Follow(
-            folder, self._place.number, point, span=self._job.span, start=self._server.start, handle_signals=False
+            folder, self._context.number, point, span=self._job.span, start=self._server.start, handle_signals=False
         )
         self._follow.run()
         self._follow = None

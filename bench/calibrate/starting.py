@@ -1,17 +1,17 @@
-"""Start a calibration's processes, here or on every node of the Slurm allocation around this process."""
+"""Start a calibration's processes, here or on every node of the job around this process."""
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from bench import store
+from bench import job_context, store
 from bench.calibrate import node
 from bench.calibrate.asked import ASKED, DOING, FAILURE, MEASURED, Asked, Measured
 from bench.errors import UserError
@@ -19,21 +19,7 @@ from bench.processes import module_command
 from bench.supervisor.rank_process import end_with_parent
 
 _POLL_S = 0.5
-
-
-class Allocation(NamedTuple):
-    """The Slurm job that this process is part of."""
-
-    nodes: int
-    tasks: int  # of the step that this process is one of; 1 for a job's script
-
-    @classmethod
-    def around(cls, environment: Mapping[str, str]) -> "Allocation | None":
-        """Return the allocation that `environment` tells of, if any."""
-        if "SLURM_JOB_ID" not in environment:
-            return None
-        nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
-        return cls(int(nodes), int(environment.get("SLURM_STEP_NUM_TASKS", "1")))
+_LOG = "nodes.log"
 
 
 def measure(asked: Asked, beside: Path, follow: Callable[[str], None]) -> Measured:
@@ -47,27 +33,23 @@ def measure(asked: Asked, beside: Path, follow: Callable[[str], None]) -> Measur
         return Measured.model_validate_json((folder / MEASURED).read_bytes())
 
 
-def srun(folder: Path, nodes: int) -> list[str]:
-    """Return what starts one process per node of this allocation, each with all that the job has there."""
-    options = ["--overlap", "--kill-on-bad-exit=1", "--export=ALL", "--cpu-bind=none"]
-    shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    return ["srun", *options, *shape, *module_command("bench.calibrate", str(folder))]
-
-
 def _everywhere(folder: Path, nodes: int) -> bool:
     """Run one process per node; return whether all ended well. What ends this ends them, and waits until they are."""
-    with (folder / "srun.log").open("wb") as log:
+    launcher = job_context.around(os.environ).launcher
+    assert launcher, "several nodes are those of a job"
+    command = launcher.spread(module_command("bench.calibrate", str(folder)), nodes)
+    with (folder / _LOG).open("wb") as log:
         try:
             process = subprocess.Popen(
-                srun(folder, nodes),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a terminal's Ctrl-C comes here alone; srun asks for a second one
+                start_new_session=True,  # a terminal's Ctrl-C comes here alone: srun, say, asks for a second one
                 preexec_fn=lambda: end_with_parent(signal.SIGTERM),
             )
         except FileNotFoundError as error:
-            raise UserError("srun", "not found inside this job", "start this outside any container") from error
+            raise UserError(command[0], "not found inside this job", "start this outside any container") from error
         try:
             return process.wait() == 0
         except BaseException:
@@ -128,6 +110,6 @@ def _why(folder: Path) -> str:
     """Return what the first rank that failed said, or else the last that anybody did."""
     with contextlib.suppress(OSError):
         return (folder / FAILURE).read_text() or "no reason given"
-    logs = [*sorted(folder.glob("ranks.*.log")), folder / "srun.log"]
+    logs = [*sorted(folder.glob("ranks.*.log")), folder / _LOG]
     lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines() if line]
     return lines[-1] if lines else "its processes ended without a word"

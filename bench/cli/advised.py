@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bench.cli import asking
 from bench.cli.left_out import LeftOut
 from bench.cli.questions import Asked
-from bench.cli.wording import count, number, overrides, percent, point, span
+from bench.cli.wording import count, lengths, number, overrides, percent, point, span
 from bench.config import Request
 from bench.predict.advice import CLOSE, Advice, duration, standing
 from bench.predict.advice.candidates import Axes
@@ -23,7 +23,7 @@ _EVIDENCE = {
 }
 _SHOWN_REASONS = 2
 USUAL_TOKENS = 2**20
-"""Of an optimizer step, encoder and decoder: mT5's pre-training (arXiv 2010.11934), 16 times T5's (1910.10683)."""
+"""Of an optimizer step, all kinds together: mT5's pre-training (arXiv 2010.11934), 16 times T5's (1910.10683)."""
 _FAR = 2
 """Times the usual from which a batch is named."""
 
@@ -51,11 +51,10 @@ def text(answer: Answer) -> str:
 
 def _head(answer: Answer) -> str:
     spec, question = answer.advice.winner.spec, answer.asked.question
-    lengths = f"{spec.sequence.encoder}/{spec.sequence.decoder} tokens"
     where = f"nodes of {count(spec.devices_per_node, 'device')} of {answer.request.machine.name}"
     tokens = f"{question.tokens:g} tokens, " if question.tokens else ""
     return (
-        f"{spec.model.name}, {spec.precision}, {lengths}, {where}\n"
+        f"{spec.model.name}, {spec.precision}, {lengths(spec)}, {where}\n"
         f"asked: {tokens}{question.objective}; {answer.looked_at} candidates"
     )
 

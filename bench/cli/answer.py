@@ -18,10 +18,12 @@ def lines(record: RunRecord, folder: Path, overrides: Sequence[str]) -> list[str
         return [str(folder), *([f"next: look into {log}"] if log.exists() else [])]
     # By their names, for nothing here knows the analysis.
     rate = importlib.import_module("analysis.metrics.tokens_per_s").value(record)
+    of = record.spec.sequence
+    kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
     flags = importlib.import_module("analysis.flags")
     raised = flags.flags(record)
     return [
-        *([f"{rate:,.0f} tokens per second, of encoder and decoder, padding included"] if rate else []),
+        *([f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []),
         *([f"flags: {', '.join(raised)}"] if raised else []),
         *(f"  {name}: the run {flags.FLAGS[name].meaning}" for name in raised),
         str(folder),

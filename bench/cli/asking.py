@@ -7,10 +7,11 @@ import statistics
 from pathlib import Path
 
 from bench import launchers
+from bench.cli import wording
 from bench.config import Request
 from bench.measure.environment import device_kind
 from bench.record import RunRecord
-from bench.spec import Device, RunSpec, config_id
+from bench.spec import OBJECTIVE, Device, RunSpec, config_id
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,10 +75,11 @@ def describe(spec: RunSpec, identity: str) -> str:
     """Describe what is measured in one line; `identity` is its config_id."""
     devices = f"{spec.nodes} × {spec.devices_per_node}"
     extra = " checkpointing" if spec.activation_checkpointing else ""
+    extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""
     return (
         f"{identity}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  {devices} devices  "
         f"micro {spec.batch.micro} × {spec.accumulation} = global {spec.global_batch}  "
-        f"{spec.sequence.encoder}/{spec.sequence.decoder} tokens  {spec.data.name}{extra}"
+        f"{wording.lengths(spec)}  {spec.data.name}{extra}"
     )
 
 

@@ -22,17 +22,17 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from bench import config, models, store
+from bench import config, job_context, models, store
 from bench.calibrate import outcome, starting
 from bench.calibrate.asked import ELSEWHERE, Asked, Part
 from bench.calibrate.matmul import products
-from bench.calibrate.starting import Allocation
 from bench.cli import live
 from bench.config import Request
 from bench.errors import UserError, nearest
 from bench.machine import Machine
 from bench.measure.environment import device_kind, devices_here
 from bench.record import Network
+from bench.scheduling import SchedulingOptions
 from bench.spec import ModelSpec
 from bench.stacks import Stacks
 
@@ -73,13 +73,13 @@ def _asked(args: argparse.Namespace) -> Asked:
     """Return what is to be measured; UserError for whatever cannot be."""
     request = _request(args)
     device: Any = request.machine.device or device_kind()
-    here = Allocation.around(os.environ) or Allocation(nodes=1, tasks=1)
-    if here.tasks > 1:
-        each = f"each of its {here.tasks} tasks would measure for itself"
+    here = job_context.around(os.environ).context
+    if here.processes > 1:
+        each = f"each of its {here.processes} tasks would measure for itself"
         raise UserError("srun", each, "start it once, without srun")
     if not args.seconds > 0:
         raise UserError(f"--seconds {args.seconds:g}", "no time to measure in", "give a positive number")
-    network: Network = getattr(request.launcher_options, "network", Network())
+    options = request.launcher_options
     return Asked(
         machine=request.machine,
         device=device,
@@ -88,7 +88,7 @@ def _asked(args: argparse.Namespace) -> Asked:
         seconds=args.seconds,
         parts=_parts(args.only, device),
         products=products(_networks(args.config_dir)),
-        network=network,
+        network=options.network if isinstance(options, SchedulingOptions) else Network(),
     )
 
 

@@ -69,23 +69,19 @@ def _planned(sweep: Sweep, told: Foretold) -> list[Job]:
         for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
         if not told.infeasible(index)
     ]
-    return Grouping(_options(sweep)).jobs(waiting)
-
-
-def _options(sweep: Sweep) -> Any:
-    plain = dict(sweep.launcher)
-    return launchers.load(str(plain.pop("name"))).Options.model_validate(plain)
+    _, options = feed.chosen(sweep)
+    return Grouping(options).jobs(waiting)
 
 
 def _scripts(sweep: Sweep, planned: list[Job], folder: Path) -> list[str]:
     """Return the script of the first job of every kind; others differ in their folder and time limit alone."""
-    launcher, kinds = launchers.load(str(sweep.launcher["name"])), Counter(map(_kind, planned))
+    (launcher, options), kinds = feed.chosen(sweep), Counter(map(_kind, planned))
     lines, told = [], set()
     for number, job in enumerate(planned, 1):
         if _kind(job) not in told:
             told.add(_kind(job))
             where = (folder / jobs.FOLDER / job.name).resolve()
-            script = "".join(feed.plan(job, where, _options(sweep), launcher, (), ()).files.values())
+            script = "".join(feed.plan(job, where, options, launcher).files.values())
             lines += ["", f"── script of job {number}, {kinds[_kind(job)]} of this kind", script.rstrip(), ""]
     return lines
 

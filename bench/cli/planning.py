@@ -13,7 +13,8 @@ from bench.config import Expansion, Request
 from bench.decode import model
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.record import Limits, Network
+from bench.record import Limits
+from bench.scheduling import SchedulingOptions
 from bench.spec import config_id
 from bench.study import Overrides, Pair, Study, control_pairs, expand, order
 from bench.sweep import duration
@@ -22,9 +23,9 @@ from bench.sweep.forecast import forecast
 
 _SHOWN = {
     "model", "engine", "data", "machine", "launcher", "precision", "nodes", "devices_per_node", "batch.micro",
-    "batch.accumulation", "batch.global", "sequence.encoder", "sequence.decoder", "activation_checkpointing",
+    "batch.accumulation", "batch.global", "objective", "activation_checkpointing",
 }  # fmt: skip
-"""Overrides that a point's one line shows already."""
+"""Overrides that a point's one line shows already, beside those of its sequence."""
 
 
 def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
@@ -41,6 +42,7 @@ def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
         present.say(chosen)
     first = found.points[0].asked
     options = _options(found, args)
+    scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
     apart = _apart([point.overrides for point in found.points])
     controls = [_point(made, set(), predict=False) for made in _controls(study, overrides, found, args)]
     return Sweep(
@@ -48,10 +50,10 @@ def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
         question=study.question,
         asked_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machines={asked.machine.name: _machine(asked) for asked in _one_per_machine(found)},
-        launcher={"name": first.launcher, **options},
-        limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
-        network=Network.model_validate(options.get("network") or {}),
-        rules=Rules(budget=study.budget, prune=not args.no_prune, max_queued=options.get("max_queued")),
+        launcher={"name": first.launcher, **options.model_dump(mode="json")},
+        limits=Limits(**{key: getattr(options, key) for key in Limits.model_fields}),
+        network=scheduling.network,
+        rules=Rules(budget=study.budget, prune=not args.no_prune, max_queued=scheduling.max_queued),
         points=tuple(_point(point, apart, predict=study.budget.attempts > 1) for point in found.points),
         order=tuple(order([point.turn for point in found.points], study)),
         controls=tuple(controls),
@@ -69,7 +71,7 @@ def _chosen(study: Study, overrides: Overrides, config_dir: Path | None) -> list
     return present.small([key for key, _ in overrides], config.request(expand(study, overrides)[0], config_dir))
 
 
-def _options(found: Expansion, args: argparse.Namespace) -> dict[str, Any]:
+def _options(found: Expansion, args: argparse.Namespace) -> Limits:
     """Return the options of the one launcher that starts all points, with what was given on the command line."""
     ways = {(point.asked.launcher, point.asked.launcher_options.model_dump_json()) for point in found.points}
     if len(ways) != 1:
@@ -80,7 +82,7 @@ def _options(found: Expansion, args: argparse.Namespace) -> dict[str, Any]:
         flag = "--" + next(iter(given), "autopilot").replace("_", "-")
         raise UserError(flag, f"launcher={name} has no queue", "leave it out, or choose launcher=slurm")
     plain = found.points[0].asked.launcher_options.model_dump(mode="json")
-    options: dict[str, Any] = model(file.Options, plain | given, "launcher").model_dump(mode="json")
+    options: Limits = model(file.Options, plain | given, "launcher")
     return options
 
 
@@ -101,10 +103,9 @@ def _point(made: config.Point, apart: set[str], *, predict: bool) -> Point:
     """Return a point as it is asked; `predict` its time limit too, which needs a second attempt to fall back on."""
     asked, texts = made.asked, tuple(f"{key}={value}" for key, value in made.overrides)
     told = forecast(asked.spec, asked.machine, asking.device(asked))
-    asked_min, bound_min = _limits_min(asked)
+    options, (asked_min, bound_min) = asked.launcher_options, _limits_min(asked)
     limit_min = asked_min if asked_min is not None else bound_min
-    if bound_min is not None and predict and told.step:
-        options: Any = asked.launcher_options
+    if isinstance(options, SchedulingOptions) and bound_min is not None and predict and told.step:
         limit_min = duration.limit_min(asked.spec.measure, told.step.high_s, options.setup_min, bound_min)
     return Point(
         config_id=made.config_id,
@@ -122,10 +123,10 @@ def _point(made: config.Point, apart: set[str], *, predict: bool) -> Point:
 
 def _limits_min(asked: Request) -> tuple[float | None, float | None]:
     """Return the limit that was asked for and, where none was and a queue wants one, the longest that it gets."""
-    options: Any = asked.launcher_options
-    if options.time_limit_min is not None or not launchers.load(asked.launcher).QUEUES:
+    options = asked.launcher_options
+    if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
         return options.time_limit_min, None
-    return None, duration.bound_min(asked.spec.measure, float(options.setup_min))
+    return None, duration.bound_min(asked.spec.measure, options.setup_min)
 
 
 def _one_per_machine(found: Expansion) -> list[Request]:
@@ -139,5 +140,10 @@ def _machine(asked: Request) -> Machine:
 
 def _apart(overrides: list[tuple[Pair, ...]]) -> set[str]:
     """Return what tells points apart and is not in their lines anyhow."""
-    shared = Counter(f"{key}={value}" for key, value in itertools.chain(*overrides) if key not in _SHOWN)
+    hidden = [(key, value) for key, value in itertools.chain(*overrides) if not _shown(key)]
+    shared = Counter(f"{key}={value}" for key, value in hidden)
     return {text for text, count in shared.items() if count < len(overrides)}
+
+
+def _shown(key: str) -> bool:
+    return key in _SHOWN or key.startswith("sequence.")

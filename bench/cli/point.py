@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import launchers, store
+from bench.launching import Work
 from bench.record import Outcome, RunRecord
 from bench.sweep import survey
 from bench.sweep.asked import Todo
@@ -32,8 +33,8 @@ def measure(
     except OSError as error:
         raise store.unwritable(study_folder, error) from error
     options = dict(todo.circumstance.launcher)
-    launcher = launchers.load(str(options.pop("name")))
-    work = launchers.Work(todo.config_id, folder, "bench.supervisor", (str(folder),))
+    launcher = launchers.starting(str(options.pop("name")))
+    work = Work(todo.config_id, folder, "bench.supervisor", (str(folder),))
     handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
     interrupted = False
     while not launcher.poll(handle):

@@ -26,7 +26,8 @@ from bench.cli.stager import Mode
 from bench.config import Request
 from bench.errors import UserError
 from bench.findings import Finding, tell
-from bench.launchers import Work
+from bench.launching import Work
+from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import RunSpec
 from bench.staging import Needs
 from bench.study import Study, control_pairs
@@ -117,20 +118,24 @@ def needs(asked: Sequence[Request], architectures: Sequence[str | None] = (None,
 
 def _keys(spec: RunSpec) -> dict[str, str]:
     """Return what tells data, and models, apart."""
-    text = [spec.data.source, spec.data.options, spec.sequence.model_dump(), data.vocabulary(spec)]
+    text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
 
 
+def _setup(asked: Request) -> JobSetup:
+    """Return what the jobs' commands run in; where there are no jobs, nothing but what is here."""
+    launcher, options = launchers.queueing(asked.launcher), asked.launcher_options
+    return launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
+
+
 def _device(asked: Request) -> str:
-    gpus = getattr(asked.launcher_options, "gpus", None)
-    return asking.device(asked) or ("cuda" if gpus else "cpu")
+    return asking.device(asked) or _setup(asked).device or "cpu"
 
 
 def _outside_of(asked: Request) -> str | None:
     """Return the container image of the jobs, unless this runs in one already."""
-    container = getattr(asked.launcher_options, "container", None)
-    return str(container.image) if container and extensions.IMAGE not in os.environ else None
+    return None if extensions.IMAGE in os.environ else _setup(asked).image
 
 
 def _architectures(listed: str | None, asked: Request) -> list[str | None]:
@@ -151,17 +156,18 @@ def _architectures(listed: str | None, asked: Request) -> list[str | None]:
 
 def _variables(mode: Mode, asked: Request) -> dict[str, str]:
     """Return the environment in which to stage or check: that of a job, with or without a network."""
-    given = getattr(asked.launcher_options, "environment", {})
+    given = _setup(asked).variables
     offline = dict.fromkeys(_OFFLINE, "1")
     if mode == "check":
-        return dict(os.environ) | {name: str(value) for name, value in given.items()} | offline
-    return dict(os.environ) | {name: str(value) for name, value in given.items() if name not in offline}
+        return dict(os.environ) | given | offline
+    return dict(os.environ) | {name: value for name, value in given.items() if name not in offline}
 
 
 def _python(asked: Request) -> tuple[str, ...]:
     """Return the jobs' own Python where it can be named from here: not in a container, and not found by modules."""
-    python: tuple[str, ...] = getattr(asked.launcher_options, "python", None) or ()
-    if not python or not Path(python[0]).is_absolute() or getattr(asked.launcher_options, "container", None):
+    setup = _setup(asked)
+    python = setup.python
+    if not python or not Path(python[0]).is_absolute() or setup.image:
         return (sys.executable,)
     if not Path(python[0]).exists():
         raise UserError(f"launcher.python={python[0]}", "not on this machine", "call prepare where it is")

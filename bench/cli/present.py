@@ -10,8 +10,10 @@ from bench.cli.wording import count
 from bench.config import Pair, Request
 from bench.errors import UserError
 from bench.measure.environment import cores, device_name, devices_here
+from bench.spec import OBJECTIVE
 
 _SMALL = ("precision", "sequence", "measure")
+_SHORTER = 4  # than an objective's usual samples are those of the smoke study
 _PROCESSES_PER_CORE = 8  # more have no time to answer each other
 
 
@@ -44,7 +46,13 @@ def small(given: Sequence[str], asked: Request) -> list[Pair]:
     if launchers.load(asked.launcher).QUEUES or asking.device(asked) != "cpu":
         return []
     left = set(_SMALL) - {key.split(".")[0] for key in given}
-    return [(key, value) for key, value in config.study("smoke").base.items() if key.split(".")[0] in left]
+    smoke = config.study("smoke").base
+    chosen = [(key, value) for key, value in smoke.items() if key.split(".")[0] in left]
+    if asked.spec.objective == OBJECTIVE:  # the study's own
+        return chosen
+    others = [(key, value) for key, value in chosen if not key.startswith("sequence.")]
+    lengths = asked.spec.sequence if "sequence" in left else {}
+    return [*others, *((f"sequence.{kind}", max(length // _SHORTER, 1)) for kind, length in lengths.items())]
 
 
 def say(chosen: Sequence[Pair]) -> None:

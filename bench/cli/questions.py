@@ -86,7 +86,7 @@ class _Word(NamedTuple):
 
 
 _WORDS = {
-    "tokens": _Word(_amount, "1e12", "to train on: encoder and decoder, padding included"),
+    "tokens": _Word(_amount, "1e12", "to train on: of all kinds, padding included"),
     "deadline": _Word(_hours, "30d", "the training may take: hours, or 12h, 30d, 6w"),
     "node_hours": _Word(_amount, "5000", "the training may cost, in node-hours"),
     "price": _Word(_amount, "2.5", "of a device and hour, in your currency"),

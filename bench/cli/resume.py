@@ -17,7 +17,7 @@ from bench.dispatch.feed import Fed, feed
 from bench.dispatch.settle import settle
 from bench.dispatch.view import look
 from bench.errors import UserError
-from bench.launchers import SchedulerAway
+from bench.scheduling import SchedulerAway
 from bench.sweep import asked
 from bench.sweep.survey import survey
 

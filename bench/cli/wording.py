@@ -14,6 +14,11 @@ def point(spec: RunSpec) -> str:
     return f"{count(spec.nodes, 'node')}, {batch}, {'' if spec.activation_checkpointing else 'no '}checkpointing"
 
 
+def lengths(spec: RunSpec) -> str:
+    """Describe the tokens of a sample, of every kind in the objective's order."""
+    return f"{'/'.join(map(str, spec.sequence.values()))} tokens"
+
+
 def overrides(spec: RunSpec) -> list[str]:
     """Return the same as overrides."""
     batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]

@@ -2,11 +2,11 @@
 
 `Options`                         a pydantic model without torch: what a user may set in conf/data
 `check(options, spec)`            raises UserError for what this source cannot give
-`micro_batches(spec, rank)`       an endless iterator of `MicroBatch` on the host, through torch's DataLoader
+`micro_batches(spec, data_rank)`  an endless iterator of `MicroBatch` on the host, through torch's DataLoader
 `describe(spec)`                  plain facts for the record (corpus hash, tokenizer …)
 
 Sample i of the global stream depends on (seed, i) alone: the same global batch holds the same samples whatever the
-engine, the number of ranks and the accumulation.
+engine, the number of ranks and the accumulation. Ranks of one data-parallel rank get the same micro-batches.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,8 +23,7 @@ class MicroBatch(NamedTuple):
     """One forward pass's input. `tensors` are the model's keyword arguments, int64 of shape (micro, tokens)."""
 
     tensors: "dict[str, Tensor]"
-    encoder_padding: int  # padding tokens among micro × sequence.encoder
-    decoder_padding: int  # padding tokens among micro × sequence.decoder
+    padding: dict[str, int]  # by kind of tokens, those of the micro × sequence.<kind> that are padding
 
 
 def load(source: str) -> DataPlugin:

@@ -1,10 +1,12 @@
-"""Random tokens of fixed lengths: the input that costs nothing to make, has no padding, and is the same everywhere."""
+"""Random tokens of fixed lengths, for any objective: the input that costs nothing to make, has no padding, and is the
+same everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.data import MicroBatch, vocabulary
 from bench.errors import UserError
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FIRST_WORD = 2  # 0 pads and 1 ends a sequence in every T5 family
+_FIRST_WORD = 2  # 0 pads and 1 ends a sequence in every T5 family; others lose nothing by it
 
 
 class Options(Frozen):
@@ -32,16 +34,15 @@ def check(options: Options, spec: RunSpec) -> None:
         )
 
 
-def micro_batches(spec: RunSpec, rank: int) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of `rank`: `input_ids` and `labels` only.
+def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
+    """Return the endless micro-batches of a data-parallel rank, without masks.
 
-    No attention mask: there is no padding, and transformers would synchronise with the device to find that out.
+    There is no padding, and transformers would synchronise with the device to find that out.
     """
     from bench.data.pipeline import loader
 
-    sequence = spec.sequence
-    samples = RandomTokens(spec.seed, vocabulary(spec), sequence.encoder, sequence.decoder)
-    return loader.micro_batches(samples, spec, rank)
+    samples = RandomTokens(spec.seed, vocabulary(spec), tuple(spec.sequence.values()))
+    return loader.micro_batches(samples, spec, data_rank)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
@@ -55,14 +56,13 @@ class RandomTokens:
 
     seed: int
     vocabulary: int
-    encoder: int
-    decoder: int
+    lengths: tuple[int, ...]  # by kind
 
-    pads_encoder = False
+    padded: ClassVar[frozenset[str]] = frozenset()
 
-    def __call__(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def __call__(self, index: int) -> tuple[NDArray[np.int64], ...]:
         import numpy as np
 
         random = np.random.default_rng((self.seed, index))
-        tokens = random.integers(_FIRST_WORD, self.vocabulary, self.encoder + self.decoder)
-        return tokens[: self.encoder], tokens[self.encoder :]
+        tokens = random.integers(_FIRST_WORD, self.vocabulary, sum(self.lengths))
+        return tuple(np.split(tokens, list(accumulate(self.lengths[:-1]))))

@@ -1,4 +1,5 @@
-"""Real text under T5's span corruption: local files, a Hugging Face data set, or Python's own sources."""
+"""Real text, from local files, a Hugging Face data set or Python's own sources: for span corruption and for causal
+language modelling."""
 
 from __future__ import annotations
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from bench.data.pipeline.spans import Tokens
 
 
+SPAN_CORRUPTION, CAUSAL = "span_corruption", "causal_lm"
+
+
 class Options(corpus.Selection):
     """Which text, and what is made of it. Each field is explained in conf/data/text.yaml."""
 
@@ -34,7 +38,10 @@ class Options(corpus.Selection):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a corpus that is not there, or that model and sequence lengths do not fit."""
+    """Raise UserError for a corpus that is not there, or that objective, model and sequence lengths do not fit."""
+    if spec.objective not in (SPAN_CORRUPTION, CAUSAL):
+        remedy = f"choose data=synthetic, objective={SPAN_CORRUPTION} or objective={CAUSAL}"
+        raise UserError(f"data={spec.data.name}", f"makes no samples of text for objective={spec.objective}", remedy)
     if options.hub and options.files:
         raise UserError(f"data.hub={options.hub}", "data.files is given too", "give one of them")
     if options.hub_config and not options.hub:
@@ -46,16 +53,15 @@ def check(options: Options, spec: RunSpec) -> None:
         _check_tokenizer(options, spec, tokenizer.BYT5_VOCABULARY, tokenizer.BYT5_SENTINELS)
 
 
-def micro_batches(spec: RunSpec, rank: int) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of `rank`; raise UserError if corpus or tokenizer cannot be used.
+def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
+    """Return the endless micro-batches of a data-parallel rank; raise UserError if corpus or tokenizer cannot be used.
 
-    Each pass over the corpus has its own order and its own corruption. `labels` pad with −100; `attention_mask` is
-    there if inputs may be shorter than sequence.encoder, which with packing happens only where the decoder's length
-    is the one that limits a sample.
+    Each pass over the corpus has its own order and its own corruption. With packing, corrupted inputs are shorter than
+    sequence.encoder only where the decoder's length is the one that limits a sample.
     """
     from bench.data.pipeline import loader
 
-    return loader.micro_batches(_prepared(spec)[-1], spec, rank)
+    return loader.micro_batches(_prepared(spec)[-1], spec, data_rank)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
@@ -89,15 +95,38 @@ class CorruptedText:
     sentinels: Tokens
     eos: int
     seed: int
-    pads_encoder: bool
+    padded: frozenset[str]
 
     def __call__(self, index: int) -> tuple[Tokens, Tokens]:
         import numpy as np
 
-        epoch, position = divmod(index, len(self.pieces))
-        begin, end = self.pieces[_order(self.seed, epoch, len(self.pieces))[position]]
+        begin, end = _piece(self.pieces, self.seed, index)
         mask = self.noise.mask(end - begin, np.random.default_rng((self.seed, 1, index)))
         return spans.corrupt(self.tokens[begin:end], mask, self.sentinels, self.eos)
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """An endless stream of samples: pieces of the corpus as they are, in a new order in every epoch."""
+
+    tokens: Tokens
+    pieces: NDArray[np.int64]  # as of CorruptedText
+    end: Tokens  # what closes a piece: EOS, or nothing
+    seed: int
+    padded: frozenset[str]
+
+    def __call__(self, index: int) -> tuple[Tokens]:
+        import numpy as np
+
+        begin, end = _piece(self.pieces, self.seed, index)
+        return (np.concatenate([self.tokens[begin:end], self.end]),)
+
+
+def _piece(pieces: NDArray[np.int64], seed: int, index: int) -> tuple[int, int]:
+    """Return where sample `index` begins and ends."""
+    epoch, position = divmod(index, len(pieces))
+    begin, end = pieces[_order(seed, epoch, len(pieces))[position]]
+    return begin, end
 
 
 @lru_cache(maxsize=2)  # a batch may lie across the end of an epoch
@@ -107,9 +136,9 @@ def _order(seed: int, epoch: int, pieces: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, 0, epoch)).permutation(pieces)
 
 
-def _prepared(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText]:
+def _prepared(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText | PlainText]:
     options = Options(**spec.data.options)
-    noise, length = _noise(options), _raw_length(options, spec)
+    length = _raw_length(options, spec)
     words = tokenizer.load(options.tokenizer)
     _check_tokenizer(options, spec, words.vocabulary, len(words.sentinels))
     text = corpus.load(options)
@@ -118,10 +147,23 @@ def _prepared(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText]:
         raise UserError(
             f"data corpus {text.name}",
             f"{len(text.tokens)} tokens make no sample of {length}",
-            "give more text or shorten sequence.encoder",
+            f"give more text or shorten sequence.{next(iter(spec.sequence))}",
         )
-    pads_encoder = not options.packing or noise.lengths(length)[0] < spec.sequence.encoder
-    return text, words, CorruptedText(text.tokens, pieces, noise, words.sentinels, words.eos, spec.seed, pads_encoder)
+    return text, words, _samples(options, spec, words, text.tokens, pieces)
+
+
+def _samples(
+    options: Options, spec: RunSpec, words: Tokenizer, tokens: Tokens, pieces: NDArray[np.int64]
+) -> CorruptedText | PlainText:
+    import numpy as np
+
+    if spec.objective == CAUSAL:
+        padded, end = (["tokens"], [words.eos]) if not options.packing else ([], [])
+        return PlainText(tokens, pieces, np.array(end, np.int32), spec.seed, frozenset(padded))
+    noise = _noise(options)
+    full = options.packing and noise.lengths(_raw_length(options, spec))[0] == spec.sequence["encoder"]
+    padded = ["decoder"] if full else ["encoder", "decoder"]
+    return CorruptedText(tokens, pieces, noise, words.sentinels, words.eos, spec.seed, frozenset(padded))
 
 
 def _packed(text: Corpus, length: int) -> NDArray[np.int64]:
@@ -149,11 +191,14 @@ def _noise(options: Options) -> SpanCorruption:
 
 
 def _raw_length(options: Options, spec: RunSpec) -> int:
+    """Return the tokens of the corpus that a sample is made of."""
     sequence = spec.sequence
-    length = _noise(options).raw_length(sequence.encoder, sequence.decoder)
+    if spec.objective == CAUSAL:
+        return sequence["tokens"] if options.packing else sequence["tokens"] - 1  # EOS closes a document
+    length = _noise(options).raw_length(sequence["encoder"], sequence["decoder"])
     if not length:
         raise UserError(
-            f"sequence.encoder={sequence.encoder} sequence.decoder={sequence.decoder}",
+            f"sequence.encoder={sequence['encoder']} sequence.decoder={sequence['decoder']}",
             "no corrupted text is as short as that",
             "give at least 3 tokens to each",
         )
@@ -168,6 +213,12 @@ def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int
             f"tokenizer {options.tokenizer} has {known} tokens",
             "give the model a larger vocabulary",
         )
+    if spec.objective != SPAN_CORRUPTION:
+        return
+    if not sentinels:
+        raise UserError(
+            f"data.tokenizer={options.tokenizer}", "has no <extra_id_0>", "give a tokenizer of the T5 family"
+        )
     needed = _spans(_noise(options), spec)
     if needed > sentinels:
         enough = next(n for n in count(2) if _spans(_noise(options)._replace(mean_length=n), spec) <= sentinels)
@@ -179,4 +230,4 @@ def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int
 
 
 def _spans(noise: SpanCorruption, spec: RunSpec) -> int:
-    return noise.counts(noise.raw_length(spec.sequence.encoder, spec.sequence.decoder))[1]
+    return noise.counts(noise.raw_length(spec.sequence["encoder"], spec.sequence["decoder"]))[1]

@@ -32,5 +32,5 @@ def _limit_min(standing: Standing, view: View, factor: float) -> float | None:
     if any(attempt.outcome == "timeout" for attempt in view.seen.of(standing.key)):
         return point.bound_min
     protocol = MeasureSpec.model_validate(point.spec["measure"])
-    setup_min = float(standing.sweep.launcher["setup_min"])
+    setup_min = standing.sweep.scheduling.setup_min
     return duration.limit_min(protocol, factor * step.high_s, setup_min, point.bound_min)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench import launchers, store
 from bench.dispatch.correct import corrected
@@ -11,10 +11,12 @@ from bench.dispatch.group import Grouping
 from bench.dispatch.settle import prune, settle, to_start
 from bench.dispatch.view import View, look
 from bench.errors import UserError
-from bench.launchers import LaunchPlan, SchedulerAway, Work
-from bench.plugins import LauncherPlugin
+from bench.launching import LaunchPlan, Work
+from bench.plugins import QueueingLauncherPlugin
+from bench.scheduling import JobContext, SchedulerAway, SchedulingOptions
 from bench.store import Attempt
 from bench.sweep import exclusions, jobs
+from bench.sweep.asked import Sweep
 from bench.sweep.jobs import Job
 from bench.sweep.neighbourhood import Neighbourhood
 from bench.sweep.standing import Standing
@@ -61,8 +63,23 @@ def _tried(view: View) -> Iterator[Attempt]:
     return (attempt for attempts in view.seen.tried.values() for attempt in attempts)
 
 
+def chosen(sweep: Sweep) -> tuple[QueueingLauncherPlugin, SchedulingOptions]:
+    """Return the launcher that a sweep is submitted by, and its options; UserError for one that does not queue."""
+    plain = dict(sweep.launcher)
+    name = str(plain.pop("name"))
+    launcher = launchers.queueing(name)
+    if not launcher:
+        raise UserError(f"launcher={name}", "has no queue", "run the sweep here")
+    return launcher, launcher.Options.model_validate(plain)
+
+
 def plan(
-    job: Job, folder: Path, options: Any, launcher: LauncherPlugin, after: Sequence[str], exclude: Sequence[str]
+    job: Job,
+    folder: Path,
+    options: SchedulingOptions,
+    launcher: QueueingLauncherPlugin,
+    after: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> LaunchPlan:
     """Return how a job starts; pure, so that a dry run prints it."""
     work = Work(
@@ -77,8 +94,7 @@ def plan(
         after=tuple(after),
         exclude=tuple(exclude),
     )
-    made: LaunchPlan = launcher.plan(work, options)
-    return made
+    return launcher.plan(work, options)
 
 
 class Feeder:
@@ -87,9 +103,7 @@ class Feeder:
     def __init__(self, view: View, *, autopilot: bool) -> None:
         self._view = view
         sweep = view.sweeps[-1]
-        options = dict(sweep.launcher)
-        self._launcher = launchers.load_queueing(str(options.pop("name")))
-        self._options: Any = self._launcher.Options.model_validate(options)
+        self._launcher, self._options = chosen(sweep)
         self._rules = sweep.rules
         self._cluster = self._launcher.limits(self._options)
         self._most, self._whose = self._limit(autopilot)
@@ -146,7 +160,7 @@ class Feeder:
         throttle = self._options.throttle if job.mode != "array" else None
         after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
         made = plan(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
-        handle = str(self._launcher.submit(made))
+        handle = self._launcher.submit(made)
         jobs.note_handle(folder, handle)
         self._handles.append(handle)
         return handle
@@ -156,8 +170,8 @@ class Feeder:
 
         While points wait for room in the queue it is to run as soon as the first job has ended, else after the last.
         """
-        here = os.environ.get("SLURM_JOB_NAME", "")
-        pilots = [job.name for job in self._view.live if not job.points and job.name != here]
+        here = self._launcher.context(os.environ) or JobContext()
+        pilots = [job.name for job in self._view.live if not job.points and job.name != here.name]
         if pilots or not self._handles:
             return None
         name = jobs.new_name(f"{self._view.sweeps[-1].study}-autopilot")
@@ -167,7 +181,7 @@ class Feeder:
         study_folder = str(self._view.folder.resolve())
         arguments = ("resume", study_folder, "--autopilot")
         work = Work(name, folder.resolve(), "bench.cli", arguments, time_limit_min=_AUTOPILOT_MIN, after=after)
-        handle = str(self._launcher.submit(self._launcher.plan(work, self._options)))
+        handle = self._launcher.submit(self._launcher.plan(work, self._options))
         jobs.note_handle(folder, handle)
         return handle
 
@@ -175,16 +189,11 @@ class Feeder:
 def cancel(folder: Path) -> list[str]:
     """Cancel every job of a study that the scheduler still has, and no other; return their numbers."""
     view = look(folder, about_all=True)
-    launcher = launchers.load_queueing(str(view.sweeps[-1].launcher["name"]))
-    if not launcher.QUEUES:
+    launcher = launchers.queueing(str(view.sweeps[-1].launcher["name"]))
+    if not launcher:
         raise UserError(str(folder), "its points are run by the command that was called", "press Ctrl-C there")
     numbers = sorted(
-        {
-            view.queue[job.name, task].job_id.split("_")[0]
-            for job in view.live
-            for task in job.tasks
-            if view.is_live(job.name, task)
-        }
+        {view.queue[job.name, task].handle for job in view.live for task in job.tasks if view.is_live(job.name, task)}
     )
     if numbers:
         launcher.cancel_all(numbers)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.errors import UserError
+from bench.scheduling import SchedulingOptions
 from bench.sweep.asked import Point, Todo
 from bench.sweep.jobs import Job, new_name
 from bench.sweep.pruning import Kin
@@ -24,7 +25,7 @@ class Grouping:
 
     def __init__(
         self,
-        options: Any,
+        options: SchedulingOptions,
         max_array_size: int | None = None,
         max_time_min: int | None = None,
         kin: Kinships | None = None,
@@ -67,7 +68,7 @@ class Grouping:
         points = sum(limits) if self._options.mode == "packed" else max(limits)
         control = self._control(first)
         limits_min = points + 2 * ((control.time_limit_min or 0) if control else 0)
-        warning_min = float(self._options.warning_s) / 60
+        warning_min = self._options.warning_s / 60
         return math.ceil(limits_min + warning_min) + _BEGIN_AND_END_MIN
 
     def _control(self, standing: Standing) -> Point | None:

@@ -2,11 +2,12 @@
 
 import contextlib
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
 
 from bench import store
 from bench.dispatch.view import View
 from bench.record import Outcome
+from bench.scheduling import JobState
 from bench.sweep import jobs, reconcile, unrun
 from bench.sweep.feasible import far_out, infeasible
 from bench.sweep.neighbourhood import Neighbourhood
@@ -36,7 +37,7 @@ def settle(view: View) -> int:
     return concluded
 
 
-def _ended(attempt: Open, queue: dict[Place, Any]) -> Outcome | None:
+def _ended(attempt: Open, queue: Mapping[Place, JobState]) -> Outcome | None:
     """Return how an attempt without a record ended, or None while it may still go on."""
     traces = reconcile.Traces.read(attempt.attempt.folder)
     if not attempt.job:
@@ -48,12 +49,8 @@ def _ended(attempt: Open, queue: dict[Place, Any]) -> Outcome | None:
     if state.live:
         # A job counts as put back before its processes are asked to end: they may still have something to say.
         silent = attempt.fresh and not traces.interrupted
-        return reconcile.outcome(traces, _ending(state), restarted=True) if restarted and not silent else None
-    return reconcile.outcome(traces, None if restarted else _ending(state), restarted=restarted)  # of a later start
-
-
-def _ending(state: Any) -> reconcile.Ending:
-    return reconcile.Ending(state.state, state.words, state.source, state.ended_at)
+        return reconcile.outcome(traces, state, restarted=True) if restarted and not silent else None
+    return reconcile.outcome(traces, None if restarted else state, restarted=restarted)  # of a later start
 
 
 def prune(view: View, neighbourhood: Neighbourhood) -> Counter[str]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench import launchers
+from bench.scheduling import JobState
 from bench.store import Attempt
 from bench.sweep import asked, jobs
 from bench.sweep.asked import Key, Point, Sweep
@@ -19,7 +20,7 @@ class View(NamedTuple):
     folder: Path
     sweeps: list[Sweep]
     seen: Survey
-    queue: dict[Place, Any]
+    queue: Mapping[Place, JobState]
     standings: list[Standing]
 
     @property
@@ -40,7 +41,7 @@ class View(NamedTuple):
     def is_live(self, name: str, task: int | None) -> bool:
         """Whether the scheduler still has a job, or a task of it."""
         state = self.queue.get((name, task))
-        return state is not None and bool(state.live)
+        return state is not None and state.live
 
 
 def look(folder: Path, *, ask: bool = True, about_all: bool = False) -> View:
@@ -49,8 +50,8 @@ def look(folder: Path, *, ask: bool = True, about_all: bool = False) -> View:
     sweeps = asked.read(folder)
     seen, wanted = survey(folder), asked.union(sweeps)
     names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
-    launcher = launchers.load_queueing(str(sweeps[-1].launcher["name"]))
-    queue: dict[Place, Any] = launcher.ask(names) if ask and launcher.QUEUES and names else {}
+    launcher = launchers.queueing(str(sweeps[-1].launcher["name"]))
+    queue = launcher.ask(names) if launcher and ask and names else {}
     return View(folder, sweeps, seen, queue, standings(wanted, seen, queue))
 
 

@@ -1,26 +1,23 @@
-"""Training engines, one file each. The contract of such a file:
+"""Training engines: a folder each, which holds `facts.py`. Folders without are what engines share.
 
-`Options`                        a pydantic model without torch: what a user may set in conf/engine
-`check(options, spec, device)`   raises UserError for what this engine cannot do. `device` is "cpu" or "cuda", or None
-                                 where nobody knows yet: rules about the device are then left to a later check
-`construction(spec)`             a context in which the model is built: on this rank's device, in the run's precision
-                                 (stage 3 partitions there). Model classes must have been imported before
-`whole(parameters)`              a context in which partitioned parameters are whole; rank 0's changes to them stay
-`parameter_count(module)`        elements in all, partitions of other ranks included
-`build(module, spec)`            an `Engine`. The process group exists; the module is initialised, its forward takes
-                                 the tensors of a micro-batch by name and returns an object with a `loss`
-
-Packages in this folder hold what engines share and are no engines.
+A folder shows two parts. Its `__init__` is what plans and readers ask, without torch (`bench.plugins.EnginePlugin`);
+its `engine` is what builds (`bench.plugins.EngineBuilder`), and returns an `Engine`.
 """
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench import plugins
-from bench.plugins import EnginePlugin
+from bench.engine_facts import EngineFacts
+from bench.errors import UserError
+from bench.plugins import EngineBuilder, EnginePlugin
+from bench.spec import RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+REFERENCE = "ddp"
+"""The engine preset whose losses all others' are compared with."""
 
 
 class Engine(Protocol):
@@ -48,5 +45,23 @@ class Engine(Protocol):
 
 
 def load(backend: str) -> EnginePlugin:
-    """Return the engine file named `backend`; raise UserError if there is none."""
+    """Return the engine named `backend`, without what builds it; raise UserError if there is none."""
     return plugins.load(plugins.ENGINE, backend)
+
+
+def load_builder(backend: str) -> EngineBuilder:
+    """Return what builds the engine named `backend`; raise UserError if there is none."""
+    return plugins.load(plugins.ENGINE_BUILDER, backend)
+
+
+def facts(spec: RunSpec) -> EngineFacts:
+    """Return what the engine of `spec` says of itself; raise UserError if there is none."""
+    return load(spec.engine.backend).facts(spec)
+
+
+def known_facts(spec: RunSpec) -> EngineFacts | None:
+    """Return the facts of a spec that was recorded; None if its engine, or an option, is not known here any more."""
+    try:
+        return facts(spec)
+    except (UserError, ValueError):
+        return None

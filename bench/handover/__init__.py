@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bench.engines.zero.config import deepspeed_config
-from bench.engines.zero.options import Options
+from bench.engines.deepspeed.config import deepspeed_config
+from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
 from bench.handover.arguments import training_arguments
 from bench.handover.job import FILES, job_script

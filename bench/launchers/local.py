@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 from bench.errors import UserError
-from bench.launchers import LaunchPlan, Work
+from bench.launching import LaunchPlan, Work
 from bench.processes import module_command
 from bench.record import Limits
 from bench.spec import RunSpec

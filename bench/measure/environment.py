@@ -16,6 +16,7 @@ from typing import Any
 from bench.measure import devices
 from bench.private import is_secret
 from bench.record import Environment, EnvironmentClass
+from bench.scheduling import JobContext
 
 _PACKAGES = (
     "zeroscale", "torch", "deepspeed", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "hydra-core",
@@ -25,9 +26,6 @@ _VARIABLES = re.compile(
     r"(NCCL|GLOO|TORCH_NCCL|OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)"
     r"|(PYTORCH|TORCH)_\w*ALLOC_CONF|TORCH(DYNAMO|INDUCTOR)_(?!CACHE_DIR)\w+|NVIDIA_TF32_OVERRIDE|CUBLAS(LT)?_WORKSPACE_\w+"
     r"|ZEROSCALE_DRILL|HF_(HUB_OFFLINE|DATASETS_OFFLINE)|LD_PRELOAD|TRANSFORMERS_OFFLINE"
-)
-_SLURM = re.compile(
-    r"SLURM_(JOB_(ID|NAME|PARTITION|NODELIST|NUM_NODES)|ARRAY_(JOB|TASK)_ID|CLUSTER_NAME|RESTART_COUNT)"
 )
 
 
@@ -100,8 +98,11 @@ def environment_id(classification: EnvironmentClass) -> str:
     return hashlib.sha256(classification.model_dump_json(exclude=later).encode()).hexdigest()[:8]
 
 
-def probe(classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[str, Any]) -> Environment:
-    """Describe the machine that this process runs on; `hosts` by node, `cpus` what the ranks say of theirs."""
+def probe(
+    classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[str, Any], job: JobContext
+) -> Environment:
+    """Describe the machine that this process runs on; `hosts` by node, `cpus` what the ranks say of theirs, `job` the
+    scheduler's around it."""
     return Environment(
         environment_id=environment_id(classification),
         classification=classification,
@@ -111,7 +112,7 @@ def probe(classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[s
         hosts=hosts,
         cpus={"model": cpu_model(), "cores": os.cpu_count(), **cpus},
         devices=tuple(devices.snapshot()),
-        slurm={k: v for k, v in os.environ.items() if _SLURM.fullmatch(k)},
+        slurm=job.variables,
         variables=allowed_variables(dict(os.environ)),
     )
 

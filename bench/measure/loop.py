@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -21,15 +22,15 @@ class Fetched:
     """What the micro-batches of one optimizer step took and held."""
 
     wait_s: float = 0.0  # until they were there
-    encoder_padding: int = 0
-    decoder_padding: int = 0
+    padding: Counter[str] = field(default_factory=Counter)  # by kind of tokens
 
 
 @dataclass
 class Series:
-    """The steps in order, warm-up included: per step the columns below, and every rank's own."""
+    """The steps in order, warm-up included: per step its columns, and every rank's own."""
 
-    # one (ranks, COLUMNS) tensor per step
+    kinds: tuple[str, ...]  # of tokens, each with a column of its padding
+    # one (ranks, columns) tensor per step
     ranks: list[torch.Tensor] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)  # steps between two barriers
     cut: int | None = None  # first step of the window; None before there is one
@@ -37,12 +38,15 @@ class Series:
     stopped: str = ""
     skipped: list[int] = field(default_factory=list)
 
-    COLUMNS = ("step_s", "data_wait_s", "loss", "gradient_norm", "encoder_padding", "decoder_padding")
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return "step_s", "data_wait_s", "loss", "gradient_norm", *(f"{kind}_padding" for kind in self.kinds)
 
     def column(self, name: str) -> torch.Tensor:
         """Return one column of every step and rank, shape (steps, ranks), float64; NaN where a rank had none."""
-        stacked = torch.stack(self.ranks) if self.ranks else torch.zeros(0, 1, len(self.COLUMNS))
-        return stacked[:, :, self.COLUMNS.index(name)]
+        stacked = torch.stack(self.ranks) if self.ranks else torch.zeros(0, 1, len(self.columns))
+        return stacked[:, :, self.columns.index(name)]
 
     @property
     def step_s(self) -> list[float]:
@@ -93,8 +97,7 @@ class Trainer:
             self._hook("fetch", self._steps)
             batch = next(self._batches)
             fetched.wait_s += time.perf_counter() - begin
-            fetched.encoder_padding += batch.encoder_padding
-            fetched.decoder_padding += batch.decoder_padding
+            fetched.padding.update(batch.padding)
             self._hook("steps", self._steps)
             yield {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.tensors.items()}
 
@@ -122,7 +125,7 @@ class Trainer:
         if not self.peers.real:  # what others would have sent is missing in both
             losses, norms = [math.nan] * steps, [None] * steps
         rows = [
-            (second, fetched.wait_s, float(loss), _number(norm), fetched.encoder_padding, fetched.decoder_padding)
+            (second, fetched.wait_s, float(loss), _number(norm), *(fetched.padding[kind] for kind in series.kinds))
             for second, fetched, loss, norm in zip(seconds, data, losses, norms, strict=True)
         ]
         series.ranks.extend(self.peers.all_gather(torch.tensor(rows, dtype=torch.float64)))

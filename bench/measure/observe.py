@@ -130,18 +130,14 @@ def outcome(series: Series) -> Outcome:
 
 
 def tokens(spec: RunSpec, series: Series) -> Tokens | None:
-    """Return the tokens of an optimizer step over all ranks, averaged over the window; None where there is none."""
+    """Return the tokens of an optimizer step, averaged over the window; None where there is none."""
     if len(series.ranks) <= series.warmup or series.stopped == "invalid":
         return None
-    padding = [
-        float(series.column(name)[series.warmup :].sum(dim=1).mean()) for name in ("encoder_padding", "decoder_padding")
-    ]
-    return Tokens(
-        encoder=spec.global_batch * spec.sequence.encoder,
-        decoder=spec.global_batch * spec.sequence.decoder,
-        encoder_padding=padding[0],
-        decoder_padding=padding[1],
-    )
+    padding = {
+        kind: float(series.column(f"{kind}_padding")[series.warmup :].sum(dim=1).mean()) for kind in spec.sequence
+    }
+    counted = {kind: float(spec.global_batch * length) for kind, length in spec.sequence.items()}
+    return Tokens.counted(counted, padding)
 
 
 def steps_table(series: Series) -> bytes:
@@ -152,7 +148,7 @@ def steps_table(series: Series) -> bytes:
         "rank": pa.array([rank for _ in range(count) for rank in range(ranks)], pa.int32()),
         "window": pa.array([step >= series.warmup for step in range(count) for _ in range(ranks)]),
     }
-    for name in series.COLUMNS:
+    for name in series.columns:
         columns[name] = pa.array(series.column(name).reshape(-1).tolist(), pa.float64())
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer, compression="zstd")

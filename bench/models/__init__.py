@@ -20,7 +20,7 @@ def load(family: str) -> FamilyPlugin:
 
 def load_builder(family: str) -> FamilyBuilder:
     """Return what builds models of the family named `family`, which imports torch; raise UserError if there is none."""
-    return plugins.load_part(plugins.FAMILY, family, plugins.BUILDER)
+    return plugins.load(plugins.FAMILY_BUILDER, family)
 
 
 def network(model: ModelSpec) -> Stacks | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from bench.predict.forward import forward, recomputed
 from bench.predict.work import Work
-from bench.predict.workload import Workload, lengths, network_of
+from bench.predict.workload import Workload, network_of
 from bench.spec import WIDTH, Frozen, Precision, RunSpec
 from bench.stacks import Stacks
 
@@ -19,10 +19,10 @@ class StepFlops(Frozen):
 def flops_per_step(spec: RunSpec) -> StepFlops:
     """Return the FLOPs of one optimizer step of `spec` over all ranks and micro-steps, exact by matmul.
 
-    Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown family, and for one that
-    does not describe its network.
+    Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown family, NoPrediction for
+    one that does not describe its network.
     """
-    network, sample = network_of(spec), lengths(spec)
+    network, sample = network_of(spec), spec.sequence
     model = spec.global_batch * training_flops(network, sample)
     if not spec.activation_checkpointing:
         return StepFlops(model=model, hardware=model)

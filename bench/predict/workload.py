@@ -1,10 +1,9 @@
 """What of a run decides its work and its activations: the network, and how many tokens of which kind go through it."""
 
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from bench import models
-from bench.errors import UserError
+from bench.errors import NoPrediction
 from bench.spec import WIDTH, Device, RunSpec
 from bench.stacks import Attention, Stacks
 
@@ -23,32 +22,27 @@ class Workload(NamedTuple):
     chunk: int | None  # tokens whose loss is taken at a time; None: all
 
     def tokens(self, kind: str) -> int:
-        """Return the tokens of a kind in a sample; UserError for a kind that a sample has none of."""
+        """Return the tokens of a kind in a sample; NoPrediction for a kind that a sample has none of."""
         for name, length in self.lengths:
             if name == kind:
                 return length
         known = ", ".join(name for name, _ in self.lengths)
-        raise UserError(f"tokens of kind {kind}", f"a sample has {known}", "nothing is predicted of this model")
+        raise NoPrediction(f"tokens of kind {kind}", f"no prediction: a sample has {known}", "choose another objective")
 
 
 def network_of(spec: RunSpec) -> Stacks:
-    """Return the network of a spec's model; UserError where its family does not describe it."""
+    """Return the network of a spec's model; NoPrediction where its family does not describe it."""
     network = models.network(spec.model)
     if network is None:
-        rule = "the family does not describe this network"
-        raise UserError(f"model.family={spec.model.family}", rule, "nothing is predicted of it")
+        rule = "no prediction: the family does not describe this model's network"
+        raise NoPrediction(f"model.family={spec.model.family}", rule, "measure it")
     return network
-
-
-def lengths(spec: RunSpec) -> Mapping[str, int]:
-    """Return the tokens of a sample by kind, padding included."""
-    return {"encoder": spec.sequence.encoder, "decoder": spec.sequence.decoder}
 
 
 def workload(spec: RunSpec, device: Device) -> Workload:
     """Return what one rank of `spec` works on in one micro-step on `device`."""
     return Workload(
-        spec.batch.micro, tuple(lengths(spec).items()), WIDTH[spec.precision], spec.model.attention,
+        spec.batch.micro, tuple(spec.sequence.items()), WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
         spec.model.loss_chunk_tokens,
     )  # fmt: skip

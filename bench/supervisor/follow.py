@@ -6,10 +6,11 @@ from pathlib import Path
 
 from bench import store
 from bench.record import Circumstance
+from bench.scheduling import Span
 from bench.spec import RunSpec
 from bench.supervisor import signals
 from bench.supervisor.crew import Follower, MeetingPoint
-from bench.supervisor.node import POLL_S, Node, Span
+from bench.supervisor.node import POLL_S, Node
 from bench.supervisor.rank_process import Start, popen
 
 

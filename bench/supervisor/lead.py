@@ -10,18 +10,19 @@ from pathlib import Path
 
 from bench import store
 from bench.record import Circumstance, RunRecord
+from bench.scheduling import Span
 from bench.spec import RunSpec
 from bench.supervisor import signals
 from bench.supervisor.background import Background
 from bench.supervisor.crew import Lead, MeetingPoint
 from bench.supervisor.heartbeat import Heartbeat, now
 from bench.supervisor.log import Log
-from bench.supervisor.node import POLL_S, Node, Span, supervisors
+from bench.supervisor.node import POLL_S, Node, supervisors
 from bench.supervisor.rank_process import Start, popen
 from bench.supervisor.verdict import RankState, Stop, furthest_behind, verdict
 
 _ECHO_S = 1.5  # after the first loss the others may still say what they know; the members report once a second
-_PARTING_S = 12.0  # for the members to end their ranks
+_PARTING_S = 17.0  # for the members to end their ranks
 _HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0  # on one machine; on a file system that many others use
 _WRITING_S = 2.0  # for a file system to take what is said last
 
@@ -52,7 +53,7 @@ class Supervisor:
         self.crew = Lead(supervisors(self.spec, span, self.circumstance), self._address())
         self.log = Log(folder / store.LOG)
         self.node = Node(folder, self.spec, self.circumstance, 0, self.log.write, span, start)
-        self.heartbeat = Heartbeat(folder, _heartbeat_s(self.circumstance))
+        self.heartbeat = Heartbeat(folder, _HEARTBEAT_FAR_S if scheduled else _HEARTBEAT_S)
         self.stop: Stop | None = None
         self.why = ""
         self._lost_at: float | None = None
@@ -191,8 +192,3 @@ class Supervisor:
     def _far(self) -> bool:
         """Whether there are other nodes to be met."""
         return self.spec.nodes > 1 and self.circumstance.rehearsed_rank is None
-
-
-def _heartbeat_s(circumstance: Circumstance) -> float:
-    local = circumstance.launcher.get("name", "local") == "local"
-    return _HEARTBEAT_S if local else _HEARTBEAT_FAR_S

@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from bench import extensions
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, Pulse, without_folders
@@ -14,18 +13,18 @@ from bench.measure.environment import device_kind
 from bench.measure.failures import count_oom_kills
 from bench.processes import module_command
 from bench.record import Circumstance
+from bench.scheduling import Span
 from bench.spec import RunSpec
 from bench.supervisor.crew import MeetingPoint
 from bench.supervisor.rank_process import RankProcess, Start, popen
 from bench.supervisor.verdict import RankState
 
 POLL_S = 0.2
-_TERMINATE_S = 3.0  # between SIGTERM and SIGKILL
+_TERMINATE_S = 8.0  # between SIGTERM and SIGKILL: on a busy file system rank 0 takes a while to keep its steps
 _KILL_S = 5.0  # after SIGKILL, for the kernel to end a rank
 _STACKS_S = 2.0  # for every rank to print its stacks
 _STACKS_CHARACTERS = 6000
 
-Span = Literal["node", "device"]
 """What one supervisor looks after: all ranks of a node, or one of them, where a site starts a task per device."""
 
 

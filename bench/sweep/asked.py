@@ -13,6 +13,7 @@ from bench import store
 from bench.errors import UserError
 from bench.machine import Machine
 from bench.record import Circumstance, Limits, Network
+from bench.scheduling import SchedulingOptions
 from bench.spec import Frozen, Name, Positive, RunSpec
 from bench.study import Budget
 from bench.sweep.forecast import Forecast
@@ -81,6 +82,12 @@ class Sweep(Frozen):
     points: tuple[Point, ...]
     order: tuple[tuple[int, int], ...]  # (repeat, index of a point), as they are to run
     controls: tuple[Point, ...] = ()  # the control point, once for every shape of allocation
+
+    @property
+    def scheduling(self) -> SchedulingOptions:
+        """What is ours of the launcher's options."""
+        ours = {key: self.launcher[key] for key in SchedulingOptions.model_fields if key in self.launcher}
+        return SchedulingOptions.model_validate(ours)
 
     def wanted(self) -> Iterator[tuple[Key, Point]]:
         """Yield everything that is to have an answer, in order."""

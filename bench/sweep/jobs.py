@@ -7,19 +7,17 @@ import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from bench import files, store
+from bench.scheduling import Mode, Span
 from bench.spec import Frozen, Positive
 from bench.sweep.asked import Key, Todo
 
 FOLDER = "jobs"
 _JOB, _HANDLE, _ENDED = "job.json", "handle", "ended.json"
-
-Mode = Literal["point", "array", "packed"]
-"""One job per point; one task of a job array per point; or one allocation for many points, one after the other."""
 
 
 class Job(Frozen):
@@ -31,7 +29,7 @@ class Job(Frozen):
     devices_per_node: Positive
     time_limit_min: Positive
     prune: bool = True
-    span: Literal["node", "device"] = "node"  # what one of our supervisors looks after
+    span: Span = "node"
     points: tuple[Todo, ...]
     control: Todo | None = None
 
@@ -58,7 +56,12 @@ class _Named(BaseModel):
     name: str
 
 
+class _Launched(BaseModel):
+    name: str = "local"
+
+
 class _Around(BaseModel):
+    launcher: _Launched = _Launched()
     machine: _Named
     repeat: int
 
@@ -104,6 +107,11 @@ def write(study_folder: Path, job: Job) -> Path:
 def read(folder: Path) -> Job:
     """Return what a job is to do."""
     return store.read_value(folder / _JOB, Job)
+
+
+def launcher(folder: Path) -> str:
+    """Return the name of the launcher that a job was submitted by."""
+    return store.read_value(folder / _JOB, _Points).points[0].circumstance.launcher.name
 
 
 def note_handle(folder: Path, handle: str) -> None:

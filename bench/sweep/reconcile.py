@@ -7,27 +7,7 @@ import pydantic_core
 
 from bench import files, store
 from bench.record import Outcome, OutcomeKind
-
-
-class Ending(NamedTuple):
-    """How the scheduler says that a job ended: its word for it, and its own line as evidence."""
-
-    state: str
-    words: str
-    source: str
-    ended_at: float | None = None  # seconds since the epoch
-
-
-_BY_STATE: dict[str, tuple[OutcomeKind, str]] = {
-    "CANCELLED": ("cancelled", "the job was cancelled"),
-    "TIMEOUT": ("timeout", "the job reached its time limit"),
-    "DEADLINE": ("timeout", "the job reached its deadline"),
-    "PREEMPTED": ("preempted", "the job was preempted"),
-    "NODE_FAIL": ("node_failure", "a node of the job failed"),
-    "BOOT_FAIL": ("node_failure", "a node of the job did not start"),
-    "OUT_OF_MEMORY": ("host_oom", "the job's memory limit was reached (cgroup)"),
-}
-"""Source of the words: Slurm's manual, squeue, job state codes."""
+from bench.scheduling import JobState
 
 
 class Traces(NamedTuple):
@@ -41,10 +21,10 @@ class Traces(NamedTuple):
         return cls(_json(folder / store.INTERRUPTED), _json(folder / store.HEARTBEAT))
 
 
-def outcome(traces: Traces, ending: Ending | None, *, restarted: bool) -> Outcome:
+def outcome(traces: Traces, ending: JobState | None, *, restarted: bool) -> Outcome:
     """Decide how an attempt ended whose job has ended, or has been put back into the queue (`restarted`).
 
-    `ending` is None where the scheduler no longer knows.
+    `ending` is how the scheduler says that the job ended; None where it no longer knows.
     """
     kind, reason = _decide(traces, ending, restarted)
     evidence: dict[str, Any] = {}
@@ -57,18 +37,18 @@ def outcome(traces: Traces, ending: Ending | None, *, restarted: bool) -> Outcom
     return Outcome(kind=kind, reason=reason, evidence=evidence)
 
 
-def _decide(traces: Traces, ending: Ending | None, restarted: bool) -> tuple[OutcomeKind, str]:
+def _decide(traces: Traces, ending: JobState | None, restarted: bool) -> tuple[OutcomeKind, str]:
     if restarted:
         if traces.interrupted:
             return "preempted", "the job was asked to end and put back into the queue"
         return "node_failure", "the job was put back into the queue with no time to say a word, as when a node fails"
-    if ending and ending.state in _BY_STATE:
-        return _BY_STATE[ending.state]
+    if ending and ending.outcome not in (None, "error"):
+        return ending.outcome, ending.why
     if traces.interrupted and _warned(traces.interrupted):
         return "timeout", "the scheduler gave warning that the time of its job was over"
-    if traces.interrupted and ending and ending.state == "FAILED":
+    if traces.interrupted and ending and ending.outcome:
         name = traces.interrupted.get("signal", "a signal")
-        return "error", f"the job ended as FAILED, and {name} ended the rest of it; its log may tell more"
+        return "error", f"the job ended as {ending.state}, and {name} ended the rest of it; its log may tell more"
     if traces.interrupted:
         by = traces.interrupted.get("signal", "a signal")
         return "cancelled", f"interrupted by {by}, and the scheduler does not say why"
@@ -78,7 +58,7 @@ def _decide(traces: Traces, ending: Ending | None, restarted: bool) -> tuple[Out
 
 
 def _warned(interrupted: dict[str, Any]) -> bool:
-    """Whether a run was asked to end when its job's time was almost over. Slurm's warning may come a minute early."""
+    """Whether a run was asked to end when its job's time was almost over. The warning may come a minute early."""
     left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
     return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
 

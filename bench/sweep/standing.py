@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
+from bench.scheduling import JobState
 from bench.store import Attempt
 from bench.sweep.asked import Key, Point, Sweep
 from bench.sweep.survey import Open, Survey
@@ -14,21 +15,6 @@ _PATIENCE = 5  # so many times the attempts allowed, where it was not the point'
 
 Place = tuple[str, int | None]
 """A job's name and task, as a scheduler knows it."""
-
-
-class Queued(Protocol):
-    """What a scheduler says of a job, or of one task of it."""
-
-    @property
-    def state(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def restarts(self) -> int | None: ...
-    @property
-    def pending(self) -> bool: ...
-    @property
-    def live(self) -> bool: ...
 
 
 class Standing(NamedTuple):
@@ -49,7 +35,9 @@ class Standing(NamedTuple):
         return self.state == "answered"
 
 
-def standings(wanted: Mapping[Key, tuple[Sweep, Point]], seen: Survey, queue: Mapping[Place, Queued]) -> list[Standing]:
+def standings(
+    wanted: Mapping[Key, tuple[Sweep, Point]], seen: Survey, queue: Mapping[Place, JobState]
+) -> list[Standing]:
     """Return where everything asked for stands, in the order in which it was asked."""
     view = _View(seen, queue)
     return [view.standing(key, sweep, point) for key, (sweep, point) in wanted.items()]
@@ -58,7 +46,7 @@ def standings(wanted: Mapping[Key, tuple[Sweep, Point]], seen: Survey, queue: Ma
 class _View:
     """The folder and the scheduler beside each other."""
 
-    def __init__(self, seen: Survey, queue: Mapping[Place, Queued]) -> None:
+    def __init__(self, seen: Survey, queue: Mapping[Place, JobState]) -> None:
         self._seen, self._queue = seen, queue
         self._submitted: Counter[Key] = Counter()
         self._places: dict[Key, Place] = {}

@@ -85,8 +85,9 @@ def observed(of: RunSpec, **more: Any) -> Observations:
         "parameters": 402,
         "engine_config": {},
         "steps": steps(),
-        "tokens": Tokens(
-            encoder=8.0 * of.global_batch, decoder=2.0 * of.global_batch, encoder_padding=3.0, decoder_padding=1.0
+        "tokens": Tokens.counted(
+            {kind: float(length * of.global_batch) for kind, length in of.sequence.items()},
+            dict(zip(of.sequence, (3.0, 1.0), strict=False)),
         ),
         "memory": memory(of.world_size),
         "outside_collectives_s": tuple(0.01 * (r + 1) for r in range(of.world_size)),

@@ -23,7 +23,7 @@ def row(record) -> SimpleNamespace:
 
 
 def test_tokens_are_counted_by_side_and_padding_apart() -> None:
-    counted = Tokens(encoder=32, decoder=8, encoder_padding=3, decoder_padding=1)
+    counted = Tokens.counted({"encoder": 32, "decoder": 8}, {"encoder": 3, "decoder": 1})
     told = row(run(steps=SECONDS, tokens=counted))
     assert told.encoder_tokens_per_s == pytest.approx(320)
     assert told.decoder_tokens_per_s == pytest.approx(80)

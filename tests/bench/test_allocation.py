@@ -49,10 +49,11 @@ class Allocation:
             points=tuple(point for point in points if not point.control), **more,
         )  # fmt: skip
         self.study, self.folder = study, jobs.write(study, job)
+        environment = {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "1", **environment}
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "bench.allocation", str(self.folder)],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "SLURM_PROCID": str(number)} | environment,
+                env=os.environ | environment | {"SLURM_PROCID": str(number)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -159,7 +160,9 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
     folder = tmp_path / point.config_id / "0.0"
     interrupted = json.loads((folder / store.INTERRUPTED).read_bytes())
     assert interrupted["signal"] == "SIGTERM" and not (folder / store.RECORD).exists()
-    assert pq.read_table(folder / store.STEPS).num_rows >= 6, "the steps so far are kept"
+    kept = sorted(path.name for path in folder.iterdir())
+    assert store.STEPS in kept, f"the steps so far are kept: {kept}, {(folder / store.LOG).read_text()[-2000:]}"
+    assert pq.read_table(folder / store.STEPS).num_rows >= 6
     assert alive([rank["pid"] for rank in heartbeat["ranks"]]) == []
     assert allocation.records() == [], "nothing else was begun"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.engines.zero.config import deepspeed_config
-from bench.engines.zero.options import Options
+from bench.engines.deepspeed.config import deepspeed_config
+from bench.engines.deepspeed.options import Options
 from bench.spec import RunSpec
 
 XL = (

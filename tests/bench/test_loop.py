@@ -91,11 +91,13 @@ class TwoRanks:
 
 
 def batches() -> Iterator[MicroBatch]:
-    return itertools.repeat(MicroBatch({"input_ids": torch.ones(1, 4, dtype=torch.int64)}, 0, 0))
+    return itertools.repeat(
+        MicroBatch({"input_ids": torch.ones(1, 4, dtype=torch.int64)}, {"encoder": 0, "decoder": 0})
+    )
 
 
 def trained(scripted: Scripted, others: Sequence[float], spec: RunSpec | None = None) -> Series:
-    spec, series = spec or a_spec(), Series()
+    spec, series = spec or a_spec(), Series(("encoder", "decoder"))
     trainer = Trainer(spec, scripted, batches(), scripted, CPU, lambda phase, step: None, TwoRanks(others))
     run(trainer, spec, lambda: None, series)
     return series
@@ -159,10 +161,10 @@ def test_a_micro_batch_is_fetched_when_the_one_before_it_was_computed_with() -> 
         while True:
             time.sleep(0.005)
             fetched.append(len(fetched))
-            yield MicroBatch({"input_ids": torch.ones(1, 4, dtype=torch.int64)}, encoder_padding=2, decoder_padding=1)
+            yield MicroBatch({"input_ids": torch.ones(1, 4, dtype=torch.int64)}, {"encoder": 2, "decoder": 1})
 
     spec = a_spec(batch={"micro": 1, "accumulation": 3})
-    engine, series, phases = Stepwise(fetched), Series(), list[tuple[str, int]]()
+    engine, series, phases = Stepwise(fetched), Series(("encoder", "decoder")), list[tuple[str, int]]()
     trainer = Trainer(spec, engine, loaded(), engine, CPU, lambda *at: phases.append(at), TwoRanks([1.0] * 2))
     trainer.block(2, series)
     assert engine.seen == [1, 2, 3, 4, 5, 6]

@@ -19,6 +19,8 @@ from bench.supervisor import line
 from bench.supervisor.crew import Follower, Lead, MeetingPoint
 from bench.supervisor.line import Entrance
 
+pytestmark = pytest.mark.processes
+
 PATIENCE_S = 20.0
 
 
@@ -75,22 +77,22 @@ def test_a_conductor_whose_members_do_not_come_leaves_no_meeting_behind(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-SEATS = [Seat("hg1", "37", None), Seat("hg1", "37", None), Seat("hg2", "37", None)]
+SEATS = [Seat("hg1", "37"), Seat("hg1", "37"), Seat("hg2", "37")]
 
 
 def test_ranks_of_one_allocation_may_measure() -> None:
     check(SEATS, "hg[1-2]")
-    check(SEATS, None)
-    check([Seat("here", None, None)], None)
-    check([Seat("login", "37", None)], "hg[1-2]")  # Slurm's nodes have other names
+    check(SEATS, "")
+    check([Seat("here", "")], "")
+    check([Seat("login", "37")], "hg[1-2]")  # Slurm's nodes have other names
 
 
 @pytest.mark.parametrize(
     ("stranger", "nodelist", "why"),
     [
-        (Seat("hg4", "38", None), "hg[1-2]", "hg4 is of job 38, and the first node hg1 of 37"),
-        (Seat("hg2", "37", "1"), "hg[1-2]", "hg2 is of job 37, restart 1, and the first node hg1 of 37"),
-        (Seat("hg4", "37", None), "hg[1-2]", r"hg4 is not of this job's allocation, which has hg\[1-2\]"),
+        (Seat("hg4", "38"), "hg[1-2]", "hg4 is of job 38, and the first node hg1 of 37"),
+        (Seat("hg2", "37", 1), "hg[1-2]", "hg2 is of job 37, restart 1, and the first node hg1 of 37"),
+        (Seat("hg4", "37"), "hg[1-2]", r"hg4 is not of this job's allocation, which has hg\[1-2\]"),
     ],
 )
 def test_a_run_over_two_allocations_is_refused(stranger: Seat, nodelist: str, why: str) -> None:

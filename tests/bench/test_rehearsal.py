@@ -13,6 +13,8 @@ import pytest
 from bench import cli
 from bench.record import RunRecord
 
+pytestmark = pytest.mark.processes
+
 SHORT = (
     "measure.warmup_steps=2", "measure.warmup_max_steps=2", "measure.block_steps=1", "measure.min_steps=3",
     "measure.max_steps=3",

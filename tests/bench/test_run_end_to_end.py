@@ -34,7 +34,7 @@ def test_one_point_is_measured_and_its_record_holds_what_the_table_needs(zerosca
     assert observed and steps and observed.collectives and observed.tokens and record.environment
     assert observed.parameters == 2_116_352
     assert all(map(math.isfinite, (loss or math.nan for loss in steps.loss)))
-    assert observed.tokens.encoder == record.spec.global_batch * 32
+    assert observed.tokens.of("encoder") == record.spec.global_batch * 32
     # ZeRO-2 averages every gradient and gathers every updated weight: 4 bytes per parameter each in fp32
     assert observed.collectives["all_gather"].payload_bytes == pytest.approx(4 * observed.parameters, rel=0.01)
     for rank in observed.memory:

@@ -30,6 +30,8 @@ from bench.supervisor.lead import Supervisor
 from bench.supervisor.rank_process import Start, popen
 
 WAITS = "import time; time.sleep(60)"
+pytestmark = pytest.mark.processes
+
 _TRACES = """
 import ctypes, sys, time
 ctypes.CDLL(None).ptrace.argtypes = [ctypes.c_long] * 4

@@ -8,11 +8,15 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+import pytest
+
 from bench import store
 from bench.supervisor.heartbeat import Heartbeat
 from bench.supervisor.log import Log
 from bench.supervisor.rank_process import RankProcess, popen
 from bench.supervisor.verdict import RankState
+
+pytestmark = pytest.mark.processes
 
 AT_ONCE_S = 0.5
 STALL_S = 60.0

@@ -137,7 +137,7 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
     spec = config.request(config.single([*point, f"devices_per_node={ranks}"])).spec
     backends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backends, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    backend, family = engines.load(spec.engine.backend), models.load_builder(spec.model.family)
+    backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
     engine = backend.build(module, spec)
@@ -186,7 +186,7 @@ def harness_block(spec: object, engine: object, ready: list, device: object) -> 
     trainer = Trainer(spec, engine, itertools.cycle(ready), clock_for(device), device, channel.beat, Group())
 
     def block() -> float:
-        series = Series()
+        series = Series(("encoder", "decoder"))
         trainer.block(STEPS, series)
         return float(series.column("step_s")[:, torch.distributed.get_rank()].mean())
 

@@ -99,7 +99,7 @@ def plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float
         if subprocess.run(command, env=os.environ | alone, check=False).returncode:
             raise SystemExit(f"the plain loop ({loop}) failed")
         seconds = json.loads(out.read_text())["seconds"]
-    lengths = asked.spec.sequence.encoder + asked.spec.sequence.decoder
+    lengths = asked.spec.tokens_per_sample
     return float(asked.spec.global_batch * lengths * steps / seconds)
 
 
@@ -197,7 +197,7 @@ def prepared(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]:
     family = models.load_builder(spec.model.family)
     model = family.build(spec)
     family.initialise(model, spec)
-    draw = RandomTokens(spec.seed, vocabulary(spec), spec.sequence.encoder, spec.sequence.decoder)
+    draw = RandomTokens(spec.seed, vocabulary(spec), tuple(spec.sequence.values()))
 
     def sample(index: int) -> dict[str, Any]:
         tokens, labels = draw(index)

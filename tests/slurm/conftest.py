@@ -14,6 +14,13 @@ from sweeping import Study
 REQUIRE = "ZEROSCALE_REQUIRE_SLURM"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder schedules real processes."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.processes)
+
+
 def _missing() -> str | None:
     """Return why there can be no testbed here."""
     if os.geteuid() != 0:

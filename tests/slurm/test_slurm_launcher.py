@@ -11,8 +11,10 @@ import pytest
 from slurm_testbed import Testbed, wait_for
 
 from bench.errors import UserError
-from bench.launchers import SchedulerAway, Work
-from bench.launchers.slurm import Options, ask, cancel, cancel_all, limits, plan, poll, submit
+from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, submit
+from bench.launchers.slurm.queue import queued
+from bench.launching import Work
+from bench.scheduling import SchedulerAway
 
 NASTY = "x; rm -rf ~ %j $(touch gone) \"a\" 'b' #c é"
 _PROBE = """
@@ -38,7 +40,7 @@ while time.monotonic() < until and not Path(sys.argv[1], "enough").exists():
 _SUBMITTER = """
 import sys
 from pathlib import Path
-from bench.launchers import Work
+from bench.launching import Work
 from bench.launchers.slurm import Options, plan, submit
 
 folder = Path(sys.argv[1])
@@ -78,8 +80,12 @@ def told(job: Work, kind: str = "began") -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(job.folder.glob(f"{kind}*.json"))]
 
 
+def has_ended(handle: str) -> bool:
+    return not any(state.live for state in queued() if state.handle == handle)
+
+
 def ended(handle: str) -> None:
-    wait_for(lambda: poll(handle))
+    wait_for(lambda: has_ended(handle))
 
 
 def log(job: Work) -> str:
@@ -91,7 +97,7 @@ def test_a_job_runs_once_on_every_node_and_every_name_stays_a_name(slurm: Testbe
     handle = start(work, environment={"NASTY": NASTY, "LINES_": "a\nb"}, setup=['export FROM_SETUP="$NASTY"'])
     ended(handle)
     state = ask([work.name])[work.name, None]
-    assert (state.state, state.job_id, state.nodes, state.live) == ("COMPLETED", handle, 2, False), log(work)
+    assert (state.state, state.handle, state.nodes, state.live) == ("COMPLETED", handle, 2, False), log(work)
     assert state.started_at and state.ended_at and 0 <= state.ended_at - state.started_at < 40
     began = told(work)
     assert sorted(process["host"] for process in began) == [slurm.node(1), slurm.node(2)]
@@ -129,8 +135,8 @@ def test_a_cancelled_job_has_time_for_its_last_words(slurm: Testbed, job: Job) -
     work = job("cancelled", 60, nodes=2, devices_per_node=1)
     handle = start(work)
     wait_for(lambda: len(told(work)) == 2)
-    assert not poll(handle) and ask([work.name])[work.name, None].running
-    cancel(handle)
+    assert not has_ended(handle) and ask([work.name])[work.name, None].running
+    cancel_all([handle])
     ended(handle)
     state = ask([work.name])[work.name, None]
     assert state.state == "CANCELLED" and "CANCELLED" in state.words
@@ -143,8 +149,8 @@ def test_an_array_has_a_state_for_every_task(slurm: Testbed, job: Job) -> None:
     wait_for(lambda: len(told(work)) >= 2)
     found = ask([work.name, "nobody"])
     assert set(found) == {(work.name, task) for task in range(4)}
-    assert {state.job_id for state in found.values()} == {f"{handle}_{task}" for task in range(4)}
-    assert any(state.pending for state in found.values()) and not poll(handle)
+    assert {(state.handle, state.task) for state in found.values()} == {(handle, task) for task in range(4)}
+    assert any(state.pending for state in found.values()) and not has_ended(handle)
     (work.folder / "enough").touch()
     ended(handle)
     assert {state.state for state in ask([work.name]).values()} == {"COMPLETED"}, log(work)
@@ -177,9 +183,9 @@ def test_a_job_that_is_put_back_is_known_to_be_another_start(slurm: Testbed, job
     wait_for(lambda: bool(told(work)))
     slurm.slurm("scontrol", "requeue", handle)
     wait_for(lambda: ask([work.name])[work.name, None].pending)
-    assert ask([work.name])[work.name, None].restarts == 1 and not poll(handle)
+    assert ask([work.name])[work.name, None].restarts == 1 and not has_ended(handle)
     assert told(work, "last_words"), log(work)
-    cancel(handle)
+    cancel_all([handle])
 
 
 def test_a_preempted_job_has_its_last_words_and_starts_again(
@@ -197,7 +203,7 @@ def test_a_preempted_job_has_its_last_words_and_starts_again(
     state = ask([work.name])[work.name, None]
     assert (state.pending, state.restarts) == (True, 1) and told(work, "last_words"), log(work)
     wait_for(lambda: told(work)[0]["environment"].get("SLURM_RESTART_COUNT") == "1")
-    assert ask([work.name])[work.name, None].running and not poll(handle)
+    assert ask([work.name])[work.name, None].running and not has_ended(handle)
     assert log(work).count("DUE TO PREEMPTION"), "the log of the first start is still there"
 
 
@@ -253,4 +259,4 @@ def test_what_a_cluster_takes_is_known_and_what_it_refuses_told(
     found = ask([*names, "nobody"])
     assert set(found) == {(work.name, None), (array.name, 0), (array.name, 1)}
     assert {(state.state, state.source) for state in found.values()} == {("COMPLETED", "completion log")}
-    assert poll(handle)
+    assert has_ended(handle)

@@ -12,58 +12,55 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from bench import objectives
 from bench.data import MicroBatch
 from bench.spec import RunSpec
 
-PAD = 0  # of every T5 family
-IGNORED = -100  # as a label: no loss here
-
 
 class Samples(Protocol):
-    """Sample `index` of an endless stream: (encoder tokens, decoder tokens), 1-d, at most as long as the spec says."""
+    """Sample `index` of an endless stream: its tokens by kind, in the objective's order, 1-d, each at most as long as
+    the spec says."""
 
     @property
-    def pads_encoder(self) -> bool:
-        """Whether encoder tokens may be fewer than sequence.encoder, so that a model needs an attention mask."""
+    def padded(self) -> frozenset[str]:
+        """The kinds whose tokens may be fewer than the spec says, so that a model may need a mask of them."""
         ...
 
-    def __call__(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    def __call__(self, index: int) -> tuple[NDArray[Any], ...]: ...
 
 
 class _MicroBatches(Dataset[MicroBatch]):
-    """Item n is the n-th micro-batch of one rank.
+    """Item n is the n-th micro-batch of one data-parallel rank.
 
-    The micro-batches of all ranks, taken in turns, cut the stream into runs of `batch.micro` samples; so optimizer
+    The micro-batches of all of them, taken in turns, cut the stream into runs of `batch.micro` samples; so optimizer
     step s uses samples s × global … (s + 1) × global − 1, however these are spread over ranks and micro-steps.
     """
 
-    def __init__(self, samples: Samples, spec: RunSpec, rank: int) -> None:
-        self.samples, self.spec, self.rank = samples, spec, rank
+    def __init__(self, samples: Samples, spec: RunSpec, data_rank: int) -> None:
+        self.samples, self.spec, self.data_rank = samples, spec, data_rank
+        self.kinds = objectives.load(spec.objective).KINDS
 
     def __getitem__(self, number: int) -> MicroBatch:
         micro, sequence = self.spec.batch.micro, self.spec.sequence
-        first = (number * self.spec.world_size + self.rank) * micro
-        inputs, targets = zip(*map(self.samples, range(first, first + micro)), strict=True)
-        tensors = {
-            "input_ids": _padded(inputs, sequence.encoder, PAD),
-            "labels": _padded(targets, sequence.decoder, IGNORED),
-        }
-        if self.samples.pads_encoder:
-            # labels need no mask: their padding comes last, where a causal decoder's real tokens do not look
-            tensors["attention_mask"] = _padded([np.ones_like(row) for row in inputs], sequence.encoder, 0)
-        return MicroBatch(
-            tensors,
-            encoder_padding=micro * sequence.encoder - sum(map(len, inputs)),
-            decoder_padding=micro * sequence.decoder - sum(map(len, targets)),
-        )
+        first = (number * self.spec.data_parallel + self.data_rank) * micro
+        rows = list(zip(*map(self.samples, range(first, first + micro)), strict=True))
+        tensors, masks, padding = {}, {}, {}
+        for kind, of_kind in zip(self.kinds, rows, strict=True):
+            length = sequence[kind.name]
+            for argument, filler in kind.arguments.items():
+                tensors[argument] = _filled(of_kind, length, filler)
+            if kind.mask and kind.name in self.samples.padded:
+                masks[kind.mask] = _filled([np.ones_like(row) for row in of_kind], length, 0)
+            padding[kind.name] = micro * length - sum(map(len, of_kind))
+        return MicroBatch(tensors | masks, padding)
 
 
-def micro_batches(samples: Samples, spec: RunSpec, rank: int) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of `rank`, loaded as spec.data asks."""
+def micro_batches(samples: Samples, spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
+    """Return the endless micro-batches of a data-parallel rank, loaded as spec.data asks."""
     data = spec.data
     return iter(
         DataLoader(
-            _MicroBatches(samples, spec, rank),
+            _MicroBatches(samples, spec, data_rank),
             batch_size=None,  # an item is a batch already
             sampler=itertools.count(),  # without an end no worker is ever started anew: nothing to keep persistent
             num_workers=data.workers,
@@ -100,7 +97,7 @@ def _end_with_rank(_worker: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _padded(rows: Any, length: int, filler: int) -> torch.Tensor:
+def _filled(rows: Any, length: int, filler: int) -> torch.Tensor:
     batch = np.full((len(rows), length), filler, dtype=np.int64)
     for line, row in zip(batch, rows, strict=True):
         line[: len(row)] = row

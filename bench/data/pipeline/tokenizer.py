@@ -1,4 +1,4 @@
-"""Tokenizers of the T5 family, reduced to what making samples needs."""
+"""Tokenizers, reduced to what making samples needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tokenizer(NamedTuple):
     name: str
     vocabulary: int  # highest id + 1, sentinels included
     eos: int
-    sentinels: Tokens  # ids of <extra_id_0>, <extra_id_1>, …
+    sentinels: Tokens  # ids of <extra_id_0>, <extra_id_1>, …; empty outside the T5 family
     encode: Callable[[Sequence[str]], list[Tokens]]  # no special token added
 
 
@@ -63,8 +63,8 @@ def _hugging_face(name: str) -> Tokenizer:
         raise UserError(f"data.tokenizer={name}", reason, "give a local folder, or byt5") from error
     ids = tokenizer.get_vocab()
     sentinels = {int(match[1]): ids[token] for token in ids if (match := _SENTINEL.fullmatch(token))}
-    if 0 not in sentinels or tokenizer.eos_token_id is None:
-        raise UserError(f"data.tokenizer={name}", "has no <extra_id_0> or no EOS", "give a tokenizer of the T5 family")
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"data.tokenizer={name}", "has no EOS", "give another tokenizer")
 
     def encode(texts: Sequence[str]) -> list[Tokens]:
         # verbose=False: whole documents are longer than the model's maximum, and that is no news
@@ -75,6 +75,6 @@ def _hugging_face(name: str) -> Tokenizer:
         name=name,
         vocabulary=max(ids.values()) + 1,
         eos=tokenizer.eos_token_id,
-        sentinels=np.array([sentinels[n] for n in sorted(sentinels)], dtype=np.int32),
+        sentinels=np.array([sentinels[n] for n in sorted(sentinels) if 0 in sentinels], dtype=np.int32),
         encode=encode,
     )

@@ -5,20 +5,11 @@ import os
 import pwd
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from bench.errors import UserError
-from bench.launchers import SchedulerAway
 from bench.launchers.slurm.options import Options
 from bench.launchers.slurm.programs import call
-
-
-class ClusterLimits(NamedTuple):
-    """None where there is no limit, or nobody says."""
-
-    max_array_size: int | None = None  # tasks of one job array
-    max_submit_jobs: int | None = None  # of this user in the queue at a time; each task of an array counts
-    max_time_min: int | None = None
+from bench.scheduling import ClusterLimits, SchedulerAway
 
 
 def limits(options: Options) -> ClusterLimits:

@@ -2,13 +2,21 @@
 one."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_serializer,
+)
 
 from bench.errors import UserError
 from bench.private import is_secret
-from bench.record import Limits, Network
+from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import Frozen, Positive, RunSpec
 
 
@@ -53,7 +61,18 @@ class Container(Frozen):
     options: tuple[Line, ...] = ()
 
 
-class Options(Limits):
+_WRITTEN = (
+    "time_limit_min", "hang_s", "startup_s",
+    "partition", "account", "qos", "constraint", "reservation", "extra",
+    "gpus", "cpus_per_device", "memory_gb", "exclusive", "setup_min",
+    "python", "modules", "environment", "setup", "container", "network", "span", "srun",
+    "mode", "job_max_min", "throttle",
+    "max_queued", "nice", "begin", "requeue", "warning_s",
+)  # fmt: skip
+"""The options in the order in which sweeps and records have them."""
+
+
+class Options(SchedulingOptions):
     """What a user may set in conf/launcher/slurm.yaml and in a site's file."""
 
     # where
@@ -69,7 +88,6 @@ class Options(Limits):
     cpus_per_device: Positive | None = None
     memory_gb: int | None = Field(None, ge=0)  # per node; 0 is all of it
     exclusive: bool = False
-    setup_min: float = Field(10.0, ge=0)
 
     # what runs
     python: tuple[Line, ...] | None = Field(None, min_length=1)
@@ -77,29 +95,18 @@ class Options(Limits):
     environment: dict[Variable, StrictStr | StrictInt | StrictFloat] = {}
     setup: tuple[str, ...] = ()
     container: Container | None = None
-    network: Network = Network()
-    span: Literal["node", "device"] = "node"
     srun: tuple[Line, ...] = ()
 
-    # how a sweep is divided into jobs
-    mode: Literal["point", "array", "packed"] = "packed"
-    job_max_min: Positive = 240
-    throttle: Positive | None = None
-
     # etiquette and interruptions
-    max_queued: Positive | None = None
     nice: int | None = None
     begin: Line | None = None
     requeue: bool = True
     warning_s: int = Field(60, ge=0, le=65535)
 
-    @model_validator(mode="after")
-    def _there_is_time_after_the_warning(self) -> Self:
-        limit = self.time_limit_min
-        if limit is not None and 60 * limit <= self.warning_s:
-            rule = f"ends before its warning, warning_s={self.warning_s} before the end"
-            raise ValueError(f"time_limit_min={limit:g} {rule}; give it more time, or warn later")
-        return self
+    @model_serializer(mode="wrap")
+    def _in_the_order_of_old(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain = serialize(self)
+        return {key: plain[key] for key in _WRITTEN if key in plain}
 
 
 def check(options: Options, spec: RunSpec) -> None:
@@ -111,3 +118,13 @@ def check(options: Options, spec: RunSpec) -> None:
             f"nodes={spec.nodes} are any of the cluster's",
             "write {host} for the first node's name",
         )
+
+
+def job_setup(options: Options) -> JobSetup:
+    """Return what the command of a job runs in."""
+    return JobSetup(
+        device="cuda" if options.gpus else None,
+        image=options.container.image if options.container else None,
+        python=options.python,
+        variables={name: str(value) for name, value in options.environment.items()},
+    )

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping
 
 from bench.errors import UserError
-from bench.launchers import SchedulerAway
+from bench.scheduling import SchedulerAway
 
 _AWAY = re.compile(
     r"unable to (contact|establish)|timed out|connection (refused|reset)|zero bytes were transmitted|not connected"

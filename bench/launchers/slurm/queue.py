@@ -8,7 +8,7 @@ from bench.errors import UserError
 from bench.launchers.slurm import states
 from bench.launchers.slurm.cluster import config
 from bench.launchers.slurm.programs import call
-from bench.launchers.slurm.states import JobState
+from bench.scheduling import JobState
 
 _ACCOUNTED = "now-30days"  # sacct by itself looks back to midnight
 _NAMES_BYTES = 64_000  # more than that is not put on a command line
@@ -32,14 +32,9 @@ def ask(names: Collection[str]) -> dict[tuple[str, int | None], JobState]:
     return found
 
 
-def poll(handle: str) -> bool:
-    """Whether a job, or every task of an array, has ended, asking Slurm once: how often is for the caller to decide."""
-    return not any(state.live for state in queued() if handle in (state.job_id, str(state.number)))
-
-
 def number_of(name: str) -> str | None:
     """Return the number of the job of this name, if the queue knows one."""
-    return max((str(state.number) for state in queued() if state.name == name), key=int, default=None)
+    return max((state.handle for state in queued() if state.name == name), key=int, default=None)
 
 
 def queued() -> Iterable[JobState]:

@@ -11,8 +11,8 @@ import jinja2
 
 import bench
 from bench.errors import UserError
-from bench.launchers import LaunchPlan, Work
 from bench.launchers.slurm.options import Container, Options
+from bench.launching import LaunchPlan, Work
 from bench.processes import module_command
 
 SCRIPT = "job.sh"

@@ -3,48 +3,32 @@
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import NamedTuple
+
+from bench.record import OutcomeKind
+from bench.scheduling import JobState, Phase
 
 _PENDING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-_ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
-}  # fmt: skip
-"""Job state codes of squeue's manual. A word that is in neither set counts as running: a newer Slurm's word must not
-look like a death."""
+_ENDED: dict[str, tuple[OutcomeKind | None, str]] = {
+    "BOOT_FAIL": ("node_failure", "a node of the job did not start"),
+    "CANCELLED": ("cancelled", "the job was cancelled"),
+    "COMPLETED": (None, ""),
+    "DEADLINE": ("timeout", "the job reached its deadline"),
+    "FAILED": ("error", ""),
+    "LAUNCH_FAILED": (None, ""),
+    "NODE_FAIL": ("node_failure", "a node of the job failed"),
+    "OUT_OF_MEMORY": ("host_oom", "the job's memory limit was reached (cgroup)"),
+    "PREEMPTED": ("preempted", "the job was preempted"),
+    "RECONFIG_FAIL": (None, ""),
+    "REVOKED": (None, ""),
+    "TIMEOUT": ("timeout", "the job reached its time limit"),
+}
+"""Job state codes of squeue's manual, and what they mean for a run. A word that is in neither set counts as running: a
+newer Slurm's word must not look like a death."""
 
 
-class JobState(NamedTuple):
-    """A job, or one task of a job array, as Slurm knows it."""
-
-    job_id: str  # as scancel takes it: "12", and "12_3" for a task
-    name: str
-    task: int | None
-    state: str  # Slurm's word, such as CANCELLED without its "by 0"
-    reason: str = ""
-    restarts: int | None = None  # how often it was put back into the queue
-    nodes: int | None = None
-    started_at: float | None = None  # seconds since the epoch; of a pending one, when Slurm expects it to
-    ended_at: float | None = None
-    source: str = ""  # squeue, sacct or completion log
-    words: str = ""  # the source's own line
-
-    @property
-    def pending(self) -> bool:
-        return self.state in _PENDING
-
-    @property
-    def running(self) -> bool:
-        return self.live and not self.pending
-
-    @property
-    def live(self) -> bool:
-        """Whether it has not ended: it waits, runs, or is being cleared away."""
-        return self.state not in _ENDED
-
-    @property
-    def number(self) -> int:
-        return int(self.job_id.partition("_")[0])
+def phase(word: str) -> Phase:
+    """Return where in its life a job is of which Slurm says this word."""
+    return "pending" if word in _PENDING else "ended" if word in _ENDED else "running"
 
 
 _SQUEUE = {
@@ -135,9 +119,9 @@ def latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]
     for state in states:
         key = state.name, state.task
         before = found.get(key)
-        if before and before.number > state.number:
+        if before and int(before.handle) > int(state.handle):
             continue
-        if before and before.number == state.number:
+        if before and before.handle == state.handle:
             # A job that is put back just as it ends has two lines for one start.
             again = before.started_at != state.started_at
             state = state._replace(restarts=(before.restarts or 0) + again)
@@ -168,11 +152,21 @@ def _state(
     reason: str = "",
 ) -> JobState:
     word = state.split()[0].rstrip("+") if state.split() else ""
-    told = JobState(job if task is None else f"{job}_{task}", name, task, word, reason, restarts, nodes)
+    outcome, why = _ENDED.get(word, (None, ""))
     started_at, ended_at = map(_seconds, times)
-    return told._replace(
+    return JobState(
+        handle=job,
+        name=name,
+        task=task,
+        phase=phase(word),
+        state=word,  # such as CANCELLED without its "by 0"
+        reason=reason,
+        outcome=outcome,
+        why=why,
+        restarts=restarts,
+        nodes=nodes,
         started_at=started_at,
-        ended_at=None if told.live else ended_at,  # of a live one it is a forecast
+        ended_at=ended_at if word in _ENDED else None,  # of a live one it is a forecast
         source=source,
         words=" ".join(words.split()),
     )

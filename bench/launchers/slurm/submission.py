@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from bench import store
 from bench.errors import UserError
-from bench.launchers import LaunchPlan, SchedulerAway
 from bench.launchers.slurm import queue
 from bench.launchers.slurm.programs import call, user_environment
+from bench.launching import LaunchPlan
+from bench.scheduling import SchedulerAway
 
 _PAUSES_S = (2, 4, 8, 16)  # a controller that restarts, or is busy, is back within half a minute
 _AT_ONCE = 1000  # jobs of one call of scancel
@@ -55,13 +56,8 @@ def _name(script: str) -> str:
     return found[1]
 
 
-def cancel(handle: str) -> None:
-    """Cancel a job, or all tasks of an array."""
-    cancel_all([handle])
-
-
 def cancel_all(handles: Iterable[str]) -> None:
-    """Cancel jobs, those that have ended meanwhile excepted."""
+    """Cancel jobs, and all tasks of arrays, those that have ended meanwhile excepted."""
     numbers = list(dict.fromkeys(handles))
     for begin in range(0, len(numbers), _AT_ONCE):
         try:

@@ -90,6 +90,11 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     return Shape.model_validate(sizes | form_and_head)
 
 
+def token_kinds(shape: Shape) -> tuple[str, ...]:
+    """Return the kinds of tokens that a sample holds."""
+    return "encoder", "decoder"
+
+
 def vocabulary(shape: Shape) -> int:
     """Return the number of tokens that the model knows."""
     return shape.vocab

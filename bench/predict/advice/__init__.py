@@ -17,7 +17,7 @@ best its errors are that large on average (results/predictions, step times)."""
 class Question(NamedTuple):
     """What is asked for. None: not limited."""
 
-    tokens: float | None = None  # to train on: encoder and decoder, padding included
+    tokens: float | None = None  # to train on: of all kinds, padding included
     deadline_h: float | None = None
     node_hours: float | None = None
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engines.zero.options import Options
+from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
 from bench.predict.memory import activations, buckets
 from bench.predict.memory.engines import CUDA_BASE_BYTES, Engine, engine

@@ -198,10 +198,10 @@ def _final_norm(network: Stacks, load: Workload, rows: int) -> Segment:
 
 def _norm(network: Stacks, load: Workload, rows: int) -> int:
     """Bytes kept by a norm and by what follows: its input and output. Written out, also the normalised input, one scale
-    per token and, below fp32, the input in fp32; torch's kernel keeps a mean and a scale per token."""
+    per token and, below fp32, the input in fp32; torch's kernel keeps a mean and a scale per token, a GPU's in fp32."""
     states = rows * network.width
     if network.norm == "layer":
-        return 2 * states * load.width + 2 * FULL * rows
+        return 2 * states * load.width + 2 * rows * (load.width if load.device == "cpu" else FULL)
     return states * (3 * load.width + (FULL if load.width < FULL else 0)) + FULL * rows
 
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.engines import ddp
-from bench.engines.zero.options import Options
+from bench.engines.ddp import options as ddp
+from bench.engines.deepspeed.options import Options
 from bench.spec import WIDTH, Device, OptimizerSpec, RunSpec
 from bench.stacks import Tensors, padded
 

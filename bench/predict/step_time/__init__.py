@@ -13,7 +13,7 @@ from bench.predict.memory.engines import engine
 from bench.predict.step_time.communication import Transfer, transfers
 from bench.predict.step_time.compute import Compute, compute
 from bench.predict.step_time.network import MOVED, Span, collective_s
-from bench.predict.workload import lengths, network_of
+from bench.predict.workload import network_of
 from bench.spec import Device, RunSpec
 from bench.stacks import tensors
 
@@ -95,7 +95,7 @@ def step_time(
         low_s=total + (low - 1) * computing + (MOVED[0] - 1) * exposed,
         high_s=total + (high - 1) * computing + (MOVED[1] - 1) * exposed + hidden,  # if nothing overlapped
         flops=flops_per_step(spec),
-        tokens=spec.global_batch * sum(lengths(spec).values()),
+        tokens=spec.global_batch * spec.tokens_per_sample,
         peak_flops=1e12 * peak * spec.world_size if peak else None,
         bound=_bound(moved, own, spec),
     )

@@ -11,9 +11,9 @@ import pytest
 from started_runs import PATIENCE_S, SOON_S, alive
 
 from bench import config
-from bench.calibrate import starting
-from bench.calibrate.starting import Allocation
 from bench.cli import main
+from bench.job_context import around
+from bench.scheduling import JobContext
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,13 @@ def test_what_cannot_be_is_said_in_one_line(
 
 def test_in_a_job_one_process_a_node_is_started_and_in_a_step_none() -> None:
     script = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "4"}
-    assert Allocation.around({}) is None
-    assert Allocation.around(script) == Allocation(nodes=4, tasks=1)
-    assert Allocation.around(script | {"SLURM_STEP_NUM_TASKS": "4"}) == Allocation(nodes=4, tasks=4)
-    command = starting.srun(Path("/somewhere"), 4)
+    assert around({}) == (None, JobContext())
+    launcher, job = around(script)
+    assert launcher and (job.nodes, job.processes) == (4, 1)
+    assert around(script | {"SLURM_STEP_NUM_TASKS": "4"}).context.processes == 4
+    command = launcher.spread(["python3", "measure"], 4)
     assert command[0] == "srun" and {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--overlap"} <= set(command)
-    assert command[-4:] == ["-P", "-m", "bench.calibrate", "/somewhere"]
+    assert command[-2:] == ["python3", "measure"]
 
 
 def test_every_task_of_a_step_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

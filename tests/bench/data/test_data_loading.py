@@ -23,7 +23,7 @@ MakeSpec = Callable[..., RunSpec]
 class Indices:
     """Sample i is filled with i, its length differs from sample to sample."""
 
-    pads_encoder = True
+    padded = frozenset({"encoder", "decoder"})
 
     def __call__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         return np.full(1 + index % 7, index), np.full(1 + index % 3, index)
@@ -31,7 +31,7 @@ class Indices:
 
 def steps(spec: RunSpec, count: int) -> list[list[int]]:
     """Return which samples each optimizer step uses, over all ranks."""
-    ranks = [loader.micro_batches(Indices(), spec, rank) for rank in range(spec.world_size)]
+    ranks = [loader.micro_batches(Indices(), spec, rank) for rank in range(spec.data_parallel)]
     return [
         sorted(
             sample
@@ -57,13 +57,13 @@ def test_a_global_batch_holds_the_same_samples_however_it_is_spread(
 
 def test_padding_is_masked_and_counted(make_spec: MakeSpec) -> None:
     spec = make_spec(batch={"micro": 4}, sequence={"encoder": 8, "decoder": 4})
-    tensors, encoder_padding, decoder_padding = next(loader.micro_batches(Indices(), spec, 0))
+    tensors, padding = next(loader.micro_batches(Indices(), spec, 0))
     assert tensors["attention_mask"].sum(1).tolist() == [1, 2, 3, 4]
     assert tensors["input_ids"][2].tolist() == [2, 2, 2, 0, 0, 0, 0, 0]
     assert tensors["labels"][2].tolist() == [2, 2, 2, -100]
     assert {tensor.dtype for tensor in tensors.values()} == {torch.int64}
-    assert encoder_padding == 4 * 8 - (1 + 2 + 3 + 4) == int((tensors["attention_mask"] == 0).sum())
-    assert decoder_padding == 4 * 4 - (1 + 2 + 3 + 1) == int((tensors["labels"] == -100).sum())
+    assert padding["encoder"] == 4 * 8 - (1 + 2 + 3 + 4) == int((tensors["attention_mask"] == 0).sum())
+    assert padding["decoder"] == 4 * 4 - (1 + 2 + 3 + 1) == int((tensors["labels"] == -100).sum())
 
 
 def test_loading_leaves_torchs_random_numbers_alone(make_spec: MakeSpec) -> None:
@@ -75,8 +75,7 @@ def test_loading_leaves_torchs_random_numbers_alone(make_spec: MakeSpec) -> None
 @pytest.mark.processes
 def test_workers_change_nothing(make_spec: MakeSpec) -> None:
     alone, shared = (
-        data.load("synthetic").micro_batches(make_spec(workers=workers, devices_per_node=2), rank=1)
-        for workers in (0, 2)
+        data.load("synthetic").micro_batches(make_spec(workers=workers, devices_per_node=2), 1) for workers in (0, 2)
     )
     for one, other in zip(islice(alone, 7), shared, strict=False):
         assert one[1:] == other[1:]
@@ -120,12 +119,12 @@ def test_synthetic_samples_depend_on_seed_and_index_alone(make_spec: MakeSpec) -
 
 def test_synthetic_tokens_fill_lengths_and_vocabulary(make_spec: MakeSpec) -> None:
     spec = make_spec(vocab=10, batch={"micro": 8})
-    tensors, *padding = next(data.load("synthetic").micro_batches(spec, 0))
+    tensors, padding = next(data.load("synthetic").micro_batches(spec, 0))
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
         "input_ids": (8, 64),
         "labels": (8, 32),
     }
-    assert padding == [0, 0]
+    assert padding == {"encoder": 0, "decoder": 0}
     assert set(tensors["input_ids"].unique().tolist()) == set(range(2, 10))
 
 

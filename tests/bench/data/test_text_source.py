@@ -56,15 +56,15 @@ def test_packed_text_has_no_encoder_padding_and_no_mask(make_spec: MakeSpec, fil
     spec = make_spec("text", {"files": files, "sample_by": "line"})
     for batch in batches(spec, 5):
         assert batch.tensors.keys() == {"input_ids", "labels"}
-        assert batch.encoder_padding == 0
-        assert batch.decoder_padding == int((batch.tensors["labels"] == -100).sum()) == 2 * (32 - 14)
+        assert batch.padding["encoder"] == 0
+        assert batch.padding["decoder"] == int((batch.tensors["labels"] == -100).sum()) == 2 * (32 - 14)
 
 
 def test_packed_text_is_masked_where_the_decoder_limits_it(make_spec: MakeSpec, files: list[str]) -> None:
     spec = make_spec("text", {"files": files}, sequence={"encoder": 64, "decoder": 8})
     batch = batches(spec, 1)[0]
-    assert batch.decoder_padding == 0
-    assert batch.encoder_padding == int((batch.tensors["attention_mask"] == 0).sum()) > 0
+    assert batch.padding["decoder"] == 0
+    assert batch.padding["encoder"] == int((batch.tensors["attention_mask"] == 0).sum()) > 0
 
 
 def test_unpacked_text_is_one_document_per_sample(make_spec: MakeSpec, files: list[str]) -> None:
@@ -73,9 +73,9 @@ def test_unpacked_text_is_one_document_per_sample(make_spec: MakeSpec, files: li
     texts = sorted(raw(batch))
     assert [len(text) for text in texts] == [min(10 * n, 70) for n in range(1, 21)]
     assert all(len(set(text)) == 1 for text in texts)
-    assert batch.encoder_padding == int((batch.tensors["attention_mask"] == 0).sum())
-    assert batch.encoder_padding == int((batch.tensors["input_ids"] == 0).sum())
-    assert batch.decoder_padding == int((batch.tensors["labels"] == -100).sum())
+    assert batch.padding["encoder"] == int((batch.tensors["attention_mask"] == 0).sum())
+    assert batch.padding["encoder"] == int((batch.tensors["input_ids"] == 0).sum())
+    assert batch.padding["decoder"] == int((batch.tensors["labels"] == -100).sum())
 
 
 def test_every_epoch_has_its_own_order_and_noise(make_spec: MakeSpec, files: list[str]) -> None:

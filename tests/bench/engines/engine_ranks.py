@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def train(spec: RunSpec) -> dict[str, Any]:
-    backend, family = engines.load(spec.engine.backend), models.load_builder(spec.model.family)
+    backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
     weights = hashlib.sha256()
@@ -72,7 +72,7 @@ def micro_batches(spec: RunSpec, step: int) -> list[dict[str, Tensor]]:
         def tokens(length: int, generator: torch.Generator = generator) -> Tensor:
             return torch.randint(2, spec.model.shape["vocab"], (spec.batch.micro, length), generator=generator)
 
-        batches.append({"input_ids": tokens(spec.sequence.encoder), "labels": tokens(spec.sequence.decoder)})
+        batches.append({"input_ids": tokens(spec.sequence["encoder"]), "labels": tokens(spec.sequence["decoder"])})
     return batches
 
 

@@ -112,7 +112,7 @@ def test_what_a_cpu_cannot_do_is_refused_where_it_is_known(
 
 def test_packages_are_no_engines() -> None:
     with pytest.raises(UserError, match="no such file in bench/engines"):
-        engines.load("zero")
+        engines.load("precision")
     with pytest.raises(UserError, match="did you mean deepspeed"):
         engines.load("deepsped")
 

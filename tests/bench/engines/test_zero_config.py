@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from bench import engines
-from bench.engines.zero.config import deepspeed_config
-from bench.engines.zero.options import Options
+from bench.engines.deepspeed.config import deepspeed_config
+from bench.engines.deepspeed.options import Options
 from bench.spec import RunSpec
 
 CONF = Path(__file__).parents[3] / "conf/engine"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from bench.engines.zero import options as ours
-from bench.engines.zero.options import STAGES, WRITTEN_OUT, Options, Zero
+from bench.engines.deepspeed import options as ours
+from bench.engines.deepspeed.options import STAGES, WRITTEN_OUT, Options, Zero
 
 deepspeed_config = pytest.importorskip("deepspeed.runtime.zero.config")
 precision_config = pytest.importorskip("deepspeed.runtime.precision_config")

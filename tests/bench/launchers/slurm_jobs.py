@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import config
-from bench.launchers import Work
 from bench.launchers.slurm import Options, plan
+from bench.launching import Work
 
 STUDY = Path("/shared/my_project/results/paper")
 FOLDER = STUDY / "jobs/paper-1121-a1b2c3"

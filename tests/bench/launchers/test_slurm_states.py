@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.launchers.slurm import cluster, states
-from bench.launchers.slurm.states import JobState, latest
+from bench.launchers.slurm.states import latest, phase
+from bench.scheduling import JobState
 
 RECORDED = Path(__file__).parent / "recorded"
 ARRAY = [("smoke-array", task) for task in range(6)]
@@ -39,7 +40,7 @@ def test_the_queue_tells_of_waiting_running_and_ended_jobs() -> None:
         ("smoke-requeued", None): "RUNNING",
     }
     later = found["smoke-later", 5]
-    assert (later.job_id, later.number, later.reason, later.nodes, later.restarts) == ("20_5", 20, "BeginTime", 1, 0)
+    assert (later.handle, later.task, later.reason, later.nodes, later.restarts) == ("20", 5, "BeginTime", 1, 0)
     assert later.words == "20 5 PENDING 0 1 2026-11-21T13:56:38 2026-11-21T14:01:38 BeginTime 0 smoke-later"
 
 
@@ -62,7 +63,7 @@ def test_accounting_tells_how_jobs_ended() -> None:
 def test_accounting_and_the_completion_log_say_the_same() -> None:
     accounted, logged = (
         {
-            key: (state.job_id, state.state, state.restarts, state.nodes, state.started_at, state.ended_at)
+            key: (state.handle, state.state, state.restarts, state.nodes, state.started_at, state.ended_at)
             for key, state in latest(found).items()
         }
         for found in (states.sacct(recorded("sacct.txt")), states.completion_log(recorded("completion.log")))
@@ -89,19 +90,19 @@ def test_times_are_seconds_since_the_epoch_and_a_forecast_is_no_end() -> None:
 
 @pytest.mark.parametrize("word", ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
 def test_what_waits_is_live_and_not_running(word: str) -> None:
-    state = JobState("1", "a", None, word)
+    state = JobState("1", "a", None, phase(word), word)
     assert (state.pending, state.running, state.live) == (True, False, True)
 
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "A_NEWER_WORD"])
 def test_what_has_not_ended_counts_as_running(word: str) -> None:
-    state = JobState("1", "a", None, word)
+    state = JobState("1", "a", None, phase(word), word)
     assert (state.pending, state.running, state.live) == (False, True, True)
 
 
 @pytest.mark.parametrize("word", ["COMPLETED", "FAILED", "OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "DEADLINE"])
 def test_what_has_ended_is_neither(word: str) -> None:
-    state = JobState("1", "a", None, word)
+    state = JobState("1", "a", None, phase(word), word)
     assert (state.pending, state.running, state.live) == (False, False, False)
 
 
@@ -110,16 +111,16 @@ def test_what_has_ended_is_neither(word: str) -> None:
     [
         ("12|CANCELLED by 1004|2|2026-01-02T03:04:05|2026-01-02T03:05:05|0:15|None|a", [("12", None, "CANCELLED")]),
         ("12|CANCELLED+|2|2026-01-02T03:04:05|2026-01-02T03:05:05|0:15|None|a", [("12", None, "CANCELLED")]),
-        ("12_[3-5%2]|PENDING|1|Unknown|Unknown|0:0|Priority|a", [(f"12_{n}", n, "PENDING") for n in (3, 4, 5)]),
-        ("12_[0,7]|PENDING|1|Unknown|Unknown|0:0|Dependency|a", [(f"12_{n}", n, "PENDING") for n in (0, 7)]),
-        ("12_4|RUNNING|1|2026-01-02T03:04:05|Unknown|0:0|None|a|b", [("12_4", 4, "RUNNING")]),
+        ("12_[3-5%2]|PENDING|1|Unknown|Unknown|0:0|Priority|a", [("12", n, "PENDING") for n in (3, 4, 5)]),
+        ("12_[0,7]|PENDING|1|Unknown|Unknown|0:0|Dependency|a", [("12", n, "PENDING") for n in (0, 7)]),
+        ("12_4|RUNNING|1|2026-01-02T03:04:05|Unknown|0:0|None|a|b", [("12", 4, "RUNNING")]),
         ("12+0|COMPLETED|1|2026-01-02T03:04:05|2026-01-02T03:05:05|0:0||a", [("12", None, "COMPLETED")]),
         ("", []),
         ("the rest of a name with a line break", []),
     ],
 )
 def test_accounting_in_other_words(line: str, told: list[tuple[str, int | None, str]]) -> None:
-    assert [(state.job_id, state.task, state.state) for state in states.sacct(line)] == told
+    assert [(state.handle, state.task, state.state) for state in states.sacct(line)] == told
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_tasks_that_wait_together_are_told_apart(text: str, tasks: list[int]) ->
 
 
 def test_of_two_jobs_of_one_name_the_younger_is_meant() -> None:
-    older, younger = JobState("9", "a", None, "FAILED"), JobState("10", "a", None, "RUNNING")
+    older, younger = (JobState(number, "a", None, "running", "RUNNING") for number in ("9", "10"))
     assert latest([older, younger]) == latest([younger, older]) == {("a", None): younger}
 
 

@@ -49,7 +49,7 @@ def test_a_report_is_read_as_the_configuration_would_have_it(
     model: str, configuration: str, overrides: tuple[str, ...]
 ) -> None:
     read = next(fit_boundaries.specs(model, fit_boundaries.REPORTS[model, configuration]))
-    lengths = (f"sequence.encoder={read.sequence.encoder}", f"sequence.decoder={read.sequence.decoder}")
+    lengths = tuple(f"sequence.{kind}={length}" for kind, length in read.sequence.items())
     composed: RunSpec = config.request(
         config.single(["devices_per_node=2", *overrides, *lengths, "launcher=slurm"])
     ).spec

@@ -64,9 +64,7 @@ def kept_by_autograd(spec: RunSpec) -> int:
             storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
         return tensor
 
-    encoder, decoder = (
-        torch.randint(2, 96, (spec.batch.micro, length)) for length in (spec.sequence.encoder, spec.sequence.decoder)
-    )
+    encoder, decoder = (torch.randint(2, 96, (spec.batch.micro, length)) for length in spec.sequence.values())
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = module(input_ids=encoder, labels=decoder).loss
     assert loss.requires_grad

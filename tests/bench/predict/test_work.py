@@ -7,7 +7,7 @@ from bench.models.t5 import Shape
 from bench.predict.flops import recomputed_flops
 from bench.predict.forward import forward, recomputed
 from bench.predict.work import Matmul, Work, backward
-from bench.predict.workload import lengths, network_of, workload
+from bench.predict.workload import network_of, workload
 from bench.spec import RunSpec
 
 MODELS = ["tiny", "mt5_small", "mt5_xxl", "t5_3b", "t5_v1_1_xl"]
@@ -52,7 +52,7 @@ def test_what_checkpointing_computes_again_are_the_blocks_up_to_the_last_matrix_
     last = 2 * 12 * (512 + 128) * shape.d_ff * shape.d_model
     one = blocks if dropout else blocks - last
     assert flops(recomputed(network, workload(asked, "cuda"))) == 3 * one
-    assert recomputed_flops(network, lengths(asked), dropout=dropout) == one
+    assert recomputed_flops(network, asked.sequence, dropout=dropout) == one
 
 
 def test_nothing_is_computed_again_without_checkpointing() -> None:

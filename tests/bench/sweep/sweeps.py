@@ -1,14 +1,15 @@
 """Sweeps and folders for tests, made without running anything."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ended_well import observed
 
 from bench import config, store
+from bench.launchers.slurm.states import phase
 from bench.machine import Machine
 from bench.record import Circumstance, Outcome, OutcomeKind, RunRecord
+from bench.scheduling import JobState
 from bench.spec import RunSpec, config_id
 from bench.study import Budget
 from bench.sweep.asked import Point, Rules, Sweep
@@ -67,22 +68,6 @@ def attempt(
     return opened
 
 
-@dataclass
-class Queued:
-    """A job as a scheduler tells of it."""
-
-    state: str = "RUNNING"
-    reason: str = "None"
-    restarts: int | None = 0
-    words: str = "1|s|RUNNING"
-    source: str = "squeue"
-    ended_at: float | None = None
-    job_id: str = "1"
-
-    @property
-    def pending(self) -> bool:
-        return self.state == "PENDING"
-
-    @property
-    def live(self) -> bool:
-        return self.state in ("PENDING", "RUNNING", "COMPLETING")
+def queued(state: str = "RUNNING", reason: str = "None", restarts: int = 0) -> JobState:
+    """Return a job as a scheduler tells of it."""
+    return JobState("1", "s", None, phase(state), state, reason, restarts=restarts, words="1|s", source="squeue")

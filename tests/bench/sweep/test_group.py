@@ -1,7 +1,6 @@
 """How points become jobs."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +8,13 @@ from sweeps import point, spec, sweep
 
 from bench.dispatch.group import Grouping
 from bench.errors import UserError
+from bench.scheduling import Mode, SchedulingOptions
 from bench.sweep.asked import Key, Sweep
 from bench.sweep.standing import Standing
 
 
-def options(mode: str, longest_min: float = 1000) -> Any:
-    return SimpleNamespace(mode=mode, job_max_min=longest_min, span="node", warning_s=60)
+def options(mode: Mode, longest_min: int = 1000) -> SchedulingOptions:
+    return SchedulingOptions(mode=mode, job_max_min=longest_min, warning_s=60)
 
 
 def waiting(made: Sweep) -> list[Standing]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import Queued, attempt, point, spec, sweep
+from sweeps import attempt, point, queued, spec, sweep
 
 from bench import store
 from bench.dispatch.settle import settle
@@ -83,16 +83,16 @@ def test_what_was_pruned_is_measured_after_all_if_nothing_may_be_pruned(tmp_path
 def test_a_point_of_a_queued_job_is_pending_with_the_schedulers_reason(tmp_path: Path) -> None:
     made = sweep([point(FOUR)])
     name = submit(tmp_path, made)
-    [found] = stand(tmp_path, made, {(name, None): Queued("PENDING", "Priority")})
+    [found] = stand(tmp_path, made, {(name, None): queued("PENDING", "Priority")})
     assert found.state == "pending" and "Priority" in found.why
-    assert stand(tmp_path, made, {(name, None): Queued("FAILED")})[0].state == "waiting"
+    assert stand(tmp_path, made, {(name, None): queued("FAILED")})[0].state == "waiting"
     assert stand(tmp_path, made)[0].state == "waiting", "a job that was never submitted keeps nobody waiting"
 
 
 def test_each_task_of_an_array_has_a_state_of_its_own(tmp_path: Path) -> None:
     made = sweep([point(FOUR), point(spec(batch__micro=8))])
     name = submit(tmp_path, made, "array")
-    queue = {(name, 0): Queued("COMPLETED"), (name, 1): Queued("PENDING", "JobArrayTaskLimit")}
+    queue = {(name, 0): queued("COMPLETED"), (name, 1): queued("PENDING", "JobArrayTaskLimit")}
     assert [s.state for s in stand(tmp_path, made, queue)] == ["waiting", "pending"]
 
 
@@ -100,9 +100,9 @@ def test_an_attempt_under_way_shows_its_last_heartbeat_and_step(tmp_path: Path) 
     made = sweep([point(FOUR)])
     name = submit(tmp_path, made)
     heartbeat(attempt(tmp_path, FOUR, None, job=name, restart=0))
-    [found] = stand(tmp_path, made, {(name, None): Queued()})
+    [found] = stand(tmp_path, made, {(name, None): queued()})
     assert found.state == "running" and "steps step 7" in found.why
-    requeued = Queued("PENDING", "BeginTime", restarts=1)
+    requeued = queued("PENDING", "BeginTime", restarts=1)
     assert stand(tmp_path, made, {(name, None): requeued})[0].state == "pending"
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Literal
 
-from bench.engines.zero.options import Options
+from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
 from bench.spec import RunSpec
 

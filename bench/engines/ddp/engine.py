@@ -9,35 +9,18 @@ One rank runs DDP too, buckets and all: a scaling curve whose base did without w
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from pydantic import Field
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
 
+from bench.engines.ddp.options import Options, options_of
 from bench.engines.precision import on_device, torch_dtype
-from bench.engines.precision.loss_scale import LossScale
 from bench.engines.precision.update import Update
-from bench.errors import UserError
-from bench.spec import Frozen, RunSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module, Parameter
-
-
-class Options(Frozen):
-    """What torch.nn.parallel.DistributedDataParallel may be told, and fp16's loss scale."""
-
-    bucket_cap_mb: float = Field(gt=0)  # MiB of gradients per all-reduce
-    gradient_as_bucket_view: bool = True  # false holds every gradient twice
-    static_graph: bool = False
-    fp16: LossScale = LossScale()
-
-
-def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
-    """Raise UserError for what this engine cannot do."""
-    if spec.optimizer.implementation == "native":
-        rule = f"engine {spec.engine.name} has no optimizer of its own"
-        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
+from bench.spec import RunSpec
 
 
 def construction(spec: RunSpec) -> AbstractContextManager[Any]:
@@ -45,28 +28,25 @@ def construction(spec: RunSpec) -> AbstractContextManager[Any]:
     return on_device(spec.precision)
 
 
-def whole(parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
+def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
     """Return a context that does nothing: every rank holds every parameter, and `build` broadcasts rank 0's."""
     return nullcontext()
 
 
-def parameter_count(module: "Module") -> int:
+def parameter_count(module: Module) -> int:
     """Return the elements of all parameters, those shared counted once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def build(module: "Module", spec: RunSpec) -> "DataParallel":
+def build(module: Module, spec: RunSpec) -> "DataParallel":
     """Wrap `module` in DDP; it lies on this rank's device, and the process group exists."""
-    return DataParallel(module, spec, Options.model_validate(spec.engine.options))
+    return DataParallel(module, spec, options_of(spec))
 
 
 class DataParallel:
     """The engine; see `bench.engines.Engine`."""
 
-    def __init__(self, module: "Module", spec: RunSpec, options: Options) -> None:
-        import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
-
+    def __init__(self, module: Module, spec: RunSpec, options: Options) -> None:
         self._given: dict[str, Any] = {
             "bucket_cap_mb": options.bucket_cap_mb,
             "gradient_as_bucket_view": options.gradient_as_bucket_view,
@@ -80,9 +60,7 @@ class DataParallel:
         self._update = Update(trained, spec.precision, spec.optimizer, options.fp16)
         self._spec, self._options = spec, options
 
-    def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor":
-        import torch
-
+    def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses, count = [], self._spec.accumulation
         for index, batch in enumerate(micro_batches, start=1):
             # gradients are summed on the rank, and averaged over ranks once, in the last micro-step's backward
@@ -95,7 +73,7 @@ class DataParallel:
         self._model.zero_grad(set_to_none=count == 1)
         return torch.stack(losses).mean()
 
-    def gradient_norm(self) -> "Tensor | None":
+    def gradient_norm(self) -> Tensor | None:
         return self._update.norm
 
     def skipped_steps(self) -> int:
@@ -110,8 +88,6 @@ class DataParallel:
 
 def _pretended() -> Any:
     """Return DDP's own all-reduce for a rehearsal: DDP asks for the result of the work, and pretended work has none."""
-    import torch
-    import torch.distributed as dist
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         dist.all_reduce(bucket.buffer())

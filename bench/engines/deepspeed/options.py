@@ -5,12 +5,14 @@ zenflow_config.py, runtime/zero/leaf_module_config.py, runtime/precision_config.
 options are left out, and those in WRITTEN_OUT have no default, since they decide what a comparison of stages shows.
 """
 
+import functools
+import json
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
 from bench.engines.precision.loss_scale import LossScale
-from bench.spec import Frozen, Positive, Precision
+from bench.spec import Frozen, Positive, Precision, RunSpec
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tier = Literal["none", "cpu", "nvme"]
@@ -194,3 +196,13 @@ class Options(Zero):
     bf16: Bf16 = Bf16()
     fp16: Fp16 = Fp16()
     data_types: DataTypes = DataTypes()
+
+
+def options_of(spec: RunSpec) -> Options:
+    """Return the options that a spec holds as plain data."""
+    return _decoded(json.dumps(spec.engine.options))
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
+def _decoded(plain: str) -> Options:
+    return Options.model_validate_json(plain)

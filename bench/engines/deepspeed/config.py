@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.engines.zero.options import Options, Zero
+from bench.engines.deepspeed.options import Options, Zero
 from bench.spec import OptimizerSpec, RunSpec
 
 _QUIET: dict[str, Any] = {

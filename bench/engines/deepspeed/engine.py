@@ -8,45 +8,42 @@ import copy
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from bench.engines.deepspeed.config import deepspeed_config
+from bench.engines.deepspeed.options import options_of
 from bench.engines.precision import on_device
-from bench.engines.zero.config import deepspeed_config
-from bench.engines.zero.options import Options
-from bench.engines.zero.rules import check
 from bench.spec import RunSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module, Parameter
-
-__all__ = ["Options", "build", "check", "construction", "parameter_count", "whole"]
 
 
 def construction(spec: RunSpec) -> AbstractContextManager[Any]:
     """Return the context in which the model is built: on this rank's device, in the run's precision, and at stage 3
     partitioned as it grows. DeepSpeed reads LOCAL_RANK from the environment."""
-    options = _options(spec)
+    options = options_of(spec)
     if options.stage < 3:
         return on_device(spec.precision)
     partitioned: AbstractContextManager[Any] = _library().zero.Init(config_dict_or_path=deepspeed_config(options, spec))
     return partitioned
 
 
-def whole(parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
+def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
     """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
     gathered: AbstractContextManager[Any] = _library().zero.GatheredParameters(parameters, modifier_rank=0)
     return gathered  # does nothing for parameters that are not partitioned
 
 
-def parameter_count(module: "Module") -> int:
+def parameter_count(module: Module) -> int:
     """Return the elements of all parameters, those shared counted once and those partitioned counted whole."""
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
 
 
-def build(module: "Module", spec: RunSpec) -> "ZeroEngine":
+def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     """Hand `module` to deepspeed.initialize; the process group exists."""
-    config = deepspeed_config(_options(spec), spec)
+    config = deepspeed_config(options_of(spec), spec)
     engine, *_ = _library().initialize(
         model=module,
         model_parameters=[parameter for parameter in module.parameters() if parameter.requires_grad],
@@ -54,10 +51,6 @@ def build(module: "Module", spec: RunSpec) -> "ZeroEngine":
         dist_init_required=False,
     )
     return ZeroEngine(engine, config)
-
-
-def _options(spec: RunSpec) -> Options:
-    return Options.model_validate(spec.engine.options)
 
 
 def _library() -> Any:
@@ -90,9 +83,7 @@ class ZeroEngine:
                 engine.clip_fp32_gradients = self._clip
                 self._silent = engine.gradient_clipping() == 0
 
-    def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor":
-        import torch
-
+    def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses = []
         for batch in micro_batches:
             loss = self._engine(**batch).loss
@@ -112,17 +103,15 @@ class ZeroEngine:
         parameters = self._engine.module.parameters()
         self._fp32_norm = clip_grad_norm_(parameters, max_norm=self._engine.gradient_clipping())
 
-    def _first_norm(self) -> "Tensor | None":
+    def _first_norm(self) -> Tensor | None:
         """Return the norm of the gradients so far in the first step, by which a run is verified; later steps are not
         to pay for one."""
-        import torch
-
         if self._steps:
             return None
         gradients = [parameter.grad for parameter in self._engine.module.parameters() if parameter.grad is not None]
         return torch.nn.utils.get_total_norm(gradients)
 
-    def gradient_norm(self) -> "Tensor | float | None":
+    def gradient_norm(self) -> Tensor | float | None:
         if self._fp32_norm is not None:
             return self._fp32_norm
         norm: Tensor | float | None = self._engine.get_global_grad_norm()
@@ -156,8 +145,6 @@ def _forget_first_step(optimizer: Any) -> None:
     It decays the master weights and shifts the bias correction: the first real update would be 0.74 of every other
     engine's. The allocated state stays.
     """
-    import torch
-
     for state in optimizer.state.values():
         step = state["step"]
         state["step"] = torch.zeros_like(step) if isinstance(step, torch.Tensor) else 0

@@ -1,0 +1,129 @@
+"""What prediction asks of an engine: the memory it needs beside activations, and what it adds to a step.
+
+A rank's activations follow from the family and the batch (bench.predict); everything here is the engine's own to say.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.machine import CollectiveKind
+from bench.stacks import Module, Tensors
+
+Array = NDArray[np.int64]
+"""One value per segment of the model, in the order of forward."""
+
+Terms = dict[str, int]
+"""Bytes by name; their sum is what lives at one moment."""
+
+ByteRange = tuple[int, int]
+"""Bytes, low and high."""
+
+CUDA_BASE_BYTES = (600_000_000, 2_000_000_000)
+"""CUDA context, loaded kernels, cuBLAS workspaces and NCCL's buffers: 0.5 to 2 GB by GPU, torch and number of peers
+(ml-engineering, "Anatomy of Model's Memory Usage"), with 0.1 GB of workspaces and buffers at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSizes:
+    """A model as an engine's costs see it. Prediction makes one of each model, so that itself is its key in a cache."""
+
+    tensors: tuple[Tensors, ...]
+    modules_of: Callable[[], Sequence[Module]]  # many, and needed by few
+
+    @cached_property
+    def modules(self) -> tuple[Module, ...]:
+        """The modules in the order of forward."""
+        return tuple(self.modules_of())
+
+    @property
+    def elements(self) -> int:
+        """Of all parameters."""
+        return count_elements(self.tensors)
+
+
+def count_elements(sizes: Sequence[Tensors]) -> int:
+    """Return the elements of all tensors together."""
+    return sum(size.elements * size.number for size in sizes)
+
+
+class Beside(NamedTuple):
+    """Bytes beside the activations while each segment runs, in one pass."""
+
+    gradients: Array
+    buckets: Array
+    gathered: Array
+
+
+class BackwardWork(NamedTuple):
+    """What of the segments an engine's backward depends on; fields as of a family's `Segment`."""
+
+    working: Array
+    standing: Array
+    parameters: Array
+    largest: Array
+    transposed: Array
+
+
+class EngineMemory(Protocol):
+    """An engine's part of the memory of the rank that needs most of it, in bytes. Names of terms: weights, master
+    weights, optimizer moments, gradients, buckets, gathered layers, working memory, and what else the engine has."""
+
+    def resident(self) -> Terms:
+        """Return what lives between two steps, without gradients of earlier micro-steps and without buckets."""
+        ...
+
+    def kept_buckets(self) -> int:
+        """Return the bytes of buckets that stay between two steps."""
+        ...
+
+    def initialisation(self, thrown_away: int) -> Terms:
+        """Return what lives at the peak of building model and engine; `thrown_away` elements are built for nothing."""
+        ...
+
+    def forward(self, segments: int) -> Beside:
+        """Return what lives beside the activations of the last micro-step's forward."""
+        ...
+
+    def backward(self, work: BackwardWork) -> Beside:
+        """Return what lives beside the activations of its backward, the segments' own gradients included."""
+        ...
+
+    def after_backward(self) -> int:
+        """Return the bytes of buckets at the end of backward, when the activations are gone."""
+        ...
+
+    def update(self) -> Terms:
+        """Return what lives at the peak of the optimizer's step, without `kept_buckets`."""
+        ...
+
+    def host(self) -> dict[str, ByteRange] | None:
+        """Return what one rank keeps in its node's memory in place of its GPU's; None where that is unknown."""
+        ...
+
+
+StepPass = Literal["forward", "backward", "update"]
+
+
+class Transfer(NamedTuple):
+    """Collectives of one kind in one pass; `passes` of them in a step."""
+
+    kind: CollectiveKind
+    when: StepPass
+    payload_bytes: int  # of one pass, all its calls together, as nccl-tests counts it
+    calls: int  # in one pass
+    passes: int  # micro-steps in which it happens
+    overlaps: bool  # runs while the pass computes; else the pass waits
+    ranks: int  # that take part
+    alone_bytes: int = 0  # of the first gather or the last reduction, beside which nothing computes; 0: as any other
+
+
+class EngineStep(NamedTuple):
+    """What an engine adds to the passes of an optimizer step, on one rank."""
+
+    updated: int  # elements that AdamW updates, padding included
+    transfers: list[Transfer]  # none where the rank is alone

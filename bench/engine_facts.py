@@ -1,0 +1,55 @@
+"""What an engine says of itself for one spec, without torch: everything that others may ask of an engine.
+
+Prediction, advice, rehearsal, readers and reports ask these facts, and never an engine's name or one of its options.
+What an engine does not say is unknown: where a cost is, there is no prediction.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from bench.spec import Device, RunSpec
+
+if TYPE_CHECKING:
+    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
+
+Member = Literal["evaluate", "save", "load", "idle_s", "step_phases_s"]
+"""Members of `bench.engines.Engine` that an engine need not have."""
+
+
+class Division(NamedTuple):
+    """Among how many ranks a state of the model is divided; 1: every rank has all of it."""
+
+    weights: int = 1
+    gradients: int = 1
+    optimizer: int = 1
+
+
+class Rehearsal(NamedTuple):
+    """Which ranks can be run alone, with collectives that are only pretended."""
+
+    ranks: Literal["any", "first", "none"]
+    why: str = ""  # not every one, as a message says it
+
+
+_NOT_REHEARSED = Rehearsal("none", "its engine does not say that it can")
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine says of itself for one spec."""
+
+    label: str  # for a reader, with what tells it from its engine's others: ZeRO stage 2
+    division: Division | None = None  # None: unknown
+    is_reference: bool = False  # nothing stands behind its losses to compare them with
+    losses: Literal["every rank", "some ranks"] = "every rank"  # where a step's loss is known
+    rehearsal: Rehearsal = _NOT_REHEARSED
+    members: frozenset[Member] = frozenset()  # those that need not be, and that it has
+    compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)
+    works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
+    deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # what bench.handover writes; None: nothing
+    memory: "Callable[[RunSpec, ModelSizes, Device, int | None, bool], EngineMemory] | None" = None
+    """The engine's part of a rank's memory on a device of so many bytes, None if unknown; the last says whether its
+    collectives are only pretended. Raises UserError for what it cannot predict."""
+    step: "Callable[[RunSpec, ModelSizes, Device], EngineStep] | None" = None
+    """What the engine adds to a step's passes. Raises UserError for what it cannot predict."""

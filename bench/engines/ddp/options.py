@@ -1,0 +1,37 @@
+"""What torch.nn.parallel.DistributedDataParallel may be given, and what it cannot do."""
+
+import functools
+import json
+from typing import Literal
+
+from pydantic import Field
+
+from bench.engines.precision.loss_scale import LossScale
+from bench.errors import UserError
+from bench.spec import Frozen, RunSpec
+
+
+class Options(Frozen):
+    """What torch.nn.parallel.DistributedDataParallel may be given, and fp16's loss scale."""
+
+    bucket_cap_mb: float = Field(gt=0)  # MiB of gradients per all-reduce
+    gradient_as_bucket_view: bool = True  # false holds every gradient twice
+    static_graph: bool = False
+    fp16: LossScale = LossScale()
+
+
+def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
+    """Raise UserError for what this engine cannot do."""
+    if spec.optimizer.implementation == "native":
+        rule = f"engine {spec.engine.name} has no optimizer of its own"
+        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
+
+
+def options_of(spec: RunSpec) -> Options:
+    """Return the options that a spec holds as plain data."""
+    return _decoded(json.dumps(spec.engine.options))
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
+def _decoded(plain: str) -> Options:
+    return Options.model_validate_json(plain)

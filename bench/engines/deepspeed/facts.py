@@ -1,0 +1,61 @@
+"""What DeepSpeed's ZeRO says of itself: what a stage divides, which ops it compiles, what it cannot do."""
+
+from typing import Any
+
+from bench.engine_facts import Division, EngineFacts, Rehearsal
+from bench.engines.deepspeed.config import deepspeed_config
+from bench.engines.deepspeed.options import Options, options_of
+from bench.spec import RunSpec
+
+_FIRST = Rehearsal(
+    "first", "at stage 3 DeepSpeed compares rank 0's lists with the others', which a pretended rank 0 cannot answer"
+)
+
+
+def facts(spec: RunSpec) -> EngineFacts:
+    """Return what holds for this spec."""
+    options = options_of(spec)
+    return EngineFacts(
+        label=f"ZeRO stage {options.stage}",
+        division=divided_at(options.stage, spec.world_size),
+        rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
+        compiled_ops=_operations(options, spec),
+        works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module
+        deepspeed_config=_config,
+    )
+
+
+def divided_at(stage: int, ranks: int) -> Division:
+    """Return what a stage divides (arXiv 1910.02054, section 5)."""
+    return Division(
+        weights=ranks if stage >= 3 else 1, gradients=ranks if stage >= 2 else 1, optimizer=ranks if stage >= 1 else 1
+    )
+
+
+def _config(spec: RunSpec) -> dict[str, Any]:
+    return deepspeed_config(options_of(spec), spec)
+
+
+def _operations(options: Options, spec: RunSpec) -> tuple[str, ...]:
+    """Return the ops that a run loads: their builders' names in deepspeed.ops.op_builder, without `Builder`.
+
+    From DeepSpeed 0.19: runtime/engine.py (get_optimizer_configuration), runtime/swap_tensor and CUDAQuantizer in
+    runtime/zero/partition_parameters.py. The engine keeps it from building its shared-memory op.
+    """
+    native = spec.optimizer.implementation == "native"
+    optimizer, weights = options.offload_optimizer, options.offload_param
+    offloaded = optimizer is not None and optimizer.device != "none"
+    on_disk = any(tier is not None and tier.device == "nvme" for tier in (optimizer, weights))
+    quantised = (
+        options.zero_quantized_weights
+        or options.zero_quantized_nontrainable_weights
+        or options.zero_quantized_gradients
+    )
+    loaded = {
+        "CPUAdam": native and offloaded,
+        "FusedAdam": native and not offloaded,
+        "Quantizer": quantised,
+        "PinMemory": on_disk,
+        "AsyncIO": on_disk,
+    }
+    return tuple(name for name, needed in loaded.items() if needed)

@@ -1,0 +1,34 @@
+"""Where this process is: in a job of some launcher, or in none."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bench import plugins
+from bench.errors import UserError
+from bench.plugins import QueueingLauncherPlugin
+from bench.scheduling import JobContext
+
+
+class Around(NamedTuple):
+    """The job around this process and the launcher that knows it; none of either where there is no job."""
+
+    launcher: QueueingLauncherPlugin | None = None
+    context: JobContext = JobContext()
+
+
+def of_launcher(name: str, environment: Mapping[str, str]) -> JobContext:
+    """Return where in a job of the launcher `name` a process with this environment is."""
+    launcher = plugins.queueing(name)
+    return (launcher.context(environment) if launcher else None) or JobContext()
+
+
+def around(environment: Mapping[str, str]) -> Around:
+    """Return the job that a process with this environment is in, whoever submitted it: a run that was started here may
+    be inside of a job too. A launcher that cannot be imported knows of none."""
+    for name in plugins.names(plugins.LAUNCHER):
+        with contextlib.suppress(UserError):
+            launcher = plugins.queueing(name)
+            if launcher and (context := launcher.context(environment)):
+                return Around(launcher, context)
+    return Around()

@@ -1,0 +1,22 @@
+"""Objectives, one file each: what is learned, as tokens of every kind in a sample and what a model does with them.
+
+The contract of such a file is `bench.plugins.ObjectivePlugin`. It imports no torch.
+"""
+
+from bench import plugins
+from bench.plugins import ObjectivePlugin
+
+
+def load(objective: str) -> ObjectivePlugin:
+    """Return the objective named `objective`; raise UserError if there is none."""
+    return plugins.load(plugins.OBJECTIVE, objective)
+
+
+def named(kinds: tuple[str, ...]) -> list[str]:
+    """Return the names of the objectives whose samples hold tokens of just these kinds."""
+    return [name for name in plugins.names(plugins.OBJECTIVE) if names(name) == kinds]
+
+
+def names(objective: str) -> tuple[str, ...]:
+    """Return the kinds of tokens of an objective by name, in order; raise UserError if there is no such objective."""
+    return tuple(kind.name for kind in load(objective).KINDS)

@@ -1,0 +1,9 @@
+"""Sequence to sequence: the encoder reads one text, the decoder writes another that is given beside it."""
+
+from bench.tokens import IGNORED, PAD, TokenKind
+
+KINDS = (
+    TokenKind("encoder", 512, {"input_ids": PAD}, mask="attention_mask"),
+    TokenKind("decoder", 128, {"labels": IGNORED}),
+)
+REDUCTION = "mean"

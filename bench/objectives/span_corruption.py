@@ -1,0 +1,12 @@
+"""Span corruption (arXiv 1910.10683, section 3.1.4): the encoder reads a text with spans hidden, the decoder writes the
+spans. What T5, mT5 and ByT5 were pre-trained with."""
+
+from bench.spec import LENGTHS
+from bench.tokens import IGNORED, PAD, TokenKind
+
+KINDS = (
+    TokenKind("encoder", LENGTHS["encoder"], {"input_ids": PAD}, mask="attention_mask"),
+    # no mask: the decoder's padding comes last, where its real tokens do not look
+    TokenKind("decoder", LENGTHS["decoder"], {"labels": IGNORED}),
+)
+REDUCTION = "mean"

@@ -1,0 +1,18 @@
+"""The kinds of tokens that a sample holds: what objectives define, and data, models and records speak of by name."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+PAD = 0
+"""Id that fills a row of input which is shorter than its length, in every family."""
+IGNORED = -100
+"""Label at which there is no loss: transformers' and torch's own."""
+
+
+class TokenKind(NamedTuple):
+    """Tokens of one kind in each sample of an objective."""
+
+    name: str  # in `sequence`, in the tokens of a record and in the columns of its steps
+    length: int  # tokens per sample by default, padding included
+    arguments: Mapping[str, int]  # the model's keyword arguments that hold them, with what fills a shorter row of each
+    mask: str | None = None  # keyword argument that is 1 at a token and 0 at padding, given where rows may be shorter

@@ -1,0 +1,101 @@
+"""How a plug-in is found by its name: in the package of its kind, or in a package that somebody installed."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import data, engines, plugins
+from bench.errors import UserError
+
+ROOT = Path(plugins.__file__).parents[1]
+SOURCE = """
+from pydantic import BaseModel
+class Options(BaseModel): pass
+def check(options, spec): pass
+def micro_batches(spec, rank): return iter(())
+def describe(spec): return {}
+"""
+
+Install = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a package with one module, which is an entry point."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def write(group: str, entry: str, text: str) -> None:
+        module = entry.partition("=")[2].strip()
+        (tmp_path / f"{module}.py").write_text(text)
+        info = tmp_path / "somebodys_package-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-package\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+        _forget()
+
+    yield write
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    monkeypatch.undo()
+    _forget()
+
+
+def _forget() -> None:
+    plugins._installed.cache_clear()
+    plugins._complete.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "shared"),
+    [
+        (plugins.DATA, "bench/data", {"pipeline"}),
+        (plugins.METRIC, "analysis/metrics", set()),
+        (plugins.FIGURE, "analysis/figures", set()),
+    ],
+)
+def test_every_file_of_a_kinds_folder_is_a_plug_in(kind: plugins.Kind[object], folder: str, shared: set[str]) -> None:
+    files = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")} - shared
+    assert plugins.names(kind) == sorted(files | folders)
+
+
+def test_every_plug_in_that_ships_defines_all_that_its_kind_does() -> None:
+    kinds: list[plugins.Kind[object]] = [getattr(plugins, name) for name in dir(plugins) if name.isupper()]
+    for kind in [kind for kind in kinds if isinstance(kind, plugins.Kind)]:
+        for name in plugins.names(kind):
+            plugins.load(kind, name)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"engine.backend=deepsped: no such file in bench/engines; .*deepspeed"):
+        engines.load("deepsped")
+
+
+def test_an_installed_package_brings_a_plug_in_by_an_entry_point(install: Install) -> None:
+    install("zeroscale.data", "theirs = their_data", SOURCE)
+    assert "theirs" in plugins.names(plugins.DATA)
+    assert list(data.load("theirs").micro_batches(None, 0)) == []  # type: ignore[arg-type]
+
+
+def test_a_plug_in_that_lacks_something_is_refused_with_what_it_lacks(install: Install) -> None:
+    install("zeroscale.data", "theirs = their_data", SOURCE.replace("def check", "def checks"))
+    with pytest.raises(
+        UserError, match=r"data.source=theirs: their_data does not define check; see DataPlugin in bench/plugins.py"
+    ):
+        data.load("theirs")
+
+
+def test_a_plug_in_that_cannot_be_imported_is_refused_with_its_package(install: Install) -> None:
+    install("zeroscale.data", "theirs = their_data", "import no_such_library_at_all")
+    rule = r"their_data cannot be imported \(ModuleNotFoundError: No module named 'no_such_library_at_all'\)"
+    with pytest.raises(UserError, match=rf"data.source=theirs: {rule}; .*somebodys-package"):
+        data.load("theirs")
+
+
+def test_two_plug_ins_of_one_name_are_refused(install: Install) -> None:
+    install("zeroscale.data", "text = their_text", SOURCE)
+    with pytest.raises(UserError, match=r"data.source=text: both bench.data and their_text are called so"):
+        data.load("text")
