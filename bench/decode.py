@@ -19,6 +19,7 @@ from bench.measure.environment import device_kind, device_name, devices_here
 from bench.record import Limits
 from bench.scheduling import SchedulingOptions
 from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
+from bench.stacks import parameter_count
 
 
 class Request(NamedTuple):
@@ -206,8 +207,9 @@ def _with_shape_offile_of(flat: dict[str, Any]) -> dict[str, Any]:
 def _model(flat: dict[str, Any]) -> ModelSpec:
     family = file_of(models, str(flat.get("family", "t5")))
     shape, published = model(family.Shape, flat.get("shape"), "model.shape"), flat.get("parameters")
-    count = family.parameter_count(shape)
-    if isinstance(published, int) and published != count:
+    network = family.stacks(shape)
+    count = None if network is None else parameter_count(network)
+    if isinstance(published, int) and count is not None and published != count:
         raise UserError(
             f"model.name={flat.get('name')}",
             f"its shape has {count} parameters and its name stands for {published}",

@@ -15,6 +15,10 @@ class UserError(Exception):
         self.value, self.rule, self.remedy = value, rule, remedy
 
 
+class NoPrediction(UserError):
+    """A cost that is unknown: what would have to describe it does not."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the remedy for a name nobody knows: its nearest neighbour, or else the names that exist."""
     known = sorted(set(known))

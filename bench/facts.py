@@ -25,7 +25,7 @@ def facts(asked: Request) -> dict[str, Any]:
     shape = valid(family.Shape, spec.model.shape)
     return {
         **vars(spec),
-        "model": {**vars(spec.model), "shape": shape, "parameters": family.parameter_count(shape)},
+        "model": {**vars(spec.model), "shape": shape, "parameters": models.expected_parameters(spec.model)},
         "engine": {**vars(spec.engine), **vars(valid(engine.Options, spec.engine.options))},
         "data": {**vars(spec.data), **vars(valid(source.Options, spec.data.options))},
         "batch": {"micro": spec.batch.micro, "accumulation": spec.accumulation, "global": spec.global_batch},

@@ -24,8 +24,6 @@ from bench.errors import UserError
 _PR_SET_PDEATHSIG = 1
 # What libraries import only when it is first used. DeepSpeed's Muon imports torch's compiler, 2.6 s of every start.
 _LATE = (
-    "transformers.models.t5.modeling_t5",
-    "transformers.models.mt5.modeling_mt5",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage_1_and_2",
     "deepspeed.runtime.zero.stage3",
@@ -58,7 +56,7 @@ def preload(device: str) -> None:
     os.environ["DS_ACCELERATOR"] = device
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
     kinds: tuple[plugins.Kind[Any], ...] = (
-        plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY,
+        plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY, plugins.FAMILY_BUILDER,
     )  # fmt: skip
     for kind in kinds:
         for name in plugins.names(kind):

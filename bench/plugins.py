@@ -25,6 +25,7 @@ from bench.launching import LaunchPlan, Work
 from bench.record import Limits, RunRecord
 from bench.scheduling import ClusterLimits, JobContext, JobSetup, JobState, SchedulingOptions
 from bench.spec import RunSpec
+from bench.stacks import Stacks
 from bench.tokens import TokenKind
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class EngineBuilder(Protocol):
 
 
 class FamilyPlugin(Protocol):
-    """A model family: a folder of bench/models with `shape.py`."""
+    """A model family: a folder of bench/models with `shape.py`. Its `build.py` is a `FamilyBuilder`."""
 
     Shape: type[BaseModel]
     """The sizes that decide an architecture; frozen, imports no torch."""
@@ -168,23 +169,21 @@ class FamilyPlugin(Protocol):
         just these."""
         ...
 
-    def parameter_count(self, shape: Any) -> int:
-        """Return the trainable parameters, those shared counted once."""
+    def vocabulary(self, shape: Any) -> int:
+        """Return the number of tokens that the model knows."""
         ...
 
-    def training_flops(self, shape: Any, encoder: int, decoder: int) -> int:
-        """Return the matmul FLOPs of forward and backward for one sample: model FLOPs."""
+    def stacks(self, shape: Any) -> Stacks | None:
+        """Return the network; None: it is not described, and nothing is predicted of this model."""
         ...
 
-    def recomputed_flops(
-        self, shape: Any, encoder: int, decoder: int, *, dropout: float = 0.0, precision: Any = "bf16"
-    ) -> int:
-        """Return what activation checkpointing adds to them for one sample: hardware FLOPs less model FLOPs."""
-        ...
+
+class FamilyBuilder(Protocol):
+    """What builds a family's models: `build.py` in its folder, imported only where a model is built."""
 
     def build(self, spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> "Module":
-        """Return the uninitialised module, built inside `construction`. The family imports its libraries before it
-        enters: under deepspeed.zero.Init an import of a model class raises."""
+        """Return the uninitialised module, built inside `construction`. Model classes are imported together with this
+        file: under deepspeed.zero.Init an import of one raises."""
         ...
 
     def initialise(self, module: "Module", spec: RunSpec, whole: "Whole" = ...) -> None:
@@ -339,7 +338,9 @@ Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]
 _ENGINE = "engine", "bench.engines", "engine.backend"
 ENGINE: Kind[EnginePlugin] = Kind(*_ENGINE, EnginePlugin, "facts")
 ENGINE_BUILDER: Kind[EngineBuilder] = Kind(*_ENGINE, EngineBuilder, "facts", "engine")
-FAMILY: Kind[FamilyPlugin] = Kind("family", "bench.models", "model.family", FamilyPlugin, "shape")
+_FAMILY = "family", "bench.models", "model.family"
+FAMILY: Kind[FamilyPlugin] = Kind(*_FAMILY, FamilyPlugin, "shape")
+FAMILY_BUILDER: Kind[FamilyBuilder] = Kind(*_FAMILY, FamilyBuilder, "shape", "build")
 OBJECTIVE: Kind[ObjectivePlugin] = Kind("objective", "bench.objectives", "objective.name", ObjectivePlugin)
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
 METRIC: Kind[MetricPlugin] = Kind("metric", "analysis.metrics", "--columns", MetricPlugin)

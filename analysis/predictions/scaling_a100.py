@@ -15,11 +15,11 @@ from analysis.ledger.published import read
 from analysis.predictions import Comparison, Point
 from analysis.predictions.shapes import shape
 from bench.machine import CollectiveKind, Machine
-from bench.predict.families import shape_of
-from bench.predict.memory.t5 import tensors
 from bench.predict.step_time.compute import ADAMW_PASSES, UPDATE_PASSES
 from bench.predict.step_time.network import MIB, Span, collective_s
+from bench.predict.workload import network_of
 from bench.spec import FULL, RunSpec
+from bench.stacks import parameter_count
 
 POINTS = 5.0
 """Bound of every efficiency's error, in points; set before the model was written."""
@@ -116,7 +116,7 @@ def _parameters() -> int:
         "model": {"name": "nemo_t5_3b", "shape": shape("nemo_t5_3b")}, "engine": {"name": "ddp", "backend": "ddp"},
         "data": {"name": "synthetic", "source": "synthetic"}, "batch": {"micro": MICRO},
     })  # fmt: skip
-    return sum(size.elements * size.number for size in tensors(shape_of(spec)))
+    return parameter_count(network_of(spec))
 
 
 def a100_80() -> Machine:

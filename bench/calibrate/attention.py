@@ -1,4 +1,4 @@
-"""Rate of T5's attention: torch's `scaled_dot_product_attention` with the position bias as an additive mask."""
+"""Rate of attention with a position bias: torch's `scaled_dot_product_attention` with an additive mask."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ SAMPLES, HEADS, LENGTH, D_KV = 4, 12, 512, 64
 
 
 def flops(samples: int, heads: int, length: int, d_kv: int) -> int:
-    """Return the FLOPs of scores and weighted values over the full square, as `training_flops` counts them."""
+    """Return the FLOPs of scores and weighted values over the full square, as bench.predict.flops counts them."""
     return 2 * 2 * samples * heads * length * length * d_kv
 
 

@@ -1,4 +1,4 @@
-"""Rates of the products that a T5 is made of: `linear` of so many tokens with each of its matrices, forward."""
+"""Rates of the products that models are made of: `linear` of so many tokens with each of their matrices, forward."""
 
 import os
 import time
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from bench.calibrate.timing import call_s
 from bench.machine import Machine, MatmulRate
-from bench.models.t5 import Shape
 from bench.spec import Precision
+from bench.stacks import Stacks, matrices
 
 if TYPE_CHECKING:
     import torch
@@ -20,13 +20,9 @@ _CALLS = 4  # that a shape costs at least: two to warm up, two to time
 _BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-def products(shapes: Iterable[Shape]) -> tuple[tuple[int, int], ...]:
+def products(networks: Iterable[Stacks]) -> tuple[tuple[int, int], ...]:
     """Return the distinct (k, n) of the weight matrices of models: each maps rows of k numbers to rows of n."""
-    found: set[tuple[int, int]] = set()
-    for shape in shapes:
-        inside = [(shape.d_model, shape.d_inner), (shape.d_model, shape.d_ff)]
-        found |= {*inside, *((n, k) for k, n in inside), (shape.d_model, shape.vocab)}
-    return tuple(sorted(found))
+    return tuple(sorted({matrix for network in networks for matrix in matrices(network)}))
 
 
 def in_order(products: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:

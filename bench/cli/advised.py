@@ -14,6 +14,7 @@ from bench.predict.advice.candidates import Axes
 from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import slower_by, why
 from bench.predict.memory import gigabytes, host
+from bench.predict.workload import network_of
 
 _EVIDENCE = {
     "measured": "measured, n = {runs}",
@@ -192,8 +193,10 @@ def _batch(winner: Choice) -> Iterator[str]:
 
 
 def _precision(winner: Choice) -> Iterator[str]:
-    if winner.spec.precision == "fp16" and winner.spec.model.family == "t5":
-        yield "T5 in fp16 often diverges, since its activations overflow: take bf16 where the device has it, else fp32."
+    spec = winner.spec
+    if spec.precision == "fp16" and network_of(spec).clamps_fp16:
+        trouble = f"{spec.model.family.upper()} in fp16 often diverges, since its activations overflow"
+        yield f"{trouble}: take bf16 where the device has it, else fp32."
 
 
 def _host(answer: Answer) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from bench import config, job_context, store
+from bench import config, job_context, models, store
 from bench.calibrate import outcome, starting
 from bench.calibrate.asked import ELSEWHERE, Asked, Part
 from bench.calibrate.matmul import products
@@ -31,9 +31,10 @@ from bench.config import Request
 from bench.errors import UserError, nearest
 from bench.machine import Machine
 from bench.measure.environment import device_kind, devices_here
-from bench.models.t5 import Shape
 from bench.record import Network
 from bench.scheduling import SchedulingOptions
+from bench.spec import ModelSpec
+from bench.stacks import Stacks
 
 PARTS: tuple[Part, ...] = get_args(Part)
 _RANKS = 2  # on a processor alone: fewer would leave contention and collectives out
@@ -86,7 +87,7 @@ def _asked(args: argparse.Namespace) -> Asked:
         ranks_per_node=_ranks(args.ranks, device, here.nodes),
         seconds=args.seconds,
         parts=_parts(args.only, device),
-        products=products(_shapes(args.config_dir)),
+        products=products(_networks(args.config_dir)),
         network=options.network if isinstance(options, SchedulingOptions) else Network(),
     )
 
@@ -126,17 +127,18 @@ def _parts(only: str | None, device: str) -> tuple[Part, ...]:
     return tuple(part for part in here if part in wanted)
 
 
-def _shapes(config_dir: Path | None) -> list[Shape]:
-    """Return the shapes of all models of the T5 family in conf/model and the user's own."""
+def _networks(config_dir: Path | None) -> list[Stacks]:
+    """Return the networks of all models in conf/model and the user's own, as far as their families describe them."""
     folders = [root / "model" for root in (config.conf_dir(), config_dir) if root]
     files = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
-    shapes = []
+    found = []
     for path in files:
-        with contextlib.suppress(yaml.YAMLError, ValidationError):  # not whole, or nobody's that was asked for
+        with contextlib.suppress(yaml.YAMLError, ValidationError, UserError):  # not whole, or not what was asked for
             tree = yaml.safe_load(path.read_text())
-            if isinstance(tree, dict) and tree.get("family") == "t5" and "shape" in tree:
-                shapes.append(Shape.model_validate(tree["shape"]))
-    return shapes
+            if isinstance(tree, dict) and "shape" in tree:
+                known = {name: tree[name] for name in ("name", "family", "shape") if name in tree}
+                found.append(models.network(ModelSpec.model_validate(known)))
+    return [network for network in found if network is not None]
 
 
 def _name(args: argparse.Namespace, asked: Asked) -> str:

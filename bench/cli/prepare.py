@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench import config, extensions, launchers, store
+from bench import config, data, extensions, launchers, store
 from bench.cli import asking, live, stager
 from bench.cli.stager import Mode
 from bench.config import Request
@@ -118,7 +118,7 @@ def needs(asked: Sequence[Request], architectures: Sequence[str | None] = (None,
 
 def _keys(spec: RunSpec) -> dict[str, str]:
     """Return what tells data, and models, apart."""
-    text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, spec.model.shape["vocab"]]
+    text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench import plugins
 from bench.plugins import DataPlugin
+from bench.spec import RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,3 +29,9 @@ class MicroBatch(NamedTuple):
 def load(source: str) -> DataPlugin:
     """Return the data source file named `source`; raise UserError if there is none."""
     return plugins.load(plugins.DATA, source)
+
+
+def vocabulary(spec: RunSpec) -> int:
+    """Return the number of tokens that the model of `spec` knows."""
+    family = plugins.load(plugins.FAMILY, spec.model.family)
+    return family.vocabulary(family.Shape.model_validate(spec.model.shape))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bench.data import MicroBatch
+from bench.data import MicroBatch, vocabulary
 from bench.errors import UserError
 from bench.spec import Frozen, RunSpec
 
@@ -25,9 +25,10 @@ class Options(Frozen):
 
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError if the vocabulary holds nothing but special tokens."""
-    if spec.model.shape["vocab"] <= _FIRST_WORD:
+    known = vocabulary(spec)
+    if known <= _FIRST_WORD:
         raise UserError(
-            f"model.shape.vocab={spec.model.shape['vocab']}",
+            f"model.shape.vocab={known}",
             "synthetic data leaves out ids 0 (pad) and 1 (EOS)",
             f"give at least {_FIRST_WORD + 1}",
         )
@@ -40,13 +41,13 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """
     from bench.data.pipeline import loader
 
-    samples = RandomTokens(spec.seed, spec.model.shape["vocab"], tuple(spec.sequence.values()))
+    samples = RandomTokens(spec.seed, vocabulary(spec), tuple(spec.sequence.values()))
     return loader.micro_batches(samples, spec, data_rank)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the facts for the record."""
-    return {"source": "synthetic", "vocabulary": spec.model.shape["vocab"]}
+    return {"source": "synthetic", "vocabulary": vocabulary(spec)}
 
 
 @dataclass(frozen=True)

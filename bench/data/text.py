@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from bench.data import MicroBatch
+from bench.data import MicroBatch, vocabulary
 from bench.data.pipeline import corpus, spans, tokenizer
 from bench.data.pipeline.corpus import Corpus
 from bench.data.pipeline.spans import SpanCorruption
@@ -205,12 +205,12 @@ def _raw_length(options: Options, spec: RunSpec) -> int:
     return length
 
 
-def _check_tokenizer(options: Options, spec: RunSpec, vocabulary: int, sentinels: int) -> None:
-    model = spec.model.shape["vocab"]
-    if model < vocabulary:
+def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int) -> None:
+    model = vocabulary(spec)
+    if model < known:
         raise UserError(
             f"model.shape.vocab={model}",
-            f"tokenizer {options.tokenizer} has {vocabulary} tokens",
+            f"tokenizer {options.tokenizer} has {known} tokens",
             "give the model a larger vocabulary",
         )
     if spec.objective != SPAN_CORRUPTION:

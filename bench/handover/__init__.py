@@ -17,7 +17,7 @@ from bench.handover.arguments import training_arguments
 from bench.handover.job import FILES, job_script
 from bench.launchers.slurm.options import Options as Site
 from bench.launchers.slurm.script import template
-from bench.models.t5 import NAMES, Shape
+from bench.models.t5.shape import NAMES, Shape
 from bench.spec import ModelSpec, RunSpec
 
 

@@ -1,29 +1,45 @@
-"""Model families, one file each. The contract of such a file (only `build` and `initialise` import torch):
+"""Model families, one folder each: a folder with `shape.py` is a family, others hold what families share.
 
-`Shape`                                     a frozen pydantic model of the architecture's sizes
-`from_hugging_face(config)`                 a Shape from the dict of a Hugging Face config.json
-`token_kinds(shape)`                        the kinds of tokens in a sample: which objectives can be learned
-`parameter_count(shape)`                    trainable parameters
-`training_flops(shape, encoder, decoder)`   matmul FLOPs of forward and backward for one sample (model FLOPs)
-`recomputed_flops(shape, encoder, decoder, dropout=, precision=)`
-                                            what activation checkpointing adds (hardware FLOPs − model FLOPs)
-`build(spec, construction)`                 the uninitialised module. The family imports its libraries, then builds
-                                            inside `construction`, the engine's context: under deepspeed.zero.Init
-                                            an import of a model class raises, so the order is the family's to keep
-`initialise(module, spec, whole)`           every weight from (seed, name); `whole` is the engine's
-
-Packages in this folder hold what families are built of and are no families.
+The folder itself is a `FamilyPlugin` and imports no torch; its `build.py` is a `FamilyBuilder`.
 """
 
+import functools
 import hashlib
+import json
 
 from bench import plugins
-from bench.plugins import FamilyPlugin
+from bench.plugins import FamilyBuilder, FamilyPlugin
+from bench.spec import ModelSpec
+from bench.stacks import Stacks, parameter_count
 
 
 def load(family: str) -> FamilyPlugin:
-    """Return the family file named `family`; raise UserError if there is none."""
+    """Return the family named `family`; raise UserError if there is none."""
     return plugins.load(plugins.FAMILY, family)
+
+
+def load_builder(family: str) -> FamilyBuilder:
+    """Return what builds models of the family named `family`, which imports torch; raise UserError if there is none."""
+    return plugins.load(plugins.FAMILY_BUILDER, family)
+
+
+def network(model: ModelSpec) -> Stacks | None:
+    """Return a model's network, None where its family does not describe it; UserError for an unknown family."""
+    return _network(model.family, json.dumps(model.shape))
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+def _network(family: str, plain: str) -> Stacks | None:
+    plugin = load(family)
+    return plugin.stacks(plugin.Shape.model_validate_json(plain))
+
+
+def expected_parameters(model: ModelSpec) -> int | None:
+    """Return the parameters that a model has to have: those published, else those of its network; None: unknown."""
+    if model.parameters is not None:
+        return model.parameters
+    described = network(model)
+    return None if described is None else parameter_count(described)
 
 
 def derived_seed(seed: int, name: str) -> int:

@@ -137,7 +137,7 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
     spec = config.request(config.single([*point, f"devices_per_node={ranks}"])).spec
     backends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backends, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    backend, family = engines.load_builder(spec.engine.backend), models.load(spec.model.family)
+    backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
     engine = backend.build(module, spec)

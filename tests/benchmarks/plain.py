@@ -189,14 +189,15 @@ def prepared(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]:
     import torch
 
     from bench import models
+    from bench.data import vocabulary
     from bench.data.synthetic import RandomTokens
     from bench.spec import RunSpec
 
     spec = RunSpec.model_validate_json(text)
-    family = models.load(spec.model.family)
+    family = models.load_builder(spec.model.family)
     model = family.build(spec)
     family.initialise(model, spec)
-    draw = RandomTokens(spec.seed, spec.model.shape["vocab"], tuple(spec.sequence.values()))
+    draw = RandomTokens(spec.seed, vocabulary(spec), tuple(spec.sequence.values()))
 
     def sample(index: int) -> dict[str, Any]:
         tokens, labels = draw(index)

@@ -1,1 +1,1 @@
-"""What the families are built of, with torch: no family by itself."""
+"""What several families are built of, with torch: no family by itself."""

@@ -5,19 +5,20 @@ What a process takes besides has names of its own below, a low and a high value 
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
-from bench.predict.families import formulas, shape_of
-from bench.predict.memory import buckets
+from bench.predict.memory import activations, buckets
 from bench.predict.memory.engines import CUDA_BASE_BYTES, Engine, engine
 from bench.predict.memory.gathering import Limits
-from bench.predict.memory.segments import Segment, Workload, workload
+from bench.predict.memory.segments import Segment
 from bench.predict.memory.states import Terms, bucket, initialisation, resident, update
+from bench.predict.workload import Workload, network_of, workload
 from bench.spec import Batch, Device, RunSpec
+from bench.stacks import Stacks, modules, tensors
 
 FRAGMENTATION = (0.0, 0.1)
 """What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;
@@ -80,7 +81,8 @@ class Micro(NamedTuple):
 
 def memory(spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False) -> Memory:
     """Return the memory of the rank that needs most of it, or of one whose collectives are only `rehearsed`, on a
-    device of `room` bytes; raises UserError for an unknown family, and for sizes that nothing can hold."""
+    device of `room` bytes; raises UserError for a family that does not describe its network, and for sizes that
+    nothing can hold."""
     try:
         return _memory(spec, device, room, rehearsed=rehearsed)
     except OverflowError as error:
@@ -89,12 +91,12 @@ def memory(spec: RunSpec, device: Device = "cuda", room: int | None = None, *, r
 
 
 def _memory(spec: RunSpec, device: Device, room: int | None, *, rehearsed: bool) -> Memory:
-    shape, family = shape_of(spec), formulas("memory", spec.model.family)
-    held = engine(spec, family.tensors(shape), device, room, rehearsed=rehearsed)
-    segments = _segments(spec.model.family, shape, workload(spec, device))
-    gathered = _gathered(held, family, shape, checkpointing=spec.activation_checkpointing)
+    network = network_of(spec)
+    held = engine(spec, tensors(network), device, room, rehearsed=rehearsed)
+    segments = _segments(network, workload(spec, device))
+    gathered = _gathered(held, network, checkpointing=spec.activation_checkpointing)
     phases = (
-        Phase("initialisation", initialisation(held, family.extra_embeddings(shape))),
+        Phase("initialisation", initialisation(held, network.discarded)),
         *_passes(held, segments, gathered),
         Phase("update", update(held, buckets.after_backward(held)) | _standing(held)),
     )
@@ -112,21 +114,21 @@ def _standing(e: Engine) -> Terms:
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
-def _segments(family: str, shape: object, load: Workload) -> buckets.Array:
+def _segments(network: Stacks, load: Workload) -> buckets.Array:
     """Return the fields of all segments in the order of forward, one row per field."""
     distinct: list[Segment] = []
     order: list[int] = []
-    for block, times in formulas("memory", family).stacks(shape, load):
+    for block, times in activations.segments(network, load):
         order += list(range(len(distinct), len(distinct) + len(block))) * times
         distinct += block
     return np.array(distinct, np.int64)[order].T
 
 
-def _gathered(e: Engine, family: Any, shape: Any, *, checkpointing: bool) -> Replayed:
+def _gathered(e: Engine, network: Stacks, *, checkpointing: bool) -> Replayed:
     """Return what stage 3 gathers and reduces in forward and in backward."""
     if e.stage != 3 or e.options is None:
         return None, None
-    return buckets.replayed(family.modules, family.tensors, shape, limits(e.options, checkpointing), e.ranks, e.gloo)
+    return buckets.replayed(modules, tensors, network, limits(e.options, checkpointing), e.ranks, e.gloo)
 
 
 def limits(o: Options, checkpointing: bool) -> Limits:

@@ -8,12 +8,13 @@ ops/adam/cpu_adam.py. Not counted: loaders' own processes, the page cache, ZenFl
 
 from typing import NamedTuple
 
-from bench.predict.families import formulas, shape_of
 from bench.predict.memory import gigabytes, memory
 from bench.predict.memory.buckets import averaged
 from bench.predict.memory.engines import Engine, engine
 from bench.predict.memory.states import accumulation_width, sub_group
+from bench.predict.workload import network_of
 from bench.spec import FULL, Device, RunSpec
+from bench.stacks import tensors
 
 Span = tuple[int, int]
 """Bytes, low and high."""
@@ -50,7 +51,7 @@ def host(spec: RunSpec, device: Device = "cuda", room: int | None = None) -> Hos
     if device == "cpu":  # host and device are the same memory
         low, high = memory(spec, device).device
         return Host(terms | {"tensors": (ranks * low, ranks * high)})
-    held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), device, room)
+    held = engine(spec, tensors(network_of(spec)), device, room)
     if "nvme" in _tiers(held):
         return None
     offloaded = (_optimizer(held) if held.offloads else {}) | (_weights(held) if held.offloads_weights else {})

@@ -1,33 +1,6 @@
-"""What a family tells of its model's memory: its parameters, and the steps of one forward pass, backward in reverse."""
+"""The parts of a forward pass as memory has them; backward goes through them in reverse."""
 
-from typing import Literal, NamedTuple
-
-from bench.spec import WIDTH, Device, RunSpec
-
-
-class Workload(NamedTuple):
-    """What of a run decides the size of its activations; lengths in tokens, `width` in bytes per element."""
-
-    micro: int
-    encoder: int
-    decoder: int
-    width: int
-    attention: Literal["sdpa", "eager", "flex"]
-    dropout: bool
-    checkpointing: bool
-    device: Device
-    fp16: bool
-    chunk: int | None  # tokens whose loss is taken at a time; None: all
-
-
-def workload(spec: RunSpec, device: Device) -> Workload:
-    """Return what `spec` asks of one rank in one micro-step on `device`."""
-    encoder, decoder = spec.sequence["encoder"], spec.sequence["decoder"]
-    return Workload(
-        spec.batch.micro, encoder, decoder, WIDTH[spec.precision], spec.model.attention,
-        spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
-        spec.model.loss_chunk_tokens,
-    )  # fmt: skip
+from typing import NamedTuple
 
 
 class Segment(NamedTuple):
@@ -44,7 +17,7 @@ class Segment(NamedTuple):
     logits: bool = False  # as wide as the vocabulary: shown apart
 
 
-class Stack(NamedTuple):
+class Repeated(NamedTuple):
     """Segments in the order of forward, and how often they follow each other."""
 
     block: list[Segment]

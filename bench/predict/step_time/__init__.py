@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.predict.families import formulas, shape_of
 from bench.predict.flops import StepFlops, flops_per_step
 from bench.predict.memory.engines import engine
 from bench.predict.step_time.communication import Transfer, transfers
 from bench.predict.step_time.compute import Compute, compute
 from bench.predict.step_time.network import MOVED, Span, collective_s
+from bench.predict.workload import network_of
 from bench.spec import Device, RunSpec
+from bench.stacks import tensors
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
 """Parts that depend on what a device computes per second."""
@@ -65,7 +66,7 @@ def step_time(
     `rehearsed_s` is what a step of this spec computes by a rehearsal on this machine, `straggler` the slowest rank's
     compute time over the others', `data_wait_s` what a step waits for its batches.
     """
-    held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), device)
+    held = engine(spec, tensors(network_of(spec)), device)
     if held.options and (held.options.zero_quantized_weights or held.options.zero_quantized_gradients):
         raise UserError("time with quantised collectives", "their bytes and kernels are not predicted", "measure it")
     if held.offloads or held.offloads_weights:

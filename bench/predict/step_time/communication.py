@@ -8,12 +8,13 @@ stage3.py. Payload as nccl-tests counts it. Calls and bytes are held against tho
 from typing import Literal, NamedTuple
 
 from bench.machine import CollectiveKind
-from bench.predict.families import formulas, shape_of
 from bench.predict.memory import limits
 from bench.predict.memory.buckets import STAGE_0_BUCKET
 from bench.predict.memory.engines import EVERYWHERE, Engine
 from bench.predict.memory.gathering import replay
+from bench.predict.workload import network_of
 from bench.spec import FULL, RunSpec
+from bench.stacks import modules, tensors
 
 Pass = Literal["forward", "backward", "update"]
 PASSES: tuple[Pass, Pass] = ("forward", "backward")
@@ -83,8 +84,7 @@ def _partitioned(e: Engine, spec: RunSpec) -> list[Transfer]:
     A gather runs while others compute, on a CPU as well; a bucket's reduction on a GPU with overlap_comm.
     """
     assert e.options is not None
-    family, shape = formulas("memory", spec.model.family), shape_of(spec)
-    walks = replay(family.modules, family.tensors, shape, limits(e.options, spec.activation_checkpointing))
+    walks = replay(modules, tensors, network_of(spec), limits(e.options, spec.activation_checkpointing))
     secondary = e.options.zero_hpz_partition_size
     overlaps = bool(e.options.overlap_comm) and e.device == "cuda"
     found = [

@@ -4,12 +4,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bench.machine import Machine
-from bench.predict.families import formulas, shape_of
+from bench.predict.forward import forward, recomputed
 from bench.predict.memory.engines import EVERYWHERE, Engine
-from bench.predict.memory.segments import Workload, workload
 from bench.predict.step_time.rates import Rates, rates
-from bench.predict.step_time.work import backward
+from bench.predict.work import backward
+from bench.predict.workload import Workload, network_of, workload
 from bench.spec import FULL, Device, Precision, RunSpec
+from bench.stacks import Stacks
 
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
 """fp32 values read and written per element by AdamW. A fused kernel reads gradient, weight and two moments and writes
@@ -87,7 +88,7 @@ class Passes(NamedTuple):
 
 def _by_rates(spec: RunSpec, held: Engine, machine_json: str) -> Compute:
     known = rates(machine_json, spec.precision, held.device)
-    found = _passes(spec.model.family, shape_of(spec), workload(spec, held.device), machine_json, spec.precision)
+    found = _passes(network_of(spec), workload(spec, held.device), machine_json, spec.precision)
     updating = _update(held, known)
     kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
     bound = max(kinds, key=lambda name: kinds[name])
@@ -97,9 +98,9 @@ def _by_rates(spec: RunSpec, held: Engine, machine_json: str) -> Compute:
 
 
 @lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
-def _passes(family: str, shape: object, load: Workload, machine_json: str, precision: Precision) -> Passes:
-    module, known = formulas("step_time", family), rates(machine_json, precision, load.device)
-    there, again = module.forward(shape, load), module.recomputed(shape, load)
+def _passes(network: Stacks, load: Workload, machine_json: str, precision: Precision) -> Passes:
+    known = rates(machine_json, precision, load.device)
+    there, again = forward(network, load), recomputed(network, load)
     back = backward(there)
     work = there.plus(again).plus(back)
     kinds = {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.predict.step_time.work import Matmul, Work
+from bench.predict.work import Matmul, Work
 from bench.spec import WIDTH, Device, Precision
 
 NEIGHBOURS = 4

@@ -9,31 +9,30 @@ from bench.calibrate.collectives import Group, calls_for, groups, payloads, thin
 from bench.calibrate.matmul import flops, in_order, products
 from bench.config import request
 from bench.machine import Machine
-from bench.models.t5 import Shape
+from bench.models.t5 import Shape, stacks
+from bench.predict.flops import training_flops
 
 TINY = Shape.model_validate(request([("model", "tiny")]).spec.model.shape)
 
 
 def test_a_models_products_are_its_matrices() -> None:
     # d_model 128, heads × d_kv 6 × 32, d_ff 384, vocab 384: the head has the shape of a feed-forward's first matrix
-    assert set(products([TINY])) == {(128, 192), (192, 128), (128, 384), (384, 128)}
-    assert products([TINY, TINY]) == products([TINY])
+    assert set(products([stacks(TINY)])) == {(128, 192), (192, 128), (128, 384), (384, 128)}
+    assert products([stacks(TINY)] * 2) == products([stacks(TINY)])
 
 
 def test_the_products_of_tiny_make_up_its_forward_flops() -> None:
     # one gated encoder block of 512 tokens without attention's squares: query, key, value, output, and three of d_ff
     of_block = 4 * flops(512, 128, 192) + 3 * flops(512, 128, 384)
     squares = attention_flops(1, 6, 512, 32)
-    one = TINY.model_copy(update={"encoder_layers": 1})
-    two = TINY.model_copy(update={"encoder_layers": 2})
-    from bench.models.t5 import training_flops
-
-    assert training_flops(two, 512, 128) - training_flops(one, 512, 128) == 3 * (of_block + squares)
+    one, two = (stacks(TINY.model_copy(update={"encoder_layers": layers})) for layers in (1, 2))
+    sample = {"encoder": 512, "decoder": 128}
+    assert training_flops(two, sample) - training_flops(one, sample) == 3 * (of_block + squares)
 
 
 def test_small_products_come_first() -> None:
-    sizes = [flops(*shape) for shape in in_order(products([TINY]))]
-    assert sizes == sorted(sizes) and len(set(in_order(products([TINY])))) == len(sizes)
+    sizes = [flops(*shape) for shape in in_order(products([stacks(TINY)]))]
+    assert sizes == sorted(sizes) and len(set(in_order(products([stacks(TINY)])))) == len(sizes)
 
 
 def test_groups_grow_within_a_node_and_then_over_nodes() -> None:

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def train(spec: RunSpec) -> dict[str, Any]:
-    backend, family = engines.load_builder(spec.engine.backend), models.load(spec.model.family)
+    backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
     weights = hashlib.sha256()

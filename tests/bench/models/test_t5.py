@@ -15,7 +15,10 @@ from transformers import MT5Config, T5Config, T5ForConditionalGeneration
 
 from bench.errors import UserError
 from bench.models import t5
+from bench.models.t5.build import build, initialise
+from bench.predict.flops import recomputed_flops, training_flops
 from bench.spec import RunSpec
+from bench.stacks import parameter_count
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "hugging_face")
@@ -36,8 +39,8 @@ def spec_of(shape: dict[str, Any], model: dict[str, Any] | None = None, **rest: 
 
 
 def initialised(spec: RunSpec) -> torch.nn.Module:
-    module = t5.build(spec)
-    t5.initialise(module, spec)
+    module = build(spec)
+    initialise(module, spec)
     return module
 
 
@@ -62,11 +65,11 @@ def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts(name: str) -> None:
     model = preset(name)
-    shape = t5.Shape.model_validate(model["shape"])
-    module = t5.build(spec_of(model["shape"]), torch.device("meta"))
+    network = t5.stacks(t5.Shape.model_validate(model["shape"]))
+    module = build(spec_of(model["shape"]), torch.device("meta"))
     published = model["parameters"]
-    assert t5.parameter_count(shape) == sum(p.numel() for p in module.parameters()) == published
-    assert t5.training_flops(shape, 512, 128) == counted_flops(module, 512, 128)
+    assert parameter_count(network) == sum(p.numel() for p in module.parameters()) == published
+    assert training_flops(network, {"encoder": 512, "decoder": 128}) == counted_flops(module, 512, 128)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "hugging_face"])
@@ -90,10 +93,11 @@ shapes = st.fixed_dictionaries(
 @settings(max_examples=15)
 @given(shapes, lengths, lengths)
 def test_the_closed_forms_hold_for_any_shape_and_any_lengths(shape: dict[str, Any], encoder: int, decoder: int) -> None:
-    value, spec = t5.Shape.model_validate(shape), spec_of(shape, activation_checkpointing=True)
-    module = t5.build(spec, torch.device("meta"))
-    assert t5.parameter_count(value) == sum(p.numel() for p in module.parameters())
-    hardware = t5.training_flops(value, encoder, decoder) + t5.recomputed_flops(value, encoder, decoder)
+    network, spec = t5.stacks(t5.Shape.model_validate(shape)), spec_of(shape, activation_checkpointing=True)
+    module = build(spec, torch.device("meta"))
+    assert parameter_count(network) == sum(p.numel() for p in module.parameters())
+    sample = {"encoder": encoder, "decoder": decoder}
+    hardware = training_flops(network, sample) + recomputed_flops(network, sample)
     assert hardware == counted_flops(module, encoder, decoder)
 
 
@@ -101,18 +105,18 @@ def test_the_closed_forms_hold_for_any_shape_and_any_lengths(shape: dict[str, An
 def test_recomputation_spares_the_last_matmul_only_where_nothing_behind_it_is_saved(
     dropout: float, precision: str
 ) -> None:
-    shape = t5.Shape.model_validate(SMALL)
-    module = t5.build(spec_of(SMALL, {"dropout": dropout}, activation_checkpointing=True), torch.device("meta"))
+    network, sample = t5.stacks(t5.Shape.model_validate(SMALL)), {"encoder": 12, "decoder": 7}
+    module = build(spec_of(SMALL, {"dropout": dropout}, activation_checkpointing=True), torch.device("meta"))
     module.to({"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
-    recomputed = t5.recomputed_flops(shape, 12, 7, dropout=dropout, precision=precision)
-    assert t5.training_flops(shape, 12, 7) + recomputed == counted_flops(module, 12, 7)
+    recomputed = recomputed_flops(network, sample, dropout=dropout, precision=precision)
+    assert training_flops(network, sample) + recomputed == counted_flops(module, 12, 7)
 
 
 # ---------------------------------------------------------------------------------------------------- build
 
 
 def test_a_separate_head_has_its_own_storage_and_stays_separate() -> None:
-    module = t5.build(spec_of(SMALL))
+    module = build(spec_of(SMALL))
     module.tie_weights()
     shared = module.shared.weight.data_ptr()
     assert module.lm_head.weight.data_ptr() != shared
@@ -121,7 +125,7 @@ def test_a_separate_head_has_its_own_storage_and_stays_separate() -> None:
 
 
 def test_a_tied_head_is_the_embedding_and_its_input_is_scaled() -> None:
-    module = t5.build(spec_of(SMALL | {"separate_head": False}))
+    module = build(spec_of(SMALL | {"separate_head": False}))
     assert module.lm_head.weight is module.shared.weight is module.encoder.embed_tokens.weight
     assert module.config.scale_decoder_outputs is True
     assert "lm_head.weight" not in dict(module.named_parameters())
@@ -175,8 +179,8 @@ def test_no_two_parameters_are_drawn_alike() -> None:
 
 def test_bf16_weights_are_the_rounded_fp32_ones() -> None:
     spec = spec_of(SMALL)
-    whole, rounded = initialised(spec), t5.build(spec).to(torch.bfloat16)
-    t5.initialise(rounded, spec)
+    whole, rounded = initialised(spec), build(spec).to(torch.bfloat16)
+    initialise(rounded, spec)
     exact = whole.state_dict()
     assert all(torch.equal(value, exact[name].bfloat16()) for name, value in rounded.state_dict().items())
 
@@ -197,10 +201,10 @@ def test_every_parameter_has_the_spread_that_transformers_gives_it(gated: bool, 
 
 def test_a_parameter_without_a_rule_is_refused() -> None:
     spec = spec_of(SMALL)
-    module = t5.build(spec)
+    module = build(spec)
     module.adapter = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"adapter\.weight"):
-        t5.initialise(module, spec)
+        initialise(module, spec)
 
 
 def test_each_parameter_is_made_whole_before_it_is_set() -> None:
@@ -213,8 +217,8 @@ def test_each_parameter_is_made_whole_before_it_is_set() -> None:
         def __enter__(self) -> None: ...
         def __exit__(self, *_: object) -> None: ...
 
-    module = t5.build(spec)
-    t5.initialise(module, spec, Whole)
+    module = build(spec)
+    initialise(module, spec, Whole)
     assert [id(p) for p in seen] == [id(p) for p in module.parameters()]
 
 
@@ -245,7 +249,7 @@ def test_the_config_that_transformers_saves_for_mt5_base_is_our_preset(tmp_path:
 @pytest.mark.parametrize("name", ["t5_3b", "t5_v1_1_xl"])
 def test_the_config_of_a_built_model_gives_its_shape_back(name: str) -> None:
     shape = preset(name)["shape"]
-    config = t5.build(spec_of(shape), torch.device("meta")).config
+    config = build(spec_of(shape), torch.device("meta")).config
     assert t5.from_hugging_face(config.to_dict()) == t5.Shape.model_validate(shape)
 
 

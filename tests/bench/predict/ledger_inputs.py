@@ -34,9 +34,8 @@ def converted(name: str) -> str:
 
 def _row(row: dict[str, str]) -> dict[str, object]:
     spec = _spec(tuple(row["overrides"].split())) if "overrides" in row else spec_of(case_of(row))
-    shape = models.load(spec.model.family).Shape.model_validate(spec.model.shape)
     bytes_ = {name.replace("peak_allocated", "peak"): cell for name, cell in row.items() if name.endswith("_bytes")}
-    told = {"spec": canonical(spec), "parameters": models.load(spec.model.family).parameter_count(shape)}
+    told = {"spec": canonical(spec), "parameters": models.expected_parameters(spec.model)}
     return told | ({"rank": row["rank"]} if "rank" in row else {}) | bytes_
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from bench import store
-from bench.predict.families import formulas, shape_of
 from bench.predict.memory.engines import engine
 from bench.predict.step_time.communication import transfers
+from bench.predict.workload import network_of
 from bench.record import RunRecord
 from bench.spec import RunSpec
+from bench.stacks import tensors
 
 RUNS = Path("tests/data/runs")
 PADDING = 5e-5
@@ -19,7 +20,7 @@ PADDING = 5e-5
 
 def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
     """Calls and payload bytes of a step by kind."""
-    held = engine(spec, formulas("memory", spec.model.family).tensors(shape_of(spec)), "cpu")
+    held = engine(spec, tensors(network_of(spec)), "cpu")
     calls: Counter[str] = Counter()
     payload: Counter[str] = Counter()
     for transfer in transfers(held, spec):

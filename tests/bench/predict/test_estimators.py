@@ -9,7 +9,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem
 from analysis.predictions import estimators
 from bench import config
 from bench.models import t5
-from bench.predict.memory.t5 import tensors
+from bench.stacks import tensors
 
 PARAMETERS, LAYER = 2_851_598_337, 32_899_072
 
@@ -35,7 +35,7 @@ def test_stage_3_is_deepspeeds(nodes: int, per_node: int) -> None:
 def test_the_largest_layer_is_the_largest_matrix(name: str) -> None:
     """DeepSpeed's model_to_params looks for the module that holds most parameters itself; in a T5 each holds one."""
     shape = config.request(config.single([f"model={name}", "devices_per_node=2", "launcher=slurm"])).spec.model.shape
-    largest = max(size.elements for size in tensors(t5.Shape.model_validate(shape)))
+    largest = max(size.elements for size in tensors(t5.stacks(t5.Shape.model_validate(shape))))
     assert estimators.largest_layer(shape) == largest
 
 

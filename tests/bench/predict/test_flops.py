@@ -4,8 +4,8 @@ import subprocess
 import sys
 from typing import Any
 
-from bench.models import t5
-from bench.predict.flops import flops_per_step
+from bench.predict.flops import flops_per_step, training_flops
+from bench.predict.workload import network_of
 from bench.spec import RunSpec
 
 SHAPE = {
@@ -24,8 +24,9 @@ def spec_of(**rest: Any) -> RunSpec:
 
 
 def test_a_step_is_every_sample_of_every_rank_and_micro_step() -> None:
-    step = flops_per_step(spec_of(batch={"micro": 4, "accumulation": 3}, nodes=2, devices_per_node=5))
-    assert step.model == step.hardware == 4 * 3 * 10 * t5.training_flops(t5.Shape.model_validate(SHAPE), 12, 7)
+    spec = spec_of(batch={"micro": 4, "accumulation": 3}, nodes=2, devices_per_node=5)
+    step = flops_per_step(spec)
+    assert step.model == step.hardware == 4 * 3 * 10 * training_flops(network_of(spec), spec.sequence)
 
 
 def test_recomputation_is_hardware_work_only_and_more_of_it_with_dropout_or_fp16() -> None:

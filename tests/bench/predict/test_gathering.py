@@ -1,9 +1,8 @@
 """Stage 3's replay, followed by hand through DeepSpeed's coordinator for three tensors of 10, 20 and 30 elements."""
 
 from bench.models import t5
-from bench.predict.memory import t5 as family
 from bench.predict.memory.gathering import Limits, replay
-from bench.stacks import Module, Tensors
+from bench.stacks import Module, Tensors, modules, tensors
 
 SHORT = Limits(prefetch=25, live=40, reuse=0, persistence=0, bucket=35, contiguous=True, checkpointing=False)
 
@@ -55,14 +54,14 @@ def test_persistent_weights_are_never_gathered() -> None:
 
 def test_modules_name_every_parameter_in_the_order_of_the_segments() -> None:
     for tied in (True, False):
-        shape = t5.Shape(
+        network = t5.stacks(t5.Shape(
             d_model=48, d_kv=8, d_ff=80, encoder_layers=2, decoder_layers=3, heads=4, vocab=96,
             gated=not tied, activation="relu", separate_head=not tied,
-        )  # fmt: skip
-        found = family.modules(shape)
+        ))  # fmt: skip
+        found = modules(network)
         weights = {module.weight: module.size for module in found if module.weight is not None}
-        counted = [list(weights.values()).count(size) for size in range(5)]
-        assert counted == [size.number for size in family.tensors(shape)]
+        counted = [list(weights.values()).count(size) for size in range(len(tensors(network)))]
+        assert counted == [size.number for size in tensors(network)]
         segments = [module.segment for module in found]
         assert segments == sorted(segments)
         assert sorted(set(segments)) == list(range(1 + 2 + 2 * 2 + 2 + 3 * 3 + 2))  # … head and loss

@@ -11,11 +11,10 @@ import torch
 
 from bench import config, store
 from bench.engines.precision import on_device
-from bench.models import t5
-from bench.predict.memory import largest_micro_batch, memory
-from bench.predict.memory import t5 as predicted
-from bench.predict.memory.segments import workload
+from bench.models.t5.build import build, initialise
+from bench.predict.memory import activations, largest_micro_batch, memory
 from bench.predict.memory.states import model_states
+from bench.predict.workload import network_of, workload
 from bench.spec import RunSpec
 
 ROOT = Path(__file__).parents[3]
@@ -54,8 +53,8 @@ def test_model_states_are_those_of_zeros_table_to_the_printed_digits(row: dict[s
 
 def kept_by_autograd(spec: RunSpec) -> int:
     """Bytes of the distinct storages, weights aside, that a forward pass of the real model saves for backward."""
-    module = t5.build(spec, on_device(spec.precision))
-    t5.initialise(module, spec)
+    module = build(spec, on_device(spec.precision))
+    initialise(module, spec)
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -99,8 +98,8 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     shape: dict[str, Any], attention: str, dropout: float, precision: str
 ) -> None:
     spec = spec_of(shape, attention, dropout, precision=precision)
-    stacks = predicted.stacks(t5.Shape.model_validate(spec.model.shape), workload(spec, "cpu"))
-    saved = sum(segment.saved * times for block, times in stacks for segment in block)
+    predicted = activations.segments(network_of(spec), workload(spec, "cpu"))
+    saved = sum(segment.saved * times for block, times in predicted for segment in block)
     sum_of_weights = 4 if precision == "fp32" else 2  # the loss's divisor, one number
     assert kept_by_autograd(spec) - sum_of_weights == saved
 
@@ -112,13 +111,6 @@ def test_no_term_is_negative_where_scores_are_smaller_than_the_output(engine: st
     words = [f"sequence.{stack}={n}" for stack, n in zip(("encoder", "decoder"), lengths, strict=True)]
     spec = asked("model=t5_11b", f"engine={engine}", "model.attention=eager", "nodes=7", "devices_per_node=3", *words)
     assert min(size for phase in memory(spec).phases for size in phase.terms.values()) >= 0
-
-
-def test_a_family_names_every_parameter() -> None:
-    for name in ("tiny", "mt5_xxl", "t5_3b", "t5_11b"):
-        shape = t5.Shape.model_validate(asked(f"model={name}").model.shape)
-        found = sum(size.elements * size.number for size in predicted.tensors(shape))
-        assert found == t5.parameter_count(shape)
 
 
 def test_checkpointing_keeps_a_small_part_of_the_activations_and_runs_one_block_again() -> None:

@@ -1,13 +1,13 @@
-"""The work of a pass, held against the closed form of its FLOPs, which equals torch's FlopCounterMode."""
+"""The work of a pass, held against a closed form of T5's FLOPs, which equals torch's FlopCounterMode (test_t5.py)."""
 
 import pytest
 
 from bench import config
-from bench.models import t5
-from bench.predict.families import shape_of
-from bench.predict.memory.segments import workload
-from bench.predict.step_time import t5 as t5_work
-from bench.predict.step_time.work import Matmul, Work, backward
+from bench.models.t5 import Shape
+from bench.predict.flops import recomputed_flops
+from bench.predict.forward import forward, recomputed
+from bench.predict.work import Matmul, Work, backward
+from bench.predict.workload import network_of, workload
 from bench.spec import RunSpec
 
 MODELS = ["tiny", "mt5_small", "mt5_xxl", "t5_3b", "t5_v1_1_xl"]
@@ -21,25 +21,43 @@ def flops(work: Work) -> int:
     return work.matmul_flops + work.attention_flops
 
 
+def closed_form(shape: Shape, encoder: int, decoder: int) -> tuple[int, int]:
+    """FLOPs of all blocks, and of the head, in one forward pass of a sample."""
+    projection = 2 * shape.d_model * shape.d_inner  # per token; query, key, value and output are one each
+    feed_forward = 2 * (3 if shape.gated else 2) * shape.d_model * shape.d_ff  # per token
+    pair = 2 * 2 * shape.d_inner  # per query and key: the score, the weighted value
+    encoder_block = encoder * (4 * projection + feed_forward) + encoder * encoder * pair
+    self_attention = decoder * 4 * projection + decoder * decoder * pair
+    cross_attention = (2 * decoder + 2 * encoder) * projection + decoder * encoder * pair
+    decoder_block = self_attention + cross_attention + decoder * feed_forward
+    blocks = shape.encoder_layers * encoder_block + shape.decoder_layers * decoder_block
+    return blocks, 2 * decoder * shape.d_model * shape.vocab
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_forward_and_a_backward_pass_have_the_flops_of_the_closed_form(model: str) -> None:
     asked = spec(f"model={model}")
-    shape = shape_of(asked)
-    there = t5_work.forward(shape, workload(asked, "cuda"))
-    assert flops(there) + flops(backward(there)) == 3 * t5.training_flops(shape, 512, 128)
+    there = forward(network_of(asked), workload(asked, "cuda"))
+    blocks_and_head = closed_form(Shape.model_validate(asked.model.shape), 512, 128)
+    assert flops(there) + flops(backward(there)) == 3 * 3 * sum(blocks_and_head)
 
 
-@pytest.mark.parametrize("extra", [(), ("model.dropout=0.1",)], ids=["no dropout", "dropout"])
-def test_what_checkpointing_computes_again_has_the_flops_of_the_closed_form(extra: tuple[str, ...]) -> None:
-    asked = spec("model=mt5_base", "activation_checkpointing=true", *extra)
-    shape = shape_of(asked)
-    again = t5_work.recomputed(shape, workload(asked, "cuda"))
-    assert flops(again) == 3 * t5.recomputed_flops(shape, 512, 128, dropout=asked.model.dropout)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_checkpointing_computes_again_are_the_blocks_up_to_the_last_matrix_that_keeps_nothing(
+    dropout: float,
+) -> None:
+    asked = spec("model=mt5_base", "activation_checkpointing=true", f"model.dropout={dropout}")
+    network, shape = network_of(asked), Shape.model_validate(asked.model.shape)
+    blocks, _ = closed_form(shape, 512, 128)
+    last = 2 * 12 * (512 + 128) * shape.d_ff * shape.d_model
+    one = blocks if dropout else blocks - last
+    assert flops(recomputed(network, workload(asked, "cuda"))) == 3 * one
+    assert recomputed_flops(network, asked.sequence, dropout=dropout) == one
 
 
 def test_nothing_is_computed_again_without_checkpointing() -> None:
     asked = spec("model=mt5_base")
-    assert t5_work.recomputed(shape_of(asked), workload(asked, "cuda")) == Work()
+    assert recomputed(network_of(asked), workload(asked, "cuda")) == Work()
 
 
 def test_backward_of_a_product_is_two_products_as_large() -> None:

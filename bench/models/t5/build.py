@@ -1,5 +1,6 @@
-"""T5 as transformers builds it, and the variants of it that may be faster."""
+"""T5 as transformers builds it, the variants of it that may be faster, and its weights."""
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,8 +9,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from bench.models import derived_seed
 from bench.models.modules.chunked_loss import ChunkedHead
-from bench.models.t5 import NAMES, Shape
+from bench.models.t5.shape import NAMES, Shape
 from bench.spec import ModelSpec, RunSpec
 
 
@@ -30,8 +32,11 @@ class WithChunkedLoss(T5ForConditionalGeneration):  # type: ignore[misc]
         return Seq2SeqLMOutput(loss=self.lm_head(decoded, labels))
 
 
-def build(spec: RunSpec, construction: AbstractContextManager[Any] | None) -> torch.nn.Module:
-    """Return an uninitialised T5 in fp32, built inside `construction`."""
+def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> torch.nn.Module:
+    """Return an uninitialised T5ForConditionalGeneration in fp32, built inside `construction`.
+
+    `construction` decides where the weights live: an engine's context, or `torch.device("meta")`.
+    """
     shape = Shape.model_validate(spec.model.shape)
     kind: Any = WithChunkedLoss if spec.model.loss_chunk_tokens else T5ForConditionalGeneration
     with construction or nullcontext(), _SkippedInitialisation():
@@ -83,3 +88,56 @@ class _SkippedInitialisation(TorchFunctionMode):
         if getattr(function, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return function(*args, **kwargs)
+
+
+def initialise(
+    module: torch.nn.Module,
+    spec: RunSpec,
+    whole: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Set every weight of `module` from (spec.seed, parameter name), with T5's own standard deviations.
+
+    Numbers are drawn in fp32 on the parameter's device and rounded to its type, so bf16 weights are the rounded
+    fp32 ones. Every rank draws the same. Raises ValueError for a parameter that no rule covers.
+    """
+    deviations = _standard_deviations(Shape.model_validate(spec.model.shape))
+    for name, parameter in module.named_parameters():  # shared ones appear once
+        owner = name.split(".")[-2]
+        if owner not in deviations:
+            raise ValueError(f"{name}: T5 has no rule to initialise it; known are {', '.join(deviations)}")
+        with whole([parameter]), torch.no_grad():
+            _fill(parameter, deviations[owner], derived_seed(spec.seed, name))
+
+
+def _standard_deviations(shape: Shape) -> dict[str, float | None]:
+    """Standard deviation of a weight by the module that owns it; None for a scale, which starts at one.
+
+    They are those of Mesh TensorFlow's T5 in transformers, `T5PreTrainedModel._init_weights`.
+    """
+    from_model, from_inner, from_ff = shape.d_model**-0.5, shape.d_inner**-0.5, shape.d_ff**-0.5
+    return {
+        "shared": 1.0,
+        "lm_head": 1.0,
+        "q": (shape.d_model * shape.d_kv) ** -0.5,  # in place of scaling the scores by d_kv^-1/2
+        "k": from_model,
+        "v": from_model,
+        "o": from_inner,
+        "relative_attention_bias": from_model,
+        "wi": from_model,
+        "wi_0": from_model,
+        "wi_1": from_model,
+        "wo": from_ff,
+        "layer_norm": None,
+        "final_layer_norm": None,
+    }
+
+
+def _fill(parameter: torch.nn.Parameter, deviation: float | None, seed: int) -> None:
+    """Fill one whole parameter, piece by piece, so that no second copy of it in fp32 raises the peak of memory."""
+    if deviation is None:
+        parameter.fill_(1.0)
+        return
+    generator = torch.Generator(parameter.device).manual_seed(seed)
+    for piece in parameter.view(-1).split(2**24):
+        drawn = torch.empty(piece.shape, dtype=torch.float32, device=piece.device)
+        piece.copy_(drawn.normal_(0.0, deviation, generator=generator))

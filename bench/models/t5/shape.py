@@ -1,0 +1,120 @@
+"""Sizes of a T5, and the network that they make."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from bench.errors import UserError
+from bench.spec import Frozen, Positive
+from bench.stacks import Attention, Mlp, Stack, Stacks
+
+Activation = Literal["relu", "gelu_new", "silu"]
+Layers = Annotated[int, Field(gt=0, le=10_000)]
+"""Far more than anybody trains: predictions go through them one by one."""
+
+
+class Shape(Frozen):
+    """The sizes of a T5. `heads` × `d_kv` need not be `d_model`."""
+
+    d_model: Positive
+    d_kv: Positive  # per head
+    d_ff: Positive
+    encoder_layers: Layers
+    decoder_layers: Layers
+    heads: Positive
+    vocab: Positive
+    gated: bool  # a third feed-forward matrix, as in v1.1 and mT5
+    activation: Activation
+    separate_head: bool  # false: the head is the embedding, its input scaled by d_model^-1/2, as in the first T5
+    relative_attention_buckets: Positive = 32
+    relative_attention_max_distance: Positive = 128  # tokens
+
+    @property
+    def d_inner(self) -> int:
+        """Width of queries, keys and values over all heads."""
+        return self.heads * self.d_kv
+
+    @model_validator(mode="after")
+    def _buckets_cover_distances(self) -> Self:
+        buckets, distance = self.relative_attention_buckets, self.relative_attention_max_distance
+        if buckets < 4:  # the encoder halves them for the direction, and again for exact and logarithmic ones
+            raise ValueError(f"relative_attention_buckets={buckets} is below 4; give at least 4")
+        if distance <= buckets // 2:  # nearer ones have a bucket each, and there would be nothing left to cover
+            raise ValueError(
+                f"relative_attention_max_distance={distance} is not above half of relative_attention_buckets="
+                f"{buckets}; raise the first or lower the second"
+            )
+        return self
+
+
+NAMES = {  # ours: transformers'
+    "d_model": "d_model",
+    "d_kv": "d_kv",
+    "d_ff": "d_ff",
+    "encoder_layers": "num_layers",
+    "decoder_layers": "num_decoder_layers",
+    "heads": "num_heads",
+    "vocab": "vocab_size",
+    "relative_attention_buckets": "relative_attention_num_buckets",
+    "relative_attention_max_distance": "relative_attention_max_distance",
+}
+
+
+def from_hugging_face(config: dict[str, Any]) -> Shape:
+    """Return the Shape of a Hugging Face config.json of model_type t5 or mt5; raise UserError for any other.
+
+    Only sizes are read: dropout and precision belong to the spec, and weights are always random.
+    """
+    if not isinstance(config, dict):
+        raise UserError("config.json", "not an object of names and values", "give the complete config.json")
+    kind = config.get("model_type")
+    if kind not in ("t5", "mt5"):  # umt5 has a position bias in every layer
+        raise UserError(f"model_type={kind}", "not of the T5 family built here", "give a config of t5 or mt5")
+    sizes = {ours: config[theirs] for ours, theirs in NAMES.items() if config.get(theirs) is not None}
+    sizes = {"decoder_layers": sizes.get("encoder_layers"), **sizes}  # transformers' default
+    missing = [NAMES[ours] for ours in NAMES if ours not in sizes and Shape.model_fields[ours].is_required()]
+    if missing:
+        raise UserError(f"{kind} config", f"lacks {', '.join(missing)}", "give the complete config.json")
+    form = config.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
+    *gate, activation = str(form).split("-")
+    activation = "gelu_new" if form == "gated-gelu" else activation  # as transformers reads it
+    if gate not in ([], ["gated"]) or activation not in get_args(Activation):
+        known = ", ".join(get_args(Activation))
+        raise UserError(f"feed_forward_proj={form}", "unknown", f"choose from {known}, plain or after gated-")
+    # transformers 5 writes tie_word_embeddings=true into every file, whatever the model has. Every mT5 has a head
+    # of its own; for a T5, scale_decoder_outputs then keeps what the file it was read from had said.
+    untied = False in (config.get("tie_word_embeddings"), config.get("scale_decoder_outputs"))
+    separate = kind == "mt5" or untied
+    form_and_head = {"gated": bool(gate), "activation": activation, "separate_head": separate}
+    return Shape.model_validate(sizes | form_and_head)
+
+
+def token_kinds(shape: Shape) -> tuple[str, ...]:
+    """Return the kinds of tokens that a sample holds."""
+    return "encoder", "decoder"
+
+
+def vocabulary(shape: Shape) -> int:
+    """Return the number of tokens that the model knows."""
+    return shape.vocab
+
+
+def stacks(shape: Shape) -> Stacks:
+    """Return the network: an encoder, and a decoder that attends to its output, as transformers builds them."""
+    own = Attention(shape.heads, shape.d_kv, position_bias=shape.relative_attention_buckets)
+    cross = Attention(shape.heads, shape.d_kv, over="encoder", zero_bias=True)
+    mlp = Mlp(shape.d_ff, shape.activation, gated=shape.gated, inner_dropout=True)
+    encoder = Stack("encoder", "encoder", shape.encoder_layers, (own, mlp))
+    decoder = Stack("decoder", "decoder", shape.decoder_layers, (replace(own, causal=True), cross, mlp))
+    return Stacks(
+        vocab=shape.vocab,
+        width=shape.d_model,
+        stacks=(encoder, decoder),
+        tied=not shape.separate_head,
+        norm="rms",
+        final_dropout=True,
+        clamps_fp16=True,
+        # each stack's own embedding, before it is shared, and a head that is tied
+        discarded=(2 if shape.separate_head else 3) * shape.vocab * shape.d_model,
+    )

@@ -1,0 +1,251 @@
+"""What a network keeps for backward, tensor by tensor, and what it needs for a moment.
+
+Every term is a tensor that autograd saves in transformers 5's modules (modeling_t5.py, modeling_gpt2.py) or torch's
+own; the tests hold their sum against torch's own `saved_tensors_hooks`. Bytes are those of one rank and one
+micro-batch.
+"""
+
+import itertools
+
+from bench.predict.memory.segments import Repeated, Segment
+from bench.predict.workload import Workload, fused
+from bench.spec import FULL
+from bench.stacks import Activation, Attention, Mlp, Stack, Stacks, part_sizes
+
+INDEX = 8
+"""Bytes of a token, a position or a bucket of the position bias: int64."""
+RANDOM_STATE = {"cpu": 5056, "cuda": 5056 + 16}
+"""Bytes that a checkpoint keeps to draw the same numbers again: torch's Mersenne twister; a GPU's seed and offset."""
+FUSED_QUERIES = 32
+"""Rows to which torch's memory-efficient attention rounds up its log-sum-exp."""
+ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "silu": (1, 0), "relu": (1, 1)}
+"""Tensors as wide as an MLP that an activation saves, and whether the last of them is its output, which is saved
+anyway: gelu_new is written out in Python and keeps x, x/2, tanh and 1 + tanh."""
+
+
+def segments(network: Stacks, load: Workload) -> list[Repeated]:
+    """Return the forward pass in order, from the first stack's embedding to the loss."""
+    head = [_head(network, load), _loss(network, load)]
+    if load.chunk:
+        head = [_chunked_loss(network, load), Segment(0, logits=True)]
+    stacks = [part for stack in network.stacks for part in _stack(network, stack, load)]
+    return [Repeated([_complete(network)]), *stacks, Repeated(head)]
+
+
+def _stack(network: Stacks, stack: Stack, load: Workload) -> list[Repeated]:
+    """Return a stack from its embedding to its last norm; checkpointed, a block keeps its input and is run again before
+    its backward. Its position bias lives while its blocks run, or as long as their checkpoints; the bias's gradient
+    from the last block's backward on."""
+    length = load.tokens(stack.tokens)
+    embedding, block = _embedding(network, stack, load), _block(network, stack, load)
+    _, heads = stack.bias_table or (0, 0)
+    bias = heads * length * length * load.width
+    if load.checkpointing:
+        embedding = embedding._replace(saved=embedding.saved + bias)
+        block = _checkpointed(block, load.micro * length * network.width * load.width + RANDOM_STATE[load.device])
+    else:
+        block = [part._replace(forward=part.forward + bias) for part in block]
+    earlier = [_with_standing(part, bias) for part in block]
+    last = _final_norm(network, load, load.micro * length)
+    return [Repeated([embedding]), Repeated(earlier, stack.layers - 1), Repeated(block), Repeated([last])]
+
+
+def _block(network: Stacks, stack: Stack, load: Workload) -> list[Segment]:
+    """Return one block. The gradient of an output that it attends to waits for that stack while blocks add to it."""
+    lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
+    waiting = load.micro * sum(lengths) * network.width * load.width
+    length = load.tokens(stack.tokens)
+    parts = [
+        _attention(network, load, part, length, _keys(network, stack, part, load))
+        if isinstance(part, Attention)
+        else _mlp(network, load, part, load.micro * length)
+        for part in stack.block
+    ]
+    return [_with_standing(part, waiting) for part in parts]
+
+
+def _keys(network: Stacks, stack: Stack, part: Attention, load: Workload) -> int:
+    """Return how many tokens are attended to."""
+    return load.tokens(stack.tokens if part.over is None else network.named(part.over).tokens)
+
+
+def _with_standing(part: Segment, waiting: int) -> Segment:
+    """A part in whose backward `waiting` bytes more live, from its beginning to its end."""
+    return part._replace(backward=part.backward + waiting, standing=part.standing + waiting)
+
+
+def _checkpointed(block: list[Segment], kept: int) -> list[Segment]:
+    """A block of which `kept` bytes stay until it is run again; then backward frees part by part what that saved."""
+    until = itertools.accumulate(part.saved for part in block)
+    return [
+        part._replace(
+            saved=0 if number else kept,
+            forward=part.saved + part.forward,
+            backward=saved + max(part.forward, part.backward),
+            standing=saved,
+        )
+        for number, (part, saved) in enumerate(zip(block, until, strict=True))
+    ]
+
+
+def _embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
+    """Embedding of a stack, with its positions and the buckets of its position bias. One matrix serves all stacks:
+    until the first one's backward ends, the gradient of the others waits and, where the head is no other matrix, that
+    of all. To the head's, which nn.Linear leaves transposed, torch adds in a third tensor."""
+    length, table, last = load.tokens(stack.tokens), network.table, stack == network.stacks[-1]
+    rows, heads = stack.bias_table or (0, 0)
+    positions = stack.positions * network.width
+    indices = load.micro * length + (length * length if rows else 0) + (length if positions else 0)
+    own = Segment(
+        saved=INDEX * indices + _mask(load, load.micro * length * network.width) + _zero_biases(network, stack, load),
+        parameters=rows * heads + positions,
+        largest=positions,
+    )
+    if last and not network.tied:
+        return own._replace(carried=table)
+    return own._replace(backward=table * load.width, transposed=table if last else 0)
+
+
+def _zero_biases(network: Stacks, stack: Stack, load: Workload) -> int:
+    """Bytes of the zeros in place of a position bias: made once, for all blocks."""
+    elements = [
+        part.heads * load.tokens(stack.tokens) * _keys(network, stack, part, load)
+        for part in stack.block
+        if isinstance(part, Attention) and part.zero_bias and (fused(load, part) or load.checkpointing)
+    ]
+    return sum(elements) * load.width
+
+
+def _complete(network: Stacks) -> Segment:
+    """The end of the first stack's backward, where nothing of the embedding's gradient waits any more."""
+    return Segment(0, parameters=network.table, largest=network.table, carried=-network.table)
+
+
+def _attention(network: Stacks, load: Workload, part: Attention, queries: int, keys: int) -> Segment:
+    """One attention sub-layer with its norm."""
+    rows = load.micro * queries
+    saved, forward, backward = _kernel(load, part, queries, keys)
+    # transformers' sdpa adds the causal mask to a bias in every layer: a mask of booleans
+    mask = queries * keys if part.causal and load.attention == "sdpa" and (part.position_bias or part.zero_bias) else 0
+    states = rows * network.width
+    sizes = part_sizes(network, part)
+    return Segment(
+        saved=_norm(network, load, rows) + saved + mask + _mask(load, states) + _clamp(network, load, states),
+        forward=forward,
+        backward=backward + states * load.width,
+        parameters=sum(sizes),
+        largest=max(sizes),
+    )
+
+
+def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int, int]:
+    """Return bytes saved, and needed in forward and in backward, by the attention that torch chooses.
+
+    A position bias is a mask that needs a gradient. No flash kernel takes one: sdpa writes attention out in fp32 on a
+    CPU (where it needs none, it does not) and takes the memory-efficient kernel on a GPU.
+    """
+    query, key = load.micro * queries * part.inner, load.micro * keys * part.inner
+    scores = load.micro * part.heads * queries * keys
+    if fused(load, part):
+        return _fused_kernel(load, part, queries, query, key, scores)
+    wide = load.width if load.attention == "eager" else FULL
+    dropped = (wide + (wide if load.device == "cpu" else 1)) * scores if load.dropout else 0
+    saved = wide * (query + 2 * key + scores) + dropped + load.width * query
+    # a second one of scores; sdpa scales queries and keys, and asks of every score whether it is minus infinity
+    forward = wide * (scores + key) + (0 if load.attention == "eager" else scores + wide * query)
+    if wide > load.width:  # queries, keys and values in both widths
+        forward += wide * query + 2 * load.width * key
+    # two gradients of scores, when the output has gone; where scores are few, before that
+    return saved, forward, max(0, 2 * wide * scores - load.width * query)
+
+
+def _fused_kernel(
+    load: Workload, part: Attention, queries: int, query: int, key: int, scores: int
+) -> tuple[int, int, int]:
+    rounded = -(-queries // FUSED_QUERIES) * FUSED_QUERIES if load.device == "cuda" else queries
+    saved = load.width * 2 * (query + key) + FULL * load.micro * part.heads * rounded
+    backward = load.width * (query + 2 * key)
+    if part.position_bias and load.attention == "sdpa":
+        # a contiguous bias for every layer, and its gradient for every sample
+        saved += load.width * scores // load.micro
+        backward += load.width * scores
+    return saved, 0, backward
+
+
+def _mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment:
+    wide, states = rows * part.inner, rows * network.width
+    kept, is_output = ACTIVATION[part.activation]
+    # what the gate's product saves, and the input of the last matrix; a plain activation's output is that input
+    same = is_output * (not (load.dropout and part.inner_dropout))
+    count = kept + 1 + (2 - is_output if part.gated else -same)
+    masks = _mask(load, (wide if part.inner_dropout else 0) + states)
+    sizes = part_sizes(network, part)
+    return Segment(
+        saved=_norm(network, load, rows) + count * wide * load.width + masks + _clamp(network, load, states),
+        forward=wide * load.width,
+        backward=(2 * wide + states) * load.width,
+        parameters=sum(sizes),
+        largest=max(sizes),
+    )
+
+
+def _final_norm(network: Stacks, load: Workload, rows: int) -> Segment:
+    """Its output is what cross-attention or the head saves, after dropout or scaling where there is one."""
+    mask = _mask(load, rows * network.width) if network.final_dropout else 0
+    sizes = network.norm_sizes
+    return Segment(_norm(network, load, rows) + mask, parameters=sum(sizes), largest=max(sizes))
+
+
+def _norm(network: Stacks, load: Workload, rows: int) -> int:
+    """Bytes kept by a norm and by what follows: its input and output. Written out, also the normalised input, one scale
+    per token and, below fp32, the input in fp32; torch's kernel keeps a mean and a scale per token, a GPU's in fp32."""
+    states = rows * network.width
+    if network.norm == "layer":
+        return 2 * states * load.width + 2 * rows * (load.width if load.device == "cpu" else FULL)
+    return states * (3 * load.width + (FULL if load.width < FULL else 0)) + FULL * rows
+
+
+def _mask(load: Workload, elements: int) -> int:
+    """Dropout's mask: as wide as what it masks on a CPU, a byte per element on a GPU."""
+    return elements * (load.width if load.device == "cpu" else 1) if load.dropout else 0
+
+
+def _clamp(network: Stacks, load: Workload, states: int) -> int:
+    """What transformers' clamp of fp16 activations keeps: its input."""
+    return states * load.width if load.fp16 and network.clamps_fp16 else 0
+
+
+def _head(network: Stacks, load: Workload) -> Segment:
+    """The matrix from states to logits; tied, its gradient waits for the embedding's."""
+    rows = _head_rows(network, load)
+    logits = rows * network.vocab * load.width
+    own = 0 if network.tied else network.table
+    backward = logits + rows * network.width * load.width
+    carried = network.table - own
+    return Segment(0, forward=logits, backward=backward, parameters=own, largest=own, carried=carried, logits=True)
+
+
+def _head_rows(network: Stacks, load: Workload) -> int:
+    return load.micro * load.tokens(network.stacks[-1].tokens)
+
+
+def _loss(network: Stacks, load: Workload) -> Segment:
+    """Cross-entropy in the run's precision, or in fp32: log-probabilities are kept, the logits beside them are dropped,
+    and in backward two gradients of their size lie beside them."""
+    rows = _head_rows(network, load)
+    logits = rows * network.vocab
+    wide = FULL if network.full_loss else load.width
+    both = wide + (load.width if wide > load.width else 0)  # logits in both widths
+    return Segment(wide * logits + INDEX * rows, forward=both * logits, backward=2 * wide * logits, logits=True)
+
+
+def _chunked_loss(network: Stacks, load: Workload) -> Segment:
+    """Head and loss together (bench.models.modules.chunked_loss): the gradients of states and matrix are made in
+    forward, beside one chunk's logits, in the run's precision and in fp32. Backward hands the matrix's on as it is."""
+    rows, table = _head_rows(network, load), network.table
+    chunk = min(load.chunk or rows, rows) * network.vocab
+    own = 0 if network.tied else table
+    return Segment(
+        saved=load.width * (rows * network.width + table), forward=(load.width + FULL) * chunk,
+        backward=-load.width * table, parameters=own, largest=own, carried=table - own, logits=True,
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""Prediction of a network that is no T5: GPT-2, described as stacks, held against transformers' own."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from bench import config, models
+from bench.errors import NoPrediction
+from bench.predict.flops import flops_per_step, recomputed_flops, training_flops
+from bench.predict.memory import activations, memory
+from bench.predict.workload import Workload
+from bench.spec import Precision, RunSpec
+from bench.stacks import Attention, Mlp, Stack, Stacks, matrices, modules, parameter_count, tensors
+
+TOKENS = 20
+SMALL = {"layers": 3, "width": 48, "heads": 4, "vocab": 96, "positions": 64}
+WIDTH = {"fp32": 4, "bf16": 2}
+
+
+def network(layers: int, width: int, heads: int, vocab: int, positions: int) -> Stacks:
+    attention = Attention(heads, width // heads, causal=True, fused=True, biases=True)
+    block = (attention, Mlp(4 * width, "gelu_new", biases=True))
+    stack = Stack("decoder", "tokens", layers, block, positions)
+    return Stacks(vocab, width, (stack,), tied=True, norm="layer", full_loss=True, discarded=vocab * width)
+
+
+def built(attention: str = "eager", dropout: float = 0.0, *, checkpointing: bool = False, **more: Any) -> Any:
+    config = GPT2Config(
+        vocab_size=96, n_positions=64, n_embd=48, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0, use_cache=False,
+        attn_implementation=attention, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **more,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def loss(model: torch.nn.Module, samples: int) -> torch.Tensor:
+    tokens = torch.arange(samples * TOKENS).reshape(samples, TOKENS) % 96
+    found: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+    return found
+
+
+def test_gpt2_has_its_published_parameters_and_those_that_transformers_builds() -> None:
+    with torch.device("meta"):
+        built = sum(parameter.numel() for parameter in GPT2LMHeadModel(GPT2Config()).parameters())
+    assert parameter_count(network(12, 768, 12, 50257, 1024)) == built == 124_439_808
+
+
+def test_modules_hold_the_parameters_of_transformers_modules_in_their_order() -> None:
+    described = network(**SMALL)
+    sizes = {module.weight: tensors(described)[module.size].elements for module in modules(described)}
+    sizes.pop(None)
+    assert list(sizes.values()) == [parameter.numel() for parameter in built().parameters()]
+    counted = Counter(sizes.values())
+    assert [counted[size.elements] for size in tensors(described)] == [size.number for size in tensors(described)]
+
+
+def test_matrices_are_those_of_its_projections_and_its_head() -> None:
+    shapes = {
+        tuple(p.shape) for name, p in built().named_parameters() if name.endswith((".c_fc.weight", "attn.weight"))
+    }
+    shapes |= {tuple(p.shape) for name, p in built().named_parameters() if name.endswith("c_proj.weight")}
+    assert matrices(network(**SMALL)) == {*shapes, (48, 96)}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_flops_of_a_sample_are_what_torch_counts(dropout: float, checkpointing: bool) -> None:
+    """Eager, for a fused kernel computes its scores again in backward, which model FLOPs leave out."""
+    described, sample = network(**SMALL), {"tokens": TOKENS}
+    model = built(dropout=dropout, checkpointing=checkpointing)
+    with FlopCounterMode(display=False) as counter:
+        loss(model, 1).backward()
+    again = recomputed_flops(described, sample, dropout=dropout) if checkpointing else 0
+    assert training_flops(described, sample) + again == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_are_to_the_byte_what_autograd_keeps(
+    precision: Precision, attention: Any, dropout: float, checkpointing: bool
+) -> None:
+    model = built(attention, dropout, checkpointing=checkpointing)
+    model.to({"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
+    load = Workload(
+        3, (("tokens", TOKENS),), WIDTH[precision], attention, dropout > 0, checkpointing, "cpu", False, None
+    )
+    described = activations.segments(network(**SMALL), load)
+    saved = sum(segment.saved * times for block, times in described for segment in block)
+    if checkpointing:  # a checkpoint keeps its random state, which is no tensor that autograd saves
+        saved -= 3 * activations.RANDOM_STATE["cpu"]
+    # one mask for all blocks, which eager attention adds and each checkpoint keeps, is not predicted
+    mask = WIDTH[precision] * 3 * TOKENS * TOKENS if checkpointing and attention == "eager" else 0
+    divisor = 4  # of the loss, one number
+    assert kept_by_autograd(model) == saved + mask + divisor
+
+
+def kept_by_autograd(model: Any) -> int:
+    """Bytes of the distinct storages, weights aside, that a forward pass saves for backward."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert loss(model, 3).requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+# ---------------------------------------------------------------------------------------------- through every engine
+
+
+def spec_of(engine: str, **more: Any) -> RunSpec:
+    asked = config.request(config.single([f"engine={engine}", "devices_per_node=4", "launcher=slurm"])).spec
+    return RunSpec.model_validate({
+        "model": {"name": "gpt2", "family": "gpt2", "shape": {}},
+        "engine": asked.engine,
+        "data": {"name": "synthetic", "source": "synthetic"}, "objective": "causal_lm", "sequence": {"tokens": 1024},
+        "batch": {"micro": 4}, "devices_per_node": 4, **more,
+    })  # fmt: skip
+
+
+@pytest.fixture
+def gpt2(monkeypatch: pytest.MonkeyPatch) -> Stacks:
+    described = network(12, 768, 12, 50257, 1024)
+    monkeypatch.setattr(models, "network", lambda model: described)
+    return described
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero0", "zero1", "zero2", "zero3"])
+def test_a_family_that_describes_its_network_is_predicted_under_every_engine(engine: str, gpt2: Stacks) -> None:
+    spec = spec_of(engine)
+    needed = memory(spec, "cuda")
+    assert all(size >= 0 for phase in needed.phases for size in phase.terms.values())
+    whole = 2 * 124_439_808  # bf16; stage 3 has a quarter of it, and small tensors whole
+    expected = whole / 4 if engine == "zero3" else whole
+    assert needed.phases[1].terms["weights"] == pytest.approx(expected, rel=0.01)
+    # PaLM's rule: 6 FLOPs per parameter and token, 12 × layers × width × tokens per token for attention's squares
+    rule = 1024 * (6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024)
+    assert flops_per_step(spec).model == pytest.approx(16 * rule, rel=0.002)
+
+
+def test_logits_of_a_large_vocabulary_are_what_a_gpt2_needs_most_of(gpt2: Stacks) -> None:
+    """4 × 1,024 tokens of 50,257 words in fp32 are 0.82 GB: log-probabilities, and two gradients as large."""
+    (backward,) = (phase for phase in memory(spec_of("ddp"), "cuda").phases if phase.name == "backward")
+    assert backward.terms["logits and loss"] == pytest.approx(3 * 4 * 4096 * 50257, rel=0.001)
+
+
+def test_a_network_that_nobody_describes_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "network", lambda model: None)
+    for predicted in (flops_per_step, memory):
+        with pytest.raises(NoPrediction, match=r"model\.family=gpt2: no prediction"):
+            predicted(spec_of("ddp"))
+
+
+def test_tokens_that_a_sample_has_none_of_are_not_predicted(gpt2: Stacks) -> None:
+    spec = spec_of("ddp", objective="span_corruption", sequence={"encoder": 512, "decoder": 128})
+    with pytest.raises(NoPrediction, match="tokens of kind tokens: no prediction: a sample has encoder, decoder"):
+        flops_per_step(spec)
