@@ -161,7 +161,7 @@ def _valid(kind: type[BaseModel], content: _Content) -> BaseModel:
 def _shared(group: str, plain: Mapping[str, Any]) -> Any:
     """Decode the part of one group."""
     if group == "model" and "config_file" in plain:
-        plain = _with_shape_offile_of(dict(plain))  # read anew: a file may change
+        plain = _with_shape_of_file(dict(plain))  # read anew: a file may change
     return _decoded(group, _Content(plain))
 
 
@@ -190,18 +190,20 @@ def _part(kind: type[BaseModel], path: str, names: str, package: Any, flat: dict
     return decoded
 
 
-def _with_shape_offile_of(flat: dict[str, Any]) -> dict[str, Any]:
+def _with_shape_of_file(flat: dict[str, Any]) -> dict[str, Any]:
     """Replace `config_file` by the shape in the Hugging Face config file that it names."""
     path = Path(str(flat.pop("config_file")))
-    family = file_of(models, str(flat.get("family", "t5")))
     try:
-        shape = family.from_hugging_face(json.loads(path.read_text()))
+        config = json.loads(path.read_text())
+        name = flat.get("family") or models.family_of(config)
+        family = file_of(models, str(name))
+        shape = family.from_hugging_face(config)
     except ValidationError as error:
         raise _refusal(error, family.Shape, f"model.config_file={path}: shape") from error
     except (OSError, ValueError, RecursionError) as error:
         why = str(error).partition("\n")[0]
         raise UserError(f"model.config_file={path}", f"not a readable config.json ({why})") from error
-    return {**flat, "shape": shape.model_dump()}
+    return {**flat, "family": name, "shape": shape.model_dump()}
 
 
 def _model(flat: dict[str, Any]) -> ModelSpec:

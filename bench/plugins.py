@@ -160,6 +160,9 @@ class FamilyPlugin(Protocol):
     Shape: type[BaseModel]
     """The sizes that decide an architecture; frozen, imports no torch."""
 
+    MODEL_TYPES: tuple[str, ...]
+    """The `model_type` of Hugging Face configs that are of this family; empty for none."""
+
     def from_hugging_face(self, config: dict[str, Any]) -> Any:
         """Return a Shape from the content of a Hugging Face config.json; UserError for what is not of this family."""
         ...

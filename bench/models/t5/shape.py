@@ -48,6 +48,7 @@ class Shape(Frozen):
         return self
 
 
+MODEL_TYPES = ("t5", "mt5")  # umt5 has a position bias in every layer
 NAMES = {  # ours: transformers'
     "d_model": "d_model",
     "d_kv": "d_kv",
@@ -69,7 +70,7 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     if not isinstance(config, dict):
         raise UserError("config.json", "not an object of names and values", "give the complete config.json")
     kind = config.get("model_type")
-    if kind not in ("t5", "mt5"):  # umt5 has a position bias in every layer
+    if kind not in MODEL_TYPES:
         raise UserError(f"model_type={kind}", "not of the T5 family built here", "give a config of t5 or mt5")
     sizes = {ours: config[theirs] for ours, theirs in NAMES.items() if config.get(theirs) is not None}
     sizes = {"decoder_layers": sizes.get("encoder_layers"), **sizes}  # transformers' default
