@@ -100,22 +100,24 @@ def check_rank(asked: Request, device: str | None) -> None:
     if spec.model.attention == "flex" and (device == "cpu" or spec.model.dropout):
         rule = "flex attention needs a GPU and no dropout"
         raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or model.dropout=0 on a GPU")
-    _check_objective(spec)
+    _check_model(spec)
     engine, source = file_of(engines, spec.engine.backend), file_of(data, spec.data.source)
     engine.check(valid(engine.Options, spec.engine.options), spec, device)
     engines.check_layout(spec)
     source.check(valid(source.Options, spec.data.options), spec)
 
 
-def _check_objective(spec: RunSpec) -> None:
-    """Raise UserError for an objective that the model cannot learn."""
+def _check_model(spec: RunSpec) -> None:
+    """Raise UserError for an objective that the model cannot learn, and for what it cannot do."""
     family = file_of(models, spec.model.family)
-    read = family.token_kinds(valid(family.Shape, spec.model.shape))
+    shape = valid(family.Shape, spec.model.shape)
+    read = family.token_kinds(shape)
     if tuple(spec.sequence) != read:
         kinds, gives = " and ".join(read), " and ".join(spec.sequence)
         rule = f"a model of family {spec.model.family} learns from {kinds} tokens, this objective gives {gives}"
         known = objectives.named(read)
         raise UserError(f"objective={spec.objective}", rule, nearest("", known) if known else "choose another model")
+    family.check(shape, spec)
 
 
 def _check_launcher(asked: Request) -> None:

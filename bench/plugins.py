@@ -167,6 +167,9 @@ class FamilyPlugin(Protocol):
         """Return a Shape from the content of a Hugging Face config.json; UserError for what is not of this family."""
         ...
 
+    def check(self, shape: Any, spec: RunSpec) -> None:
+        """Raise UserError for what a model of this shape cannot do, such as a kernel or more tokens than positions."""
+
     def token_kinds(self, shape: Any) -> tuple[str, ...]:
         """Return the kinds of tokens that a sample holds for such a model, in order: it learns any objective that has
         just these."""

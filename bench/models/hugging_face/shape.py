@@ -4,8 +4,9 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from bench import objectives
 from bench.errors import UserError
-from bench.spec import Frozen, Positive
+from bench.spec import Frozen, Positive, RunSpec
 from bench.stacks import Stacks
 
 MODEL_TYPES: tuple[str, ...] = ()
@@ -36,6 +37,23 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
         raise UserError("config.json", f"lacks {' and '.join(missing)}", remedy)
     sizes = {key: value for key, value in config.items() if not key.startswith("_") and "drop" not in key}
     return Shape.model_validate({key: value for key, value in sizes.items() if key not in _NO_SIZES})
+
+
+def check(shape: Shape, spec: RunSpec) -> None:
+    """Raise UserError for what is our own and no architecture of transformers has."""
+    model, family = spec.model, f"family {spec.model.family}"
+    ours = {
+        f"model.loss_chunk_tokens={model.loss_chunk_tokens}": model.loss_chunk_tokens is not None,
+        f"model.compile={model.compile}": model.compile != "none",
+        f"model.attention={model.attention}": model.attention == "flex",
+    }
+    for value, asked in ours.items():
+        if asked:
+            raise UserError(value, f"a model of {family} is built by transformers, which lacks it", "leave it out")
+    reduction = objectives.load(spec.objective).REDUCTION
+    if reduction != "mean":
+        rule = f"its loss is a {reduction} over tokens, and transformers takes their mean"
+        raise UserError(f"objective={spec.objective}", rule, "choose another objective, or another family")
 
 
 def token_kinds(shape: Shape) -> tuple[str, ...]:
