@@ -66,6 +66,10 @@ def _uninspected(record: RunRecord) -> bool:
     return record.observations is not None and record.observations.uninspected is not None
 
 
+def _counted_flops(record: RunRecord) -> bool:
+    return record.observations is not None and record.observations.counted_flops is not None
+
+
 def _straggler(record: RunRecord) -> bool:
     return slowest_rank(record) is not None or slowest_link(record) is not None
 
@@ -94,6 +98,10 @@ FLAGS = {
     "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _memory_drift),
     "uninspected": Flag(
         "was lost in the untimed steps after its window: its collectives and stragglers are unknown", _uninspected
+    ),
+    "counted_flops": Flag(
+        "has its FLOPs counted by torch, for no formula of its family tells them: TFLOP/s and MFU rest on that",
+        _counted_flops,
     ),
     "straggler": Flag(
         "waited for one of its ranks or links: slowest_rank, slowest_host and slowest_link_node name it", _straggler

@@ -10,7 +10,7 @@ import numpy as np
 from analysis.stats import windows
 from analysis.stats.interval import Interval
 from analysis.stats.series import rate_of
-from bench.errors import UserError
+from bench.errors import NoPrediction, UserError
 from bench.predict.flops import flops_per_step
 from bench.record import RankMemory, RunRecord, Tokens
 from bench.stragglers import slow_links, slow_ranks
@@ -129,11 +129,21 @@ def tflops_per_device(record: RunRecord, kind: Literal["model", "hardware"]) -> 
     rate = steps_per_s(record)
     if rate is None:
         return None
+    flops = step_flops(record, kind)
+    return None if flops is None else flops * rate / record.spec.world_size / _TERA
+
+
+def step_flops(record: RunRecord, kind: Literal["model", "hardware"]) -> int | None:
+    """Return the matmul FLOPs of a step over all ranks by their formula or, where the family describes no network, as
+    they were counted, which cannot tell recomputed activations apart; None where neither says it."""
     try:
         flops: int = getattr(flops_per_step(record.spec), kind)
+    except NoPrediction:
+        counted = record.observations.counted_flops if record.observations else None
+        return counted if kind == "hardware" or not record.spec.activation_checkpointing else None
     except (UserError, ValueError):  # a family or a shape that this version does not know
         return None
-    return flops * rate / record.spec.world_size / _TERA
+    return flops
 
 
 def utilisation(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:

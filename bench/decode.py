@@ -5,7 +5,7 @@ A study's points share most of their parts: each is decoded once and known again
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -113,11 +113,16 @@ def _check_model(spec: RunSpec) -> None:
     shape = valid(family.Shape, spec.model.shape)
     read = family.token_kinds(shape)
     if tuple(spec.sequence) != read:
-        kinds, gives = " and ".join(read), " and ".join(spec.sequence)
-        rule = f"a model of family {spec.model.family} learns from {kinds} tokens, this objective gives {gives}"
+        rule = f"a model of family {spec.model.family} learns from {_tokens(read)}, it gives {_tokens(spec.sequence)}"
         known = objectives.named(read)
         raise UserError(f"objective={spec.objective}", rule, nearest("", known) if known else "choose another model")
     family.check(shape, spec)
+
+
+def _tokens(kinds: Iterable[str]) -> str:
+    """Return kinds of tokens as a message names them."""
+    named = [kind for kind in kinds if kind != "tokens"]
+    return f"{' and '.join(named)} tokens".lstrip()
 
 
 def _check_launcher(asked: Request) -> None:

@@ -271,6 +271,7 @@ class Observations(Frozen):
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
     outside_collectives_s: tuple[float, ...] = ()  # per rank: an untimed step less the time in its collectives
+    counted_flops: int | None = None  # of a step over all ranks, recomputation included, where no formula tells them
     uninspected: str | None = None  # why the untimed look after the window failed; None where it did not
     compute_s: tuple[float, ...] = ()  # rehearsed: of the window's steps, communication absent
     step_phases_s: dict[str, tuple[float, ...]] | None = None  # of a step, per rank, by phase: forward, backward, …

@@ -179,10 +179,12 @@ class Rank:
 
     def inspect(self) -> "Inspection":
         """Look closer at a few untimed steps."""
+        from bench import models
         from bench.measure import inspection
 
         self.channel.beat("inspection")
-        return inspection.inspect(self.trainer, self.device)
+        unknown = models.network(self.spec.model) is None
+        return inspection.inspect(self.trainer, self.device, counts_flops=unknown)
 
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
         """Gather what every rank saw on rank 0, which writes it down; `uninspected` is why there was no closer look."""

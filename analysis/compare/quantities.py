@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.observed import worst_rank
-from bench.errors import UserError
-from bench.predict.flops import flops_per_step
+from analysis.observed import step_flops, worst_rank
 from bench.record import Collective, RunRecord
 
 PEAK = "peak_allocated_bytes"
@@ -43,9 +41,9 @@ def changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tuple[Cha
 
 
 def quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
-    """Return what a run that ended well counted, whatever is known of it: FLOPs of a step over all ranks by their
-    closed form, calls and payload bytes per step of each of the `kinds` of collectives, of the rank that moves most,
-    and memory of the rank that holds most."""
+    """Return what a run that ended well counted, whatever is known of it: FLOPs of a step over all ranks, calls and
+    payload bytes per step of each of the `kinds` of collectives, of the rank that moves most, and memory of the rank
+    that holds most."""
     observed = record.observations
     if observed is None:
         return {}
@@ -77,8 +75,5 @@ def _collectives(record: RunRecord) -> dict[str, Collective]:
 
 
 def _flops(record: RunRecord) -> dict[str, int]:
-    try:
-        flops = flops_per_step(record.spec)
-    except (UserError, ValueError):  # a family or a shape that this version does not know
-        return {}
-    return {"model_flops": flops.model, "hardware_flops": flops.hardware}
+    found = {"model_flops": step_flops(record, "model"), "hardware_flops": step_flops(record, "hardware")}
+    return {name: flops for name, flops in found.items() if flops is not None}

@@ -79,6 +79,7 @@ def observations(
         memory=tuple(view.memory for view in views),
         collectives=_heaviest(seen) if seen else None,
         outside_collectives_s=tuple(rank.outside_collectives_s for rank in seen),
+        counted_flops=_flops(spec, seen),
         uninspected=uninspected,
         link=link,
         energy_j=tuple(view.energy_j for view in views) if told else (),
@@ -86,6 +87,12 @@ def observations(
         data=data,
         drill=drill,
     )
+
+
+def _flops(spec: RunSpec, seen: list[Inspection]) -> int | None:
+    """Return the FLOPs of all ranks together; None where they were not counted, or not all ranks are real."""
+    counted = [rank.flops for rank in seen if rank.flops is not None]
+    return sum(counted) if len(counted) == spec.world_size else None
 
 
 def rehearsed(observed: Observations) -> Observations:

@@ -62,8 +62,8 @@ def test_an_objective_brings_its_lengths_and_one_may_be_set() -> None:
     [
         (
             ("objective=causal_lm",),
-            "objective=causal_lm: a model of family t5 learns from encoder and decoder tokens, this objective gives "
-            "tokens; choose from seq2seq, span_corruption",
+            "objective=causal_lm: a model of family t5 learns from encoder and decoder tokens, it gives tokens; "
+            "choose from seq2seq, span_corruption",
         ),
         (
             ("objective=causal_lm", "sequence.encoder=512"),

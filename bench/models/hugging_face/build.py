@@ -19,16 +19,19 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     shape = Shape.model_validate(spec.model.shape)
     config = _config(shape, spec.model)
     kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
-    _model_class(kind, config)  # imported before `construction` is entered
+    found = _model_class(kind, config)  # imported before `construction` is entered
+    if spec.model.attention == "sdpa" and not found._supports_sdpa:
+        raise ValueError(f"transformers has no model.attention=sdpa for model_type={shape.model_type}; set it to eager")
     with construction or nullcontext(), no_init_weights():  # `initialise` does it, with whole weights
-        model: PreTrainedModel = kind.from_config(config, attn_implementation=spec.model.attention)
+        model: Any = kind.from_config(config, attn_implementation=spec.model.attention)
     model.tie_weights()  # left out with the initialisation
     if spec.activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ValueError(f"transformers has no activation checkpointing for model_type={shape.model_type}")
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
-    return model.train()
+    trained: Module = model.train()
+    return trained
 
 
 def initialise(
@@ -86,7 +89,7 @@ def _groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
                 if not any(True for _ in child.children())
             }
             groups.append((models[name], {**leaves, name: parent}))
-    return reversed(groups)
+    return iter(groups[::-1])
 
 
 def _config(shape: Shape, model: ModelSpec) -> Any:

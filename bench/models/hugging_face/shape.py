@@ -1,4 +1,4 @@
-"""The sizes of an architecture that transformers knows: the values of its config, those of its class where not given."""
+"""The sizes of an architecture that transformers knows: values of its config; what is not given is as in its class."""
 
 from typing import Any
 
@@ -50,6 +50,10 @@ def check(shape: Shape, spec: RunSpec) -> None:
     for value, asked in ours.items():
         if asked:
             raise UserError(value, f"a model of {family} is built by transformers, which lacks it", "leave it out")
+    positions = model.shape.get("max_position_embeddings", model.shape.get("n_positions"))
+    for kind, length in spec.sequence.items():
+        if isinstance(positions, int) and length > positions:
+            raise UserError(f"sequence.{kind}={length}", f"the model has {positions} positions", "give fewer tokens")
     reduction = objectives.load(spec.objective).REDUCTION
     if reduction != "mean":
         rule = f"its loss is a {reduction} over tokens, and transformers takes their mean"
