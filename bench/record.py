@@ -13,7 +13,7 @@ History of the format (`schema_version`), whose readers for older versions are i
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, RootModel, model_validator
+from pydantic import ConfigDict, Field, RootModel, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from bench.machine import Machine
 from bench.spec import Frozen, Positive, RunSpec
@@ -119,6 +119,10 @@ class Environment(Frozen):
     job: ScheduledJob | None = None  # None: in no job, or of a record that has `slurm` alone
     slurm: dict[str, str] = {}  # variables of the scheduler whose job it was in, Slurm's or another's
     variables: dict[str, str] = {}  # from an allow-list; never a secret
+
+    @model_serializer(mode="wrap")
+    def _as_before_where_there_is_no_job(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in serialize(self).items() if key != "job" or value is not None}
 
 
 class RankMemory(Frozen):
