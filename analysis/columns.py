@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from analysis.metrics import Better, Metric, metrics
-from analysis.observed import host, slowest_link, slowest_rank, tokens
+from analysis.observed import host, job, slowest_link, slowest_rank, tokens
 from bench.record import RunRecord
 from bench.spec import LENGTHS, OBJECTIVE
 
@@ -77,9 +77,8 @@ def _device(record: RunRecord) -> str | None:
 
 
 def _allocation(record: RunRecord) -> str | None:
-    slurm = record.environment.slurm if record.environment else {}
-    parts = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")  # requeued, it is another one
-    return ".".join(slurm[part] for part in parts if part in slurm) if "SLURM_JOB_ID" in slurm else None
+    around = job(record.environment)
+    return around.allocation if around else None
 
 
 def _parameters(record: RunRecord) -> int | None:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from analysis.observed import slowest_link, slowest_rank, step_interval, window
+from analysis.observed import job, slowest_link, slowest_rank, step_interval, window
 from analysis.stats.series import FEW, few
 from bench.nodelist import foreign
 from bench.record import RunRecord
@@ -75,8 +75,8 @@ def _straggler(record: RunRecord) -> bool:
 
 
 def _foreign_hosts(record: RunRecord) -> bool:
-    around = record.environment
-    return around is not None and bool(foreign(around.hosts, around.slurm.get("SLURM_JOB_NODELIST", "")))
+    environment, around = record.environment, job(record.environment)
+    return bool(environment and around and foreign(environment.hosts, around.nodelist))
 
 
 def _dirty(record: RunRecord) -> bool:
@@ -87,7 +87,7 @@ def _dirty(record: RunRecord) -> bool:
 FLAGS = {
     "drill": Flag("had a fault planted on purpose; it is never a measurement", _drill),
     "foreign_hosts": Flag(
-        "ran on a host that was not its Slurm job's: nodes of two jobs met, and it is never a measurement",
+        "ran on a host that was not its job's: nodes of two jobs met, and it is never a measurement",
         _foreign_hosts,
     ),
     "short": Flag(f"has a window of less than {_SHORT_STEPS} steps and less than {_SHORT_S:g} s", _short),

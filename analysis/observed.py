@@ -12,7 +12,7 @@ from analysis.stats.interval import Interval
 from analysis.stats.series import rate_of
 from bench.errors import NoPrediction, UserError
 from bench.predict.flops import flops_per_step
-from bench.record import RankMemory, RunRecord, Tokens
+from bench.record import Environment, RankMemory, RunRecord, ScheduledJob, Tokens
 from bench.stragglers import slow_links, slow_ranks
 
 _TERA = 1e12
@@ -35,6 +35,20 @@ def window(record: RunRecord) -> Window | None:
     if record.outcome.kind != "ok" or steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0:
         return None
     return Window(steps.step_s[steps.cut :], steps.data_wait_s[steps.cut :], steps.window_s)
+
+
+def job(environment: Environment | None) -> ScheduledJob | None:
+    """Return the scheduler's job that a run was in, None where it was in none. Older records tell it by the variables
+    of Slurm alone."""
+    if environment is None or environment.job or not environment.slurm:
+        return environment.job if environment else None
+    told = environment.slurm
+    return ScheduledJob(
+        job_id=told.get("SLURM_JOB_ID", ""),
+        cluster=told.get("SLURM_CLUSTER_NAME", ""),
+        restart=int(told.get("SLURM_RESTART_COUNT", 0)),
+        nodelist=told.get("SLURM_JOB_NODELIST", ""),
+    )
 
 
 def steps_per_s(record: RunRecord) -> float | None:

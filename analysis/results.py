@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 Runs = dict[str, list[float]]
 """The timed steps of the runs behind a row of the summary, in seconds and in their order, by allocation. Runs that
-share one are not independent and stand in a row; one outside of Slurm has its own, named after its folder."""
+share one are not independent and stand in a row; one outside of any job has its own, named after its folder."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Its columns are those of the run table that say what was measured, then
 variant           what else sets configurations of an engine apart in this set (`analysis.variants`); empty for nothing
 n                 allocations in which repeats ended ok, drills left out; the numbers come from these runs. Runs that
-                  share an allocation share its nodes and count once, with their median; outside of Slurm each counts
+                  share an allocation share its nodes and count once, with their median; outside of any each counts
 runs              rows of the run table, all attempts
 outcome           ok if n > 0, else how the last attempt ended; reason with it
 sample_s          geometric mean over the allocations of the time per sample over all windows in each: what
@@ -110,7 +110,7 @@ def _last_attempts(rows: Sequence[Row]) -> list[Row]:
 
 
 def _by_allocation(good: Sequence[Row]) -> Allocations:
-    """Return runs by what they shared; one outside of Slurm stands by itself."""
+    """Return runs by what they shared; one outside of any job stands by itself."""
     groups: dict[Any, list[Row]] = {}
     for place, row in enumerate(good):
         groups.setdefault(row["allocation"] or place, []).append(row)

@@ -13,7 +13,7 @@ History of the format (`schema_version`), whose readers for older versions are i
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, RootModel, model_validator
+from pydantic import ConfigDict, Field, RootModel, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from bench.machine import Machine
 from bench.spec import Frozen, Positive, RunSpec
@@ -90,6 +90,21 @@ class EnvironmentClass(Frozen):
     quota_cores: float | None = None  # processor time that the control group allows, in cores
 
 
+class ScheduledJob(Frozen):
+    """The job of a scheduler that an attempt ran in, whichever scheduler that is."""
+
+    job_id: str
+    cluster: str = ""  # of several that number their jobs by themselves
+    restart: int = 0  # how often it had been put back into the queue
+    nodelist: str = ""  # its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where nobody says
+
+    @property
+    def allocation(self) -> str | None:
+        """The name of this stretch of time on these nodes; None of a job without an id."""
+        parts = (self.cluster, self.job_id, str(self.restart or ""))
+        return ".".join(part for part in parts if part) if self.job_id else None
+
+
 class Environment(Frozen):
     """Where an attempt ran. `classification` is what its answer depends on; the rest is for the reader."""
 
@@ -101,8 +116,13 @@ class Environment(Frozen):
     cpus: dict[str, Any] = {}  # model, cores, affinity per rank, threads per rank
     devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, temperature, at the start …
     devices_after: tuple[dict[str, Any], ...] = ()  # … and as the window ended
+    job: ScheduledJob | None = None  # None: in no job, or of a record that has `slurm` alone
     slurm: dict[str, str] = {}  # variables of the scheduler whose job it was in, Slurm's or another's
     variables: dict[str, str] = {}  # from an allow-list; never a secret
+
+    @model_serializer(mode="wrap")
+    def _as_before_where_there_is_no_job(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in serialize(self).items() if key != "job" or value is not None}
 
 
 class RankMemory(Frozen):

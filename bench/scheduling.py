@@ -98,6 +98,7 @@ class JobContext(NamedTuple):
     number: int = 0  # of this process among those started side by side for the work; 0 conducts
     processes: int = 1  # so many were started side by side
     nodes: int = 1
+    cluster: str = ""  # of several that number their jobs by themselves
     nodelist: str = ""  # its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where nobody says
     task: int | None = None  # of a job array
     restart: int = 0  # how often it was put back into the queue before this start

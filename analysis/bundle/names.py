@@ -14,9 +14,10 @@ from bench.record import RunRecord
 
 _FIELDS = {
     "host": "host", "hosts": "host", "nodes": "host", "nodelist": "host", "SLURM_JOB_NODELIST": "host",
-    "partition": "partition", "SLURM_JOB_PARTITION": "partition", "SLURM_CLUSTER_NAME": "cluster",
+    "partition": "partition", "SLURM_JOB_PARTITION": "partition",
+    "cluster": "cluster", "SLURM_CLUSTER_NAME": "cluster",
     "account": "account", "qos": "qos", "reservation": "reservation", "constraint": "constraint",
-    "user": "user", "job": "job", "SLURM_JOB_NAME": "job", "container": "image", "image": "image",
+    "user": "user", "job": "job", "job_id": "job", "SLURM_JOB_NAME": "job", "container": "image", "image": "image",
 }  # fmt: skip
 """Keys whose text is a name, or a list of names."""
 
@@ -93,7 +94,7 @@ def urls(text: str) -> Iterator[re.Match[str]]:
 
 
 def lists(text: str) -> Iterator[re.Match[str]]:
-    """Yield what may be a Slurm node list in a text."""
+    """Yield what may be a scheduler's node list in a text."""
     return _LIST.finditer(text)
 
 
@@ -164,7 +165,7 @@ def _of_forms(strings: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _parts(kind: str, name: str) -> Iterator[tuple[str, str]]:
-    """Take a Slurm node list apart, a host's name from its domain, and the name of an image from how it is fetched."""
+    """Take a list of nodes apart, a host's name from its domain, and the name of an image from how it is fetched."""
     if kind == "image":
         yield from ((part, kind) for part in _of_image(name) if not part.startswith("/"))
     elif kind == "domain":

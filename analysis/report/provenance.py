@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.formats.numbers import MISSING
+from analysis.observed import job
 from analysis.results import Results
 from bench.machine import Machine
 from bench.record import Environment
@@ -87,13 +88,13 @@ def _decisive(environment: Environment) -> dict[str, Any]:
 
 
 def _others(environment: Environment) -> dict[str, Any]:
-    git = environment.git or {}
+    git, around = environment.git or {}, job(environment)
     return {
         **{name: version for name, version in environment.versions.items() if name not in _decisive(environment)},
         "commit": f"{git['commit'][:10]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None,
         "hosts": ", ".join(environment.hosts) or None,
         "processor": environment.cpus.get("model"),
-        "Slurm job": environment.slurm.get("SLURM_JOB_ID"),
+        "Slurm job" if environment.slurm else "job": around.job_id if around else None,
         **environment.variables,
     }
 

@@ -20,7 +20,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import config, handover, store
+from bench import config, handover, launchers, store
 from bench.cli import advised, asking, questions, remedies
 from bench.cli.advised_json import as_json
 from bench.cli.left_out import LeftOut, nothing_fits, without_candidates
@@ -28,7 +28,7 @@ from bench.cli.questions import Asked
 from bench.cli.wording import count
 from bench.config import Request
 from bench.errors import UserError
-from bench.launchers.slurm.options import Options
+from bench.plugins import StandaloneLauncherPlugin
 from bench.predict.advice import Advice, advise, duration, measured, standing
 from bench.predict.advice.candidates import Candidate, Room, look
 from bench.predict.advice.choices import Choice, choose
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     left_out: list[LeftOut] = []
     requests = _requests(asked, args.config_dir, left_out)
     first = next(iter(requests.values()))
+    launcher = _launcher(first) if args.export else None
     asked = asked._replace(price=asked.price or first.machine.price_per_device_hour)
     device = asking.kind(first)
     known = _known(first, device, args.results, left_out)
@@ -74,9 +75,10 @@ def run(args: argparse.Namespace) -> int:
     made = _choices(_allowed(found.candidates, requests, device, left_out), known, first, device, left_out)
     advice = _advice(asked, made)
     answer = advised.Answer(advice, first, asked, left_out, len(found.candidates))
-    if args.export:
+    if launcher:
         steps = advice.question.steps(advice.winner)
-        given = handover.Handover(advice.winner.spec, _site(first), device, steps, advised.text(answer))
+        how = launcher, first.launcher_options, device
+        given = handover.Handover(advice.winner.spec, *how, steps, advised.text(answer))
         handover.write(args.export, handover.files(given))
     print(as_json(answer) if args.json else advised.text(answer))
     if args.export and not args.json:
@@ -84,9 +86,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _site(asked: Request) -> Options:
-    """Return what is known of the cluster: the options of launcher=slurm or of a site's file, else Slurm's defaults."""
-    return asked.launcher_options if isinstance(asked.launcher_options, Options) else Options()
+def _launcher(asked: Request) -> StandaloneLauncherPlugin:
+    """Return the launcher that writes the job script of a handover; UserError for one that writes none."""
+    launcher = launchers.standalone(asked.launcher)
+    if not launcher:
+        rule, remedy = "writes no job script that starts without zeroscale", f"choose launcher={launchers.cluster()}"
+        raise UserError(f"launcher={asked.launcher}", rule, f"leave out --export, or {remedy}")
+    return launcher
 
 
 def _requests(asked: Asked, config_dir: Path | None, left_out: list[LeftOut]) -> dict[str, Request]:
@@ -94,7 +100,7 @@ def _requests(asked: Asked, config_dir: Path | None, left_out: list[LeftOut]) ->
     found: dict[str, Request] = {}
     why: UserError | None = None
     for engine in asked.engines:
-        pairs = [("launcher", "slurm"), ("batch.micro", 1), *asked.overrides, ("engine", engine)]
+        pairs = [("launcher", launchers.cluster()), ("batch.micro", 1), *asked.overrides, ("engine", engine)]
         try:
             request = config.request(pairs, config_dir)
             found[request.spec.engine.name] = request

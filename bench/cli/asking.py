@@ -35,7 +35,7 @@ def sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--autopilot", action="store_true", help="go on by itself until every point has its answer")
     parser.add_argument("--max-queued", type=_positive, metavar="N", help="at most N of the sweep's jobs in the queue")
     parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
-    parser.add_argument("--begin", metavar="WHEN", help="start no job before, as sbatch takes it: 20:00, now+2hours")
+    parser.add_argument("--begin", metavar="WHEN", help="start no job before, as the scheduler takes it: 20:00")
 
 
 ETIQUETTE = ("max_queued", "nice", "begin")

@@ -80,7 +80,7 @@ def _options(found: Expansion, args: argparse.Namespace) -> Limits:
     given = {key: value for key in asking.ETIQUETTE if (value := getattr(args, key)) is not None}
     if (given or args.autopilot) and not file.QUEUES:
         flag = "--" + next(iter(given), "autopilot").replace("_", "-")
-        raise UserError(flag, f"launcher={name} has no queue", "leave it out, or choose launcher=slurm")
+        raise UserError(flag, f"launcher={name} has no queue", f"leave it out, or choose {launchers.with_queue()}")
     plain = found.points[0].asked.launcher_options.model_dump(mode="json")
     options: Limits = model(file.Options, plain | given, "launcher")
     return options

@@ -25,7 +25,7 @@ def check(asked: Request) -> None:
     needed, machine = f"devices_per_node={asked.spec.devices_per_node}", asked.machine
     here, name = devices_here(device), device_name(device)
     if here == 0:
-        remedy = "choose machine=cpu, or launcher=slurm, or ask `zeroscale predict`"
+        remedy = f"choose machine=cpu, or {launchers.with_queue()}, or ask `zeroscale predict`"
         raise UserError(f"machine={machine.name}", "there is no GPU here that torch can use", remedy)
     if name is not None and not machine.accepts(name):
         rule = f"expects {' or '.join(machine.device_names)}, and {name} is here"

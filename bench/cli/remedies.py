@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import config
+from bench import config, launchers
 from bench.cli.questions import Asked
 from bench.cli.wording import point
 from bench.errors import UserError
@@ -41,7 +41,8 @@ def remedy(
 
 def _fits(asked: Asked, config_dir: Path | None, room: Room, short: RunSpec, change: Change) -> bool | None:
     """Whether a point fits with a change, into devices and hosts; None: perhaps, also where the host is unknown."""
-    pairs = [("launcher", "slurm"), ("batch.micro", 1), *asked.overrides, ("engine", short.engine.name), *change]
+    cluster = [("launcher", launchers.cluster()), ("batch.micro", 1)]
+    pairs = [*cluster, *asked.overrides, ("engine", short.engine.name), *change]
     try:
         made = config.request(pairs, config_dir)
         made = made._replace(spec=made.spec.model_copy(update={name: getattr(short, name) for name in _SEARCHED}))

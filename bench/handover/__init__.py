@@ -1,32 +1,36 @@
 """Hand a point over to those who train: a folder that starts without this package.
 
 It holds DeepSpeed's config, the model's, Hugging Face TrainingArguments, a training script that needs torch, DeepSpeed
-and transformers alone, a job script for Slurm, and a README.
+and transformers alone, a job script, and a README.
 """
 
 import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
+
+import jinja2
 
 from bench.engines.deepspeed.config import deepspeed_config
 from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
 from bench.handover.arguments import training_arguments
-from bench.handover.job import FILES, job_script
-from bench.launchers.slurm.options import Options as Site
-from bench.launchers.slurm.script import template
 from bench.models.t5.shape import NAMES, Shape
-from bench.spec import ModelSpec, RunSpec
+from bench.plugins import StandaloneLauncherPlugin
+from bench.record import Limits
+from bench.spec import Device, ModelSpec, RunSpec
+
+_FILES = Path(__file__).with_name("files")
 
 
 class Handover(NamedTuple):
     """What is handed over, to where, and why."""
 
     spec: RunSpec
-    site: Site
-    device: Literal["cpu", "cuda"]
+    launcher: StandaloneLauncherPlugin
+    options: Limits  # the launcher's
+    device: Device
     steps: int | None  # to train, in optimizer steps; None: not known
     why: str  # the advice as it was told
 
@@ -62,14 +66,26 @@ def files(given: Handover) -> dict[str, str]:
     """Return the text of every file by its name; UserError for what only this package can run."""
     spec, steps = given.spec, given.steps
     _check(spec)
+    script = given.launcher.standalone(_command(spec, steps), spec, given.options, given.device)
     return {
         "ds_config.json": _json(deepspeed_config(Options.model_validate(spec.engine.options), spec)),
         "model.json": _json(_model(spec.model)),
         "training_arguments.json": _json(training_arguments(spec, steps)),
-        "train.py": (FILES / "train.py").read_text(encoding="utf-8"),
-        "job.sh": job_script(spec, given.site, given.device, steps),
-        "README.md": template(FILES / "README.md.j2").render(spec=spec, why=given.why),
+        "train.py": (_FILES / "train.py").read_text(encoding="utf-8"),
+        "job.sh": script.text,
+        "README.md": _readme(spec, script.start, given.why),
     }
+
+
+def _command(spec: RunSpec, steps: int | None) -> list[str]:
+    lengths = [word for kind, length in spec.sequence.items() for word in (f"--{kind}", str(length))]
+    return ["train.py", *lengths, *(["--steps", str(steps)] if steps else [])]
+
+
+def _readme(spec: RunSpec, start: str, why: str) -> str:
+    text = (_FILES / "README.md.j2").read_text(encoding="utf-8")
+    made = jinja2.Template(text, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return str(made.render(spec=spec, start=start, why=why))
 
 
 def _check(spec: RunSpec) -> None:

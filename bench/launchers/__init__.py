@@ -1,7 +1,11 @@
 """Launchers, one file or package each; `bench.plugins` says what each of them defines."""
 
+import contextlib
+from collections.abc import Iterator
+
 from bench import plugins
-from bench.plugins import LauncherPlugin, QueueingLauncherPlugin, StartingLauncherPlugin
+from bench.errors import UserError
+from bench.plugins import LauncherPlugin, QueueingLauncherPlugin, StandaloneLauncherPlugin, StartingLauncherPlugin
 
 
 def load(name: str) -> LauncherPlugin:
@@ -17,3 +21,27 @@ def queueing(name: str) -> QueueingLauncherPlugin | None:
 def starting(name: str) -> StartingLauncherPlugin:
     """Return a launcher that is known to start work at once."""
     return plugins.load(plugins.STARTING, name)
+
+
+def standalone(name: str) -> StandaloneLauncherPlugin | None:
+    """Return the launcher named `name`, or None if it writes no job script that starts without this package."""
+    return plugins.load(plugins.STANDALONE, name) if hasattr(load(name), "standalone") else None
+
+
+def cluster() -> str:
+    """Return the launcher that is meant where a cluster is and none is named: the first, by name, that writes such a
+    script. One ships."""
+    return next(name for name in _queueing() if standalone(name))
+
+
+def with_queue() -> str:
+    """Return the choices that a person has who wants a queue, for a message."""
+    return " or ".join(f"launcher={name}" for name in _queueing())
+
+
+def _queueing() -> Iterator[str]:
+    """Yield the names of the launchers that queue; one that cannot be imported is none."""
+    for name in plugins.names(plugins.LAUNCHER):
+        with contextlib.suppress(UserError):
+            if queueing(name):
+                yield name

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.measure import devices
 from bench.private import is_secret
-from bench.record import Environment, EnvironmentClass
+from bench.record import Environment, EnvironmentClass, ScheduledJob
 from bench.scheduling import JobContext
 
 _PACKAGES = (
@@ -112,9 +112,17 @@ def probe(
         hosts=hosts,
         cpus={"model": cpu_model(), "cores": os.cpu_count(), **cpus},
         devices=tuple(devices.snapshot()),
+        job=_scheduled(job),
         slurm=job.variables,
         variables=allowed_variables(dict(os.environ)),
     )
+
+
+def _scheduled(job: JobContext) -> ScheduledJob | None:
+    """Return what a record says of the job around this process."""
+    if not job.job_id:
+        return None
+    return ScheduledJob(job_id=job.job_id, cluster=job.cluster, restart=job.restart, nodelist=job.nodelist)
 
 
 def allowed_variables(environment: dict[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from analysis.table import run_table
 SLOW_LINK = {"backend": "gloo", "payload_bytes": 8, "bus_bytes_per_s": 1.0, "nodes_bytes_per_s": (9.0, 9.0, 4.0)}
 STEADY = tuple(0.1 + 0.0001 * (i % 2) for i in range(240))
 MIXED = {"hosts": ("gpu01", "gpu04"), "slurm": {"SLURM_JOB_NODELIST": "gpu[01-02]"}}
+MIXED_ELSEWHERE = {"hosts": ("gpu01", "gpu04"), "job": {"job_id": "a7", "nodelist": "gpu01,gpu02"}}
 OWN = {"hosts": ("gpu01", "gpu02"), "slurm": {"SLURM_JOB_NODELIST": "gpu[01-02]"}}
 SCATTERED = tuple(random.Random(i).uniform(0.1, 0.13) for i in range(240))
 ALIKE = tuple(0.1 * (1 + 0.001 * math.sin(i / 8)) for i in range(240))
@@ -34,6 +35,7 @@ def test_a_good_run_carries_none() -> None:
         ("uninspected", {"steps": steps(STEADY), "uninspected": "the run ended before"}),
         ("drill", {"steps": steps(STEADY), "drill": "sleep:1"}),
         ("foreign_hosts", {"steps": steps(STEADY), "environment": MIXED}),
+        ("foreign_hosts", {"steps": steps(STEADY), "environment": MIXED_ELSEWHERE}),
         ("dirty", {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": True}}}),
     ],
 )

@@ -178,6 +178,19 @@ def test_the_worst_of_ranks_is_unknown_while_one_is() -> None:
     assert told.init_peak_bytes == 5 * MIB
 
 
+@pytest.mark.parametrize(
+    ("around", "allocation"),
+    [
+        ({"job": {"job_id": "a7.batch"}}, "a7.batch"),
+        ({"job": {"job_id": "7", "cluster": "c", "restart": 1}}, "c.7.1"),
+        ({"slurm": {"SLURM_CLUSTER_NAME": "c", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}}, "c.7.1"),  # of old
+        ({"slurm": {"SLURM_JOB_ID": "7"}}, "7"),
+    ],
+)
+def test_an_allocation_has_one_name_whichever_scheduler_and_version_wrote_it(around: Any, allocation: str) -> None:
+    assert run_table([run(environment=around)])["allocation"].tolist() == [allocation]
+
+
 def test_types_know_what_is_missing() -> None:
     table = run_table([run(), failed("oom", torch=None)])
     assert {str(dtype) for dtype in table.dtypes} == {"string", "Int64", "float64", "boolean"}

@@ -135,6 +135,7 @@ def test_nothing_is_overwritten(handed: Path, refused: Callable[..., str]) -> No
         (("engine=zero2", "model.loss_chunk_tokens=128"), "leave it out"),
         (("engine=zero2", "model.attention=flex"), "set model.attention=sdpa"),
         (("engine=zero2", "launcher.container={runtime: apptainer, image: a.sif}"), "starts no container"),
+        (("engine=zero2", "launcher=local"), "launcher=local: writes no job script"),
     ],
 )
 def test_what_cannot_be_handed_over_leaves_nothing_behind(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import data, engines, plugins
+from bench import data, engines, launchers, plugins
 from bench.errors import UserError
 
 ROOT = Path(plugins.__file__).parents[1]
@@ -67,13 +67,19 @@ def test_every_file_of_a_kinds_folder_is_a_plug_in(kind: plugins.Kind[object], f
 )
 def test_every_plug_in_that_ships_defines_all_that_its_kind_does(kind: plugins.Kind[object]) -> None:
     for name in plugins.names(kind):
-        if kind not in (plugins.STARTING, plugins.QUEUEING):  # a launcher does one of them
+        if kind not in (plugins.STARTING, plugins.QUEUEING, plugins.STANDALONE):  # a launcher does some of them
             plugins.load(kind, name)
 
 
 def test_a_launcher_starts_work_at_once_or_queues_it() -> None:
     assert plugins.queueing("slurm") and plugins.load(plugins.STARTING, "local")
     assert plugins.queueing("local") is None
+
+
+def test_what_is_said_of_a_cluster_where_no_launcher_is_named_comes_from_those_that_there_are() -> None:
+    assert launchers.with_queue() == "launcher=slurm"
+    assert launchers.cluster() == "slurm"
+    assert launchers.standalone("slurm") and not launchers.standalone("local")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

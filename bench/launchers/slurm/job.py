@@ -20,6 +20,7 @@ def context(environment: Mapping[str, str]) -> JobContext | None:
         number=int(environment.get("SLURM_PROCID", 0)),
         processes=int(environment.get("SLURM_STEP_NUM_TASKS", 1)),
         nodes=int(nodes),
+        cluster=environment.get("SLURM_CLUSTER_NAME", ""),
         nodelist=environment.get("SLURM_JOB_NODELIST", ""),
         task=None if task is None else int(task),
         restart=int(environment.get("SLURM_RESTART_COUNT", 0)),

@@ -1,0 +1,27 @@
+"""What a process of a Slurm job knows of it, and what of that its record says."""
+
+from bench.launchers.slurm import context
+from bench.measure.environment import classify, probe
+
+VARIABLES = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NAME": "paper-1",
+    "SLURM_CLUSTER_NAME": "c",
+    "SLURM_JOB_NODELIST": "gpu[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_RESTART_COUNT": "1",
+    "SLURM_CONF": "/etc/slurm/slurm.conf",
+}
+
+
+def test_a_process_in_no_job_has_no_context() -> None:
+    assert context({"PATH": "/bin"}) is None
+
+
+def test_a_record_says_the_job_in_words_of_no_scheduler_and_keeps_slurms_own() -> None:
+    around = context(VARIABLES)
+    assert around
+    told = probe(classify("cpu", 1), ("gpu1", "gpu2"), {}, around)
+    assert told.job and (told.job.allocation, told.job.nodelist) == ("c.7.1", "gpu[1-2]")
+    assert told.slurm == {name: VARIABLES[name] for name in VARIABLES if name not in ("SLURM_PROCID", "SLURM_CONF")}
