@@ -18,7 +18,7 @@ from bench import config
 from bench.cli import asking
 from bench.config import Point
 from bench.decode import check_rank
-from bench.errors import UserError
+from bench.errors import NoPrediction, UserError
 from bench.predict.memory import Memory, Micro, gigabytes, host, largest_micro_batch, memory
 from bench.predict.step_time import Time, step_time
 from bench.study import Study
@@ -58,10 +58,17 @@ def run(args: argparse.Namespace) -> int:
         alone = len(points) == 1  # the largest micro-batch costs as much as thirty predictions
         print(json.dumps([_plain(point, args, alone=alone) for point in points], indent=1))
     elif len(points) == 1:
-        print("\n\n".join([_table(points[0]), _host(points[0]), _told(_time(points[0], args))]))
+        print(_alone(points[0], args))
     else:
         print("\n".join(_line(point, args) for point in points))
     return 0
+
+
+def _alone(point: Point, args: argparse.Namespace) -> str:
+    try:
+        return "\n\n".join([_table(point), _host(point), _told(_time(point, args))])
+    except NoPrediction as unknown:
+        return f"{asking.line(point.asked)}\n{unknown}"
 
 
 def _factor(text: str) -> float:
@@ -138,14 +145,18 @@ def _told(time: Time | UserError) -> str:
 
 
 def _line(point: Point, args: argparse.Namespace) -> str:
-    needed = _memory(point)
+    shown = asking.describe(point.asked.spec, point.config_id)
+    try:
+        needed = _memory(point)
+    except NoPrediction as unknown:
+        return f"{shown}\n    {unknown}"
     low, high = needed.device
     span = f"{gigabytes(low)}–{gigabytes(high)}" if high > low else gigabytes(low)
     time = _time(point, args)
     step = "step time unknown"
     if isinstance(time, Time):
         step = f"{time.step_s:.3g} s a step ({time.low_s:.3g}–{time.high_s:.3g}), {time.tokens_per_s:,.0f} tokens/s"
-    return f"{asking.describe(point.asked.spec, point.config_id)}\n    {span} GB: {_fits(point, needed)}; {step}"
+    return f"{shown}\n    {span} GB: {_fits(point, needed)}; {step}"
 
 
 def _table(point: Point) -> str:
@@ -181,11 +192,23 @@ def _verdict(point: Point, needed: Memory) -> str:
 
 
 def _plain(point: Point, args: argparse.Namespace, *, alone: bool) -> dict[str, Any]:
+    named = {"config_id": point.config_id, "point": asking.line(point.asked)}
+    try:
+        return named | _predicted(point, args, alone=alone)
+    except NoPrediction as unknown:
+        return named | dict.fromkeys(_PREDICTED) | {"memory_unknown": str(unknown), "time_unknown": str(unknown)}
+
+
+_PREDICTED = (
+    "phases", "resident_bytes", "init_peak_bytes", "peak_bytes", "device_bytes", "memory_bytes", "fits",
+    "largest_micro_batch", "host_bytes", "time",
+)  # fmt: skip
+
+
+def _predicted(point: Point, args: argparse.Namespace, *, alone: bool) -> dict[str, Any]:
     needed, micro, room = _memory(point), _micro(point) if alone else None, point.asked.machine.memory_bytes
     time, on_host = _time(point, args), host.host(point.asked.spec, asking.kind(point.asked), room)
     return {
-        "config_id": point.config_id,
-        "point": asking.line(point.asked),
         "phases": {phase.name: phase.terms for phase in needed.phases},
         "resident_bytes": needed.resident,
         "init_peak_bytes": needed.init_peak,
