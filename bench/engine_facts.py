@@ -4,11 +4,12 @@ Prediction, advice, rehearsal, readers and reports ask these facts, and never an
 What an engine does not say is unknown: where a cost is, there is no prediction.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bench.spec import Device, RunSpec
+from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 
 if TYPE_CHECKING:
     from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
@@ -27,6 +28,16 @@ class Division(NamedTuple):
     gradients: int = 1
     optimizer: int = 1
 
+    def state_bytes(self, elements: int, precision: Precision) -> int:
+        """Return weights, gradients and AdamW's state of one rank, as Table 1 of ZeRO (arXiv 1910.02054) counts them:
+        below fp32 2 + 2 + 12 bytes per parameter, each divided among as many ranks as is said here."""
+        width = WIDTH[precision]
+        widths = zip(self, (width, width, 2 * FULL + (FULL if width < FULL else 0)), strict=True)
+        together: Counter[int] = Counter()
+        for ranks, each in widths:
+            together[ranks] += each
+        return sum(each * elements // ranks for ranks, each in together.items())
+
 
 class Rehearsal(NamedTuple):
     """Which ranks can be run alone, with collectives that are only pretended."""
@@ -43,6 +54,7 @@ class EngineFacts:
     """What an engine says of itself for one spec."""
 
     label: str  # for a reader, with what tells it from its engine's others: ZeRO stage 2
+    distinguishing: frozenset[str] = frozenset()  # options that tell its engines apart, as the stage does ZeRO's
     division: Division | None = None  # None: unknown
     is_reference: bool = False  # nothing stands behind its losses to compare them with
     layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may be other than one copy on every rank

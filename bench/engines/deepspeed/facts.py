@@ -17,6 +17,7 @@ def facts(spec: RunSpec) -> EngineFacts:
     options = options_of(spec)
     return EngineFacts(
         label=f"ZeRO stage {options.stage}",
+        distinguishing=frozenset({"stage"}),
         division=divided_at(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
         compiled_ops=_operations(options, spec),
