@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 Member = Literal["evaluate", "save", "load", "idle_s", "step_phases_s"]
-"""Members of `bench.engines.Engine` that an engine need not have."""
+"""Those of `bench.engines.OptionalMembers`."""
 
 Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
 """Fields of `bench.spec.Parallel`."""
@@ -58,9 +58,9 @@ class EngineFacts:
     division: Division | None = None  # None: unknown
     is_reference: bool = False  # nothing stands behind its losses to compare them with
     layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may be other than one copy on every rank
-    losses: Literal["every rank", "some ranks"] = "every rank"  # where a step's loss is known
+    loss_ranks: tuple[int, ...] | None = None  # where `train_step` returns a loss; None: on every rank
     rehearsal: Rehearsal = _NOT_REHEARSED
-    members: frozenset[Member] = frozenset()  # those that need not be, and that it has
+    members: frozenset[Member] = frozenset()  # what it can do that an engine need not
     compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)
     works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # what bench.handover writes; None: nothing
