@@ -40,7 +40,7 @@ class ModelSizes:
         """The modules in the order of forward."""
         return tuple(self.modules_of())
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Of all parameters."""
         return count_elements(self.tensors)

@@ -9,16 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.engines.deepspeed.costs.gathering import Limits
 from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
+from bench.predict.engine import model_sizes
 from bench.predict.memory import activations, buckets
 from bench.predict.memory.engines import CUDA_BASE_BYTES, Engine, engine
-from bench.predict.memory.gathering import Limits
 from bench.predict.memory.segments import Segment
 from bench.predict.memory.states import Terms, bucket, initialisation, resident, update
 from bench.predict.workload import Workload, network_of, workload
 from bench.spec import Batch, Device, RunSpec
-from bench.stacks import Stacks, modules, tensors
+from bench.stacks import Stacks, tensors
 
 FRAGMENTATION = (0.0, 0.1)
 """What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;
@@ -128,7 +129,7 @@ def _gathered(e: Engine, network: Stacks, *, checkpointing: bool) -> Replayed:
     """Return what stage 3 gathers and reduces in forward and in backward."""
     if e.stage != 3 or e.options is None:
         return None, None
-    return buckets.replayed(modules, tensors, network, limits(e.options, checkpointing), e.ranks, e.gloo)
+    return buckets.replayed(model_sizes(network), limits(e.options, checkpointing), e.ranks, e.gloo)
 
 
 def limits(o: Options, checkpointing: bool) -> Limits:

@@ -7,16 +7,16 @@ order of forward.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.engine_costs import ModelSizes
+from bench.engines.deepspeed.costs.gathering import Limits, Walk, replay
 from bench.predict.memory.engines import EVERYWHERE, Engine
-from bench.predict.memory.gathering import Limits, Walk, replay
 from bench.predict.memory.states import bucket
-from bench.stacks import Module, Tensors, padded
+from bench.stacks import padded
 
 Array = NDArray[np.int64]
 
@@ -159,20 +159,13 @@ def _partitioned(e: Engine, most: Most) -> Beside:
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
-def replayed(
-    modules_of: Callable[[Hashable], Sequence[Module]],
-    sizes_of: Callable[[Hashable], Sequence[Tensors]],
-    shape: Hashable,
-    limits: Limits,
-    ranks: int,
-    gloo: bool,
-) -> tuple[Most, Most]:
-    """Return what lives in each segment's forward and backward of the model that `shape` describes to its family's
-    functions, on one of `ranks`; `gloo` packs for itself what it reduces."""
-    sizes = [size.elements for size in sizes_of(shape)]
+def replayed(model: ModelSizes, limits: Limits, ranks: int, gloo: bool) -> tuple[Most, Most]:
+    """Return what lives in each segment's forward and backward on one of `ranks`; `gloo` packs for itself what it
+    reduces."""
+    sizes = [size.elements for size in model.tensors]
     first, second = (
         _most(walk, np.array(sizes), np.array([padded(elements, ranks) for elements in sizes]), ranks > 1, gloo)
-        for walk in replay(modules_of, sizes_of, shape, limits)
+        for walk in replay(model, limits)
     )
     return first, second
 
