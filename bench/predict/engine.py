@@ -3,11 +3,19 @@
 import functools
 
 from bench import engines
-from bench.engine_costs import EngineStep, ModelSizes
+from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
 from bench.errors import NoPrediction
 from bench.predict.workload import network_of
 from bench.spec import Device, RunSpec
 from bench.stacks import Stacks, modules, tensors
+
+
+def engine_memory(spec: RunSpec, device: Device, room: int | None = None, *, rehearsed: bool = False) -> EngineMemory:
+    """Return the engine's part of the memory of a rank of `spec`; UserError for what it cannot predict."""
+    said = engines.facts(spec).memory
+    if said is None:
+        raise _unknown(spec, "what memory it needs")
+    return said(spec, model_sizes(network_of(spec)), device, room, rehearsed)
 
 
 def engine_step(spec: RunSpec, device: Device) -> EngineStep:

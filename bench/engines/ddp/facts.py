@@ -6,15 +6,28 @@ from bench.engine_facts import Division, EngineFacts, Rehearsal
 from bench.spec import Device, RunSpec
 
 if TYPE_CHECKING:
-    from bench.engine_costs import EngineStep, ModelSizes
+    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 
 def facts(spec: RunSpec) -> EngineFacts:
     """Return what holds for this spec."""
-    return EngineFacts(label="DDP", division=Division(), is_reference=True, rehearsal=Rehearsal("any"), step=_step)
+    return EngineFacts(
+        label="DDP",
+        division=Division(),
+        is_reference=True,
+        rehearsal=Rehearsal("any"),
+        memory=_memory,
+        step=_step,
+    )
+
+
+def _memory(spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool) -> "EngineMemory":
+    from bench.engines.ddp import costs  # numpy, which readers of facts need not have
+
+    return costs.memory(spec, model, device)
 
 
 def _step(spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
-    from bench.engines.ddp.costs import step  # numpy, which readers of facts need not have
+    from bench.engines.ddp import costs
 
-    return step(spec, model, device)
+    return costs.step(spec, model)

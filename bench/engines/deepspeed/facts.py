@@ -9,7 +9,7 @@ from bench.engines.deepspeed.options import Options, options_of
 from bench.spec import Device, RunSpec
 
 if TYPE_CHECKING:
-    from bench.engine_costs import EngineStep, ModelSizes
+    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 _FIRST = Rehearsal(
     "first", "at stage 3 DeepSpeed compares rank 0's lists with the others', which a pretended rank 0 cannot answer"
@@ -26,6 +26,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         compiled_ops=_operations(options, spec),
         works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module
         deepspeed_config=_config,
+        memory=functools.partial(_memory, options),
         step=functools.partial(_step, options),
     )
 
@@ -41,10 +42,18 @@ def _config(spec: RunSpec) -> dict[str, Any]:
     return deepspeed_config(options_of(spec), spec)
 
 
-def _step(options: Options, spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
-    from bench.engines.deepspeed.costs import step  # numpy, which readers of facts need not have
+def _memory(
+    options: Options, spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
+) -> "EngineMemory":
+    from bench.engines.deepspeed import costs  # numpy, which readers of facts need not have
 
-    return step(options, spec, model, device)
+    return costs.memory(options, spec, model, device, room, rehearsed)
+
+
+def _step(options: Options, spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
+    from bench.engines.deepspeed import costs
+
+    return costs.step(options, spec, model, device)
 
 
 def _operations(options: Options, spec: RunSpec) -> tuple[str, ...]:

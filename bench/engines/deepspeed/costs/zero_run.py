@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bench.engine_costs import CUDA_BASE_BYTES, ModelSizes, count_elements
 from bench.engines.deepspeed.costs.gathering import Limits
-from bench.engines.deepspeed.options import OffloadOptimizer, Options
+from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
 from bench.spec import WIDTH, Device, OptimizerSpec, RunSpec
 from bench.stacks import Tensors, padded
 
@@ -43,7 +43,7 @@ class ZeroRun(NamedTuple):
         return padded(elements, self.ranks)
 
     @property
-    def offloaded(self) -> OffloadOptimizer | None:
+    def optimizer_tier(self) -> OffloadOptimizer | None:
         """How the optimizer's state lies in the host's memory; None: it does not, or that is the device's."""
         tier = self.options.offload_optimizer
         return tier if self.device == "cuda" and tier is not None and tier.device != "none" else None
@@ -51,13 +51,14 @@ class ZeroRun(NamedTuple):
     @property
     def on_device(self) -> int:
         """Elements of the optimizer's state on the device: all of its part, or what partial offload leaves there."""
-        return self.part if self.offloaded is None else round((1 - self.offloaded.ratio) * self.part)
+        tier = self.optimizer_tier
+        return self.part if tier is None else round((1 - tier.ratio) * self.part)
 
     @property
-    def offloads_weights(self) -> bool:
-        """Whether stage 3's partitions lie in the host's memory, and that is another one."""
+    def weights_tier(self) -> OffloadParam | None:
+        """How stage 3's partitions lie in the host's memory; None: they do not, or that is the device's."""
         tier = self.options.offload_param
-        return self.device == "cuda" and tier is not None and tier.device != "none"
+        return tier if self.device == "cuda" and tier is not None and tier.device != "none" else None
 
     @property
     def flattens_on_host(self) -> bool | None:
@@ -99,7 +100,7 @@ def zero_run(
         stage=options.stage,
         model=model,
         elements=model.elements,
-        largest=max(size.elements for size in model.tensors),
+        largest=model.largest,
         small=sum(padded(size.elements, ranks) * size.number for size in small),
         small_tensors=sum(size.number for size in small),
         large=count_elements(large),
