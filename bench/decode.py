@@ -100,22 +100,24 @@ def check_rank(asked: Request, device: str | None) -> None:
     if spec.model.attention == "flex" and (device == "cpu" or spec.model.dropout):
         rule = "flex attention needs a GPU and no dropout"
         raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or model.dropout=0 on a GPU")
-    _check_objective(spec)
+    _check_model(spec)
     engine, source = file_of(engines, spec.engine.backend), file_of(data, spec.data.source)
     engine.check(valid(engine.Options, spec.engine.options), spec, device)
     engines.check_layout(spec)
     source.check(valid(source.Options, spec.data.options), spec)
 
 
-def _check_objective(spec: RunSpec) -> None:
-    """Raise UserError for an objective that the model cannot learn."""
+def _check_model(spec: RunSpec) -> None:
+    """Raise UserError for an objective that the model cannot learn, and for what it cannot do."""
     family = file_of(models, spec.model.family)
-    read = family.token_kinds(valid(family.Shape, spec.model.shape))
+    shape = valid(family.Shape, spec.model.shape)
+    read = family.token_kinds(shape)
     if tuple(spec.sequence) != read:
         kinds, gives = " and ".join(read), " and ".join(spec.sequence)
         rule = f"a model of family {spec.model.family} learns from {kinds} tokens, this objective gives {gives}"
         known = objectives.named(read)
         raise UserError(f"objective={spec.objective}", rule, nearest("", known) if known else "choose another model")
+    family.check(shape, spec)
 
 
 def _check_launcher(asked: Request) -> None:
@@ -161,7 +163,7 @@ def _valid(kind: type[BaseModel], content: _Content) -> BaseModel:
 def _shared(group: str, plain: Mapping[str, Any]) -> Any:
     """Decode the part of one group."""
     if group == "model" and "config_file" in plain:
-        plain = _with_shape_offile_of(dict(plain))  # read anew: a file may change
+        plain = _with_shape_of_file(dict(plain))  # read anew: a file may change
     return _decoded(group, _Content(plain))
 
 
@@ -190,18 +192,20 @@ def _part(kind: type[BaseModel], path: str, names: str, package: Any, flat: dict
     return decoded
 
 
-def _with_shape_offile_of(flat: dict[str, Any]) -> dict[str, Any]:
+def _with_shape_of_file(flat: dict[str, Any]) -> dict[str, Any]:
     """Replace `config_file` by the shape in the Hugging Face config file that it names."""
     path = Path(str(flat.pop("config_file")))
-    family = file_of(models, str(flat.get("family", "t5")))
     try:
-        shape = family.from_hugging_face(json.loads(path.read_text()))
+        config = json.loads(path.read_text())
+        name = flat.get("family") or models.family_of(config)
+        family = file_of(models, str(name))
+        shape = family.from_hugging_face(config)
     except ValidationError as error:
         raise _refusal(error, family.Shape, f"model.config_file={path}: shape") from error
     except (OSError, ValueError, RecursionError) as error:
         why = str(error).partition("\n")[0]
         raise UserError(f"model.config_file={path}", f"not a readable config.json ({why})") from error
-    return {**flat, "shape": shape.model_dump()}
+    return {**flat, "family": name, "shape": shape.model_dump()}
 
 
 def _model(flat: dict[str, Any]) -> ModelSpec:

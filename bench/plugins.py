@@ -160,9 +160,15 @@ class FamilyPlugin(Protocol):
     Shape: type[BaseModel]
     """The sizes that decide an architecture; frozen, imports no torch."""
 
+    MODEL_TYPES: tuple[str, ...]
+    """The `model_type` of Hugging Face configs that are of this family; empty for none."""
+
     def from_hugging_face(self, config: dict[str, Any]) -> Any:
         """Return a Shape from the content of a Hugging Face config.json; UserError for what is not of this family."""
         ...
+
+    def check(self, shape: Any, spec: RunSpec) -> None:
+        """Raise UserError for what a model of this shape cannot do, such as a kernel or more tokens than positions."""
 
     def token_kinds(self, shape: Any) -> tuple[str, ...]:
         """Return the kinds of tokens that a sample holds for such a model, in order: it learns any objective that has

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Activation = Literal["relu", "gelu_new", "silu"]
+Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 """As transformers calls them: gelu_new is written out in Python, the others are torch's own."""
 
 

@@ -16,3 +16,5 @@ class TokenKind(NamedTuple):
     length: int  # tokens per sample by default, padding included
     arguments: Mapping[str, int]  # the model's keyword arguments that hold them, with what fills a shorter row of each
     mask: str | None = None  # keyword argument that is 1 at a token and 0 at padding, given where rows may be shorter
+    # of a keyword argument, the share of each row, from its beginning, that it does not show: it holds what fills there
+    hidden: Mapping[str, float] = {}

@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bench import plugins
 from bench.config import conf_dir
 from bench.errors import UserError
 from bench.findings import Finding, State, tell
 from bench.machine import Machine
 from bench.measure import devices, environment
 from bench.staging import memory_counter
+
+_KINDS: tuple[plugins.Kind[Any], ...] = (
+    plugins.ENGINE, plugins.FAMILY, plugins.OBJECTIVE, plugins.DATA, plugins.LAUNCHER, plugins.METRIC, plugins.FIGURE,
+)  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +44,7 @@ def examine() -> list[Finding]:
         memory_counter,
         _accelerator,
         _operations,
+        _plugins,
         _folders,
     ]
     return [finding for look in looks for finding in look()]
@@ -114,6 +120,21 @@ def _operations() -> list[Finding]:
         )
         findings.append(Finding(f"DeepSpeed {name.removesuffix('Builder')}", "ok" if compatible else "note", told))
     return findings
+
+
+def _plugins() -> list[Finding]:
+    """What a config can name, of every kind, and what of it cannot be used."""
+    return [finding for kind in _KINDS for finding in _plugins_of(kind)]
+
+
+def _plugins_of(kind: plugins.Kind[Any]) -> Iterable[Finding]:
+    names = plugins.names(kind)
+    yield Finding(f"{kind.name} plug-ins", "ok", ", ".join(names))
+    for name in names:
+        try:
+            plugins.load(kind, name)
+        except UserError as error:
+            yield Finding(error.value, "note", f"cannot be used: {error.rule}", error.remedy)
 
 
 def _folders() -> list[Finding]:

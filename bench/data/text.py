@@ -1,5 +1,5 @@
-"""Real text, from local files, a Hugging Face data set or Python's own sources: for span corruption and for causal
-language modelling."""
+"""Real text, from local files, a Hugging Face data set or Python's own sources: for span corruption, and for every
+objective that has one kind of tokens, as it is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bench.data.pipeline.spans import Tokens
 
 
-SPAN_CORRUPTION, CAUSAL = "span_corruption", "causal_lm"
+SPAN_CORRUPTION = "span_corruption"
 
 
 class Options(corpus.Selection):
@@ -39,8 +39,8 @@ class Options(corpus.Selection):
 
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for a corpus that is not there, or that objective, model and sequence lengths do not fit."""
-    if spec.objective not in (SPAN_CORRUPTION, CAUSAL):
-        remedy = f"choose data=synthetic, objective={SPAN_CORRUPTION} or objective={CAUSAL}"
+    if spec.objective != SPAN_CORRUPTION and not _plain(spec):
+        remedy = f"choose data=synthetic, objective={SPAN_CORRUPTION} or one with a single kind of tokens"
         raise UserError(f"data={spec.data.name}", f"makes no samples of text for objective={spec.objective}", remedy)
     if options.hub and options.files:
         raise UserError(f"data.hub={options.hub}", "data.files is given too", "give one of them")
@@ -157,8 +157,8 @@ def _samples(
 ) -> CorruptedText | PlainText:
     import numpy as np
 
-    if spec.objective == CAUSAL:
-        padded, end = (["tokens"], [words.eos]) if not options.packing else ([], [])
+    if _plain(spec):
+        padded, end = (list(spec.sequence), [words.eos]) if not options.packing else ([], [])
         return PlainText(tokens, pieces, np.array(end, np.int32), spec.seed, frozenset(padded))
     noise = _noise(options)
     full = options.packing and noise.lengths(_raw_length(options, spec))[0] == spec.sequence["encoder"]
@@ -190,11 +190,17 @@ def _noise(options: Options) -> SpanCorruption:
     return SpanCorruption(options.noise_density, options.mean_span_length)
 
 
+def _plain(spec: RunSpec) -> bool:
+    """Whether a sample is a piece of the text as it is."""
+    return len(spec.sequence) == 1
+
+
 def _raw_length(options: Options, spec: RunSpec) -> int:
     """Return the tokens of the corpus that a sample is made of."""
     sequence = spec.sequence
-    if spec.objective == CAUSAL:
-        return sequence["tokens"] if options.packing else sequence["tokens"] - 1  # EOS closes a document
+    if _plain(spec):
+        (length,) = sequence.values()
+        return length if options.packing else length - 1  # EOS closes a document
     length = _noise(options).raw_length(sequence["encoder"], sequence["decoder"])
     if not length:
         raise UserError(

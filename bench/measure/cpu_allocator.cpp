@@ -23,6 +23,7 @@ void count(long long change) {
 }
 
 void release(void* data) {
+  if (!data) return;  // oneDNN frees the empty scratchpad that it asked for (in GELU, for one)
   char* block = static_cast<char*>(data) - kHeader;
   count(-static_cast<long long>(*reinterpret_cast<size_t*>(block)));
   inner->raw_deleter()(block);

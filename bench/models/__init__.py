@@ -23,6 +23,12 @@ def load_builder(family: str) -> FamilyBuilder:
     return plugins.load(plugins.FAMILY_BUILDER, family)
 
 
+def family_of(config: object) -> str:
+    """Return the family of a Hugging Face config.json: the one of its model type or, if none is, the general one."""
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    return next((name for name in plugins.names(plugins.FAMILY) if kind in load(name).MODEL_TYPES), "hugging_face")
+
+
 def network(model: ModelSpec) -> Stacks | None:
     """Return a model's network, None where its family does not describe it; UserError for an unknown family."""
     return _network(model.family, json.dumps(model.shape))

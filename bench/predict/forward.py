@@ -13,7 +13,7 @@ RMS_PASSES = 6
 """Reads and writes of a tensor in fp32 in T5LayerNorm: squared, averaged, scaled."""
 LAYER_NORM_PASSES = 3
 """Reads and writes of a tensor in torch's layer norm: read for its mean and deviation, and again to be scaled."""
-ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "silu": 2, "relu": 2}
+ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2, "relu": 2}
 """Reads and writes of a tensor: gelu_new is written out, with a power, three scalings, two sums, a tanh, a product."""
 
 

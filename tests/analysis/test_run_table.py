@@ -10,6 +10,7 @@ from analysis import columns as columns_module
 from analysis import metrics as metrics_package
 from analysis.columns import SHOWN, columns
 from analysis.table import plain, run_table
+from bench import plugins
 from bench.predict.flops import flops_per_step
 from bench.record import Link, Outcome
 from bench.spec import RunSpec
@@ -192,14 +193,19 @@ def test_a_new_file_is_a_new_column(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "    return record.observations.steps.loss[-1] if record.observations else None\n"
     )
     monkeypatch.setattr(metrics_package, "__path__", [*metrics_package.__path__, str(tmp_path)])
-    metrics_package.metrics.cache_clear()
+    _forget_metrics()
     try:
         table = run_table([run(), failed("oom")])
     finally:
-        metrics_package.metrics.cache_clear()
+        _forget_metrics()
     assert list(table.columns) == [*ISSUE[:-2], "loss_at_end", *ISSUE[-2:]]
     assert table.loss_at_end[0] == 4.0
     assert pd.isna(table.loss_at_end[1])
+
+
+def _forget_metrics() -> None:
+    plugins._shipped.cache_clear()
+    metrics_package.metrics.cache_clear()
 
 
 def test_order_names_no_column_that_does_not_exist() -> None:

@@ -45,7 +45,7 @@ def checkout(tmp_path: Path) -> Path:
     git(place, "init", "--quiet", "--initial-branch=main")
     commit(place, "sound")
     git(place, "tag", "sound")
-    engine = place / "bench" / "engines" / "ddp.py"
+    engine = place / "bench" / "engines" / "ddp" / "engine.py"
     engine.write_text(engine.read_text() + PLANTED)
     commit(place, "careless")
     return place

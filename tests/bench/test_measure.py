@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.errors import UserError
@@ -52,6 +54,18 @@ def test_what_another_thread_frees_is_not_lost() -> None:
     thread = threading.Thread(target=box.clear)
     thread.start()
     thread.join()
+    assert memory.live_bytes(CPU) == before
+
+
+@pytest.mark.usefixtures("counted")
+def test_what_has_no_bytes_is_freed_like_the_rest() -> None:
+    """torch's fused attention asks for a buffer of none."""
+    before = memory.live_bytes(CPU)
+    query = torch.ones(2, 4, 64, 32, requires_grad=True)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    del query
+    gc.collect()
     assert memory.live_bytes(CPU) == before
 
 

@@ -13,6 +13,10 @@ from bench.facts import facts, facts_of_tree, names
 from bench.spec import LENGTHS, OBJECTIVE, RunSpec
 from bench.study import Study
 
+SHAPE = {
+    "d_model": 4, "d_kv": 2, "d_ff": 6, "encoder_layers": 1, "decoder_layers": 1, "heads": 2, "vocab": 384,
+    "gated": True, "activation": "gelu_new", "separate_head": True,
+}  # fmt: skip
 CPU = ("devices_per_node=1", "machine=cpu")
 
 
@@ -25,7 +29,7 @@ def ask(*overrides: str) -> Request:
 def spec(objective: str, lengths: dict[str, int], source: str = "synthetic", **options: Any) -> RunSpec:
     return RunSpec.model_validate(
         {
-            "model": {"name": "tiny", "shape": {"vocab": 384}},
+            "model": {"name": "tiny", "shape": SHAPE},
             "engine": {"name": "ddp", "backend": "ddp"},
             "data": {"name": source, "source": source, "options": options},
             "batch": {"micro": 2},

@@ -48,7 +48,7 @@ class _MicroBatches(Dataset[MicroBatch]):
         for kind, of_kind in zip(self.kinds, rows, strict=True):
             length = sequence[kind.name]
             for argument, filler in kind.arguments.items():
-                tensors[argument] = _filled(of_kind, length, filler)
+                tensors[argument] = _filled(of_kind, length, filler, kind.hidden.get(argument, 0.0))
             if kind.mask and kind.name in self.samples.padded:
                 masks[kind.mask] = _filled([np.ones_like(row) for row in of_kind], length, 0)
             padding[kind.name] = micro * length - sum(map(len, of_kind))
@@ -97,8 +97,10 @@ def _end_with_rank(_worker: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _filled(rows: Any, length: int, filler: int) -> torch.Tensor:
+def _filled(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:
+    """Return rows as one tensor; what they are shorter, and the `hidden` share of each, is `filler`."""
     batch = np.full((len(rows), length), filler, dtype=np.int64)
     for line, row in zip(batch, rows, strict=True):
-        line[: len(row)] = row
+        begin = int(hidden * len(row))
+        line[begin : len(row)] = row[begin:]
     return torch.from_numpy(batch)

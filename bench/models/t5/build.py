@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from bench.models import derived_seed
 from bench.models.modules.chunked_loss import ChunkedHead
+from bench.models.modules.weights import SkippedInitialisation, draw
 from bench.models.t5.shape import NAMES, Shape
 from bench.spec import ModelSpec, RunSpec
 
@@ -39,7 +39,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     """
     shape = Shape.model_validate(spec.model.shape)
     kind: Any = WithChunkedLoss if spec.model.loss_chunk_tokens else T5ForConditionalGeneration
-    with construction or nullcontext(), _SkippedInitialisation():
+    with construction or nullcontext(), SkippedInitialisation():
         model = kind(_config(shape, spec.model))
     if shape.separate_head:  # nothing is tied then: share what T5 always shares, as transformers does it
         for stack in (model.encoder, model.decoder):
@@ -80,16 +80,6 @@ def _attention(model: ModelSpec) -> str:
     return flex_attention.NAME
 
 
-class _SkippedInitialisation(TorchFunctionMode):
-    """Makes torch.nn.init do nothing: `initialise` overwrites all of it, and XXL would take minutes."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return function(*args, **kwargs)
-
-
 def initialise(
     module: torch.nn.Module,
     spec: RunSpec,
@@ -97,8 +87,7 @@ def initialise(
 ) -> None:
     """Set every weight of `module` from (spec.seed, parameter name), with T5's own standard deviations.
 
-    Numbers are drawn in fp32 on the parameter's device and rounded to its type, so bf16 weights are the rounded
-    fp32 ones. Every rank draws the same. Raises ValueError for a parameter that no rule covers.
+    Every rank draws the same. Raises ValueError for a parameter that no rule covers.
     """
     deviations = _standard_deviations(Shape.model_validate(spec.model.shape))
     for name, parameter in module.named_parameters():  # shared ones appear once
@@ -106,7 +95,11 @@ def initialise(
         if owner not in deviations:
             raise ValueError(f"{name}: T5 has no rule to initialise it; known are {', '.join(deviations)}")
         with whole([parameter]), torch.no_grad():
-            _fill(parameter, deviations[owner], derived_seed(spec.seed, name))
+            deviation = deviations[owner]
+            if deviation is None:
+                parameter.fill_(1.0)
+            else:
+                draw(parameter, deviation, derived_seed(spec.seed, name))
 
 
 def _standard_deviations(shape: Shape) -> dict[str, float | None]:
@@ -130,14 +123,3 @@ def _standard_deviations(shape: Shape) -> dict[str, float | None]:
         "layer_norm": None,
         "final_layer_norm": None,
     }
-
-
-def _fill(parameter: torch.nn.Parameter, deviation: float | None, seed: int) -> None:
-    """Fill one whole parameter, piece by piece, so that no second copy of it in fp32 raises the peak of memory."""
-    if deviation is None:
-        parameter.fill_(1.0)
-        return
-    generator = torch.Generator(parameter.device).manual_seed(seed)
-    for piece in parameter.view(-1).split(2**24):
-        drawn = torch.empty(piece.shape, dtype=torch.float32, device=piece.device)
-        piece.copy_(drawn.normal_(0.0, deviation, generator=generator))

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from bench import objectives
 from bench.errors import UserError
-from bench.spec import Frozen, Positive
+from bench.spec import Frozen, Positive, RunSpec
 from bench.stacks import Attention, Mlp, Stack, Stacks
 
 Activation = Literal["relu", "gelu_new", "silu"]
@@ -48,6 +49,7 @@ class Shape(Frozen):
         return self
 
 
+MODEL_TYPES = ("t5", "mt5")  # umt5 has a position bias in every layer
 NAMES = {  # ours: transformers'
     "d_model": "d_model",
     "d_kv": "d_kv",
@@ -69,7 +71,7 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     if not isinstance(config, dict):
         raise UserError("config.json", "not an object of names and values", "give the complete config.json")
     kind = config.get("model_type")
-    if kind not in ("t5", "mt5"):  # umt5 has a position bias in every layer
+    if kind not in MODEL_TYPES:
         raise UserError(f"model_type={kind}", "not of the T5 family built here", "give a config of t5 or mt5")
     sizes = {ours: config[theirs] for ours, theirs in NAMES.items() if config.get(theirs) is not None}
     sizes = {"decoder_layers": sizes.get("encoder_layers"), **sizes}  # transformers' default
@@ -88,6 +90,14 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     separate = kind == "mt5" or untied
     form_and_head = {"gated": bool(gate), "activation": activation, "separate_head": separate}
     return Shape.model_validate(sizes | form_and_head)
+
+
+def check(shape: Shape, spec: RunSpec) -> None:
+    """Raise UserError for an objective whose loss is no mean: transformers' T5 knows no other."""
+    reduction = objectives.load(spec.objective).REDUCTION
+    if reduction != "mean":
+        rule = f"its loss is a {reduction} over tokens, and a T5's is their mean"
+        raise UserError(f"objective={spec.objective}", rule, "choose another objective, or another family")
 
 
 def token_kinds(shape: Shape) -> tuple[str, ...]:

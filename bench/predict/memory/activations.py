@@ -18,7 +18,7 @@ RANDOM_STATE = {"cpu": 5056, "cuda": 5056 + 16}
 """Bytes that a checkpoint keeps to draw the same numbers again: torch's Mersenne twister; a GPU's seed and offset."""
 FUSED_QUERIES = 32
 """Rows to which torch's memory-efficient attention rounds up its log-sum-exp."""
-ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "silu": (1, 0), "relu": (1, 1)}
+ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "gelu": (1, 0), "silu": (1, 0), "relu": (1, 1)}
 """Tensors as wide as an MLP that an activation saves, and whether the last of them is its output, which is saved
 anyway: gelu_new is written out in Python and keeps x, x/2, tanh and 1 + tanh."""
 

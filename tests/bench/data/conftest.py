@@ -6,6 +6,11 @@ import pytest
 
 from bench.spec import RunSpec
 
+SHAPE = {
+    "d_model": 4, "d_kv": 2, "d_ff": 6, "encoder_layers": 1, "decoder_layers": 1, "heads": 2,
+    "gated": True, "activation": "gelu_new", "separate_head": True,
+}  # fmt: skip
+
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -22,7 +27,7 @@ def make_spec() -> Callable[..., RunSpec]:
     def make(source: str = "synthetic", options: dict[str, Any] | None = None, **fields: Any) -> RunSpec:
         loading = {key: fields.pop(key) for key in ("workers", "prefetch") if key in fields}
         plain = {
-            "model": {"name": "tiny", "shape": {"vocab": fields.pop("vocab", 384)}},
+            "model": {"name": "tiny", "shape": {**SHAPE, "vocab": fields.pop("vocab", 384)}},
             "engine": {"name": "ddp", "backend": "ddp"},
             "data": {"name": source, "source": source, "options": options or {}, **loading},
             "batch": {"micro": 2},

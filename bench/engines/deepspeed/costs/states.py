@@ -13,7 +13,7 @@ from bench.stacks import Tensors
 DOUBLE = 8
 """Bytes per element of fp64, in which DeepSpeed takes the norm of a gradient, one tensor after the other."""
 DRAWN_AT_ONCE = 2**24
-"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.t5)."""
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
 
 
 def resident(run: ZeroRun) -> Terms:

@@ -1,0 +1,111 @@
+"""Builds what transformers makes of a config, with weights that follow from the seed and their names alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from bench.models import derived_seed
+from bench.models.hugging_face.shape import Shape
+from bench.spec import ModelSpec, RunSpec
+
+
+def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> Module:
+    """Return the uninitialised model, built inside `construction`. ValueError for what transformers does not know."""
+    shape = Shape.model_validate(spec.model.shape)
+    config = _config(shape, spec.model)
+    kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
+    _model_class(kind, config)  # imported before `construction` is entered
+    with construction or nullcontext(), no_init_weights():  # `initialise` does it, with whole weights
+        model: PreTrainedModel = kind.from_config(config, attn_implementation=spec.model.attention)
+    model.tie_weights()  # left out with the initialisation
+    if spec.activation_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ValueError(f"transformers has no activation checkpointing for model_type={shape.model_type}")
+        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
+    return model.train()
+
+
+def initialise(
+    module: Module,
+    spec: RunSpec,
+    whole: Callable[[Sequence[Parameter]], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Set every weight from (spec.seed, name of its module), as transformers initialises that architecture.
+
+    A module is drawn together with its leaves, whose weights its rule may set anew, as GPT-2's does with residual
+    projections: in the run's precision, on their device, the same on every rank. Raises ValueError for a parameter that
+    transformers does not initialise.
+    """
+    drawn: dict[Parameter, str] = {}
+    for parameter in module.parameters():
+        _keep(parameter, True)
+    for model, members in _groups(module):
+        fresh = {
+            parameter: f"{name}.{own}"
+            for name, member in members.items()
+            for own, parameter in member.named_parameters(recurse=False)
+            if parameter not in drawn  # one that two modules share is the first one's
+        }
+        drawn |= fresh
+        with whole(list(fresh)), torch.no_grad():
+            for parameter in fresh:
+                _keep(parameter, False)
+                parameter.fill_(torch.nan)
+            for name, member in members.items():
+                torch.manual_seed(derived_seed(spec.seed, name))
+                model._init_weights(member)
+            left = [name for parameter, name in fresh.items() if parameter.isnan().any()]
+            for parameter in fresh:
+                _keep(parameter, True)
+        if left:
+            raise ValueError(f"{left[0]}: transformers has no rule to initialise it")
+
+
+def _keep(parameter: Parameter, keeps: bool) -> None:
+    """Tell transformers' rules whether to leave a parameter as it is."""
+    parameter._is_hf_initialized = keeps  # type: ignore[attr-defined]
+
+
+def _groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
+    """Yield, the deepest ones first, each module that has others in it with its leaves by name, and the model whose
+    rules initialise them."""
+    models: dict[str, Any] = {}
+    groups: list[tuple[Any, dict[str, Module]]] = []
+    for name, parent in module.named_modules():  # a parent comes before its children
+        models[name] = parent if isinstance(parent, PreTrainedModel) else models[name.rpartition(".")[0]]
+        if any(True for _ in parent.children()):
+            leaves = {
+                f"{name}.{own}".lstrip("."): child
+                for own, child in parent.named_children()
+                if not any(True for _ in child.children())
+            }
+            groups.append((models[name], {**leaves, name: parent}))
+    return reversed(groups)
+
+
+def _config(shape: Shape, model: ModelSpec) -> Any:
+    """Return the config; ValueError for a model type, or a name of a value, that transformers does not know."""
+    values = shape.model_dump(exclude={"model_type"})
+    config = AutoConfig.for_model(shape.model_type, **values)
+    known = {*AutoConfig.for_model(shape.model_type).to_dict(), *config.attribute_map}
+    if unknown := sorted(set(values) - known):
+        raise ValueError(f"model_type={shape.model_type} has no {', '.join(unknown)} in its config")
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float | int):
+            setattr(config, name, model.dropout)
+    config.use_cache = False
+    return config
+
+
+def _model_class(kind: Any, config: Any) -> type[PreTrainedModel]:
+    """Import the class that will be built; ValueError if the architecture is not trained as such a language model."""
+    if type(config) not in kind._model_mapping:
+        raise ValueError(f"transformers does not train model_type={config.model_type} with {kind.__name__}")
+    found: type[PreTrainedModel] = kind._model_mapping[type(config)]
+    return found

@@ -1,0 +1,71 @@
+"""The sizes of an architecture that transformers knows: the values of its config, those of its class where not given."""
+
+from typing import Any
+
+from pydantic import ConfigDict
+
+from bench import objectives
+from bench.errors import UserError
+from bench.spec import Frozen, Positive, RunSpec
+from bench.stacks import Stacks
+
+MODEL_TYPES: tuple[str, ...] = ()
+_NO_SIZES = frozenset(
+    {"architectures", "auto_map", "dtype", "quantization_config", "torch_dtype", "transformers_version", "use_cache"}
+)
+"""Keys of a config.json that say nothing of a network whose weights are random."""
+
+
+class Shape(Frozen):
+    """A config of transformers: its `model_type`, and the values of that class of configs."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    model_type: str
+    vocab_size: Positive
+    is_encoder_decoder: bool = False
+
+
+def from_hugging_face(config: dict[str, Any]) -> Shape:
+    """Return the Shape of a Hugging Face config.json; raise UserError for one without a model type or vocabulary.
+
+    Dropout and precision belong to the spec, and weights are always random: what says something of them is left out.
+    """
+    missing = [key for key in ("model_type", "vocab_size") if not isinstance(config, dict) or not config.get(key)]
+    if missing:
+        remedy = "give the complete config.json of a language model"
+        raise UserError("config.json", f"lacks {' and '.join(missing)}", remedy)
+    sizes = {key: value for key, value in config.items() if not key.startswith("_") and "drop" not in key}
+    return Shape.model_validate({key: value for key, value in sizes.items() if key not in _NO_SIZES})
+
+
+def check(shape: Shape, spec: RunSpec) -> None:
+    """Raise UserError for what is our own and no architecture of transformers has."""
+    model, family = spec.model, f"family {spec.model.family}"
+    ours = {
+        f"model.loss_chunk_tokens={model.loss_chunk_tokens}": model.loss_chunk_tokens is not None,
+        f"model.compile={model.compile}": model.compile != "none",
+        f"model.attention={model.attention}": model.attention == "flex",
+    }
+    for value, asked in ours.items():
+        if asked:
+            raise UserError(value, f"a model of {family} is built by transformers, which lacks it", "leave it out")
+    reduction = objectives.load(spec.objective).REDUCTION
+    if reduction != "mean":
+        rule = f"its loss is a {reduction} over tokens, and transformers takes their mean"
+        raise UserError(f"objective={spec.objective}", rule, "choose another objective, or another family")
+
+
+def token_kinds(shape: Shape) -> tuple[str, ...]:
+    """Return the kinds of tokens that a sample holds."""
+    return ("encoder", "decoder") if shape.is_encoder_decoder else ("tokens",)
+
+
+def vocabulary(shape: Shape) -> int:
+    """Return the number of tokens that the model knows."""
+    return shape.vocab_size
+
+
+def stacks(shape: Shape) -> Stacks | None:
+    """Return nothing: what transformers makes of a config is known only once it is built."""
+    return None
