@@ -146,8 +146,8 @@ def _one_environment(one: Row, other: Row) -> bool:
 
 def _comparison(claim: Claim, one: Side, other: Side, results: Results) -> Comparison:
     differ = (claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec))
-    ours, theirs = one.spec.engine, other.spec.engine
-    as_preset = ours == theirs or not (engines.own(ours, theirs) or engines.own(theirs, ours))
+    ours, theirs = one.spec, other.spec
+    as_preset = ours.engine == theirs.engine or not (engines.own(ours, theirs) or engines.own(theirs, ours))
     return Comparison(one.row, other.row, differ, _held(one, other), _tested(one.row, other.row, results), as_preset)
 
 
@@ -212,12 +212,12 @@ def _more_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 def _higher_stage(one: RunSpec, other: RunSpec) -> bool:
     stages = (one.engine.name, other.engine.name) in itertools.combinations(_STAGES, 2)
-    return stages and engines.comparable(one.engine, other.engine)
+    return stages and engines.comparable(one, other)
 
 
 def _two_and_three(one: RunSpec, other: RunSpec) -> bool:
     stages = (one.engine.name, other.engine.name) == ("zero2", "zero3")
-    return stages and engines.comparable(one.engine, other.engine)
+    return stages and engines.comparable(one, other)
 
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
@@ -239,7 +239,7 @@ def _nodes(spec: RunSpec, beside: RunSpec) -> str:
 
 
 def _engine(spec: RunSpec, beside: RunSpec) -> str:
-    return engines.told(spec.engine, beside.engine)
+    return engines.told(spec, beside)
 
 
 CLAIMS = (

@@ -20,9 +20,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.engines import REFERENCE, known_facts
 from bench.record import Outcome, RunRecord, Steps
+from bench.spec import RunSpec
 
-REFERENCE = "ddp"
 STEPS = 5
 """First steps that are compared, warm-up included; later the rounding that engines differ in has grown by itself."""
 
@@ -120,9 +121,15 @@ def judge(cases: Cases) -> Judgement:
     return Judgement(unverified, tuple(mismatches))
 
 
+def is_reference(spec: RunSpec) -> bool:
+    """Whether a run is one of the reference engine; one whose engine is not known here is none."""
+    facts = known_facts(spec)
+    return facts is not None and facts.is_reference
+
+
 def case(record: RunRecord) -> Case:
     """Return what a record is judged by."""
-    ok, reference = record.outcome.kind == "ok", record.spec.engine.backend == REFERENCE
+    ok, reference = record.outcome.kind == "ok", is_reference(record.spec)
     steps, precision = _comparable(record), record.spec.precision
     if steps is None:
         return Case(ok, reference, None, math.nan, (), 0, precision)

@@ -40,15 +40,25 @@ class ModelSizes:
         """The modules in the order of forward."""
         return tuple(self.modules_of())
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Of all parameters."""
         return count_elements(self.tensors)
+
+    @cached_property
+    def largest(self) -> int:
+        """Elements of the largest tensor."""
+        return max(size.elements for size in self.tensors)
 
 
 def count_elements(sizes: Sequence[Tensors]) -> int:
     """Return the elements of all tensors together."""
     return sum(size.elements * size.number for size in sizes)
+
+
+def total_bytes(terms: Terms) -> int:
+    """Return what all terms take together."""
+    return sum(terms.values())
 
 
 class Beside(NamedTuple):
@@ -60,13 +70,13 @@ class Beside(NamedTuple):
 
 
 class BackwardWork(NamedTuple):
-    """What of the segments an engine's backward depends on; fields as of a family's `Segment`."""
+    """What of the segments an engine's backward depends on, on one rank."""
 
-    working: Array
-    standing: Array
-    parameters: Array
-    largest: Array
-    transposed: Array
+    working: Array  # bytes that a segment's backward needs beside what was saved up to here
+    standing: Array  # of them, those that live between two operations as well
+    parameters: Array  # elements whose gradients are complete afterwards
+    largest: Array  # elements of the largest of them
+    transposed: Array  # elements of a gradient that is not added to in its place, as torch's own linear makes it
 
 
 class EngineMemory(Protocol):

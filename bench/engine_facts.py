@@ -4,17 +4,18 @@ Prediction, advice, rehearsal, readers and reports ask these facts, and never an
 What an engine does not say is unknown: where a cost is, there is no prediction.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bench.spec import Device, RunSpec
+from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 
 if TYPE_CHECKING:
     from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 Member = Literal["evaluate", "save", "load", "idle_s", "step_phases_s"]
-"""Members of `bench.engines.Engine` that an engine need not have."""
+"""Those of `bench.engines.OptionalMembers`."""
 
 Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
 """Fields of `bench.spec.Parallel`."""
@@ -26,6 +27,16 @@ class Division(NamedTuple):
     weights: int = 1
     gradients: int = 1
     optimizer: int = 1
+
+    def state_bytes(self, elements: int, precision: Precision) -> int:
+        """Return weights, gradients and AdamW's state of one rank, as Table 1 of ZeRO (arXiv 1910.02054) counts them:
+        below fp32 2 + 2 + 12 bytes per parameter, each divided among as many ranks as is said here."""
+        width = WIDTH[precision]
+        widths = zip(self, (width, width, 2 * FULL + (FULL if width < FULL else 0)), strict=True)
+        together: Counter[int] = Counter()
+        for ranks, each in widths:
+            together[ranks] += each
+        return sum(each * elements // ranks for ranks, each in together.items())
 
 
 class Rehearsal(NamedTuple):
@@ -43,12 +54,13 @@ class EngineFacts:
     """What an engine says of itself for one spec."""
 
     label: str  # for a reader, with what tells it from its engine's others: ZeRO stage 2
+    distinguishing: frozenset[str] = frozenset()  # options that tell its engines apart, as the stage does ZeRO's
     division: Division | None = None  # None: unknown
     is_reference: bool = False  # nothing stands behind its losses to compare them with
     layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may be other than one copy on every rank
-    losses: Literal["every rank", "some ranks"] = "every rank"  # where a step's loss is known
+    loss_ranks: tuple[int, ...] | None = None  # where `train_step` returns a loss; None: on every rank
     rehearsal: Rehearsal = _NOT_REHEARSED
-    members: frozenset[Member] = frozenset()  # those that need not be, and that it has
+    members: frozenset[Member] = frozenset()  # what it can do that an engine need not
     compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)
     works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # what bench.handover writes; None: nothing

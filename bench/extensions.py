@@ -1,4 +1,4 @@
-"""DeepSpeed's compiled ops: which of them a run loads, and the folder where they are built.
+"""DeepSpeed's compiled ops, which an engine's facts name: the folder where they are built, and how they are loaded.
 
 DeepSpeed compiles an op when it is first loaded, which takes a minute or more and needs compilers. Left alone, torch
 keeps all builds for one version of Python and CUDA in one place: what was built for another GPU or processor, or in
@@ -18,10 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.engines.deepspeed.options import Options
 from bench.errors import UserError
 from bench.measure.environment import cache, cpu_model, version
-from bench.spec import RunSpec
 
 FOLDER = "TORCH_EXTENSIONS_DIR"
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
@@ -31,35 +29,6 @@ _BUILD_S = 900.0  # no op takes longer to build
 _FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})  # also beside a GPU
 _INSTRUCTIONS = re.compile(r"\b(?:(?:avx|sse|ssse|sve|bmi|fma|amx)\w*|abm|movbe|popcnt|f16c|adx|asimd\w*)\b")
 """What DeepSpeed's `-march=native` lets a compiler use; other flags of a processor differ from kernel to kernel."""
-
-
-def operations(spec: RunSpec) -> tuple[str, ...]:
-    """Return the ops that a run loads, in an order in which they can be built: their builders' names in
-    deepspeed.ops.op_builder, without `Builder`.
-
-    From DeepSpeed 0.19: runtime/engine.py (get_optimizer_configuration), runtime/swap_tensor and CUDAQuantizer in
-    runtime/zero/partition_parameters.py. Our engine keeps it from building its shared-memory op.
-    """
-    if spec.engine.backend != "deepspeed":
-        return ()
-    options = Options.model_validate(spec.engine.options)
-    native = spec.optimizer.implementation == "native"
-    optimizer, weights = options.offload_optimizer, options.offload_param
-    offloaded = optimizer is not None and optimizer.device != "none"
-    on_disk = any(tier is not None and tier.device == "nvme" for tier in (optimizer, weights))
-    quantised = (
-        options.zero_quantized_weights
-        or options.zero_quantized_nontrainable_weights
-        or options.zero_quantized_gradients
-    )
-    loaded = {
-        "CPUAdam": native and offloaded,
-        "FusedAdam": native and not offloaded,
-        "Quantizer": quantised,
-        "PinMemory": on_disk,
-        "AsyncIO": on_disk,
-    }
-    return tuple(name for name, needed in loaded.items() if needed)
 
 
 def environment(names: Sequence[str], device: str, variables: Mapping[str, str]) -> dict[str, str]:

@@ -145,12 +145,13 @@ class EngineBuilder(Protocol):
         """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
         ...
 
-    def parameter_count(self, module: "Module") -> int:
-        """Return the elements of all parameters, those shared counted once, partitions of other ranks included."""
+    def parameter_count(self, parameters: "Iterable[Parameter]") -> int:
+        """Return the elements of all `parameters`, partitions of other ranks included."""
         ...
 
     def build(self, module: "Module", spec: RunSpec) -> Any:
-        """Return an `Engine` that trains `module`, which is initialised. The process group exists."""
+        """Return an `Engine` that trains `module`, which is initialised: those of its parameters that ask for a
+        gradient. The process group exists."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The files that come with the project: where they are, and what an engine's says."""
+"""The files that come with the project: where they are, which are engines, and what one of those says."""
 
 import functools
 from collections.abc import Mapping
@@ -12,6 +12,11 @@ def conf_dir() -> Path:
     """Return the folder of the configuration files: beside the packages in a checkout, inside `bench` in a wheel."""
     inside = Path(__file__).parent / "conf"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def engine_presets() -> tuple[str, ...]:
+    """Return the names of the files in conf/engine, sorted."""
+    return tuple(sorted(path.stem for path in (conf_dir() / "engine").glob("*.yaml")))
 
 
 @functools.cache

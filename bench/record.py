@@ -272,7 +272,7 @@ class Steps(Frozen):
     fastest_rank_s: tuple[float, ...] | None = None  # the least of the ranks' own seconds of each step …
     slowest_rank_s: tuple[float, ...] | None = None  # … and the most
     data_wait_s: tuple[float, ...]
-    loss: tuple[float | None, ...]  # mean over ranks; None where it was not finite
+    loss: tuple[float | None, ...]  # mean over the ranks that have one; None where it was not finite
     gradient_norm: tuple[float | None, ...] = ()  # before clipping; empty where the engine tells none
     micro_gradient_norm: tuple[float | None, ...] | None = None  # of micro-batch gradients: root of their mean square
     skipped: tuple[int, ...] = ()  # steps whose update was skipped (loss-scale overflow)

@@ -107,11 +107,11 @@ class Rank:
                     self.drill.plant(self.rank, module)
             with self.phase("engine"):
                 self.engine = self.engine_builder.build(module, spec)
+                engines.check_members(self.engine, spec)
         # What is random from here on, dropout, follows from the seed: each rank draws its own, repeats the same again.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         self.parameters = self.check_parameters(module)
-        whole = all(parameter.requires_grad for parameter in module.parameters())
-        self.trainable_parameters = self.parameters if whole else None
+        self.trainable_parameters = int(self.engine_builder.parameter_count(engines.trained(module)))
         self.initialisation_rss = memory.peak_rss_bytes()
 
     def train(self) -> "Series":
@@ -129,8 +129,12 @@ class Rank:
 
         memory.forget_peak(self.device)  # that of the initialisation is kept for itself
         clock = clock_for(self.device)
-        self.trainer = loop.Trainer(self.spec, self.engine, self.batches, clock, self.device, self.here, self.peers)
-        series = loop.Series(tuple(self.spec.sequence))
+        with_loss = engines.facts(self.spec).loss_ranks
+        self.trainer = loop.Trainer(
+            self.spec, self.engine, self.batches, clock, self.device, self.here, self.peers,
+            has_loss=with_loss is None or self.rank in with_loss,
+        )  # fmt: skip
+        series = loop.Series(tuple(self.spec.sequence), None if self.rehearses else with_loss)
         with self.kept_if_asked_to_end(series):
             loop.run(self.trainer, self.spec, open_window, series)
         closed, closed_at = self.energy_so_far(), time.perf_counter()
@@ -179,12 +183,11 @@ class Rank:
 
     def inspect(self) -> "Inspection":
         """Look closer at a few untimed steps."""
-        from bench import models
         from bench.measure import inspection
 
         self.channel.beat("inspection")
-        unknown = models.network(self.spec.model) is None
-        return inspection.inspect(self.trainer, self.device, counts_flops=unknown)
+        members, unknown = engines.facts(self.spec).members, models.network(self.spec.model) is None
+        return inspection.inspect(self.trainer, self.engine, members, self.device, counts_flops=unknown)
 
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
         """Gather what every rank saw on rank 0, which writes it down; `uninspected` is why there was no closer look."""
@@ -259,7 +262,7 @@ class Rank:
     def check_parameters(self, module: Any) -> int:
         """Count the model's parameters, partitions included; refuse one that is not what its name says."""
         expected = models.expected_parameters(self.spec.model)
-        found = int(self.engine_builder.parameter_count(module))
+        found = int(self.engine_builder.parameter_count(module.parameters()))
         if expected is not None and found != expected:
             raise Refused(f"{self.spec.model.name} has {found} parameters where {expected} were expected")
         return found

@@ -17,9 +17,9 @@ from analysis.formats.numbers import UNITS, power_of
 from analysis.questions import series
 from analysis.results import Results
 from analysis.summary import Row
+from bench import engines
 from bench.errors import UserError
 from bench.predict.memory import memory
-from bench.predict.memory.states import model_states
 from bench.spec import Device, RunSpec
 
 TITLE = "Memory by stage against ZeRO's arithmetic"
@@ -34,7 +34,7 @@ _NOTE = (
     "option the one with most memory. Measured: over steady steps, on the rank with most. Predictions are formulas and "
     "fitted to nothing."
 )
-_STATES: Any = {"facecolor": "none", "edgecolor": drawing.INK, "alpha": 0.45, "hatch": "////", "linewidth": 0.6}
+_DIVIDED: Any = {"facecolor": "none", "edgecolor": drawing.INK, "alpha": 0.45, "hatch": "////", "linewidth": 0.6}
 _PEAK: Any = {"color": drawing.COLOURS[4], "marker": "_", "markersize": 16, "markeredgewidth": 1.6, "linestyle": "none"}
 _LETTERS_PER_IN = 16  # of a label below the axis
 _STRIP = -0.05  # of the height: where it says why there is no number
@@ -86,10 +86,14 @@ def _bytes(row: Row, specs: Mapping[str, RunSpec], device: Device) -> Bytes:
         peak = memory(spec, device).peak
     except (UserError, ValueError):  # a family, a shape or an option that this version does not know
         peak = None
-    stage = spec.engine.options.get("stage", 0) if spec.engine.backend != "ddp" else 0
-    elements = row["parameters"]
-    states = None if elements is None else model_states(elements, spec.world_size, stage, spec.precision)
-    return Bytes(row["peak_allocated_bytes"], peak, states)
+    return Bytes(row["peak_allocated_bytes"], peak, _states(spec, row["parameters"]))
+
+
+def _states(spec: RunSpec, elements: int | None) -> int | None:
+    facts = engines.known_facts(spec)
+    if elements is None or facts is None or facts.division is None:
+        return None
+    return facts.division.state_bytes(elements, spec.precision)
 
 
 def _device(row: Row) -> Device:
@@ -106,7 +110,7 @@ def _draw(panel: Panel, told: Sequence[Bytes], unit: int, highest: int) -> None:
     axes, labels = panel.axes, [series(row) for row in panel.rows]
     for x, (measured, peak, states) in enumerate(told):
         if states is not None:
-            axes.bar(x, states / unit, width=0.6, zorder=1, **_STATES)
+            axes.bar(x, states / unit, width=0.6, zorder=1, **_DIVIDED)
         if peak is not None:
             axes.plot(x, peak / unit, zorder=3, **_PEAK)
         if measured is not None:
@@ -137,5 +141,5 @@ def _keys(evidence: str) -> list[Artist]:
     return [
         Line2D([], [], label=f"{evidence}: peak allocated", **drawing.point(0)),
         Line2D([], [], label="predicted: peak", **(_PEAK | {"markersize": 10})),
-        Patch(label="predicted: weights, gradients, optimizer (ZeRO, Table 1)", **_STATES),
+        Patch(label="predicted: weights, gradients, optimizer (ZeRO, Table 1)", **_DIVIDED),
     ]

@@ -7,6 +7,7 @@ count model states of 16-bit training only, whatever the precision, and there is
 
 from typing import Any
 
+from bench.engines import known_facts
 from bench.spec import RunSpec
 
 HALF = 2
@@ -32,13 +33,21 @@ def zero3(parameters: int, largest_layer: int, ranks: int, *, offload: bool, off
     return LAYER * largest_layer + (0 if offload_weights else int(HALF * parameters / ranks))
 
 
+def stage(spec: RunSpec) -> int | None:
+    """Return the ZeRO stage in the run's DeepSpeed config; None where it has no such config."""
+    facts = known_facts(spec)
+    if facts is None or facts.deepspeed_config is None:
+        return None
+    return int(facts.deepspeed_config(spec)["zero_optimization"]["stage"])
+
+
 def memory(spec: RunSpec, parameters: int) -> int | None:
     """Return what DeepSpeed's estimator of the run's stage says, in bytes per GPU; None where it has none."""
-    options = spec.engine.options
+    options, at = spec.engine.options, stage(spec)
     offload, offload_weights = (_offloads(options, name) for name in ("offload_optimizer", "offload_param"))
-    if options.get("stage") == 2:
+    if at == 2:
         return zero2(parameters, spec.data_parallel, offload=offload)
-    if options.get("stage") == 3:
+    if at == 3:
         layer = largest_layer(spec.model.shape)
         return zero3(parameters, layer, spec.data_parallel, offload=offload, offload_weights=offload_weights)
     return None

@@ -34,7 +34,7 @@ def points(
 
 def stage(run: MemoryRun) -> int:
     """Return a run's ZeRO stage; DDP divides as little as stage 0."""
-    return int(run.spec.engine.options.get("stage", 0))
+    return estimators.stage(run.spec) or 0
 
 
 def _point(run: MemoryRun, quantity: Quantity, each: float, reasons: Reasons, rehearsed: bool) -> Point:

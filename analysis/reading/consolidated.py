@@ -36,7 +36,10 @@ LEAST = 200
 
 _ABOUT = b"zeroscale"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
-_FORMULAS = ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"), ("*.py", "predict/*.py", "models/*.py")
+_FORMULAS = (
+    ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"),
+    ("*.py", "predict/*.py", "models/*.py", "engines/*/facts.py"),
+)
 
 _log = logging.getLogger(__name__)
 

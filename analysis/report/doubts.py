@@ -13,13 +13,14 @@ from analysis.scaling.best import Best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row
 from analysis.table import plain
-from analysis.verify import REFERENCE
+from analysis.verify import is_reference
+from bench.engines import REFERENCE
 
 
 def doubts(results: Results, found: Sequence[Best], drifted: Sequence[Drifted], origin: Provenance) -> list[str]:
     """Return what a reader must know before believing a number of the set."""
     runs, summary = plain(results.table), plain(results.summary)
-    references = {one for one, spec in results.specs.items() if spec.engine.backend == REFERENCE}
+    references = {one for one, spec in results.specs.items() if is_reference(spec)}
     return [
         *_repeats(summary),
         *_comparisons(found),

@@ -118,8 +118,7 @@ def _crossover(one: Track, other: Track, pace: Paces) -> Crossover:
     compared = [meeting.comparison for meeting in met if meeting.comparison]
     told = iter(verdicts(compared))
     judged = tuple(meeting._replace(verdict=next(told)) if meeting.comparison else meeting for meeting in met)
-    ours, theirs = one.spec.engine, other.spec.engine
-    names = (engines.told(ours, theirs), engines.told(theirs, ours))
+    names = (engines.told(one.spec, other.spec), engines.told(other.spec, one.spec))
     return Crossover(one.law, one.batch, (one.name, other.name), names, judged)
 
 

@@ -33,6 +33,7 @@ from bench.predict.advice import Advice, advise, duration, measured, standing
 from bench.predict.advice.candidates import Candidate, Room, look
 from bench.predict.advice.choices import Choice, choose
 from bench.predict.advice.measured import Known
+from bench.predict.memory import memory
 from bench.predict.step_time import step_time
 from bench.record import RunRecord
 from bench.spec import Device, RunSpec
@@ -96,13 +97,15 @@ def _launcher(asked: Request) -> StandaloneLauncherPlugin:
 
 
 def _requests(asked: Asked, config_dir: Path | None, left_out: list[LeftOut]) -> dict[str, Request]:
-    """Return what is asked with each engine, by its name; one that cannot be is left out unless it was named."""
+    """Return what is asked with each engine, by its name; one that cannot be, or of which nothing is predicted, is left
+    out unless it was named."""
     found: dict[str, Request] = {}
     why: UserError | None = None
     for engine in asked.engines:
         pairs = [("launcher", launchers.cluster()), ("batch.micro", 1), *asked.overrides, ("engine", engine)]
         try:
             request = config.request(pairs, config_dir)
+            memory(request.spec, asking.kind(request))
             found[request.spec.engine.name] = request
         except UserError as error:
             if asked.chosen:

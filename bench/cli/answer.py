@@ -5,10 +5,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import store
+from bench import engines, store
 from bench.record import RunRecord
-
-_REFERENCE = "ddp"
 
 
 def lines(record: RunRecord, folder: Path, overrides: Sequence[str]) -> list[str]:
@@ -35,9 +33,10 @@ def _next(record: RunRecord, study: Path, overrides: Sequence[str]) -> list[str]
     """Return the commands that go on from here."""
     page = Path("results/reports") / study.name
     commands = [(shlex.join(["zeroscale", "report", str(study), "--out", str(page)]), "all runs of this folder")]
-    if record.spec.engine.backend != _REFERENCE:
+    known = engines.known_facts(record.spec)
+    if known is None or not known.is_reference:
         kept = [text for text in overrides if not text.startswith(("engine=", "engine."))]
-        reference = ["zeroscale", "run", f"engine={_REFERENCE}", *kept]
+        reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept]
         commands.insert(0, (shlex.join(reference), "the reference that losses are compared with"))
     width = max(len(command) for command, _ in commands)
     heads = ["next: ", *["      "] * (len(commands) - 1)]

@@ -7,11 +7,11 @@ from bench import launchers
 from bench.cli.wording import count
 from bench.measure import environment
 from bench.predict.memory.host import PROCESS_BYTES
-from bench.spec import MeasureSpec
+from bench.spec import MeasureSpec, RunSpec
 from bench.sweep.asked import Point, Sweep
 from bench.sweep.duration import Minutes, minutes
 from bench.sweep.feasible import far_out
-from bench.sweep.forecast import Forecast, Room
+from bench.sweep.forecast import Forecast, Room, unpredicted
 
 _NOTHING = Forecast()
 
@@ -33,6 +33,8 @@ class Foretold:
     def line(self, index: int) -> str:
         """Return what is predicted of one point, in one line."""
         point = self._sweep.points[index]
+        if (point.forecast or _NOTHING) == _NOTHING and (why := unpredicted(RunSpec.model_validate(point.spec))):
+            return f"    {why}"
         step = (point.forecast or _NOTHING).step
         time = "step time unknown"
         if step and (taken := self._minutes[index]):

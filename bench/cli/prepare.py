@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench import config, data, extensions, launchers, store
+from bench import config, data, engines, extensions, launchers, store
 from bench.cli import asking, live, stager
 from bench.cli.stager import Mode
 from bench.config import Request
@@ -101,7 +101,8 @@ def needs(asked: Sequence[Request], architectures: Sequence[str | None] = (None,
     kinds: dict[tuple[str, tuple[str, ...]], dict[str, list[RunSpec]]] = {}
     seen = set()
     for request in asked:
-        kind = kinds.setdefault((_device(request), extensions.operations(request.spec)), {"data": [], "models": []})
+        operations = engines.facts(request.spec).compiled_ops
+        kind = kinds.setdefault((_device(request), operations), {"data": [], "models": []})
         for part, key in _keys(request.spec).items():
             if key not in seen:
                 seen.add(key)

@@ -9,12 +9,12 @@ from bench import config
 from bench.errors import UserError, nearest
 from bench.predict.advice import Question
 from bench.predict.advice.candidates import NODES, Axes
+from bench.presets import engine_presets
 from bench.spec import RunSpec
 
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing")
 """Overrides that may be lists, and that are searched where they are not given."""
-ENGINES = ("ddp", "zero0", "zero1", "zero2", "zero3")
 
 
 class Asked(NamedTuple):
@@ -49,7 +49,7 @@ def read(texts: Sequence[str]) -> Asked:
         global_batch=None if exact is None else _count("batch.global", exact),
         max_global_batch=words.get("max_global_batch"),
     )
-    engines = tuple(map(str, lists.get("engine", ENGINES)))
+    engines = tuple(map(str, lists.get("engine", engine_presets())))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
     return Asked(question, words.get("price"), axes, engines, "engine" in lists, shared, fixed)

@@ -12,11 +12,11 @@ import contextlib
 import statistics
 from pathlib import Path
 
-from bench import config, launchers
+from bench import config, engines, launchers
 from bench.cli import asking, live, point
 from bench.config import Request
 from bench.decode import check_rank
-from bench.errors import UserError
+from bench.errors import NoPrediction, UserError
 from bench.measure import devices
 from bench.predict.memory import memory
 from bench.record import Circumstance, Limits, RunRecord
@@ -29,7 +29,8 @@ STUDY = "rehearsals"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     asking.arguments(parser)
-    parser.add_argument("--rank", type=int, default=0, metavar="R", help="which rank, default 0; at stage 3 no other")
+    told = "which rank, default 0; some engines allow no other"
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help=told)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,9 +58,11 @@ def _todo(asked: Request, rank: int, overrides: tuple[str, ...]) -> Todo:
     spec = asked.spec
     if not 0 <= rank < spec.world_size:
         raise UserError(f"--rank {rank}", f"the run has ranks 0 to {spec.world_size - 1}", "choose one of them")
-    if rank and spec.engine.options.get("stage") == 3:
-        rule = "at stage 3 DeepSpeed compares rank 0's lists with the others', which a pretended rank 0 cannot answer"
-        raise UserError(f"--rank {rank}", rule, "rehearse rank 0")
+    can = engines.facts(spec).rehearsal
+    if can.ranks == "none":
+        raise UserError(f"engine={spec.engine.name}", f"cannot be rehearsed: {can.why}", "choose another engine")
+    if rank and can.ranks == "first":
+        raise UserError(f"--rank {rank}", can.why, "rehearse rank 0")
     options = asked.launcher_options.model_dump(mode="json")
     circumstance = Circumstance(
         study=STUDY,
@@ -77,7 +80,10 @@ def _todo(asked: Request, rank: int, overrides: tuple[str, ...]) -> Todo:
 def _check_room(asked: Request, device: Device) -> None:
     """Raise UserError for a rank that surely needs more memory than there is here."""
     room = devices.memory_bytes() if device == "cuda" else _free_bytes()
-    needed, _ = memory(asked.spec, device, room, rehearsed=True).device
+    try:
+        needed, _ = memory(asked.spec, device, room, rehearsed=True).device
+    except NoPrediction:  # then trying shows it
+        return
     if room is not None and needed > room:
         rule = f"one rank needs {needed / 1e9:.1f} GB at least, and {room / 1e9:.1f} GB are here"
         raise UserError(asking.line(asked).split()[1], rule, "more ranks, a higher stage, or a smaller batch.micro")

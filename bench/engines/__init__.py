@@ -5,6 +5,7 @@ its `engine` is what builds (`bench.plugins.EngineBuilder`), and returns an `Eng
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench import plugins
@@ -15,6 +16,7 @@ from bench.spec import Parallel, RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module, Parameter
 
 LAYOUTS: dict[Layout, str] = {
     "tensor": "tensor parallelism",
@@ -30,11 +32,13 @@ REFERENCE = "ddp"
 class Engine(Protocol):
     """A model ready to train."""
 
-    def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor":
+    def train_step(self, micro_batches: "Iterable[dict[str, Tensor]]") -> "Tensor | None":
         """Make one optimizer step; return its mean loss on this rank as a detached 0-d device tensor, unsynchronised.
+        None on a rank that has no loss: the engine's facts say which ranks have one (`EngineFacts.loss_ranks`).
 
-        `micro_batches` are `batch.accumulation` dicts of tensors on this rank's device. Each is fetched when it is
-        taken: the one behind it is loaded while it is computed with, so none is taken ahead.
+        `micro_batches` are `batch.accumulation` dicts of tensors on this rank's device, the same on all ranks of one
+        data-parallel rank. Each is fetched when it is taken: the one behind it is loaded while it is computed with, so
+        none is taken ahead.
         """
         ...
 
@@ -49,6 +53,47 @@ class Engine(Protocol):
     def config(self) -> dict[str, Any]:
         """Return what the engine was really given, in plain types, for the record."""
         ...
+
+
+class OptionalMembers(Protocol):
+    """What an engine need not be able to do. Its facts announce each of these that it has (`EngineFacts.members`); what
+    is not announced is not asked for."""
+
+    def evaluate(self, batches: "Iterable[dict[str, Tensor]]") -> "Tensor | None":
+        """Return the mean loss of `batches` on this rank and learn nothing from them; None where `train_step` has no
+        loss."""
+        ...
+
+    def save(self, folder: Path, steps: int) -> None:
+        """Write all that the next step depends on: weights, the optimizer's state, random state, and `steps`, the
+        optimizer steps so far, which are the position in the data. All ranks see `folder`. Collective."""
+        ...
+
+    def load(self, folder: Path) -> int:
+        """Take up what `save` wrote, on as many ranks, and return its `steps`: the next loss is to the bit the one that
+        would have followed. Collective."""
+        ...
+
+    def idle_s(self) -> float:
+        """Return the seconds of the last step in which this rank waited for its turn in the engine's schedule. It may
+        wait for the device."""
+        ...
+
+    def step_phases_s(self) -> dict[str, float]:
+        """Return the seconds of the last step on this rank by phase: forward, backward … It may wait for the device."""
+        ...
+
+
+def trained(module: "Module") -> "list[Parameter]":
+    """Return the parameters that are trained: the others go to no optimizer, and are counted apart."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def check_members(engine: object, spec: RunSpec) -> None:
+    """Raise UserError if the engine that was built for `spec` lacks a member that its facts announce."""
+    if missing := sorted(name for name in facts(spec).members if not hasattr(engine, name)):
+        rule = f"its facts announce {', '.join(missing)}, and {type(engine).__name__} has none"
+        raise UserError(f"engine.backend={spec.engine.backend}", rule, "write it, or leave it out of facts.members")
 
 
 def load(backend: str) -> EnginePlugin:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from bench.engines.deepspeed.config import deepspeed_config
-from bench.engines.deepspeed.options import Options
+from bench import engines
 from bench.errors import UserError
 from bench.handover.arguments import training_arguments
 from bench.models.t5.shape import NAMES, Shape
@@ -65,10 +64,10 @@ def write(folder: Path, contents: dict[str, str]) -> None:
 def files(given: Handover) -> dict[str, str]:
     """Return the text of every file by its name; UserError for what only this package can run."""
     spec, steps = given.spec, given.steps
-    _check(spec)
+    config = _checked_config(spec)
     script = given.launcher.standalone(_command(spec, steps), spec, given.options, given.device)
     return {
-        "ds_config.json": _json(deepspeed_config(Options.model_validate(spec.engine.options), spec)),
+        "ds_config.json": _json(config),
         "model.json": _json(_model(spec.model)),
         "training_arguments.json": _json(training_arguments(spec, steps)),
         "train.py": (_FILES / "train.py").read_text(encoding="utf-8"),
@@ -88,8 +87,10 @@ def _readme(spec: RunSpec, start: str, why: str) -> str:
     return str(made.render(spec=spec, start=start, why=why))
 
 
-def _check(spec: RunSpec) -> None:
-    if spec.engine.backend != "deepspeed":
+def _checked_config(spec: RunSpec) -> dict[str, Any]:
+    """Return DeepSpeed's config; UserError for what only this package can run."""
+    config = engines.facts(spec).deepspeed_config
+    if config is None:
         rule = "the answer is not an engine of DeepSpeed, so there is no DeepSpeed config to hand over"
         raise UserError(f"engine={spec.engine.name}", rule, "ask with engine=zero0,zero1,zero2,zero3")
     if spec.model.family != "t5":
@@ -102,6 +103,7 @@ def _check(spec: RunSpec) -> None:
     if spec.model.loss_chunk_tokens:
         rule = "transformers computes its loss whole, so it cannot be handed over"
         raise UserError(f"model.loss_chunk_tokens={spec.model.loss_chunk_tokens}", rule, "leave it out")
+    return config(spec)
 
 
 def _model(model: ModelSpec) -> dict[str, Any]:

@@ -1,12 +1,16 @@
-"""What a rank does in a step, seen in untimed steps after the window: bytes per collective, and the time outside of
-them (collectives make everybody wait, so stragglers do not show in step times); FLOPs where no formula tells them."""
+"""What a rank does in a step, seen in untimed steps after the window: bytes per collective, the time outside of them
+(collectives make everybody wait, so stragglers do not show in step times), FLOPs where no formula tells them, and what
+its engine tells of a step."""
 
 import statistics
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
 
+from bench.engine_facts import Member
+from bench.engines import OptionalMembers
 from bench.measure.collectives import CollectiveCounter, wait_for
 from bench.measure.flops import count_flops
 from bench.measure.loop import Trainer
@@ -22,10 +26,15 @@ class Inspection:
     collectives: dict[str, Collective] = field(default_factory=dict)  # of one step
     outside_collectives_s: float = 0.0  # of one step, the wait for its data included
     flops: int | None = None  # of one step, if they were to be counted
+    idle_s: float | None = None  # of one step; None where the engine does not tell
+    step_phases_s: dict[str, float] = field(default_factory=dict)  # of one step; empty where the engine does not tell
 
 
-def inspect(trainer: Trainer, device: torch.device, *, counts_flops: bool) -> Inspection:
-    """Make a few more optimizer steps under observation; none of them is timed as a step."""
+def inspect(
+    trainer: Trainer, engine: OptionalMembers, members: Collection[Member], device: torch.device, *, counts_flops: bool
+) -> Inspection:
+    """Make a few more optimizer steps under observation; none of them is timed as a step. `members` are those that the
+    engine has."""
     seen, outside = Inspection(), []
     for _ in range(_STEPS):
         wait_for(device)
@@ -40,6 +49,22 @@ def inspect(trainer: Trainer, device: torch.device, *, counts_flops: bool) -> In
             for kind, calls in sorted(counter.calls.items())
         }
     seen.outside_collectives_s = statistics.median(outside)
+    _ask(trainer, engine, members, seen)
     if counts_flops:
         seen.flops = count_flops(trainer.step)
     return seen
+
+
+def _ask(trainer: Trainer, engine: OptionalMembers, members: Collection[Member], seen: Inspection) -> None:
+    """Add what the engine tells of a few steps that nothing else observes."""
+    idle, phases = [], []
+    for _ in range(_STEPS if {"idle_s", "step_phases_s"}.intersection(members) else 0):
+        trainer.peers.barrier()
+        trainer.step()
+        if "idle_s" in members:
+            idle.append(engine.idle_s())
+        if "step_phases_s" in members:
+            phases.append(engine.step_phases_s())
+    seen.idle_s = statistics.median(idle) if idle else None
+    names = phases[0] if phases else {}
+    seen.step_phases_s = {name: statistics.median(step[name] for step in phases) for name in names}

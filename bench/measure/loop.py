@@ -11,6 +11,7 @@ import torch
 from bench.data import MicroBatch
 from bench.engines import Engine
 from bench.measure.clock import Clock
+from bench.measure.failures import Refused
 from bench.measure.peers import Peers
 from bench.measure.window import closes, is_steady, opens
 from bench.spec import RunSpec
@@ -30,6 +31,7 @@ class Series:
     """The steps in order, warm-up included: per step its columns, and every rank's own."""
 
     kinds: tuple[str, ...]  # of tokens, each with a column of its padding
+    loss_ranks: tuple[int, ...] | None = None  # which have a loss; None: all
     # one (ranks, columns) tensor per step
     ranks: list[torch.Tensor] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)  # steps between two barriers
@@ -47,6 +49,12 @@ class Series:
         """Return one column of every step and rank, shape (steps, ranks), float64; NaN where a rank had none."""
         stacked = torch.stack(self.ranks) if self.ranks else torch.zeros(0, 1, len(self.columns))
         return stacked[:, :, self.columns.index(name)]
+
+    @property
+    def losses(self) -> torch.Tensor:
+        """The losses of every step on the ranks that have one, shape (steps, those ranks)."""
+        losses = self.column("loss")
+        return losses if self.loss_ranks is None else losses[:, list(self.loss_ranks)]
 
     @property
     def step_s(self) -> list[float]:
@@ -76,17 +84,23 @@ class Trainer:
         device: torch.device,
         hook: Callable[[str, int], None],
         peers: Peers,
+        *,
+        has_loss: bool = True,
     ) -> None:
         self.peers = peers
         self._spec, self._engine, self._batches = spec, engine, batches
         self._clock, self._device, self._hook = clock, device, hook
+        self._has_loss = has_loss
         self._steps = 0
 
-    def step(self) -> tuple[torch.Tensor, Fetched]:
+    def step(self) -> tuple[torch.Tensor | None, Fetched]:
         """Make one optimizer step, its data's fetch and copy to the device included; return the loss, unsynchronised,
-        and what was fetched."""
+        None on a rank without one, and what was fetched."""
         fetched = Fetched()
         loss = self._engine.train_step(self._micro_batches(fetched))
+        if (loss is not None) != self._has_loss:
+            returned, others = ("no loss", "has one") if self._has_loss else ("a loss", "has none")
+            raise Refused(f"train_step returned {returned} on a rank that by its engine's facts {others}")
         self._steps += 1
         return loss, fetched
 
@@ -104,7 +118,7 @@ class Trainer:
     def block(self, steps: int, series: Series) -> None:
         """Run and time `steps` steps, then gather what every rank saw and append it to `series`."""
         data: list[Fetched] = []
-        losses: list[torch.Tensor | float] = []
+        losses: list[torch.Tensor | float | None] = []
         norms: list[torch.Tensor | float | None] = []
         clock, skipped = self._clock, self._engine.skipped_steps()
         self.peers.barrier()
@@ -125,7 +139,7 @@ class Trainer:
         if not self.peers.real:  # what others would have sent is missing in both
             losses, norms = [math.nan] * steps, [None] * steps
         rows = [
-            (second, fetched.wait_s, float(loss), _number(norm), *(fetched.padding[kind] for kind in series.kinds))
+            (second, fetched.wait_s, _loss(loss), _number(norm), *(fetched.padding[kind] for kind in series.kinds))
             for second, fetched, loss, norm in zip(seconds, data, losses, norms, strict=True)
         ]
         series.ranks.extend(self.peers.all_gather(torch.tensor(rows, dtype=torch.float64)))
@@ -156,6 +170,11 @@ def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series
         series.stopped = peers.agreed(reason) or ""
 
 
+def _loss(loss: "torch.Tensor | float | None") -> float:
+    """Return a loss as a float: NaN where the rank has none."""
+    return math.nan if loss is None else float(loss)
+
+
 def _number(norm: "torch.Tensor | float | None") -> float:
     """Return a gradient norm as a float: NaN where the engine tells none, infinity where it was not finite."""
     value = math.nan if norm is None else float(norm)
@@ -164,7 +183,7 @@ def _number(norm: "torch.Tensor | float | None") -> float:
 
 def _finite(series: Series) -> bool:
     """Whether every loss so far, and every gradient norm that was told, is a finite number."""
-    return bool(series.column("loss").isfinite().all()) and not bool(series.column("gradient_norm").isinf().any())
+    return bool(series.losses.isfinite().all()) and not bool(series.column("gradient_norm").isinf().any())
 
 
 def _meaningless(series: Series) -> bool:

@@ -59,7 +59,7 @@ def observations(
     views: list[RankView],
     *,
     parameters: int,
-    trainable_parameters: int | None,
+    trainable_parameters: int,
     uninspected: str | None,
     engine_config: dict[str, Any],
     link: Link | None,
@@ -79,6 +79,8 @@ def observations(
         memory=tuple(view.memory for view in views),
         collectives=_heaviest(seen) if seen else None,
         outside_collectives_s=tuple(rank.outside_collectives_s for rank in seen),
+        step_phases_s=_by_phase(seen),
+        idle_s=tuple(rank.idle_s for rank in seen) if any(rank.idle_s is not None for rank in seen) else None,
         counted_flops=_flops(spec, seen),
         uninspected=uninspected,
         link=link,
@@ -100,7 +102,7 @@ def rehearsed(observed: Observations) -> Observations:
     of the window is the time that a step computes."""
     assert observed.steps
     compute_s = observed.steps.step_s[observed.steps.cut :]
-    unknown = {"steps": None, "tokens": None, "outside_collectives_s": ()}
+    unknown = {"steps": None, "tokens": None, "outside_collectives_s": (), "step_phases_s": None, "idle_s": None}
     return observed.model_copy(update={**unknown, "compute_s": compute_s})
 
 
@@ -116,7 +118,7 @@ def steps(series: Series) -> Steps:
             "fastest_rank_s": tuple(own_s.amin(dim=1).tolist()),
             "slowest_rank_s": tuple(own_s.amax(dim=1).tolist()),
             "data_wait_s": tuple(series.column("data_wait_s").amax(dim=1).tolist()),
-            "loss": _finite_or_none(series.column("loss").mean(dim=1)),
+            "loss": _finite_or_none(series.losses.mean(dim=1)),
             "gradient_norm": () if norms.isnan().all() else _finite_or_none(norms.mean(dim=1)),
             "skipped": tuple(series.skipped),
             "window_s": series.window_s,
@@ -129,7 +131,7 @@ def outcome(series: Series) -> Outcome:
     if series.stopped != "invalid":
         return Outcome(kind="ok")
     finite = {
-        "loss": series.column("loss").isfinite().all(dim=1),
+        "loss": series.losses.isfinite().all(dim=1),
         "gradient norm": ~series.column("gradient_norm").isinf().any(dim=1),
     }
     step, what = min((int((~good).nonzero()[0]), name) for name, good in finite.items() if not good.all())
@@ -173,6 +175,12 @@ def steps_table(series: Series) -> bytes:
 
 def _finite_or_none(values: torch.Tensor) -> tuple[float | None, ...]:
     return tuple(value if math.isfinite(value) else None for value in values.tolist())
+
+
+def _by_phase(ranks: list[Inspection]) -> dict[str, tuple[float, ...]] | None:
+    """Return each phase's seconds by rank, 0 on a rank that has no such phase; None where no engine told any."""
+    phases = dict.fromkeys(phase for rank in ranks for phase in rank.step_phases_s)
+    return {phase: tuple(rank.step_phases_s.get(phase, 0.0) for rank in ranks) for phase in phases} or None
 
 
 def _heaviest(ranks: list[Inspection]) -> dict[str, Collective]:

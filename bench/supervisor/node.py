@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import extensions
+from bench import engines, extensions
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, Pulse, without_folders
 from bench.measure.environment import device_kind
 from bench.measure.failures import count_oom_kills
@@ -152,7 +152,8 @@ class Node:
         threads = max(1, len(os.sched_getaffinity(0)) // self._spec.devices_per_node)
         chosen = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         device = self._circumstance.machine.device or device_kind()
-        chosen |= extensions.environment(extensions.operations(self._spec), device, os.environ)
+        known = engines.known_facts(self._spec)  # an engine that is not here fails in the ranks, which leave a record
+        chosen |= extensions.environment(known.compiled_ops if known else (), device, os.environ)
         if self._spec.nodes == 1 or self._circumstance.rehearsed_rank is not None:
             chosen["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve must not matter
         elif interface := self._circumstance.network.interface:

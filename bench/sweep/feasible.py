@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench import predict
+from bench import engines, predict
 from bench.machine import Machine
 from bench.predict.memory import gigabytes, memory
 from bench.predict.neighbours import UNCORRECTED, Correction
@@ -62,7 +62,12 @@ def _evidence(plain_spec: dict[str, Any], room: Room, machine: Machine, correcti
 @functools.cache
 def formulas() -> dict[str, str]:
     """Return what tells one version of the formulas from another: of the release, and of their text."""
+    packages = {package.__name__: _digest(Path(package.__path__[0])) for package in (predict, engines)}
+    return {"zeroscale": metadata.version("zeroscale")} | packages
+
+
+def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(predict.__path__[0]).rglob("*.py")):
+    for path in sorted(folder.rglob("*.py")):
         digest.update(path.read_bytes())
-    return {"zeroscale": metadata.version("zeroscale"), "bench.predict": digest.hexdigest()[:12]}
+    return digest.hexdigest()[:12]

@@ -3,7 +3,7 @@
 import contextlib
 from typing import Literal
 
-from bench.errors import UserError
+from bench.errors import NoPrediction, UserError
 from bench.machine import Machine
 from bench.predict.memory import memory
 from bench.predict.step_time import step_time
@@ -56,13 +56,13 @@ class Forecast(Frozen):
 
 def forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
     """Return what can be predicted of `spec`: nothing where its device, "cpu" or "cuda", is not known yet, or where its
-    family has no formulas."""
+    family or its engine does not say what decides it."""
     if device is None:
         return Forecast()
     at: Device = "cpu" if device == "cpu" else "cuda"
     try:
         needed, step = memory(spec, at, machine.memory_bytes), None
-    except UserError:  # a family without formulas
+    except UserError:  # or sizes that nothing can hold
         return Forecast()
     low, high = needed.device
     room = None
@@ -72,3 +72,14 @@ def forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
         time = step_time(spec, machine, at)
         step = Step(low_s=time.low_s, s=time.step_s, high_s=time.high_s)
     return Forecast(room=room, step=step)
+
+
+def unpredicted(spec: RunSpec) -> str | None:
+    """Return why nothing can be predicted of `spec` on any machine; None where something can."""
+    try:
+        memory(spec)
+    except NoPrediction as unknown:
+        return str(unknown)
+    except UserError:
+        pass
+    return None

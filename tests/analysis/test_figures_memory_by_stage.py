@@ -6,7 +6,7 @@ from records import MIB, failed, memory, results, run, spec
 
 from analysis.figures import memory_by_stage
 from bench.predict.memory import memory as predicted
-from bench.spec import RunSpec
+from bench.spec import EngineSpec, RunSpec
 
 WEIGHTS, GRADIENTS, OPTIMIZER = 4 * 402, 4 * 402, 8 * 402
 """Of the 402 parameters of a run in fp32, with AdamW."""
@@ -108,8 +108,14 @@ def test_the_legend_says_what_is_evidence_and_what_is_a_formula() -> None:
 
 
 def test_a_model_of_an_unknown_family_is_drawn_without_its_prediction() -> None:
-    (axes,) = memory_by_stage.figure(results(run(spec(model={"family": "unheard"})))).axes
+    (axes,) = memory_by_stage.figure(results(run(staged(1, model={"family": "unheard"})))).axes
     assert (len(marks(axes, "o")), len(marks(axes, "_")), len(bars(axes))) == (1, 0, 1)
+
+
+def test_an_engine_that_is_not_known_here_is_drawn_as_it_was_measured() -> None:
+    foreign = spec("tomorrow").model_copy(update={"engine": EngineSpec(name="tomorrow", backend="tomorrow")})
+    (axes,) = memory_by_stage.figure(results(run(foreign))).axes
+    assert (len(marks(axes, "o")), len(marks(axes, "_")), len(bars(axes))) == (1, 0, 0)
 
 
 def test_memory_of_a_device_of_its_own_is_predicted_for_it() -> None:

@@ -7,7 +7,7 @@ from records import LOSSES, failed, observed, run, spec, steps
 from analysis.table import plain, run_table
 from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE
 from bench.record import RunRecord
-from bench.spec import Precision
+from bench.spec import EngineSpec, Precision
 
 
 def losses(apart: float, step: int = 3) -> dict[str, Any]:
@@ -36,6 +36,13 @@ def test_the_same_losses_verify() -> None:
 def test_the_reference_is_neither_flagged_nor_compared() -> None:
     assert judged(run(spec("ddp"))) == ("ok", False)
     assert "unverified" not in run_table([run(spec("ddp"))])["flags"][0]
+
+
+def test_an_engine_that_is_not_known_here_is_compared_and_is_no_reference() -> None:
+    foreign = spec().model_copy(update={"engine": EngineSpec(name="tomorrow", backend="tomorrow")})
+    assert judged(run(foreign)) == ("ok", True)
+    assert judged(run(), run(foreign)) == ("ok", True)
+    assert judged(run(foreign), run(spec("ddp"))) == ("ok", False)
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)

@@ -5,7 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installed_packages import Install, forget, installing
 from started_runs import Command
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a package with one module, which is an entry point; after the test nobody knows it any more."""
+    monkeypatch.syspath_prepend(tmp_path)
+    with installing(tmp_path) as install:
+        yield install
+    monkeypatch.undo()
+    forget()
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from bench.data import MicroBatch
 from bench.measure import observe
+from bench.measure.failures import Refused
 from bench.measure.loop import Series, Trainer, run
 from bench.spec import RunSpec
 
@@ -137,6 +139,45 @@ def test_a_run_whose_loss_is_lost_in_its_window_keeps_its_cut() -> None:
     series = trained(Scripted([1] * 7, [1.0] * 5 + [math.nan] * 2), [1] * 7)
     assert (series.stopped, observe.steps(series).cut) == ("invalid", 4)
     assert in_window(series) == [False] * 4 + [True] * 2
+
+
+class WithoutLoss(Scripted):
+    """An engine on a rank that has no loss: the first of two stages of a pipeline, say."""
+
+    def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> None:
+        super().train_step(micro_batches)
+
+
+class OneLoss(TwoRanks):
+    """Rank 0's view of two ranks of which only the other one has a loss, 3.0."""
+
+    def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        gathered = super().all_gather(rows)
+        for ranks in gathered:
+            ranks[1, 2] = 3.0
+        return gathered
+
+
+def test_the_loss_of_a_step_is_that_of_the_ranks_that_have_one() -> None:
+    engine, series = WithoutLoss([1.0] * 7), Series(("encoder", "decoder"), loss_ranks=(1,))
+    peers = OneLoss([1.0] * 7)
+    trainer = Trainer(a_spec(), engine, batches(), engine, CPU, lambda *at: None, peers, has_loss=False)
+    run(trainer, a_spec(), lambda: None, series)
+    assert observe.outcome(series).kind == "ok"
+    assert observe.steps(series).loss == (3.0,) * 7
+    table = pq.read_table(io.BytesIO(observe.steps_table(series)))
+    assert [math.isnan(loss) for loss in table["loss"].to_pylist()] == [True, False] * 7
+
+
+@pytest.mark.parametrize(
+    ("engine", "has_loss", "told"),
+    [(WithoutLoss([1.0]), True, "no loss on a rank that by its engine's facts has one"),
+     (Scripted([1.0]), False, "a loss on a rank that by its engine's facts has none")],
+)  # fmt: skip
+def test_a_loss_that_is_not_where_the_facts_say_is_refused(engine: Scripted, has_loss: bool, told: str) -> None:
+    trainer = Trainer(a_spec(), engine, batches(), engine, CPU, lambda *at: None, TwoRanks([]), has_loss=has_loss)
+    with pytest.raises(Refused, match=told):
+        trainer.step()
 
 
 class Stepwise(Scripted):

@@ -1,10 +1,9 @@
 """How a plug-in is found by its name: in the package of its kind, or in a package that somebody installed."""
 
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from installed_packages import Install
 
 from bench import data, engines, launchers, plugins
 from bench.errors import UserError
@@ -17,35 +16,6 @@ def check(options, spec): pass
 def micro_batches(spec, rank): return iter(())
 def describe(spec): return {}
 """
-
-Install = Callable[[str, str, str], None]
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Install a package with one module, which is an entry point."""
-    monkeypatch.syspath_prepend(tmp_path)
-    before = set(sys.modules)
-
-    def write(group: str, entry: str, text: str) -> None:
-        module = entry.partition("=")[2].strip()
-        (tmp_path / f"{module}.py").write_text(text)
-        info = tmp_path / "somebodys_package-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-package\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
-        _forget()
-
-    yield write
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
-    monkeypatch.undo()
-    _forget()
-
-
-def _forget() -> None:
-    plugins._installed.cache_clear()
-    plugins._complete.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench import cli, config, extensions
+from bench import cli, config, engines, extensions
 from bench.cli import prepare, stager
 from bench.config import Request
 from bench.errors import UserError
@@ -258,7 +258,7 @@ def test_another_text_length_or_vocabulary_is_another_need() -> None:
     ],
 )
 def test_ops_that_a_run_loads(overrides: tuple[str, ...], operations: tuple[str, ...]) -> None:
-    assert extensions.operations(asked(*overrides).spec) == operations
+    assert engines.facts(asked(*overrides).spec).compiled_ops == operations
 
 
 def folder_of_builds(device: str, *names: str, **variables: str) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.engines import trained
 from bench.engines.ddp.options import Options, options_of
 from bench.engines.precision import on_device, torch_dtype
 from bench.engines.precision.update import Update
@@ -33,9 +34,9 @@ def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def parameter_count(module: Module) -> int:
-    """Return the elements of all parameters, those shared counted once."""
-    return sum(parameter.numel() for parameter in module.parameters())
+def parameter_count(parameters: Iterable[Parameter]) -> int:
+    """Return the elements of all `parameters`."""
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def build(module: Module, spec: RunSpec) -> "DataParallel":
@@ -56,8 +57,7 @@ class DataParallel:
         self._model = DistributedDataParallel(module.to(torch_dtype(spec.precision)), **self._given)
         if dist.get_backend() == "fake":
             self._model.register_comm_hook(None, _pretended())
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._update = Update(trained, spec.precision, spec.optimizer, options.fp16)
+        self._update = Update(trained(module), spec.precision, spec.optimizer, options.fp16)
         self._spec, self._options = spec, options
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:

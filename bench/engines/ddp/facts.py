@@ -1,9 +1,33 @@
 """What torch's DistributedDataParallel says of itself: everything on every rank, and the reference for losses."""
 
+from typing import TYPE_CHECKING
+
 from bench.engine_facts import Division, EngineFacts, Rehearsal
-from bench.spec import RunSpec
+from bench.spec import Device, RunSpec
+
+if TYPE_CHECKING:
+    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 
 def facts(spec: RunSpec) -> EngineFacts:
     """Return what holds for this spec."""
-    return EngineFacts(label="DDP", division=Division(), is_reference=True, rehearsal=Rehearsal("any"))
+    return EngineFacts(
+        label="DDP",
+        division=Division(),
+        is_reference=True,
+        rehearsal=Rehearsal("any"),
+        memory=_memory,
+        step=_step,
+    )
+
+
+def _memory(spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool) -> "EngineMemory":
+    from bench.engines.ddp import costs  # numpy, which readers of facts need not have
+
+    return costs.memory(spec, model, device)
+
+
+def _step(spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
+    from bench.engines.ddp import costs
+
+    return costs.step(spec, model)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from bench.engines import trained
 from bench.engines.deepspeed.config import deepspeed_config
 from bench.engines.deepspeed.options import options_of
 from bench.engines.precision import on_device
@@ -36,9 +37,9 @@ def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
     return gathered  # does nothing for parameters that are not partitioned
 
 
-def parameter_count(module: Module) -> int:
-    """Return the elements of all parameters, those shared counted once and those partitioned counted whole."""
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
+def parameter_count(parameters: Iterable[Parameter]) -> int:
+    """Return the elements of all `parameters`, those partitioned counted whole."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
 
 
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
@@ -46,7 +47,7 @@ def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     config = deepspeed_config(options_of(spec), spec)
     engine, *_ = _library().initialize(
         model=module,
-        model_parameters=[parameter for parameter in module.parameters() if parameter.requires_grad],
+        model_parameters=trained(module),
         config=copy.deepcopy(config),
         dist_init_required=False,
     )

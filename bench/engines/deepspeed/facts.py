@@ -1,11 +1,15 @@
 """What DeepSpeed's ZeRO says of itself: what a stage divides, which ops it compiles, what it cannot do."""
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 from bench.engine_facts import Division, EngineFacts, Rehearsal
 from bench.engines.deepspeed.config import deepspeed_config
 from bench.engines.deepspeed.options import Options, options_of
-from bench.spec import RunSpec
+from bench.spec import Device, RunSpec
+
+if TYPE_CHECKING:
+    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 _FIRST = Rehearsal(
     "first", "at stage 3 DeepSpeed compares rank 0's lists with the others', which a pretended rank 0 cannot answer"
@@ -17,11 +21,14 @@ def facts(spec: RunSpec) -> EngineFacts:
     options = options_of(spec)
     return EngineFacts(
         label=f"ZeRO stage {options.stage}",
+        distinguishing=frozenset({"stage"}),
         division=divided_at(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
         compiled_ops=_operations(options, spec),
         works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module
         deepspeed_config=_config,
+        memory=functools.partial(_memory, options),
+        step=functools.partial(_step, options),
     )
 
 
@@ -34,6 +41,20 @@ def divided_at(stage: int, ranks: int) -> Division:
 
 def _config(spec: RunSpec) -> dict[str, Any]:
     return deepspeed_config(options_of(spec), spec)
+
+
+def _memory(
+    options: Options, spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
+) -> "EngineMemory":
+    from bench.engines.deepspeed import costs  # numpy, which readers of facts need not have
+
+    return costs.memory(options, spec, model, device, room, rehearsed)
+
+
+def _step(options: Options, spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
+    from bench.engines.deepspeed import costs
+
+    return costs.step(options, spec, model, device)
 
 
 def _operations(options: Options, spec: RunSpec) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 All points of a question share the machine, so they share the doubt about its rates and about how well communication
 hides behind compute: one is called faster if it is so at both ends of both doubts, the same for both points. What one
 engine computes in equal portions (micro-batch and checkpointing) cancels then. Where engine or portions differ, each
-may still be off by what a rehearsal leaves in doubt, and stage 3, whose work on the host no rate knows, by more.
+may still be off by what a rehearsal leaves in doubt, and an engine with work on the host, which no rate knows, by more.
 """
 
 import itertools
 
+from bench import engines
 from bench.predict.advice.choices import Choice
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 
@@ -37,19 +38,19 @@ def at_worst(choice: Choice, *, per_device: bool) -> float:
     """Return what `choice` takes per token (and device) if what is in doubt of it alone turns out badly."""
     if choice.estimate.evidence != "predicted":
         return price(choice, choice.estimate.high_s, per_device=per_device)
-    own = CALIBRATED[1] if _at_stage_3(choice) else REHEARSED[1]
+    own = CALIBRATED[1] if _works_on_host(choice) else REHEARSED[1]
     return price(choice, choice.step_s(own), per_device=per_device)
 
 
 def _own_doubt(choice: Choice, other: Choice) -> tuple[float, float]:
     """Return how much longer `choice` may compute than predicted without `other` doing so as well, least and most.
 
-    CALIBRATED is what was seen of all stages, its high end of stage 3; the others were within a rehearsal's doubt of
-    each other.
+    CALIBRATED is what was seen of all engines, its high end of the one that works on the host, ZeRO's stage 3; the
+    others were within a rehearsal's doubt of each other.
     """
     if _portions(choice) == _portions(other):
         return 1.0, 1.0
-    alone = _at_stage_3(choice) and not _at_stage_3(other)
+    alone = _works_on_host(choice) and not _works_on_host(other)
     return REHEARSED[0], CALIBRATED[1] if alone else REHEARSED[1]
 
 
@@ -58,8 +59,8 @@ def _portions(choice: Choice) -> tuple[object, ...]:
     return spec.engine, spec.batch.micro, spec.activation_checkpointing
 
 
-def _at_stage_3(choice: Choice) -> bool:
-    return bool(choice.spec.engine.options.get("stage") == 3)
+def _works_on_host(choice: Choice) -> bool:
+    return engines.facts(choice.spec).works_on_host
 
 
 def slower_by(a: Choice, b: Choice, *, per_device: bool) -> float:

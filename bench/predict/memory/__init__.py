@@ -1,7 +1,8 @@
 """Memory of one rank, by phase and by term, and the largest micro-batch that fits.
 
-Tensor bytes follow from what torch, transformers and DeepSpeed allocate; nothing here is fitted to a measurement.
-What a process takes besides has names of its own below, a low and a high value each: between them lies the doubt.
+Tensor bytes follow from what torch and transformers allocate and from what engines say of themselves; nothing here is
+fitted to a measurement. What a process takes besides has names of its own below, a low and a high value each: between
+them lies the doubt.
 """
 
 import functools
@@ -9,25 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engines.deepspeed.options import Options
+from bench.engine_costs import CUDA_BASE_BYTES, Array, BackwardWork, Beside, EngineMemory, Terms, total_bytes
 from bench.errors import UserError
-from bench.predict.memory import activations, buckets
-from bench.predict.memory.engines import CUDA_BASE_BYTES, Engine, engine
-from bench.predict.memory.gathering import Limits
+from bench.predict.engine import engine_memory
+from bench.predict.memory import activations
 from bench.predict.memory.segments import Segment
-from bench.predict.memory.states import Terms, bucket, initialisation, resident, update
 from bench.predict.workload import Workload, network_of, workload
-from bench.spec import Batch, Device, RunSpec
-from bench.stacks import Stacks, modules, tensors
+from bench.spec import WIDTH, Batch, Device, RunSpec
+from bench.stacks import Stacks
 
 FRAGMENTATION = (0.0, 0.1)
 """What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;
 at worst a tenth, since blocks of at least 10 MiB are rounded to 2 MiB and differ in size from step to step."""
 LARGEST_MICRO_BATCH = 2**16
-
-
-Replayed = tuple[buckets.Most, buckets.Most] | tuple[None, None]
-"""Stage 3's forward and backward."""
 
 
 class Phase(NamedTuple):
@@ -38,7 +33,7 @@ class Phase(NamedTuple):
 
     @property
     def total(self) -> int:
-        return sum(self.terms.values())
+        return total_bytes(self.terms)
 
 
 class Memory(NamedTuple):
@@ -81,8 +76,8 @@ class Micro(NamedTuple):
 
 def memory(spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False) -> Memory:
     """Return the memory of the rank that needs most of it, or of one whose collectives are only `rehearsed`, on a
-    device of `room` bytes; raises UserError for a family that does not describe its network, and for sizes that
-    nothing can hold."""
+    device of `room` bytes; raises NoPrediction for a family that does not describe its network and for an engine that
+    does not say its part, UserError for sizes that nothing can hold."""
     try:
         return _memory(spec, device, room, rehearsed=rehearsed)
     except OverflowError as error:
@@ -92,16 +87,14 @@ def memory(spec: RunSpec, device: Device = "cuda", room: int | None = None, *, r
 
 def _memory(spec: RunSpec, device: Device, room: int | None, *, rehearsed: bool) -> Memory:
     network = network_of(spec)
-    held = engine(spec, tensors(network), device, room, rehearsed=rehearsed)
-    segments = _segments(network, workload(spec, device))
-    gathered = _gathered(held, network, checkpointing=spec.activation_checkpointing)
+    engine = engine_memory(spec, device, room, rehearsed=rehearsed)
+    buckets = {"buckets": engine.kept_buckets()}
     phases = (
-        Phase("initialisation", initialisation(held, network.discarded)),
-        *_passes(held, segments, gathered),
-        Phase("update", update(held, buckets.after_backward(held)) | _standing(held)),
+        Phase("initialisation", engine.initialisation(network.discarded)),
+        *_passes(engine, WIDTH[spec.precision], _segments(network, workload(spec, device))),
+        Phase("update", engine.update() | buckets),
     )
-    standing = resident(held) | _standing(held)
-    lasting = sum(standing.values())
+    lasting = total_bytes(engine.resident() | buckets)
     most = max(phase.total for phase in phases)
     coming = max(0, most - lasting)
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
@@ -109,12 +102,8 @@ def _memory(spec: RunSpec, device: Device, room: int | None, *, rehearsed: bool)
     return Memory(phases, lasting, base, (low, high))
 
 
-def _standing(e: Engine) -> Terms:
-    return {"buckets": bucket(e) if e.stage == 3 else 0}
-
-
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
-def _segments(network: Stacks, load: Workload) -> buckets.Array:
+def _segments(network: Stacks, load: Workload) -> Array:
     """Return the fields of all segments in the order of forward, one row per field."""
     distinct: list[Segment] = []
     order: list[int] = []
@@ -124,45 +113,24 @@ def _segments(network: Stacks, load: Workload) -> buckets.Array:
     return np.array(distinct, np.int64)[order].T
 
 
-def _gathered(e: Engine, network: Stacks, *, checkpointing: bool) -> Replayed:
-    """Return what stage 3 gathers and reduces in forward and in backward."""
-    if e.stage != 3 or e.options is None:
-        return None, None
-    return buckets.replayed(modules, tensors, network, limits(e.options, checkpointing), e.ranks, e.gloo)
-
-
-def limits(o: Options, checkpointing: bool) -> Limits:
-    """Return what decides what stage 3 gathers when."""
-    return Limits(
-        prefetch=o.stage3_prefetch_bucket_size or 0,
-        live=o.stage3_max_live_parameters or 0,
-        reuse=o.stage3_max_reuse_distance or 0,
-        persistence=o.stage3_param_persistence_threshold or 0,
-        bucket=o.reduce_bucket_size or 0,
-        contiguous=o.contiguous_gradients,
-        checkpointing=checkpointing,
-    )
-
-
-def _passes(e: Engine, segments: buckets.Array, gathered: Replayed) -> tuple[Phase, Phase]:
+def _passes(engine: EngineMemory, width: int, segments: Array) -> tuple[Phase, Phase]:
     """Forward and backward of the last micro-step, each at the segment where most lives."""
     saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments
-    kept = np.cumsum(saved)
-    waiting = e.width * (np.cumsum(carried[::-1])[::-1] + transposed * (e.stage != 3))
-    held = resident(e)
-    forward = buckets.forward(e, parameters, gathered[0])
-    backward = buckets.backward(e, buckets.Backward(backing, standing, parameters, largest), gathered[1])
+    kept, held = np.cumsum(saved), engine.resident()
+    forward = engine.forward(len(saved))
+    backward = engine.backward(BackwardWork(backing, standing, parameters, largest, transposed))
+    waiting = width * np.cumsum(carried[::-1])[::-1]
+    backward = backward._replace(gradients=waiting + backward.gradients)
     return (
-        _phase("forward", held, kept, running, 0 * waiting, forward, logits, saved),
-        _phase("backward", held, kept, backing, waiting, backward, logits, saved, buckets.reduction(e)),
+        _phase("forward", held, kept, running, forward, logits, saved),
+        _phase("backward", held, kept, backing, backward, logits, saved, engine.after_backward()),
     )
 
 
 def _phase(
-    name: str, held: Terms, kept: buckets.Array, working: buckets.Array, waiting: buckets.Array,
-    beside: buckets.Beside, logits: buckets.Array, saved: buckets.Array, at_end: int = 0,
-) -> Phase:  # fmt: skip
-    gradients = waiting + beside.gradients
+    name: str, held: Terms, kept: Array, working: Array, beside: Beside, logits: Array, saved: Array, at_end: int = 0
+) -> Phase:
+    gradients = beside.gradients
     total = kept + working + gradients + beside.buckets + beside.gathered
     at = int(np.argmax(total))
     standing = held.get("gradients", 0)

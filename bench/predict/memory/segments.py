@@ -12,7 +12,7 @@ class Segment(NamedTuple):
     parameters: int = 0  # whose gradients are complete after its backward
     largest: int = 0  # the largest of them: a gradient lies beside its bucket until it is copied
     carried: int = 0  # elements of an incomplete gradient that wait from here to the end of backward
-    transposed: int = 0  # elements of a gradient that is not added to in its place, unless stage 3's own linear made it
+    transposed: int = 0  # elements of a gradient that is not added to in its place, as torch's own linear makes it
     standing: int = 0  # of `backward`, what lives between two operations as well: what was run again, what waits
     logits: bool = False  # as wide as the vocabulary: shown apart
 

@@ -6,16 +6,13 @@ moves and the links that they cross; overlap as the engine really overlaps. Noth
 
 from typing import NamedTuple
 
-from bench.errors import UserError
+from bench.engine_costs import Transfer
 from bench.machine import Machine
+from bench.predict.engine import engine_step
 from bench.predict.flops import StepFlops, flops_per_step
-from bench.predict.memory.engines import engine
-from bench.predict.step_time.communication import Transfer, transfers
 from bench.predict.step_time.compute import Compute, compute
 from bench.predict.step_time.network import MOVED, Span, collective_s
-from bench.predict.workload import network_of
 from bench.spec import Device, RunSpec
-from bench.stacks import tensors
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
 """Parts that depend on what a device computes per second."""
@@ -61,19 +58,15 @@ def step_time(
     spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
     straggler: float = 1.0, data_wait_s: float = 0.0,
 ) -> Time:  # fmt: skip
-    """Return the time of one step of `spec`; UserError for a number that the machine's file lacks.
+    """Return the time of one step of `spec`; UserError for a number that the machine's file lacks, and for what its
+    engine cannot predict.
 
     `rehearsed_s` is what a step of this spec computes by a rehearsal on this machine, `straggler` the slowest rank's
     compute time over the others', `data_wait_s` what a step waits for its batches.
     """
-    held = engine(spec, tensors(network_of(spec)), device)
-    if held.options and (held.options.zero_quantized_weights or held.options.zero_quantized_gradients):
-        raise UserError("time with quantised collectives", "their bytes and kernels are not predicted", "measure it")
-    if held.offloads or held.offloads_weights:
-        rule = "what moves between device and host, and AdamW on the host, are not predicted"
-        raise UserError("time with offload", rule, "measure it")
-    own = compute(spec, held, machine, device, rehearsed_s)
-    moved = _moved(transfers(held, spec), own, spec, machine)
+    added = engine_step(spec, device)
+    own = compute(spec, added.updated, machine, device, rehearsed_s)
+    moved = _moved(added.transfers, own, spec, machine)
     parts = {
         "forward": own.forward,
         "recomputation": own.recomputation,

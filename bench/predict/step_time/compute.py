@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 from bench.machine import Machine
 from bench.predict.forward import forward, recomputed
-from bench.predict.memory.engines import EVERYWHERE, Engine
 from bench.predict.step_time.rates import Rates, rates
 from bench.predict.work import backward
 from bench.predict.workload import Workload, network_of, workload
-from bench.spec import FULL, Device, Precision, RunSpec
+from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 from bench.stacks import Stacks
 
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
@@ -53,12 +52,12 @@ class Compute(NamedTuple):
         )
 
 
-def compute(spec: RunSpec, held: Engine, machine: Machine, device: Device, rehearsed_s: float | None = None) -> Compute:
-    """Return what one rank computes; `rehearsed_s` is the measured whole, which then is divided among the passes as the
-    rates have it. Raises UserError for a rate that is needed and not known."""
+def compute(spec: RunSpec, updated: int, machine: Machine, device: Device, rehearsed_s: float | None = None) -> Compute:
+    """Return what one rank computes, which updates so many elements; `rehearsed_s` is the measured whole, which then is
+    divided among the passes as the rates have it. Raises UserError for a rate that is needed and not known."""
     text = machine.model_dump_json()
     known = rates(text, spec.precision, device)
-    found = _by_rates(spec, held, text)
+    found = _by_rates(spec, updated, text, device)
     if known.shapes is not None:
         found = found._replace(doubt=CALIBRATED)
     if rehearsed_s is not None:
@@ -86,10 +85,10 @@ class Passes(NamedTuple):
     kinds: dict[str, float]  # what they would take alone
 
 
-def _by_rates(spec: RunSpec, held: Engine, machine_json: str) -> Compute:
-    known = rates(machine_json, spec.precision, held.device)
-    found = _passes(network_of(spec), workload(spec, held.device), machine_json, spec.precision)
-    updating = _update(held, known)
+def _by_rates(spec: RunSpec, updated: int, machine_json: str, device: Device) -> Compute:
+    known = rates(machine_json, spec.precision, device)
+    found = _passes(network_of(spec), workload(spec, device), machine_json, spec.precision)
+    updating = _update(spec, updated, known)
     kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
     bound = max(kinds, key=lambda name: kinds[name])
     passes = found.forward, found.recomputation, found.backward
@@ -111,9 +110,9 @@ def _passes(network: Stacks, load: Workload, machine_json: str, precision: Preci
     return Passes(known.pass_s(there), known.pass_s(again), known.pass_s(back), kinds)
 
 
-def _update(e: Engine, known: Rates) -> float:
-    """Seconds of the optimizer's step on its part of the model; every pass goes over all of it in memory."""
-    copies = (e.width + FULL) if e.width < FULL else 0  # the gradient made fp32, the weight narrow again
-    width = FULL * (ADAMW_PASSES[e.optimizer.implementation] + UPDATE_PASSES) + 2 * copies
-    elements = e.elements if e.stage in (EVERYWHERE, 0) else e.part
-    return width * elements / known.memory
+def _update(spec: RunSpec, elements: int, known: Rates) -> float:
+    """Seconds of the optimizer's step on so many elements; every pass goes over all of them in memory."""
+    width = WIDTH[spec.precision]
+    copies = (width + FULL) if width < FULL else 0  # the gradient made fp32, the weight narrow again
+    moved = FULL * (ADAMW_PASSES[spec.optimizer.implementation] + UPDATE_PASSES) + 2 * copies
+    return moved * elements / known.memory

@@ -16,9 +16,12 @@ from torch import Tensor, distributed
 from torch.nn import functional
 
 from bench import engines, models
+from bench.plugins import EngineBuilder
 from bench.spec import RunSpec
 
 STEPS = 6
+FROZEN = "frozen"
+"""The name of a model of which only the decoder is trained."""
 
 
 def main() -> None:
@@ -43,6 +46,9 @@ def train(spec: RunSpec) -> dict[str, Any]:
     for name, parameter in sorted(module.named_parameters()):
         with backend.whole([parameter]):
             weights.update(name.encode() + parameter.detach().float().numpy().tobytes())
+    if spec.model.name == FROZEN:
+        module.encoder.requires_grad_(False)  # with the embedding, which the decoder shares
+    before = whole_weights(backend, module)
     engine = backend.build(module, spec)
     losses, norms = [], []
     for step in range(STEPS):
@@ -51,7 +57,9 @@ def train(spec: RunSpec) -> dict[str, Any]:
         norms.append(None if norm is None else float(norm))
     seen = {
         "weights": weights.hexdigest(),
-        "parameters": backend.parameter_count(module),
+        "parameters": backend.parameter_count(module.parameters()),
+        "trained": backend.parameter_count(engines.trained(module)),
+        "changed": [name for name, now in whole_weights(backend, module).items() if not now.equal(before[name])],
         "losses": [float(loss) for loss in losses],
         "loss_is_plain": all(loss.shape == () and not loss.requires_grad for loss in losses),
         "norms": norms,
@@ -61,6 +69,15 @@ def train(spec: RunSpec) -> dict[str, Any]:
     if spec.engine.backend == "deepspeed":
         engine._engine.destroy()
     return seen
+
+
+def whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return a copy of every parameter by its name."""
+    copies = {}
+    for name, parameter in module.named_parameters():
+        with backend.whole([parameter]):
+            copies[name] = parameter.detach().clone()
+    return copies
 
 
 def micro_batches(spec: RunSpec, step: int) -> list[dict[str, Tensor]]:

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 
 from bench import engines
+from bench.engine_facts import EngineFacts, Member
 from bench.errors import UserError
-from bench.spec import RunSpec
+from bench.spec import EngineSpec, RunSpec
 
 Case = tuple[str, dict[str, Any], dict[str, Any], str]
 NATIVE = {"optimizer": {"implementation": "native"}}
@@ -124,3 +125,28 @@ def test_planning_with_an_engine_loads_no_torch() -> None:
         "assert not {'torch', 'deepspeed', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=250)
+
+
+class Tells:
+    """An engine that tells how long it was idle, and nothing else."""
+
+    def idle_s(self) -> float:
+        return 0.0
+
+
+def test_an_engine_has_every_member_that_its_facts_announce(monkeypatch: pytest.MonkeyPatch) -> None:
+    def announced(*members: Member) -> None:
+        told = EngineFacts(label="toy", members=frozenset(members))
+        monkeypatch.setattr(engines, "facts", lambda spec: told)
+
+    spec = RunSpec.model_construct(engine=EngineSpec(name="toy", backend="toy"))
+    announced("idle_s")
+    engines.check_members(Tells(), spec)
+    announced("idle_s", "save", "load")
+    with pytest.raises(UserError, match=r"engine\.backend=toy: its facts announce load, save, and Tells has none"):
+        engines.check_members(Tells(), spec)
+
+
+def test_every_member_that_facts_may_announce_is_described() -> None:
+    described = {name for name in vars(engines.OptionalMembers) if not name.startswith("_")}
+    assert described == set(get_args(Member))

@@ -12,6 +12,8 @@ import yaml
 
 from bench.spec import RunSpec
 
+FROZEN = "frozen"  # of engine_ranks.py
+
 pytestmark = pytest.mark.processes
 
 RANKS = 2
@@ -65,6 +67,7 @@ JOBS = {
     "ddp fp16": spec("ddp", "fp16"),
     **{f"{name} chunked": spec(name, **CHUNKED) for name in ("ddp", "zero2", "zero3")},
     "zero3 bf16 chunked": spec("zero3", "bf16", **CHUNKED),
+    **{f"{name} {FROZEN}": spec(name, model={"name": FROZEN, "shape": SHAPE}) for name in ("ddp", "zero1", "zero3")},
 }
 Seen = list[dict[str, Any]]
 
@@ -125,6 +128,15 @@ def test_clipping_clips_and_ranks_see_different_data(seen: Seen) -> None:
 ])  # fmt: skip
 def test_losses_and_norms_are_those_of_ddp_in_fp32(seen: Seen, label: str) -> None:
     same(seen, label, "ddp fp32", losses=1e-5, norms=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero1", "zero3"])
+def test_a_parameter_that_is_not_trained_stays_as_it_is(seen: Seen, engine: str) -> None:
+    trained, whole = (seen[0][f"{engine} {kind}"] for kind in (FROZEN, "fp32"))
+    assert all(name.startswith(("decoder.", "lm_head.")) for name in trained["changed"])
+    assert {name for name in whole["changed"] if name.startswith(("decoder.", "lm_head."))} == set(trained["changed"])
+    assert 0 < trained["trained"] < trained["parameters"] == whole["parameters"] == whole["trained"]
+    same(seen, f"{engine} {FROZEN}", f"ddp {FROZEN}", losses=1e-5, norms=1e-5)
 
 
 @pytest.mark.parametrize("label", ["zero0 bf16", "zero1 bf16 summed in fp32"])

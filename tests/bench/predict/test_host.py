@@ -108,7 +108,7 @@ def test_with_nvme_nobody_knows() -> None:
         "optimizer.implementation=native",
     )  # fmt: skip
     assert host(spec) is None
-    assert told(None, 8, 10**12) == "What a node's host needs with NVMe is unknown."
+    assert told(None, 8, 10**12) == "What a node's host needs is unknown."
 
 
 def test_a_reader_is_told_what_fits() -> None:

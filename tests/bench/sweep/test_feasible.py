@@ -68,7 +68,7 @@ def test_the_evidence_is_the_whole_prediction() -> None:
     phases = evidence["predicted"]["phases"]
     assert max(sum(terms.values()) for terms in phases.values()) == needed() == evidence["predicted"]["low_bytes"]
     assert evidence["machine"] == {"name": "cpu", "memory_bytes": machine.memory_bytes}
-    assert set(evidence["formulas"]) == {"zeroscale", "bench.predict"}
+    assert set(evidence["formulas"]) == {"zeroscale", "bench.predict", "bench.engines"}
     assert infeasible(point(FOUR).spec, told(), small(needed()), UNCORRECTED) is None
 
 

@@ -1,22 +1,20 @@
 """Stage 3's replay, followed by hand through DeepSpeed's coordinator for three tensors of 10, 20 and 30 elements."""
 
+from bench.engine_costs import ModelSizes
+from bench.engines.deepspeed.costs.gathering import Limits, replay
 from bench.models import t5
-from bench.predict.memory.gathering import Limits, replay
 from bench.stacks import Module, Tensors, modules, tensors
 
 SHORT = Limits(prefetch=25, live=40, reuse=0, persistence=0, bucket=35, contiguous=True, checkpointing=False)
 
-
-def three(_: object) -> list[Module]:
-    return [Module(segment=number, weight=number, size=number) for number in range(3)]
-
-
-def sizes(_: object) -> list[Tensors]:
-    return [Tensors(10, 1), Tensors(20, 1), Tensors(30, 1)]
+THREE = ModelSizes(
+    (Tensors(10, 1), Tensors(20, 1), Tensors(30, 1)),
+    lambda: [Module(segment=number, weight=number, size=number) for number in range(3)],
+)
 
 
 def test_what_is_gathered_ahead_lies_twice_until_all_of_it_was_asked_for() -> None:
-    forward, _ = replay(three, sizes, "forward", SHORT)
+    forward, _ = replay(THREE, SHORT)
     # the first comes alone; the others come together and lie in one flat tensor …
     assert forward.padded[0].tolist() == [1, 1, 1]
     assert forward.exact[0] == 0
@@ -28,26 +26,26 @@ def test_what_is_gathered_ahead_lies_twice_until_all_of_it_was_asked_for() -> No
 
 
 def test_a_full_bucket_is_reduced_when_the_next_gradient_comes() -> None:
-    _, backward = replay(three, sizes, "backward", SHORT)
+    _, backward = replay(THREE, SHORT)
     assert backward.fresh.tolist() == [30, 20, 10, 0]
     assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]
     assert backward.padded[:3].tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
 def test_a_gradient_larger_than_the_bucket_waits_beside_it() -> None:
-    _, backward = replay(three, sizes, "oversize", SHORT._replace(bucket=25))
+    _, backward = replay(THREE, SHORT._replace(bucket=25))
     assert backward.fresh.tolist() == [30, 20 + 30, 10, 0]
     assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
 
 
 def test_without_limits_everything_stays_from_its_first_use_on() -> None:
-    forward, backward = replay(three, sizes, "ample", SHORT._replace(prefetch=100, live=1000, reuse=1000))
+    forward, backward = replay(THREE, SHORT._replace(prefetch=100, live=1000, reuse=1000))
     assert forward.exact[-1] == 20 + 30
     assert (backward.exact + backward.padded @ [10, 20, 30]).tolist() == [60, 30, 10, 10]  # until their last
 
 
 def test_persistent_weights_are_never_gathered() -> None:
-    for walk in replay(three, sizes, "persistent", SHORT._replace(persistence=30)):
+    for walk in replay(THREE, SHORT._replace(persistence=30)):
         assert not walk.exact.any()
         assert not walk.padded.any()
 

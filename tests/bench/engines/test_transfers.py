@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench import store
-from bench.predict.memory.engines import engine
-from bench.predict.step_time.communication import transfers
-from bench.predict.workload import network_of
+from bench.predict.engine import engine_step
 from bench.record import RunRecord
 from bench.spec import RunSpec
-from bench.stacks import tensors
 
 RUNS = Path("tests/data/runs")
 PADDING = 5e-5
@@ -20,10 +17,9 @@ PADDING = 5e-5
 
 def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
     """Calls and payload bytes of a step by kind."""
-    held = engine(spec, tensors(network_of(spec)), "cpu")
     calls: Counter[str] = Counter()
     payload: Counter[str] = Counter()
-    for transfer in transfers(held, spec):
+    for transfer in engine_step(spec, "cpu").transfers:
         calls[transfer.kind] += transfer.calls * transfer.passes
         payload[transfer.kind] += transfer.payload_bytes * transfer.passes
     return {kind: (calls[kind], payload[kind]) for kind in calls}

@@ -8,12 +8,13 @@ pads tensors: one replay serves all points of a sweep that have the same model a
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.engine_costs import ModelSizes
 from bench.stacks import Module, Tensors
 
 Array = NDArray[np.int64]
@@ -33,7 +34,7 @@ class Limits(NamedTuple):
 
 class Walk(NamedTuple):
     """What lives at each stop of a pass, one row per stop. Tensors that ranks pad are counted by size, in the columns
-    of the family's `tensors`."""
+    of the model's `tensors`."""
 
     segment: Array
     exact: Array  # elements of weights that were copied out of a flat tensor
@@ -53,14 +54,9 @@ class Stop(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def replay(
-    modules_of: Callable[[Hashable], Sequence[Module]],
-    sizes_of: Callable[[Hashable], Sequence[Tensors]],
-    shape: Hashable,
-    limits: Limits,
-) -> tuple[Walk, Walk]:
+def replay(model: ModelSizes, limits: Limits) -> tuple[Walk, Walk]:
     """Return forward and backward of a step."""
-    modules, sizes = modules_of(shape), sizes_of(shape)
+    modules, sizes = model.modules, model.tensors
     forward = [Stop(module, True, False) for module in modules]
     stops = [*forward, *_backward(modules, limits.checkpointing)]
     weights, bucket = Weights(stops, sizes, limits), Bucket(sizes, limits)

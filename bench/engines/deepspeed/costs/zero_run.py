@@ -1,0 +1,126 @@
+"""What of a ZeRO run decides its memory and what it moves: who has which part, in which width, on which device."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.engine_costs import CUDA_BASE_BYTES, ModelSizes, count_elements
+from bench.engines.deepspeed.costs.gathering import Limits
+from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
+from bench.spec import WIDTH, Device, OptimizerSpec, RunSpec
+from bench.stacks import Tensors, padded
+
+ALIGNMENT = 2
+"""Elements of which stages 1 and 2 give each rank a multiple (nccl_start_alignment_factor)."""
+STAGE_0_BUCKET = 500_000_000
+"""Elements that stage 0 reduces at a time, whatever its options say."""
+
+
+class ZeroRun(NamedTuple):
+    """What of a ZeRO run decides its memory and what it moves."""
+
+    options: Options
+    stage: int
+    model: ModelSizes
+    elements: int  # of all parameters
+    largest: int  # elements of the largest tensor
+    small: int  # elements of the tensors that stage 3 never divides, padding included
+    small_tensors: int  # how many they are
+    large: int  # elements of the tensors that are larger than a bucket of gradients, and are reduced each by itself
+    large_tensors: int
+    part: int  # elements of the optimizer's state on one rank, padding included
+    ranks: int
+    width: int  # bytes per element of weights and gradients
+    accumulation: int  # micro-steps
+    checkpointing: bool
+    optimizer: OptimizerSpec
+    device: Device
+    room: int | None  # bytes of the device's memory; None is unknown
+    gloo: bool  # gloo reduces, and not NCCL or nobody
+
+    def padded(self, elements: int) -> int:
+        """Elements of a tensor that stage 3 divides: as many on every rank."""
+        return padded(elements, self.ranks)
+
+    @property
+    def optimizer_tier(self) -> OffloadOptimizer | None:
+        """How the optimizer's state lies in the host's memory; None: it does not, or that is the device's."""
+        tier = self.options.offload_optimizer
+        return tier if self.device == "cuda" and tier is not None and tier.device != "none" else None
+
+    @property
+    def on_device(self) -> int:
+        """Elements of the optimizer's state on the device: all of its part, or what partial offload leaves there."""
+        tier = self.optimizer_tier
+        return self.part if tier is None else round((1 - tier.ratio) * self.part)
+
+    @property
+    def weights_tier(self) -> OffloadParam | None:
+        """How stage 3's partitions lie in the host's memory; None: they do not, or that is the device's."""
+        tier = self.options.offload_param
+        return tier if self.device == "cuda" and tier is not None and tier.device != "none" else None
+
+    @property
+    def flattens_on_host(self) -> bool | None:
+        """Whether stages 1 and 2 copy the weights into one flat tensor in the host's memory. DeepSpeed does so where
+        the device's free memory cannot hold the second copy. None: CUDA_BASE_BYTES decide it, low or high."""
+        if self.device == "cpu" or self.room is None or self.stage not in (1, 2):
+            return False
+        copies = self.width * (self.elements + self.part * self.ranks)
+        low, high = (copies + base > self.room for base in CUDA_BASE_BYTES)
+        return None if low != high else high
+
+    @property
+    def limits(self) -> Limits:
+        """What decides what stage 3 gathers when."""
+        o = self.options
+        return Limits(
+            prefetch=o.stage3_prefetch_bucket_size or 0,
+            live=o.stage3_max_live_parameters or 0,
+            reuse=o.stage3_max_reuse_distance or 0,
+            persistence=o.stage3_param_persistence_threshold or 0,
+            bucket=o.reduce_bucket_size or 0,
+            contiguous=o.contiguous_gradients,
+            checkpointing=self.checkpointing,
+        )
+
+
+def zero_run(
+    options: Options, spec: RunSpec, model: ModelSizes, device: Device, room: int | None = None, *,
+    rehearsed: bool = False,
+) -> ZeroRun:  # fmt: skip
+    """Return what decides the costs of `spec` on a device of `room` bytes. Collectives that are only `rehearsed` need
+    no memory of their own."""
+    ranks = spec.data_parallel
+    threshold = options.stage3_param_persistence_threshold or 0
+    small = [size for size in model.tensors if size.elements <= threshold]
+    large = [size for size in model.tensors if size.elements > (options.reduce_bucket_size or math.inf)]
+    return ZeroRun(
+        options=options,
+        stage=options.stage,
+        model=model,
+        elements=model.elements,
+        largest=model.largest,
+        small=sum(padded(size.elements, ranks) * size.number for size in small),
+        small_tensors=sum(size.number for size in small),
+        large=count_elements(large),
+        large_tensors=sum(size.number for size in large),
+        part=_part(options.stage, ranks, model.elements, model.tensors),
+        ranks=ranks,
+        width=WIDTH[spec.precision],
+        accumulation=spec.accumulation,
+        checkpointing=spec.activation_checkpointing,
+        optimizer=spec.optimizer,
+        device=device,
+        room=room,
+        gloo=device == "cpu" and not rehearsed,
+    )
+
+
+def _part(stage: int, ranks: int, elements: int, sizes: Sequence[Tensors]) -> int:
+    """Elements on one rank. Stages 1 and 2 divide one flat tensor, stage 3 every tensor by itself; both pad."""
+    if stage == 0:
+        return elements
+    if stage < 3:
+        return padded(elements, ALIGNMENT * ranks) // ranks
+    return sum(padded(size.elements, ranks) // ranks * size.number for size in sizes)

@@ -1,0 +1,36 @@
+"""Packages that somebody installed beside zeroscale, for as long as a test takes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import plugins
+
+Install = Callable[[str, str, str], None]
+"""Installs a package of one module with an entry point: its group, `name = module`, and the module's text."""
+
+
+@contextmanager
+def installing(folder: Path) -> Iterator[Install]:
+    """Give what installs packages into `folder`, which Python looks into."""
+    modules: list[str] = []
+
+    def install(group: str, entry: str, text: str) -> None:
+        modules.append(entry.partition("=")[2].strip())
+        (folder / f"{modules[-1]}.py").write_text(text)
+        info = folder / "somebodys_package-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-package\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+        forget()
+
+    yield install
+    for name in modules:
+        sys.modules.pop(name, None)
+
+
+def forget() -> None:
+    """Have plug-ins looked for anew."""
+    plugins._installed.cache_clear()
+    plugins._complete.cache_clear()

@@ -1,0 +1,87 @@
+"""An engine that says no more of itself than its name is planned and told of: "no prediction", and why."""
+
+import re
+from pathlib import Path
+
+import pytest
+from installed_packages import Install
+
+from bench import config
+from bench.cli import main
+from bench.errors import NoPrediction
+from bench.predict.memory import largest_micro_batch, memory
+from bench.predict.memory.host import host
+from bench.predict.step_time import step_time
+from bench.spec import RunSpec
+from bench.sweep.forecast import Forecast, forecast
+
+SILENT = """
+from pydantic import BaseModel
+from bench.engine_facts import EngineFacts
+class Options(BaseModel): pass
+def check(options, spec, device=None): pass
+def facts(spec): return EngineFacts(label="Toy")
+"""
+WHY = "engine.backend=toy: no prediction: it does not say what memory it needs; measure it"
+ON_GPUS = ("model=mt5_base", "machine=a100_80", "devices_per_node=8")
+
+
+@pytest.fixture
+def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
+    """Return the words that ask for the engine."""
+    install("zeroscale.engine", "toy = their_engine", SILENT)
+    (tmp_path / "conf" / "engine").mkdir(parents=True)
+    (tmp_path / "conf" / "engine" / "toy.yaml").write_text("name: toy\nbackend: toy\n")
+    return "--config-dir", str(tmp_path / "conf"), *ON_GPUS
+
+
+def toy_spec() -> RunSpec:
+    spec = config.request(config.single([*ON_GPUS, "launcher=slurm"])).spec
+    return spec.model_copy(update={"engine": spec.engine.model_copy(update={"backend": "toy", "options": {}})})
+
+
+def test_nothing_is_predicted_of_it_and_the_reason_is_said(toy: tuple[str, ...]) -> None:
+    machine = config.request(config.single([*ON_GPUS, "launcher=slurm"])).machine
+    for predicted in (
+        lambda: memory(toy_spec()),
+        lambda: host(toy_spec()),
+        lambda: largest_micro_batch(toy_spec(), 10**11),
+    ):
+        with pytest.raises(NoPrediction, match=re.escape(WHY)):
+            predicted()
+    with pytest.raises(NoPrediction, match=r"toy: no prediction: it does not say what it adds to a step"):
+        step_time(toy_spec(), machine)
+    assert forecast(toy_spec(), machine, "cuda") == Forecast()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("predict", "engine=toy"),
+        ("predict", "engine=toy", "--json"),
+        ("advise", "engine=toy"),
+        ("sweep", "engine=zero2,toy", "launcher=slurm", "--dry-run"),
+    ],
+    ids=" ".join,
+)
+def test_a_verb_says_so_without_a_traceback(
+    verb: tuple[str, ...], toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*verb, *toy])
+    told = capsys.readouterr()
+    assert WHY in told.out + told.err
+    assert "Traceback" not in told.err
+
+
+def test_a_sweep_predicts_the_points_of_the_other_engines(
+    toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "engine=zero2,toy", "launcher=slurm", "--dry-run", *toy]) == 0
+    told = capsys.readouterr().out
+    assert f"    {WHY}\n" in told
+    assert told.count("s a step") == 1
+
+
+def test_a_rehearsal_is_refused_in_a_line(toy: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rehearse", "engine=toy", "--dry-run", "--config-dir", toy[1], "model=tiny", "nodes=2"]) != 0
+    assert len(capsys.readouterr().err.splitlines()) == 1
