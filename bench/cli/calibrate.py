@@ -76,7 +76,7 @@ def _asked(args: argparse.Namespace) -> Asked:
     here = job_context.around(os.environ).context
     if here.processes > 1:
         each = f"each of its {here.processes} processes would measure for itself"
-        raise UserError(f"job {here.job_id}", each, "start the command once, on the job's first node (no srun)")
+        raise UserError(f"job {here.job_id}", each, "start it once, without srun or its like")
     if not args.seconds > 0:
         raise UserError(f"--seconds {args.seconds:g}", "no time to measure in", "give a positive number")
     options = request.launcher_options
