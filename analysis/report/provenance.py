@@ -94,7 +94,7 @@ def _others(environment: Environment) -> dict[str, Any]:
         "commit": f"{git['commit'][:10]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None,
         "hosts": ", ".join(environment.hosts) or None,
         "processor": environment.cpus.get("model"),
-        "Slurm job" if environment.slurm else "job": around.job_id if around else None,
+        "Slurm job" if "SLURM_JOB_ID" in environment.slurm else "job": around.job_id if around else None,
         **environment.variables,
     }
 

@@ -75,8 +75,8 @@ def _asked(args: argparse.Namespace) -> Asked:
     device: Any = request.machine.device or device_kind()
     here = job_context.around(os.environ).context
     if here.processes > 1:
-        each = f"each of its {here.processes} tasks would measure for itself"
-        raise UserError("srun", each, "start it once, without srun")
+        each = f"each of its {here.processes} processes would measure for itself"
+        raise UserError(f"job {here.job_id}", each, "start it once, without srun or its like")
     if not args.seconds > 0:
         raise UserError(f"--seconds {args.seconds:g}", "no time to measure in", "give a positive number")
     options = request.launcher_options

@@ -460,6 +460,7 @@ def test_a_queued_study_is_cancelled_and_goes_on(house: House, spool: Path) -> N
     house.zeroscale("sweep", *ENDLESS, *SPOOLED, "--results", str(results))
     for attempt in (0, 1):
         wait_until_it_runs(house, study)
+        assert started_by(spool)
         assert "cancelled: adhoc-" in house.zeroscale("cancel", study)
         assert "1 waiting" in house.zeroscale("status", study, "--wait", code=1)
         records = [store.read_record(path) for path in store.find_records([results])]

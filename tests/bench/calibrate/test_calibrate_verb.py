@@ -56,7 +56,7 @@ def test_every_task_of_a_step_is_refused(capsys: pytest.CaptureFixture[str], mon
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}.items():
         monkeypatch.setenv(name, value)
     assert main(["calibrate", "machine=cpu"]) == 2
-    assert "each of its 2 tasks would measure for itself; start it once, without srun" in capsys.readouterr().err
+    assert "job 7: each of its 2 processes would measure for itself; start it once" in capsys.readouterr().err
 
 
 SRUN = """#!/bin/sh
