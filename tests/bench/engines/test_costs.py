@@ -1,4 +1,4 @@
-"""An engine that says no more of itself than its name is planned and told of: "no prediction", and why."""
+"""What engines say of their costs: it agrees with what they divide, anybody's is predicted, and silence is told."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from installed_packages import Install
 
-from bench import config
+from bench import config, engines
 from bench.cli import main
 from bench.errors import NoPrediction
+from bench.predict.engine import engine_memory, engine_step
 from bench.predict.memory import largest_micro_batch, memory
 from bench.predict.memory.host import host
 from bench.predict.step_time import step_time
@@ -21,6 +22,13 @@ from bench.engine_facts import EngineFacts
 class Options(BaseModel): pass
 def check(options, spec, device=None): pass
 def facts(spec): return EngineFacts(label="Toy")
+"""
+TALKING = """
+from bench.engine_facts import EngineFacts
+from bench.engines.ddp import Options, check, costs
+def memory(spec, model, device, room, rehearsed): return costs.memory(spec, model, device)
+def step(spec, model, device): return costs.step(spec, model)
+def facts(spec): return EngineFacts(label="Toy", memory=memory, step=step)
 """
 WHY = "engine.backend=toy: no prediction: it does not say what memory it needs; measure it"
 ON_GPUS = ("model=mt5_base", "machine=a100_80", "devices_per_node=8")
@@ -35,9 +43,32 @@ def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
     return "--config-dir", str(tmp_path / "conf"), *ON_GPUS
 
 
+def asked(*words: str) -> RunSpec:
+    return config.request(config.single([*ON_GPUS, "launcher=slurm", *words])).spec
+
+
 def toy_spec() -> RunSpec:
-    spec = config.request(config.single([*ON_GPUS, "launcher=slurm"])).spec
-    return spec.model_copy(update={"engine": spec.engine.model_copy(update={"backend": "toy", "options": {}})})
+    spec = asked("engine=ddp")
+    return spec.model_copy(update={"engine": spec.engine.model_copy(update={"backend": "toy"})})
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero0", "zero1", "zero2", "zero3"])
+def test_states_are_divided_among_as_many_ranks_as_the_engine_says(name: str) -> None:
+    """mt5_base in bf16: 2 bytes per weight, 4 of its master copy, 8 of AdamW's moments; 8 ranks."""
+    spec, parameters = asked(f"engine={name}"), 582_401_280
+    divided, held = engines.facts(spec).division, engine_memory(spec, "cuda").resident()
+    assert divided
+    assert held["weights"] == pytest.approx(2 * parameters / divided.weights, rel=1e-3)
+    assert held["master weights"] == pytest.approx(4 * parameters / divided.optimizer, rel=1e-5)
+    assert held["optimizer moments"] == pytest.approx(8 * parameters / divided.optimizer, rel=1e-5)
+    assert engine_step(spec, "cuda").updated == pytest.approx(parameters / divided.optimizer, rel=1e-5)
+
+
+def test_an_engine_of_somebody_elses_is_predicted_by_what_it_says(install: Install) -> None:
+    install("zeroscale.engine", "toy = their_engine", TALKING)
+    machine = config.request(config.single([*ON_GPUS, "launcher=slurm"])).machine
+    assert memory(toy_spec()) == memory(asked("engine=ddp"))
+    assert step_time(toy_spec(), machine) == step_time(asked("engine=ddp"), machine)
 
 
 def test_nothing_is_predicted_of_it_and_the_reason_is_said(toy: tuple[str, ...]) -> None:
