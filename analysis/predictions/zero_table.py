@@ -1,11 +1,11 @@
-"""ZeRO's Table 1 beside the arithmetic that predictions of memory divide by."""
+"""ZeRO's Table 1 beside the arithmetic of model states that figures show (`bench.engine_facts.Division`)."""
 
 from collections.abc import Iterator
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 
 from analysis.ledger.published import read
 from analysis.predictions import Comparison, Point, estimators, relative
-from bench.predict.memory.states import model_states
+from bench.engine_facts import Division
 
 STAGES = (1, 2, 3)
 GB = 10**9
@@ -39,7 +39,8 @@ def _points() -> Iterator[Point]:
 
 
 def _point(billions: str, elements: int, ranks: int, stage: int, printed: str) -> Point:
-    exact = Decimal(model_states(elements, ranks, stage)) / GB
+    weights, gradients, optimizer = (ranks if stage >= first else 1 for first in (3, 2, 1))
+    exact = Decimal(Division(weights, gradients, optimizer).state_bytes(elements, "bf16")) / GB
     what = f"{billions}B parameters, stage {stage}, {ranks} device{'s' * (ranks > 1)}"
     said = _estimate(elements, ranks, stage)
     truth = float(printed)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bench import config, store
+from bench.engines.deepspeed.facts import divided_at
 from bench.engines.precision import on_device
 from bench.models.t5.build import build, initialise
 from bench.predict.memory import activations, largest_micro_batch, memory
-from bench.predict.memory.states import model_states
 from bench.predict.workload import network_of, workload
 from bench.spec import RunSpec
 
@@ -42,7 +42,7 @@ def test_model_states_are_those_of_zeros_table_to_the_printed_digits(row: dict[s
     elements, ranks = round(float(row["parameters_b"]) * 1e9), int(row["data_parallel"])
     for stage in (1, 2, 3):
         printed = row[f"stage{stage}_gb"]
-        exact = Decimal(model_states(elements, ranks, stage)) / 10**9
+        exact = Decimal(divided_at(stage, ranks).state_bytes(elements, "bf16")) / 10**9
         assert Decimal(printed) in {  # some are rounded, some are cut off
             exact.quantize(Decimal(printed), rounding) for rounding in (ROUND_HALF_UP, ROUND_DOWN)
         }
