@@ -13,7 +13,7 @@ Terms = dict[str, int]
 DOUBLE = 8
 """Bytes per element of fp64, in which DeepSpeed takes the norm of a gradient, one tensor after the other."""
 DRAWN_AT_ONCE = 2**24
-"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights, which needs torch)."""
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
 SCARCE = 2
 """Tensors of one size that are not neighbours: embedding and head, the position biases of two stacks."""
 
