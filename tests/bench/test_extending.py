@@ -25,13 +25,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bench import models, plugins, store
+from bench import data, models, objectives, plugins, store
 from bench.predict.flops import recomputed_flops, training_flops
 from bench.predict.memory import activations
 from bench.predict.workload import workload
 from bench.record import RunRecord
 from bench.spec import RunSpec
 from bench.stacks import parameter_count
+from bench.tokens import IGNORED
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "extend"
@@ -204,19 +205,30 @@ def test_text_serves_an_objective_that_it_does_not_know(house: House) -> None:
 
 SIZES = {"width": 48, "layers": 3, "heads": 4, "vocab": 96, "positions": 64}
 TOKENS = 20
+ADDED = ((models, "gpt"), (objectives, "continuation"), (data, "counting"))
 
 
 @pytest.fixture(scope="module")
-def gpt(house: House) -> Iterator[Any]:
-    """What builds the page's family, imported here."""
+def inside(house: House) -> Iterator[None]:
+    """What was added can be imported here."""
+    added = [f"{package.__name__}.{name}" for package, name in ADDED]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "__path__", [*models.__path__, str(house.root / "bench" / "models")])
+        for package, _ in ADDED:
+            patch.setattr(
+                package, "__path__", [*package.__path__, str(house.root.joinpath(*package.__name__.split(".")))]
+            )
         plugins._shipped.cache_clear()
-        yield importlib.import_module("bench.models.gpt.build")
-    for name in [name for name in sys.modules if name.startswith("bench.models.gpt")]:
+        yield
+    for name in [name for name in sys.modules if name.startswith(tuple(added))]:
         del sys.modules[name]
     plugins._shipped.cache_clear()
     plugins._complete.cache_clear()
+
+
+@pytest.fixture
+def gpt(inside: None) -> Any:
+    """What builds the page's family."""
+    return importlib.import_module("bench.models.gpt.build")
 
 
 def small(**more: Any) -> RunSpec:
@@ -289,6 +301,21 @@ def test_the_described_activations_are_to_the_byte_what_autograd_keeps(
     assert kept_by_autograd(built) == saved + divisor
 
 
+@pytest.mark.usefixtures("inside")
+def test_an_objective_hides_what_it_says_and_a_source_counts() -> None:
+    source = {"name": "counting", "source": "counting", "options": {"step": 3}}
+    spec = small(objective="continuation", data=source, sequence={"tokens": 9}, devices_per_node=2)
+    batches = [next(data.load("counting").micro_batches(spec, rank)) for rank in (0, 1)]
+    for tensors, padding in batches:
+        tokens, labels = tensors["input_ids"], tensors["labels"]
+        assert set((tokens.diff(dim=1) % 94).flatten().tolist()) == {3}, "94 numbers behind the ids of pad and EOS"
+        assert (labels[:, :4] == IGNORED).all() and torch.equal(labels[:, 4:], tokens[:, 4:])
+        assert padding == {"tokens": 0}
+    alone = small(objective="continuation", data=source, sequence={"tokens": 9}, batch={"micro": 6})
+    together = torch.cat([tensors["input_ids"] for tensors, _ in batches])
+    assert torch.equal(next(data.load("counting").micro_batches(alone, 0)).tensors["input_ids"], together)
+
+
 def kept_by_autograd(model: Any) -> int:
     """Bytes of the distinct storages, weights aside, that a forward pass saves for backward."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -348,7 +375,7 @@ def test_an_installed_package_brings_an_objective_through_every_verb(elsewhere: 
     results = ("--results", str(elsewhere.results))
     assert "summed_lm" in elsewhere.zeroscale("sweep", *words, *own, *results, "--dry-run")
     assert "A device needs" in elsewhere.zeroscale("predict", *words, *own)
-    assert "causal_lm, " in elsewhere.zeroscale("doctor") and "summed_lm" in elsewhere.zeroscale("doctor")
+    assert "causal_lm, continuation, seq2seq, span_corruption, summed_lm" in elsewhere.zeroscale("doctor")
     elsewhere.zeroscale("sweep", *words, *own, *results)
     (record,) = (store.read_record(path) for path in store.find_records([elsewhere.results]))
     assert record.outcome.kind == "ok" and record.observations and record.observations.steps
