@@ -1,0 +1,150 @@
+"""The family, the objective and the source on the pages of docs/extend, held against torch and transformers."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pages import write
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from bench import data, models, objectives, plugins
+from bench.predict.flops import recomputed_flops, training_flops
+from bench.predict.memory import activations
+from bench.predict.workload import workload
+from bench.spec import RunSpec
+from bench.stacks import parameter_count
+from bench.tokens import IGNORED
+
+SIZES = {"width": 48, "layers": 3, "heads": 4, "vocab": 96, "positions": 64}
+TOKENS = 20
+ADDED = ((models, "gpt"), (objectives, "continuation"), (data, "counting"))
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was added can be imported here."""
+    root = tmp_path_factory.mktemp("pages")
+    write(root, "family", "objective", "data")
+    with pytest.MonkeyPatch.context() as patch:
+        for package, _ in ADDED:
+            added = root.joinpath(*package.__name__.split("."))
+            patch.setattr(package, "__path__", [*package.__path__, str(added)])
+        plugins._shipped.cache_clear()
+        yield
+    added_names = tuple(f"{package.__name__}.{name}" for package, name in ADDED)
+    for name in [name for name in sys.modules if name.startswith(added_names)]:
+        del sys.modules[name]
+    plugins._shipped.cache_clear()
+    plugins._complete.cache_clear()
+
+
+@pytest.fixture
+def gpt(inside: None) -> Any:
+    """What builds the page's family."""
+    return importlib.import_module("bench.models.gpt.build")
+
+
+def small(**more: Any) -> RunSpec:
+    """A spec of a model in which no two sizes are the same."""
+    return RunSpec.model_validate({
+        "model": {"name": "small", "family": "gpt", "shape": SIZES}, "engine": {"name": "ddp", "backend": "ddp"},
+        "data": {"name": "synthetic", "source": "synthetic"}, "objective": "causal_lm", "sequence": {"tokens": TOKENS},
+        "batch": {"micro": 3}, "precision": "fp32", **more,
+    })  # fmt: skip
+
+
+def loss_of(model: Any) -> torch.Tensor:
+    tokens = torch.arange(3 * TOKENS).reshape(3, TOKENS) % SIZES["vocab"]
+    found: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+    return found
+
+
+def test_the_described_parameters_are_those_that_are_built_and_those_that_gpt2_has(gpt: Any) -> None:
+    spec = small()
+    described = models.network(spec.model)
+    assert described and parameter_count(described) == sum(p.numel() for p in gpt.build(spec).parameters())
+    family = models.load(models.family_of({"model_type": "gpt2"}))
+    published = family.stacks(family.from_hugging_face(GPT2Config().to_dict()))
+    assert published and parameter_count(published) == 124_439_808
+
+
+def test_it_computes_what_transformers_gpt2_does(gpt: Any) -> None:
+    ours = gpt.build(small())
+    config = GPT2Config(
+        n_embd=48, n_layer=3, n_head=4, vocab_size=96, n_positions=64, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0
+    )
+    theirs = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for (name, source), target in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+            target.copy_(source.T if ".c_" in name and source.dim() == 2 else source)
+    assert loss_of(ours).item() == pytest.approx(loss_of(theirs).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_described_flops_are_those_that_torch_counts(gpt: Any, checkpointing: bool) -> None:
+    """With attention written out: a fused kernel computes its scores again in backward, which model FLOPs leave out,
+    and torch does not count the one of a CPU at all."""
+    spec = small(activation_checkpointing=checkpointing)
+    model, described = gpt.build(spec), models.network(spec.model)
+    gpt.initialise(model, spec)
+    assert described
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        loss_of(model).backward()
+    again = recomputed_flops(described, spec.sequence, precision="fp32") if checkpointing else 0
+    assert 3 * (training_flops(described, spec.sequence) + again) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_described_activations_are_to_the_byte_what_autograd_keeps(
+    gpt: Any, precision: str, dropout: float, checkpointing: bool
+) -> None:
+    model = {"name": "small", "family": "gpt", "shape": SIZES, "dropout": dropout}
+    spec = small(precision=precision, activation_checkpointing=checkpointing, model=model)
+    built = gpt.build(spec).to({"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
+    gpt.initialise(built, spec)
+    described = models.network(spec.model)
+    assert described
+    segments = activations.segments(described, workload(spec, "cpu"))
+    saved = sum(segment.saved * times for block, times in segments for segment in block)
+    if checkpointing:  # a checkpoint keeps its random state, which is no tensor that autograd saves
+        saved -= SIZES["layers"] * activations.RANDOM_STATE["cpu"]
+    divisor = 4  # of the loss, one number
+    assert kept_by_autograd(built) == saved + divisor
+
+
+@pytest.mark.usefixtures("inside")
+def test_an_objective_hides_what_it_says_and_a_source_counts() -> None:
+    source = {"name": "counting", "source": "counting", "options": {"step": 3}}
+    spec = small(objective="continuation", data=source, sequence={"tokens": 9}, devices_per_node=2)
+    batches = [next(data.load("counting").micro_batches(spec, rank)) for rank in (0, 1)]
+    for tensors, padding in batches:
+        tokens, labels = tensors["input_ids"], tensors["labels"]
+        assert set((tokens.diff(dim=1) % 94).flatten().tolist()) == {3}, "94 numbers behind the ids of pad and EOS"
+        assert (labels[:, :4] == IGNORED).all() and torch.equal(labels[:, 4:], tokens[:, 4:])
+        assert padding == {"tokens": 0}
+    alone = small(objective="continuation", data=source, sequence={"tokens": 9}, batch={"micro": 6})
+    together = torch.cat([tensors["input_ids"] for tensors, _ in batches])
+    assert torch.equal(next(data.load("counting").micro_batches(alone, 0)).tensors["input_ids"], together)
+
+
+def kept_by_autograd(model: Any) -> int:
+    """Bytes of the distinct storages, weights aside, that a forward pass saves for backward."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert loss_of(model).requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
