@@ -41,14 +41,14 @@ time.sleep(600)
 """
 
 
-def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2, launcher: str = "local") -> Path:
+def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2) -> Path:
     asked = config.request(config.single(["model=tiny", f"nodes={nodes}", f"devices_per_node={devices_per_node}"]))
     circumstance = Circumstance(
         study="s",
         repeat=0,
         attempt=0,
         machine=asked.machine,
-        launcher={"name": launcher},
+        launcher={"name": "local"},
         limits=Limits(startup_s=60),
         network=Network(rendezvous_host="127.0.0.1"),
     )
@@ -313,9 +313,10 @@ def test_a_follower_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -
     assert "closed its connection" in crew.ended()
 
 
-@pytest.mark.parametrize(("launcher", "every_s"), [("local", 2.0), ("slurm", 10.0)])
-def test_a_shared_file_system_is_written_to_less_often(tmp_path: Path, launcher: str, every_s: float) -> None:
-    assert Supervisor(attempt(tmp_path, launcher=launcher), handle_signals=False).heartbeat.every_s == every_s
+@pytest.mark.parametrize(("scheduled", "every_s"), [(False, 2.0), (True, 10.0)])
+def test_a_shared_file_system_is_written_to_less_often(tmp_path: Path, scheduled: bool, every_s: float) -> None:
+    made = Supervisor(attempt(tmp_path), handle_signals=False, scheduled=scheduled)
+    assert made.heartbeat.every_s == every_s
 
 
 def test_a_supervisor_of_many_runs_leaves_nothing_open(tmp_path: Path) -> None:
