@@ -11,8 +11,9 @@ from bench.scheduling import JobState
 from bench.sweep import jobs, reconcile, unrun
 from bench.sweep.feasible import far_out, infeasible
 from bench.sweep.neighbourhood import Neighbourhood
+from bench.sweep.policy import given_up
 from bench.sweep.pruning import pruned, to_confirm
-from bench.sweep.standing import Place, Standing, given_up
+from bench.sweep.standing import Place, Standing
 from bench.sweep.survey import Open
 
 
