@@ -85,7 +85,8 @@ class Conductor:
         others = supervisors(self.todo[0].spec, self.job.span) - 1
         address, allocation = network.address(self.host), self.context.allocation
         self.members = Members(others, address, self.folder, allocation, self.patience_s)
-        plan, passed = self._plan(), list[Decision]()
+        plan = self._plan()
+        passed: list[Decision] = []
         while decision := next_run(plan, self._snapshot(passed)):
             if self.interrupted_by:
                 break

@@ -9,7 +9,7 @@ from sweeps import attempt, point, spec, sweep
 
 from bench import store
 from bench.cli.here import Asked, Here
-from bench.dispatch.settle import prune, to_start
+from bench.dispatch.settle import due, prune
 from bench.dispatch.view import View
 from bench.machine import Machine
 from bench.predict.memory import memory
@@ -140,15 +140,18 @@ def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if
         config_id(FOUR): "infeasible",
         config_id(one): "",
     }
-    assert [standing.key.config_id for standing in to_start(view, neighbourhood)] == [config_id(one)]
+    assert [standing.key.config_id for standing in due(view, neighbourhood).standings] == [config_id(one)]
     for _ in range(2):
         neighbourhood.add(_ran(0.9, repeat=0))
     assert neighbourhood.correction(made.points[0]) == (1.0, 1.0, 1), "one run, taken in twice"
     neighbourhood.add(_ran(0.9, repeat=1))
-    assert {standing.key.config_id for standing in to_start(view, neighbourhood)} == {config_id(FOUR), config_id(one)}
+    assert {standing.key.config_id for standing in due(view, neighbourhood).standings} == {
+        config_id(FOUR),
+        config_id(one),
+    }
     for _ in range(2):
         attempt(tmp_path, FOUR, "error")
-    tried = to_start(view_of(tmp_path, made), neighbourhood)
+    tried = due(view_of(tmp_path, made), neighbourhood).standings
     assert [standing.key.config_id for standing in tried] == [config_id(one)], "as often as the study allows"
 
 
