@@ -75,7 +75,8 @@ class Here:
 
     def _plan(self) -> SweepPlan:
         """Count what has its answer already; return the rest, with the control point of its first."""
-        everything, snapshot, left = SweepPlan(self.runs), self.snapshot(), []
+        everything, snapshot = SweepPlan(self.runs), self.snapshot()
+        left: list[PlannedRun] = []
         for run in self.runs:
             if leave := known(run, everything, snapshot):
                 self._skip(leave)

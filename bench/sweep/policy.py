@@ -118,9 +118,8 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     The control point comes first and last. A point that has just run out of memory for the first time runs once more,
     where that can save larger ones. A run that does not fit the time left waits, and a shorter one may still fit.
     """
-    passed, control = snapshot.passed, None
-    if plan.control and plan.runs:
-        control = plan.control._replace(role="control")
+    passed = snapshot.passed
+    control = plan.control._replace(role="control") if plan.control and plan.runs else None
     if control and not passed:
         return _now(control, plan, snapshot)
     last = passed[-1] if passed else None

@@ -130,7 +130,8 @@ TABLE = {
     "its failure ends nothing": Row("m1", "", "run c, run m1, run c", ends="c error, m1 error, c oom", sweep=CONTROL),
     # what has an answer
     "a final answer is left": Row("m1 m2", "m1 ok, m2 oom", "left m1, left m2", "left m1, left m2"),
-    "a failure that may pass is not one": Row("m1", "m1 error, m1 hang", "run m1", "run m1"),
+    "a run whose numbers are invalid is one": Row("m1", "m1 invalid", "left m1", "left m1"),
+    "a failure that may pass is none": Row("m1", "m1 error, m1 hang, m1 cancelled", "run m1", "run m1"),
     "of another repeat": Row("m1 m1#1", "m1#1 ok", "run m1, left m1#1", "run m1, left m1#1"),
     "of another machine": Row("m1", "m1@fast ok", "run m1", "run m1"),
     "of another environment": Row("m1", "m1~old ok", "run m1", "run m1", run={"environment_id": "new"}),
