@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -22,7 +22,6 @@ from bench.errors import UserError
 from bench.invariants import broken_rule
 from bench.migrations import migrate
 from bench.record import (
-    FINAL,
     SCHEMA_VERSION,
     Circumstance,
     Environment,
@@ -233,22 +232,6 @@ def _beginning(path: Path) -> dict[str, Any]:
             content = file.read()
     whole: dict[str, Any] = pydantic_core.from_json(content)
     return whole
-
-
-def answered(
-    config_folder: Path, repeat: int, machine: str, environment_id: str | None, accept: Container[str] = FINAL
-) -> Attempt | None:
-    """Return the attempt that answers this point for good on this machine in this environment class, if any.
-
-    `environment_id` None accepts every class: where it cannot be known, the worker asks again when it starts. An answer
-    that never met an environment (`pruned`, `infeasible`) holds for all.
-    """
-    for attempt in attempts(config_folder):
-        same = (attempt.repeat, attempt.machine) == (repeat, machine)
-        holds = environment_id is None or attempt.environment_id in (None, environment_id)
-        if same and holds and attempt.outcome in accept:
-            return attempt
-    return None
 
 
 def claim(config_folder: Path, repeat: int | None) -> Attempt:

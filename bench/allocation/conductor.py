@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -23,9 +23,18 @@ from bench.supervisor.lead import Supervisor
 from bench.supervisor.node import supervisors
 from bench.supervisor.verdict import survivors
 from bench.sweep import jobs, reconcile, survey
-from bench.sweep.asked import Todo
-from bench.sweep.pruning import pruned, to_confirm
-from bench.sweep.unrun import accepted
+from bench.sweep.asked import Key, Todo
+from bench.sweep.policy import (
+    Conclude,
+    Decision,
+    Leave,
+    PlannedRun,
+    Snapshot,
+    Start,
+    SweepPlan,
+    Wait,
+    next_run,
+)
 
 _PARTING_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
 
@@ -76,55 +85,61 @@ class Conductor:
         others = supervisors(self.todo[0].spec, self.job.span) - 1
         address, allocation = network.address(self.host), self.context.allocation
         self.members = Members(others, address, self.folder, allocation, self.patience_s)
-        for todo in self._sequence():
+        plan = self._plan()
+        passed: list[Decision] = []
+        while decision := next_run(plan, self._snapshot(passed)):
             if self.interrupted_by:
                 break
-            if not self._time_for(todo):
-                continue  # a shorter one may still fit, and so does the last control point
-            self._answer(todo)
-            if lost := self.members.wait():
-                return _complain(f"{', '.join(lost)} cannot be reached any more")
-            if reason := self.health.complaint():
-                return _complain(f"{reason}; its node is left out from now on")
+            passed.append(decision)
+            if reason := self._carry_out(decision):
+                return _complain(reason)
         return 1 if self.interrupted_by else 0
 
-    def _sequence(self) -> Iterator[Todo]:
-        """Yield what is to be measured: the control point first and last, and what needs a second look once more."""
+    def _plan(self) -> SweepPlan:
+        """Return what this allocation goes through; predictions were looked at when it was submitted."""
         control = self.job.control
-        if control:
-            yield control
-        for todo in self.todo:
-            if self._wanted(todo):
-                yield todo
-                if self.job.prune and todo.kin and to_confirm(todo.kin, self._tried):
-                    yield todo
-        if control:
-            yield control
+        return SweepPlan([self._planned(todo) for todo in self.todo], self._planned(control) if control else None)
 
-    def _wanted(self, todo: Todo) -> bool:
-        """Whether a point has no answer yet; one that need not run gets its answer here."""
-        config_folder, key = self.study_folder / todo.config_id, todo.key
-        accept = accepted(prune=self.job.prune)
-        if not todo.again and store.answered(config_folder, key.repeat, key.machine, self.environment_id, accept):
-            return _say(todo, "has its answer already")
-        if elsewhere := survey.busy_elsewhere(config_folder, key):
-            return _say(todo, f"is under way in job {elsewhere.job or 'of another scheduler'}")
-        if self.job.prune and todo.kin and (outcome := pruned(todo.kin, self._tried)):
-            attempt = store.open_attempt(config_folder, todo.spec, self._circumstance(todo))
-            store.conclude(attempt.folder, outcome)
-            return _say(todo, outcome.reason)
-        return True
+    def _planned(self, todo: Todo) -> PlannedRun:
+        return PlannedRun(
+            todo.key,
+            todo.kin,
+            prune=self.job.prune,
+            limit_min=todo.circumstance.limits.time_limit_min or 0.0,
+            environment_id=self.environment_id,
+            reopened=todo.again,
+        )
 
-    def _time_for(self, todo: Todo) -> bool:
-        """Whether a point can finish in the time left, the last control point after it included."""
-        limit_min = todo.circumstance.limits.time_limit_min or 0.0
-        left_s = self.ends_at - time.time() - _PARTING_S
-        left_s -= float(todo.circumstance.launcher.get("warning_s", 0))
-        if self.job.control and not todo.control:
-            left_s -= 60 * (self.job.control.circumstance.limits.time_limit_min or 0.0)
-        if 60 * limit_min <= left_s:
-            return True
-        return _say(todo, f"may take {limit_min:g} min, and {left_s / 60:.1f} min are left: it waits for another job")
+    def _snapshot(self, passed: Sequence[Decision]) -> Snapshot:
+        """Return what the study's folder and the clock show now."""
+        warning_s = float(self.todo[0].circumstance.launcher.get("warning_s", 0))
+        left_s = self.ends_at - time.time() - _PARTING_S - warning_s
+        return Snapshot(self._tried, busy=self._busy, left_s=left_s, passed=passed)
+
+    def _carry_out(self, decision: Decision) -> str:
+        """Do what was decided; return why the allocation has to end, empty if it goes on."""
+        run = decision.run
+        todo = self.job.control if run.role == "control" else None
+        todo = todo or next(todo for todo in self.todo if todo.key == run.key)
+        match decision:
+            case Start():
+                self._answer(todo)
+                if self.members and (lost := self.members.wait()):
+                    return f"{', '.join(lost)} cannot be reached any more"
+                if reason := self.health.complaint():
+                    return f"{reason}; its node is left out from now on"
+            case Conclude(outcome=outcome):
+                folder = self.study_folder / todo.config_id
+                store.conclude(store.open_attempt(folder, todo.spec, self._circumstance(todo)).folder, outcome)
+                _say(todo, outcome.reason)
+            case Wait(why=why) | Leave(why=why):
+                _say(todo, why)
+        return ""
+
+    def _busy(self, key: Key) -> str:
+        """Return who else measures a point now; empty: nobody."""
+        elsewhere = survey.busy_elsewhere(self.study_folder / key.config_id, key)
+        return f"is under way in job {elsewhere.job or 'of another scheduler'}" if elsewhere else ""
 
     def _answer(self, todo: Todo) -> None:
         """Make one attempt at a point, on all nodes."""
@@ -184,10 +199,9 @@ class Conductor:
             self.supervisor.interrupt(number)
 
 
-def _say(todo: Todo, what: str) -> bool:
+def _say(todo: Todo, what: str) -> None:
     key = todo.key
     print(f"{datetime.now(UTC):%H:%M:%S}  {key.config_id} repeat {key.repeat}: {what}", flush=True)
-    return False
 
 
 def _ended(record: RunRecord | None) -> str:

@@ -4,19 +4,30 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from bench import store
 from bench.cli import asking, live, point
 from bench.measure.environment import classify, device_kind, environment_id
+from bench.record import Outcome
 from bench.sweep import unrun
 from bench.sweep.asked import Key, Point, Sweep, Todo
-from bench.sweep.feasible import far_out, infeasible
 from bench.sweep.neighbourhood import Neighbourhood
-from bench.sweep.pruning import Kin, kinships, pruned, to_confirm
-from bench.sweep.standing import given_up
+from bench.sweep.policy import (
+    Conclude,
+    Decision,
+    Leave,
+    PlannedRun,
+    Snapshot,
+    Start,
+    SweepPlan,
+    known,
+    next_run,
+    planned_run,
+)
+from bench.sweep.pruning import Kin, kinships
 
 
 class Asked(NamedTuple):
@@ -28,83 +39,78 @@ class Asked(NamedTuple):
 
 
 class Here:
-    """A sweep under way: which points have answers, and how long the next may take."""
+    """A sweep under way: carries out what the policy decides, and shows how long the rest may take."""
 
     def __init__(self, folder: Path, asked: list[Asked], *, quiet: bool, retry: bool) -> None:
         """`retry` goes on with points whose attempts are used up: somebody asked for them by name."""
-        self.folder, self._asked, self._quiet, self._retry = folder, asked, quiet, retry
-        self._kin = kinships((one.key, one.point.spec) for one in asked)
+        self.folder, self._quiet = folder, quiet
+        self._asked = {one.key: one for one in asked}
+        kin = kinships((one.key, one.point.spec) for one in asked)
+        self.runs = [_planned(one, kin[one.key[:2]], retry) for one in asked]
         self._attempts: dict[str, list[store.Attempt]] = {}
         tried = (attempt for config_id in {one.key.config_id for one in asked} for attempt in self._tried(config_id))
         self._neighbourhood = Neighbourhood((one.point for one in asked), tried)
+        self._control: Todo | None = None
+        self._passed: list[Decision] = []
         self.kinds: list[str] = []
         self.seconds: list[float] = []
         self._skipped = 0
 
     def run(self) -> bool:
         """Measure what has no answer yet; return whether everything asked for ended `ok`."""
-        todo = [one for one in self._asked if not self._known(one)]
+        plan = self._plan()
         with live.line(quiet=self._quiet) as follow:
-            for number, one in enumerate(self._sequence(todo), start=1):
-                self._measure(one, number, max(number, len(todo)), follow)
+            number = 0
+            while decision := next_run(plan, self.snapshot()):
+                self._passed.append(decision)
+                match decision:
+                    case Start(run):
+                        number += 1
+                        self._measure(self._todo(run), number, max(number, len(plan.runs)), follow)
+                    case Conclude(run, outcome):
+                        self._conclude(run, outcome)
+                    case Leave():
+                        self._skip(decision)
         return set(self.kinds) == {"ok"}
 
-    def _sequence(self, todo: list[Asked]) -> Iterator[Todo]:
-        """Yield what is to be run: the control point first and last, and what needs a second look once more."""
-        sweep, control = (todo[0].sweep, next(iter(todo[0].sweep.controls), None)) if todo else (None, None)
-        if sweep and control:
-            yield sweep.todo(control, 0, control=True)
-        for one in todo:
-            if one.sweep.rules.prune and self._prune(one):
-                continue
-            ready = one.sweep.todo(one.point, one.key.repeat)
-            yield ready
-            if one.sweep.rules.prune and to_confirm(self._kin_of(one), self._tried):
-                yield ready
-        if sweep and control:
-            yield sweep.todo(control, 0, control=True)
+    def _plan(self) -> SweepPlan:
+        """Count what has its answer already; return the rest, with the control point of its first."""
+        everything, snapshot = SweepPlan(self.runs), self.snapshot()
+        left: list[PlannedRun] = []
+        for run in self.runs:
+            if leave := known(run, everything, snapshot):
+                self._skip(leave)
+            else:
+                left.append(run)
+        sweep = self._asked[left[0].key].sweep if left else None
+        if sweep and sweep.controls:
+            self._control = sweep.todo(sweep.controls[0], 0, control=True)
+        return SweepPlan(left, PlannedRun(self._control.key) if self._control else None)
 
-    def _known(self, one: Asked) -> bool:
-        """Whether a point has its final answer on this machine in this environment; count it if so."""
-        done = self._answered(one)
-        if done is None and not self._retry:
-            place = one.key.repeat, one.key.machine
-            tried = [a for a in self._tried(one.key.config_id) if a.outcome and (a.repeat, a.machine) == place]
-            if given_up(tried, one.sweep.rules.budget.attempts):
-                done = tried[-1]
-        if done:
-            self.kinds.append(str(done.outcome))
-            self._skipped += 1
-        return done is not None
+    def snapshot(self) -> Snapshot:
+        """Return what the folder shows now, and what this sweep has gone through."""
+        return Snapshot(self._tried, self._neighbourhood.correction, passed=self._passed)
 
-    def _answered(self, one: Asked) -> store.Attempt | None:
-        """Return the attempt that answers a point: a real run if there is one, and no prediction that measured
-        neighbours have taken back."""
-        accept = unrun.accepted(prune=one.sweep.rules.prune)
-        machine = one.sweep.machines[one.key.machine]
-        environment = environment_id(classify(machine.device or device_kind(), one.point.devices_per_node))
-        place = self.folder / one.key.config_id, one.key.repeat, one.key.machine, environment
-        done = store.answered(*place, accept)
-        if done and done.outcome in unrun.NEVER_RAN:
-            done = store.answered(*place, accept - unrun.NEVER_RAN) or done
-        if done and done.outcome == "infeasible":
-            correction = self._neighbourhood.correction(one.point)
-            return done if far_out(one.point.forecast, machine, correction) else None
-        return done
+    def _todo(self, run: PlannedRun) -> Todo:
+        """Return the attempt that is to be made at a run."""
+        if run.role == "control" and self._control:
+            return self._control
+        one = self._asked[run.key]
+        return one.sweep.todo(one.point, run.key.repeat)
 
-    def _prune(self, one: Asked) -> bool:
-        """Record that a point need not run, if so."""
-        machine, correction = one.sweep.machines[one.key.machine], self._neighbourhood.correction(one.point)
-        outcome = pruned(self._kin_of(one), self._tried)
-        outcome = outcome or infeasible(one.point.spec, one.point.forecast, machine, correction)
-        if outcome:
-            unrun.conclude(self.folder, one.sweep.todo(one.point, one.key.repeat), outcome)
-            self.kinds.append(outcome.kind)
-            self._print(f"{one.point.line}  repeat {one.key.repeat}\n    {outcome.kind}: {outcome.reason}")
-        return outcome is not None
+    def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
+        """Record that a point need not run."""
+        unrun.conclude(self.folder, self._todo(run), outcome)
+        self._attempts.pop(run.key.config_id, None)
+        self.kinds.append(outcome.kind)
+        line = self._asked[run.key].point.line
+        self._print(f"{line}  repeat {run.key.repeat}\n    {outcome.kind}: {outcome.reason}")
 
-    def _kin_of(self, one: Asked) -> Kin:
-        return self._kin[one.key.config_id, one.key.machine]
+    def _skip(self, leave: Leave) -> None:
+        """Count a point by the answer that it has already."""
+        if leave.attempt:
+            self.kinds.append(str(leave.attempt.outcome))
+        self._skipped += 1
 
     def _tried(self, config_id: str) -> list[store.Attempt]:
         """Return the attempts at a configuration, read again only after another."""
@@ -138,6 +144,14 @@ class Here:
             return json.dumps(plain)
         told = ", ".join(f"{count} {kind}" for kind, count in outcomes.most_common())
         return f"{told}; {skipped} already had an answer; {self.folder}"
+
+
+def _planned(one: Asked, kin: Kin, retry: bool) -> PlannedRun:
+    """Return one repeat of one point as the policy sees it: an answer holds on this machine in this environment."""
+    device = one.sweep.machines[one.key.machine].device or device_kind()
+    environment = environment_id(classify(device, one.point.devices_per_node))
+    attempts = None if retry else one.sweep.rules.budget.attempts
+    return planned_run(one.sweep, one.key, one.point, kin, attempts, environment)
 
 
 def _duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bench import launchers, store
 from bench.dispatch.correct import corrected
 from bench.dispatch.group import Grouping
-from bench.dispatch.settle import prune, settle, to_start
+from bench.dispatch.settle import due, prune, settle
 from bench.dispatch.view import View, look
 from bench.errors import UserError
 from bench.launching import LaunchPlan, Work
@@ -50,9 +50,12 @@ def _feed(folder: Path, autopilot: bool) -> Fed:
     neighbourhood = Neighbourhood((standing.point for standing in view.standings), _tried(view))
     unrun = prune(view, neighbourhood)
     view = look(folder) if unrun else view
-    left = corrected(to_start(view, neighbourhood), view, neighbourhood)
+    standings, why_left = due(view, neighbourhood)
+    left = corrected(standings, view, neighbourhood)
     feeder = Feeder(view, autopilot=autopilot)
-    submitted, why_left = feeder.submit(left)
+    submitted: list[tuple[Job, str]] = []
+    if not why_left:
+        submitted, why_left = feeder.submit(left)
     taken = {todo.key for job, _ in submitted for todo in job.points}
     left = [standing for standing in left if standing.key not in taken]
     pilot = feeder.chain(waiting=bool(left)) if autopilot else None
@@ -112,9 +115,6 @@ class Feeder:
 
     def submit(self, left: Sequence[Standing]) -> tuple[list[tuple[Job, str]], str]:
         """Submit points in order; return the jobs, and why some points may have to wait."""
-        budget, spent = self._rules.budget.node_hours, self._view.spent_node_hours()
-        if left and budget is not None and spent >= budget:
-            return [], f"{spent:.1f} of {budget:g} node-hours are spent"
         submitted: list[tuple[Job, str]] = []
         refused: dict[tuple[int, int], UserError] = {}  # by shape: no nodes may be left for one, and some for another
         places = None if self._most is None else self._most - self._in_queue()

@@ -1,18 +1,19 @@
-"""Points that get their record without a run: attempts that ended without leaving one, and points that need not run."""
+"""Records without a run, for attempts that ended without leaving one and for points that need not run, and what is due
+after that."""
 
 import contextlib
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from bench import store
 from bench.dispatch.view import View
 from bench.record import Outcome
 from bench.scheduling import JobState
 from bench.sweep import jobs, reconcile, unrun
-from bench.sweep.feasible import far_out, infeasible
 from bench.sweep.neighbourhood import Neighbourhood
-from bench.sweep.pruning import pruned, to_confirm
-from bench.sweep.standing import Place, Standing, given_up
+from bench.sweep.policy import Conclude, Decision, Snapshot, Start, SweepPlan, Wait, decisions, planned_run
+from bench.sweep.standing import Place, Standing
 from bench.sweep.survey import Open
 
 
@@ -54,42 +55,41 @@ def _ended(attempt: Open, queue: Mapping[Place, JobState]) -> Outcome | None:
 
 
 def prune(view: View, neighbourhood: Neighbourhood) -> Counter[str]:
-    """Record which of the waiting points need not run; return how many of each outcome."""
+    """Record which points need not run; return how many of each outcome."""
     count: Counter[str] = Counter()
-    kin = view.kin()
-    for standing in view.standings:
-        if standing.state == "waiting" and standing.sweep.rules.prune:
-            outcome = pruned(kin[standing.key[:2]], view.tried) or _infeasible(standing, neighbourhood)
-            if outcome:
-                unrun.conclude(view.folder, standing.sweep.todo(standing.point, standing.key.repeat), outcome)
-                count[outcome.kind] += 1
+    for standing, decision in _decided(view, neighbourhood):
+        if isinstance(decision, Conclude):
+            unrun.conclude(view.folder, standing.sweep.todo(standing.point, standing.key.repeat), decision.outcome)
+            count[decision.outcome.kind] += 1
     return count
 
 
-def _infeasible(standing: Standing, neighbourhood: Neighbourhood) -> Outcome | None:
-    point = standing.point
-    machine = standing.sweep.machines[point.machine]
-    return infeasible(point.spec, point.forecast, machine, neighbourhood.correction(point))
+class Due(NamedTuple):
+    """The points to be started, in order, and why none of them may be now; empty if they may."""
+
+    standings: list[Standing]
+    why_not_now: str
 
 
-def to_start(view: View, neighbourhood: Neighbourhood) -> list[Standing]:
+def due(view: View, neighbourhood: Neighbourhood) -> Due:
     """Return the points to be started: those that wait, those that a second run shall confirm, and those that were
     called infeasible before measured neighbours took that back."""
-    kin = view.kin()
-
-    def again(standing: Standing) -> bool:
-        if not standing.final or standing.job or not standing.sweep.rules.prune:
-            return False
-        if standing.outcome == "infeasible":
-            return _taken_back(standing, view, neighbourhood)
-        return standing.outcome == "oom" and to_confirm(kin[standing.key[:2]], view.tried)
-
-    return [standing for standing in view.standings if standing.state == "waiting" or again(standing)]
+    decided = [(s, decision) for s, decision in _decided(view, neighbourhood) if isinstance(decision, Start | Wait)]
+    waits = (decision.why for _, decision in decided if isinstance(decision, Wait))
+    return Due([standing for standing, _ in decided], next(waits, ""))
 
 
-def _taken_back(standing: Standing, view: View, neighbourhood: Neighbourhood) -> bool:
-    """Whether a point that a prediction called infeasible is to run after all, as often as any other may."""
-    machine = standing.sweep.machines[standing.point.machine]
-    correction = neighbourhood.correction(standing.point)
-    may = not given_up(view.seen.of(standing.key), standing.sweep.rules.budget.attempts)
-    return may and not far_out(standing.point.forecast, machine, correction)
+def _decided(view: View, neighbourhood: Neighbourhood) -> list[tuple[Standing, Decision]]:
+    """Return what the policy decides about every point of a study as it stands."""
+    kin, node_hours = view.kin(), view.sweeps[-1].rules.budget.node_hours
+    runs = [planned_run(s.sweep, s.key, s.point, kin[s.key[:2]], s.sweep.rules.budget.attempts) for s in view.standings]
+    taken = {s.key: s.why or "in a job" for s in view.standings if s.job or s.state in ("running", "pending")}
+    snapshot = Snapshot(
+        view.tried,
+        neighbourhood.correction,
+        busy=lambda key: taken.get(key, ""),
+        submitted=Counter(key for job in view.seen.jobs for key, _ in job.points),
+        spent_node_hours=0.0 if node_hours is None else view.spent_node_hours(),
+    )
+    plan = SweepPlan(runs, confirm_answered=True, node_hours=node_hours)
+    return list(zip(view.standings, decisions(plan, snapshot), strict=True))

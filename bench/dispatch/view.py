@@ -9,8 +9,9 @@ from bench.scheduling import JobState
 from bench.store import Attempt
 from bench.sweep import asked, jobs
 from bench.sweep.asked import Key, Point, Sweep
+from bench.sweep.policy import answer
 from bench.sweep.pruning import Kin, kinships
-from bench.sweep.standing import Place, Standing, answer, standings
+from bench.sweep.standing import Place, Standing, standings
 from bench.sweep.survey import Survey, spent_node_hours, survey
 
 
@@ -60,7 +61,7 @@ def _may_go_on(job: jobs.Submitted, seen: Survey, wanted: Mapping[Key, tuple[Swe
     have ended. A job that was put back into the queue has no allocation, and its points have records as well."""
     if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
         return True
-    answered = all(key in wanted and answer(seen.of(key), wanted[key][0]) for key, _ in job.points)
+    answered = all(key in wanted and answer(seen.of(key), prune=wanted[key][0].rules.prune) for key, _ in job.points)
     return not answered or _unended(job)
 
 

@@ -7,11 +7,10 @@ from typing import Literal, NamedTuple
 from bench.scheduling import JobState
 from bench.store import Attempt
 from bench.sweep.asked import Key, Point, Sweep
+from bench.sweep.policy import answer, given_up
 from bench.sweep.survey import Open, Survey
-from bench.sweep.unrun import NEVER_RAN, accepted
 
 State = Literal["answered", "running", "pending", "waiting", "given up"]
-_PATIENCE = 5  # so many times the attempts allowed, where it was not the point's own fault
 
 Place = tuple[str, int | None]
 """A job's name and task, as a scheduler knows it."""
@@ -59,7 +58,7 @@ class _View:
     def standing(self, key: Key, sweep: Sweep, point: Point) -> Standing:
         done, place = self._seen.of(key), self._places.get(key)
         state, told = self._state(key, sweep, done, place)
-        last = answer(done, sweep) or (done[-1] if done else None)
+        last = answer(done, prune=sweep.rules.prune) or (done[-1] if done else None)
         return Standing(
             key,
             point,
@@ -73,18 +72,15 @@ class _View:
         )
 
     def _state(self, key: Key, sweep: Sweep, done: list[Attempt], place: Place | None) -> tuple[State, str]:
-        if answer(done, sweep):
+        if answer(done, prune=sweep.rules.prune):
             return "answered", ""
         for attempt in self._seen.open.get(key, ()):
             if self._alive(attempt):
                 return "running", attempt.doing()
         if place:
             return "pending", self._pending(place)
-        limit = sweep.rules.budget.attempts
-        if given_up(done, limit):
-            return "given up", f"after {len(done)} attempts; the last: {done[-1].reason}"
-        if self._submitted[key] >= _PATIENCE * limit:
-            return "given up", f"{self._submitted[key]} jobs had it, and none of them came to an answer"
+        if reason := given_up(done, sweep.rules.budget.attempts, self._submitted[key]):
+            return "given up", reason
         return "waiting", f"again after: {done[-1].reason}" if done else ""
 
     def _alive(self, attempt: Open) -> bool:
@@ -101,16 +97,3 @@ class _View:
         state = self._queue[place]
         told = f"{state.state.lower()} ({state.reason})" if state.pending else "its turn comes"
         return f"in job {name}{'' if task is None else f'[{task}]'}: {told}"
-
-
-def answer(done: list[Attempt], sweep: Sweep) -> Attempt | None:
-    """Return the attempt that answers a point for good: a real run before one that needed none."""
-    answers = [attempt for attempt in done if attempt.outcome in accepted(prune=sweep.rules.prune)]
-    return next((attempt for attempt in answers if attempt.outcome not in NEVER_RAN), next(iter(answers), None))
-
-
-def given_up(done: list[Attempt], limit: int) -> bool:
-    """Whether a point has had its attempts. Preemption and cancellation are not its fault, but have an end too; what
-    never ran was none."""
-    own = [attempt for attempt in done if attempt.outcome not in ("preempted", "cancelled", *NEVER_RAN)]
-    return len(own) >= limit or len(done) >= _PATIENCE * limit

@@ -9,7 +9,7 @@ from sweeps import attempt, point, spec, sweep
 
 from bench import store
 from bench.cli.here import Asked, Here
-from bench.dispatch.settle import prune, to_start
+from bench.dispatch.settle import due, prune
 from bench.dispatch.view import View
 from bench.machine import Machine
 from bench.predict.memory import memory
@@ -19,6 +19,7 @@ from bench.sweep.asked import Point, Sweep, union
 from bench.sweep.feasible import far_out, infeasible
 from bench.sweep.forecast import FAR_OUT, Forecast, forecast
 from bench.sweep.neighbourhood import Neighbourhood
+from bench.sweep.policy import PlannedRun, SweepPlan, known
 from bench.sweep.standing import standings
 from bench.sweep.survey import survey
 
@@ -82,6 +83,10 @@ def here(folder: Path, made: Sweep) -> Here:
     return Here(folder, [Asked(key, made, one) for key, one in made.wanted()], quiet=True, retry=True)
 
 
+def left(one: Here) -> list[PlannedRun]:
+    return [run for run in one.runs if not known(run, SweepPlan(one.runs), one.snapshot())]
+
+
 def test_a_point_far_out_gets_its_record_without_a_run_and_that_is_no_measurement(tmp_path: Path) -> None:
     made = asked(small(needed() / 2), (4,))
     first = here(tmp_path, made)
@@ -105,17 +110,17 @@ def test_a_measured_answer_wins_over_the_prediction(tmp_path: Path) -> None:
 def test_where_nothing_may_be_pruned_a_prediction_is_no_answer(tmp_path: Path) -> None:
     here(tmp_path, asked(small(needed() / 2), (4,))).run()
     one = here(tmp_path, asked(small(needed() / 2), (4,), prune=False))
-    assert not one._known(one._asked[0])
+    assert left(one) == one.runs
 
 
 def test_an_answer_that_measured_neighbours_take_back_is_none(tmp_path: Path) -> None:
     made = asked(small(needed() / 1.3), (4,))
     here(tmp_path, made).run()
     one = here(tmp_path, made)
-    assert one._answered(one._asked[0])
+    assert left(one) == []
     for repeat in range(2):
         one._neighbourhood.add(_ran(0.9, repeat))
-    assert one._answered(one._asked[0]) is None
+    assert left(one) == one.runs
 
 
 def view_of(folder: Path, made: Sweep) -> View:
@@ -135,15 +140,18 @@ def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if
         config_id(FOUR): "infeasible",
         config_id(one): "",
     }
-    assert [standing.key.config_id for standing in to_start(view, neighbourhood)] == [config_id(one)]
+    assert [standing.key.config_id for standing in due(view, neighbourhood).standings] == [config_id(one)]
     for _ in range(2):
         neighbourhood.add(_ran(0.9, repeat=0))
     assert neighbourhood.correction(made.points[0]) == (1.0, 1.0, 1), "one run, taken in twice"
     neighbourhood.add(_ran(0.9, repeat=1))
-    assert {standing.key.config_id for standing in to_start(view, neighbourhood)} == {config_id(FOUR), config_id(one)}
+    assert {standing.key.config_id for standing in due(view, neighbourhood).standings} == {
+        config_id(FOUR),
+        config_id(one),
+    }
     for _ in range(2):
         attempt(tmp_path, FOUR, "error")
-    tried = to_start(view_of(tmp_path, made), neighbourhood)
+    tried = due(view_of(tmp_path, made), neighbourhood).standings
     assert [standing.key.config_id for standing in tried] == [config_id(one)], "as often as the study allows"
 
 

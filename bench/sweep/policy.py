@@ -1,0 +1,230 @@
+"""What a sweep runs next: decided here alone, for local runs, packed allocations and submission. Pure.
+
+A local run and an allocation go through their plan once, one decision at a time (`next_run`); submission takes all
+decisions that can be taken now (`decisions`). Both come from `decide`, and nothing here reads, writes or asks the time:
+the caller shows what there is (`Snapshot`) and carries out what is decided.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from bench.machine import Machine
+from bench.predict.neighbours import UNCORRECTED, Correction
+from bench.record import Outcome
+from bench.store import Attempt
+from bench.sweep.asked import Key, Point, Sweep
+from bench.sweep.feasible import far_out, infeasible
+from bench.sweep.pruning import Kin, Tried, pruned, to_confirm
+from bench.sweep.unrun import NEVER_RAN, accepted
+
+PATIENCE = 5
+"""So many times the attempts allowed end a point, where the failures were not its own fault."""
+
+
+class PlannedRun(NamedTuple):
+    """One repeat of one point that is to have an answer."""
+
+    key: Key
+    kin: Kin | None = None  # None: other runs say nothing about it
+    prune: bool = True  # whether a record without a run is an answer
+    attempts: int | None = None  # that it may have; None: any number
+    limit_min: float = 0.0  # time of one attempt
+    environment_id: str | None = None  # answers from other classes of environment do not count; None: all do
+    point: Point | None = None  # with `machine`: its prediction is to be looked at
+    machine: Machine | None = None
+    reopened: bool = False  # it has an answer, and is to run all the same
+    role: Literal["point", "confirm", "control"] = "point"
+
+
+class SweepPlan(NamedTuple):
+    """What is to be gone through, in order."""
+
+    runs: Sequence[PlannedRun]
+    control: PlannedRun | None = None  # run first and last, so that a drift of the machine shows
+    confirm_answered: bool = False  # whether answers of earlier passes are to be confirmed too, not only those of this
+    node_hours: float | None = None  # that may be spent; None: no limit
+
+
+class Start(NamedTuple):
+    """Run it now."""
+
+    run: PlannedRun
+
+
+class Conclude(NamedTuple):
+    """Record this outcome: it need not run."""
+
+    run: PlannedRun
+    outcome: Outcome
+
+
+class Wait(NamedTuple):
+    """It is to run, but not now."""
+
+    run: PlannedRun
+    why: str
+
+
+class Leave(NamedTuple):
+    """It is not to run: it has an answer, somebody has it now, or its attempts are used up."""
+
+    run: PlannedRun
+    why: str
+    attempt: Attempt | None = None  # that says so
+
+
+Decision = Start | Conclude | Wait | Leave
+
+
+def _uncorrected(point: Point) -> Correction:
+    return UNCORRECTED
+
+
+def _nobody(key: Key) -> str:
+    return ""
+
+
+class Snapshot(NamedTuple):
+    """What folder, scheduler and clock show at one moment."""
+
+    tried: Tried
+    correction: Callable[[Point], Correction] = _uncorrected  # of predictions, by measured neighbours
+    busy: Callable[[Key], str] = _nobody  # who has a point now, in words; empty: nobody
+    submitted: Mapping[Key, int] = {}  # number of jobs that have had a point
+    left_s: float | None = None  # of the allocation; None: it has no end
+    spent_node_hours: float = 0.0
+    passed: Sequence[Decision] = ()  # of this pass, oldest first
+
+
+def planned_run(
+    sweep: Sweep, key: Key, point: Point, kin: Kin | None, attempts: int | None, environment_id: str | None = None
+) -> PlannedRun:
+    """Return one repeat of a sweep's point, its prediction to be looked at."""
+    return PlannedRun(
+        key,
+        kin,
+        sweep.rules.prune,
+        attempts,
+        point.time_limit_min or 0.0,
+        environment_id,
+        point,
+        sweep.machines[point.machine],
+    )
+
+
+def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
+    """Return the next decision of a pass; None at its end.
+
+    The control point comes first and last. A point that has just run out of memory for the first time runs once more,
+    where that can save larger ones. A run that does not fit the time left waits, and a shorter one may still fit.
+    """
+    passed = snapshot.passed
+    control = plan.control._replace(role="control") if plan.control and plan.runs else None
+    if control and not passed:
+        return _now(control, plan, snapshot)
+    last = passed[-1] if passed else None
+    if isinstance(last, Start) and last.run.role == "point" and _unconfirmed(last.run, snapshot):
+        return _now(last.run._replace(role="confirm"), plan, snapshot)
+    position = sum(decision.run.role == "point" for decision in passed)
+    if position < len(plan.runs):
+        return decide(plan.runs[position], plan, snapshot)
+    if control and sum(decision.run.role == "control" for decision in passed) == 1:
+        return _now(control, plan, snapshot)
+    return None
+
+
+def decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:
+    """Return what is to be done about every run of a plan, in its order; the control point is its jobs' affair."""
+    return [decide(run, plan, snapshot) for run in plan.runs]
+
+
+def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
+    """Return what is to be done about one run of a plan."""
+    if leave := known(run, plan, snapshot):
+        return leave
+    if run.prune and not _reopens(run, plan, snapshot, _done(run, snapshot)):
+        outcome = pruned(run.kin, snapshot.tried) if run.kin else None
+        if outcome is None and run.point and run.machine:
+            correction = snapshot.correction(run.point)
+            outcome = infeasible(run.point.spec, run.point.forecast, run.machine, correction)
+        if outcome:
+            return Conclude(run, outcome)
+    return _now(run, plan, snapshot)
+
+
+def known(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Leave | None:
+    """Return why nothing is to be done about a run; None if something is."""
+    done = _done(run, snapshot)
+    confirm = _reopens(run, plan, snapshot, done)
+    if not run.reopened and not confirm and (final := _final(run, snapshot, done)):
+        return Leave(run, "has its answer already", final)
+    if reason := snapshot.busy(run.key):
+        return Leave(run, reason)
+    if run.attempts is None or confirm:
+        return None
+    reason = given_up(done, run.attempts, snapshot.submitted.get(run.key, 0))
+    return Leave(run, reason, done[-1] if done else None) if reason else None
+
+
+def answer(done: Sequence[Attempt], *, prune: bool) -> Attempt | None:
+    """Return the attempt that answers a point for good: a real run before one that needed none."""
+    accept = accepted(prune=prune)
+    answers = [attempt for attempt in done if attempt.outcome in accept]
+    return next((attempt for attempt in answers if attempt.outcome not in NEVER_RAN), next(iter(answers), None))
+
+
+def given_up(done: Sequence[Attempt], limit: int, submitted: int = 0) -> str:
+    """Return why a point may have no further attempt; empty if it may. Preemption and cancellation are not its fault,
+    but have an end too; what never ran was no attempt."""
+    own = [attempt for attempt in done if attempt.outcome not in ("preempted", "cancelled", *NEVER_RAN)]
+    if len(own) >= limit or len(done) >= PATIENCE * limit:
+        return f"after {len(done)} attempts; the last: {done[-1].reason}"
+    if submitted >= PATIENCE * limit:
+        return f"{submitted} jobs had it, and none of them came to an answer"
+    return ""
+
+
+def _done(run: PlannedRun, snapshot: Snapshot) -> list[Attempt]:
+    """Return the attempts at a run that have a record, oldest first."""
+    place = run.key.repeat, run.key.machine
+    return [a for a in snapshot.tried(run.key.config_id) if a.outcome and (a.repeat, a.machine) == place]
+
+
+def _final(run: PlannedRun, snapshot: Snapshot, done: Sequence[Attempt]) -> Attempt | None:
+    """Return the attempt that answers a run in its environment, but no prediction that neighbours have taken back."""
+    here = [a for a in done if run.environment_id is None or a.environment_id in (None, run.environment_id)]
+    held = [a for a in here if a.outcome != "infeasible" or not _taken_back(run, snapshot)]
+    return answer(held, prune=run.prune)
+
+
+def _taken_back(run: PlannedRun, snapshot: Snapshot) -> bool:
+    """Whether a point that a prediction called infeasible is to run after all."""
+    if run.point is None or run.machine is None:
+        return False
+    return not far_out(run.point.forecast, run.machine, snapshot.correction(run.point))
+
+
+def _reopens(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[Attempt]) -> bool:
+    """Whether a run has an answer from an earlier pass that is to be confirmed."""
+    if not plan.confirm_answered or run.reopened or not any(attempt.outcome == "oom" for attempt in done):
+        return False
+    final = _final(run, snapshot, done)
+    return final is not None and final.outcome == "oom" and _unconfirmed(run, snapshot)
+
+
+def _unconfirmed(run: PlannedRun, snapshot: Snapshot) -> bool:
+    return run.prune and run.kin is not None and to_confirm(run.kin, snapshot.tried)
+
+
+def _now(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Start | Wait:
+    """Start a run unless money or time is short; the time of the last control point is not for others."""
+    spent = snapshot.spent_node_hours
+    if plan.node_hours is not None and spent >= plan.node_hours:
+        return Wait(run, f"{spent:.1f} of {plan.node_hours:g} node-hours are spent")
+    if snapshot.left_s is not None:
+        kept_min = plan.control.limit_min if plan.control and run.role != "control" else 0.0
+        left_s = snapshot.left_s - 60 * kept_min
+        if 60 * run.limit_min > left_s:
+            left = f"{left_s / 60:.1f} min are left"
+            return Wait(run, f"may take {run.limit_min:g} min, and {left}: it waits for another job")
+    return Start(run)

@@ -1,0 +1,253 @@
+"""What a sweep runs next: a plan and what can be seen, and what follows.
+
+Points m1, m2, m4 and m8 are one configuration with micro-batches of that size. Attempts are written as `m4 oom`, a
+repeat as `m4#1 oom`, another machine or environment as `m4@fast oom`, `m4~old ok`. Runs are expected as `run m4`,
+`pruned m8`, `left m4` and `waits m4`; `confirm m4` is a run of a point that has just run out of memory.
+"""
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from bench.machine import Machine
+from bench.predict.neighbours import Correction
+from bench.store import Attempt
+from bench.sweep.asked import Key, Point
+from bench.sweep.forecast import Forecast, Room
+from bench.sweep.policy import (
+    Conclude,
+    Decision,
+    Leave,
+    PlannedRun,
+    Snapshot,
+    Start,
+    SweepPlan,
+    Wait,
+    decisions,
+    given_up,
+    next_run,
+)
+from bench.sweep.pruning import kinships
+
+_ATTEMPT = re.compile(r"(\w+)(?:#(\d))?(?:@(\w+))?(?:~(\w+))? (\w+)")
+GIB = 2**30
+
+
+def key(run: str) -> Key:
+    name, _, repeat = run.partition("#")
+    return Key(name, "here", int(repeat or 0))
+
+
+def attempts(text: str) -> dict[str, list[Attempt]]:
+    """Return attempts by configuration: `m4 oom, m4#1 ok`."""
+    found: dict[str, list[Attempt]] = {}
+    for name, repeat, machine, environment, kind in _ATTEMPT.findall(text):
+        before = found.setdefault(name, [])
+        number = len(before)
+        where: dict[str, Any] = {"machine": machine or "here", "environment_id": environment or None}
+        before.append(Attempt(Path(name) / f"{repeat or 0}.{number}", int(repeat or 0), number, kind, kind, **where))
+    return found
+
+
+def runs(text: str, **more: Any) -> list[PlannedRun]:
+    """Return the runs of a plan: `m4 m8 m4#1`."""
+    keys = [key(run) for run in text.split()]
+    spec = {name: {"batch": {"micro": int(name[1:]), "accumulation": 1}} for name, *_ in keys}
+    kin = kinships((one, spec[one.config_id]) for one in keys)
+    return [PlannedRun(one, kin[one[:2]], **more) for one in keys]
+
+
+def predicted(run: PlannedRun, needs_gib: float, has_gib: float = 10) -> PlannedRun:
+    """Return a run with a prediction of its memory."""
+    room = Room(low_bytes=int(needs_gib * GIB), high_bytes=int(needs_gib * GIB), tensor_bytes=int(needs_gib * GIB))
+    plain: dict[str, Any] = {"config_id": run.key.config_id, "line": "", "machine": "here", "nodes": 1}
+    more: dict[str, Any] = {"devices_per_node": 1, "time_limit_min": None, "overrides": (), "spec": {}}
+    point = Point(**plain, **more, forecast=Forecast(room=room))
+    return run._replace(point=point, machine=Machine(name="here", device="cpu", memory_bytes=int(has_gib * GIB)))
+
+
+def told(decision: Decision) -> str:
+    run = decision.run
+    name = run.key.config_id + (f"#{run.key.repeat}" if run.key.repeat else "")
+    match decision:
+        case Start():
+            return f"{'confirm' if run.role == 'confirm' else 'run'} {name}"
+        case Conclude(outcome=outcome):
+            return f"{outcome.kind} {name}"
+        case Wait():
+            return f"waits {name}"
+        case Leave():
+            return f"left {name}"
+
+
+def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[Attempt]], ends: str) -> list[str]:
+    """Go through a plan: attempts end as `ends` says, in order and by point, and well after that."""
+    left, passed = attempts(ends), []
+    while decision := next_run(plan, snapshot._replace(passed=passed)):
+        passed.append(decision)
+        name, _, repeat = decision.run.key
+        before = tried.setdefault(name, [])
+        if isinstance(decision, Start):
+            ended = left[name].pop(0).outcome if left.get(name) else "ok"
+        elif isinstance(decision, Conclude):
+            ended = decision.outcome.kind
+        else:
+            continue
+        before.append(Attempt(Path(name) / f"{repeat}.{len(before)}", repeat, len(before), ended, "", "here"))
+    return [told(decision) for decision in passed]
+
+
+class Row(NamedTuple):
+    """A plan and what can be seen; what a pass through it does, and what submission does at once."""
+
+    plan: str
+    tried: str
+    passes: str | None = None
+    at_once: str | None = None
+    ends: str = ""  # attempts of the pass
+    run: dict[str, Any] = {}  # every run's
+    sweep: dict[str, Any] = {}  # the plan's
+    seen: dict[str, Any] = {}  # the snapshot's
+
+
+def _busy(name: str) -> Callable[[Key], str]:
+    return lambda one: "is under way in job 7" if one.config_id == name else ""
+
+
+CONTROL = {"control": PlannedRun(key("c"), limit_min=10)}
+AGAIN = {"confirm_answered": True}
+TABLE = {
+    # order and the control point
+    "points run in the order asked": Row("m4 m1 m2", "", "run m4, run m1, run m2", "run m4, run m1, run m2"),
+    "the control point comes first and last": Row("m1 m2", "", "run c, run m1, run m2, run c", sweep=CONTROL),
+    "submission leaves it to the jobs": Row("m1 m2", "", at_once="run m1, run m2", sweep=CONTROL),
+    "it is run around points that need not run": Row("m4", "m4 ok", "run c, left m4, run c", sweep=CONTROL),
+    "but not around nothing": Row("", "", "", "", sweep=CONTROL),
+    "its failure ends nothing": Row("m1", "", "run c, run m1, run c", ends="c error, m1 error, c oom", sweep=CONTROL),
+    # what has an answer
+    "a final answer is left": Row("m1 m2", "m1 ok, m2 oom", "left m1, left m2", "left m1, left m2"),
+    "a run whose numbers are invalid is one": Row("m1", "m1 invalid", "left m1", "left m1"),
+    "a failure that may pass is none": Row("m1", "m1 error, m1 hang, m1 cancelled", "run m1", "run m1"),
+    "of another repeat": Row("m1 m1#1", "m1#1 ok", "run m1, left m1#1", "run m1, left m1#1"),
+    "of another machine": Row("m1", "m1@fast ok", "run m1", "run m1"),
+    "of another environment": Row("m1", "m1~old ok", "run m1", "run m1", run={"environment_id": "new"}),
+    "of any environment where that is not known": Row("m1", "m1~old ok", "left m1", "left m1"),
+    "a record without a run holds in all": Row("m1", "m1 pruned", "left m1", run={"environment_id": "new"}),
+    "unless everything is to be measured": Row("m1", "m1 pruned", "run m1", "run m1", run={"prune": False}),
+    "it was reopened when it was submitted": Row("m1", "m1 infeasible", "run m1", run={"reopened": True}),
+    # attempts
+    "attempts are used up": Row("m1", "m1 error, m1 hang", "left m1", "left m1", run={"attempts": 2}),
+    "not by preemption": Row("m1", "m1 error, m1 preempted", "run m1", "run m1", run={"attempts": 2}),
+    "not on another machine": Row("m1", "m1 error, m1@fast error", "run m1", run={"attempts": 2}),
+    "a pass tries once": Row("m1 m2", "", "run m1, run m2", ends="m1 error", run={"attempts": 2}),
+    "jobs come to nothing": Row("m1", "", at_once="left m1", run={"attempts": 2}, seen={"submitted": {key("m1"): 10}}),
+    # somebody has it
+    "another job has it": Row("m1 m2", "", "left m1, run m2", "left m1, run m2", seen={"busy": _busy("m1")}),
+    # out of memory
+    "an out-of-memory is confirmed, then larger ones are pruned": Row(
+        "m2 m4 m8", "", "run m2, confirm m2, pruned m4, pruned m8", ends="m2 oom, m2 oom"
+    ),
+    "it is contradicted": Row("m2 m4", "", "run m2, confirm m2, run m4", ends="m2 oom, m2 ok"),
+    "a smaller one may still fit": Row("m4 m1", "m4 oom, m4 oom", "left m4, run m1", "left m4, run m1"),
+    "it is confirmed once": Row("m2 m4", "", "run m2, confirm m2, run m4", ends="m2 oom, m2 error"),
+    "there is nothing larger to be saved": Row("m4 m2", "", "run m4, run m2", ends="m4 oom"),
+    "what is larger has answers": Row("m2 m4", "m4 ok", "run m2, left m4", ends="m2 oom"),
+    "repeats confirm each other": Row(
+        "m2 m4 m2#1 m4#1", "", "run m2, run m4, run m2#1, pruned m4#1", ends="m2 oom, m2 oom"
+    ),
+    "nothing may be pruned": Row("m2 m4", "", "run m2, run m4", "run m2, run m4", ends="m2 oom", run={"prune": False}),
+    "an earlier out-of-memory is confirmed by submission": Row(
+        "m2 m4", "m2 oom", at_once="run m2, run m4", sweep=AGAIN, run={"attempts": 1}
+    ),
+    "and not by who goes through points": Row("m2 m4", "m2 oom", "left m2, run m4"),
+    "nor twice": Row("m2 m4", "m2 oom, m2 oom", at_once="left m2, pruned m4", sweep=AGAIN),
+    "nor while a job has it": Row(
+        "m2 m4", "m2 oom", at_once="left m2, run m4", sweep=AGAIN, seen={"busy": _busy("m2")}
+    ),
+    # time and money
+    "the last control point keeps its time": Row(
+        "m1", "", "run c, waits m1, run c", sweep=CONTROL, run={"limit_min": 10}, seen={"left_s": 900.0}
+    ),
+    "all that fits": Row("m1 m2", "", "run m1, run m2", run={"limit_min": 10}, seen={"left_s": 600.0}),
+    "no time for anything": Row("m1", "", "waits c, waits m1, waits c", sweep=CONTROL, seen={"left_s": 599.0}),
+    "what takes longer waits": Row("m1", "", "waits m1", run={"limit_min": 11}, seen={"left_s": 600.0}),
+    "the budget is spent": Row(
+        "m1 m2", "m1 ok", at_once="left m1, waits m2", sweep={"node_hours": 2.0}, seen={"spent_node_hours": 2.0}
+    ),
+    "it is not": Row("m1", "", at_once="run m1", sweep={"node_hours": 2.0}, seen={"spent_node_hours": 1.9}),
+    "what need not run costs nothing": Row(
+        "m2 m4",
+        "m2 oom, m2 oom",
+        at_once="left m2, pruned m4",
+        sweep={"node_hours": 2.0},
+        seen={"spent_node_hours": 3.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_runs_next(name: str) -> None:
+    row = TABLE[name]
+    tried = attempts(row.tried)
+    plan = SweepPlan(runs(row.plan, **row.run), **row.sweep)
+    snapshot = Snapshot(lambda config_id: tried.get(config_id, []), **row.seen)
+    if row.at_once is not None:
+        assert ", ".join(map(told, decisions(plan, snapshot))) == row.at_once
+    if row.passes is not None:
+        assert ", ".join(walk(plan, snapshot, tried, row.ends)) == row.passes
+
+
+def test_a_second_look_that_does_not_fit_waits_and_the_points_after_it_do_not() -> None:
+    plan, tried = SweepPlan(runs("m2 m4", limit_min=10)), attempts("")
+    first = next_run(plan, Snapshot(lambda name: tried.get(name, []), left_s=900))
+    assert isinstance(first, Start)
+    tried |= attempts("m2 oom")
+    passed: list[Decision] = [first]
+    for left_s in itertools.repeat(300, 2):
+        decision = next_run(plan, Snapshot(lambda name: tried.get(name, []), left_s=left_s, passed=passed))
+        assert decision
+        passed.append(decision)
+    assert [(told(decision), decision.run.role) for decision in passed] == [
+        ("run m2", "point"), ("waits m2", "confirm"), ("waits m4", "point"),
+    ]  # fmt: skip
+    assert next_run(plan, Snapshot(lambda name: tried.get(name, []), passed=passed)) is None
+
+
+@pytest.mark.parametrize(
+    ("needs_gib", "memory", "tried", "expected"),
+    [
+        (9, 1.0, "", "run m1"),
+        (11, 1.0, "", "run m1"),  # near the edge
+        (13, 0.9, "m1 infeasible", "run m1"),  # neighbours take the prediction back
+        (13, 0.9, "m1 infeasible, m1 pruned", "left m1"),
+        (13, 0.9, "m1 infeasible, m1 error, m1 error", "left m1"),  # but not for ever
+        (13, 1.0, "m1 infeasible", "left m1"),
+        (13, 0.9, "m1 infeasible, m1 oom", "left m1"),
+    ],
+)
+def test_a_prediction_answers_a_point_until_measured_neighbours_take_it_back(
+    needs_gib: float, memory: float, tried: str, expected: str
+) -> None:
+    [run] = runs("m1", attempts=2)
+    found = attempts(tried)
+    snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=memory, runs=2))
+    assert [told(found) for found in decisions(SweepPlan([predicted(run, needs_gib)]), snapshot)] == [expected]
+
+
+def test_where_predictions_are_not_looked_at_they_stay_as_they_are() -> None:
+    """Within an allocation: its points were chosen when it was submitted."""
+    found = attempts("m1 infeasible")
+    snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=0.1, runs=2))
+    assert [told(found) for found in decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]
+
+
+def test_who_is_given_up_says_why() -> None:
+    tried = attempts("m1 error, m1 hang")["m1"]
+    assert given_up(tried, 2) == "after 2 attempts; the last: hang"
+    assert given_up([], 2, submitted=10) == "10 jobs had it, and none of them came to an answer"
+    assert given_up(tried, 3) == "" and given_up([], 2) == ""
+    assert given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), "what is not its fault has an end too"
