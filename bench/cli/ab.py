@@ -29,10 +29,11 @@ from typing import Any
 
 from bench.ab import rounds, sides
 from bench.ab.sides import Side
-from bench.cli import VERBS, asking
+from bench.cli import VERBS
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.spec import RunSpec
+from bench.wording import result
 
 _SMALL = {
     "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
@@ -101,7 +102,7 @@ def _folder(parent: Path, name: str) -> Path:
 
 
 def _follow(number: int, side: Side, record: RunRecord) -> None:
-    print(f"round {number + 1}  {side.called}  {asking.result(record)}", file=sys.stderr, flush=True)
+    print(f"round {number + 1}  {side.called}  {result(record)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench import config, data, engines, extensions, launchers, store
-from bench.cli import asking, live, stager
+from bench.cli import live, stager
 from bench.cli.stager import Mode
 from bench.config import Request
 from bench.errors import UserError
 from bench.findings import Finding, tell
 from bench.launching import Work
+from bench.planning import target
+from bench.planning.overrides import study_of
 from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import RunSpec
 from bench.staging import Needs
@@ -57,13 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _asked(args: argparse.Namespace) -> tuple[Study, list[Request]]:
     """Return every point of the study or of the comma lists, its control point included."""
-    parsed = config.parse(args.overrides)
-    named = [str(value) for key, values in parsed if key == "study" for value in values]
-    if len(named) > 1:
-        raise UserError(f"study={','.join(named)}", "one study at a time", "call prepare once for each")
-    study = config.study(named[0], args.config_dir) if named else Study(name="adhoc")
-    overrides = [(key, values) for key, values in parsed if key != "study"]
-    asked = [point.asked for point in config.points(study, overrides, args.config_dir, asking.device).points]
+    study, overrides = study_of(None, args.overrides, args.config_dir, "prepare")
+    asked = [point.asked for point in config.points(study, overrides, args.config_dir, target.device).points]
     if control := control_pairs(study, overrides):
         asked.append(config.request(control, args.config_dir))
     if len({request.launcher_options.model_dump_json() for request in asked}) > 1:
@@ -131,7 +128,7 @@ def _setup(asked: Request) -> JobSetup:
 
 
 def _device(asked: Request) -> str:
-    return asking.device(asked) or _setup(asked).device or "cpu"
+    return target.device(asked) or _setup(asked).device or "cpu"
 
 
 def _outside_of(asked: Request) -> str | None:

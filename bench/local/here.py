@@ -1,6 +1,5 @@
 """Go through the points of a sweep on this machine, one after the other."""
 
-import json
 import statistics
 import time
 from collections import Counter
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import store
-from bench.cli import asking, live, point
+from bench.local import attempt
 from bench.measure.environment import classify, device_kind, environment_id
 from bench.sweep import unrun
 from bench.sweep.asked import Key, Point, Sweep, Todo
@@ -17,6 +16,9 @@ from bench.sweep.feasible import far_out, infeasible
 from bench.sweep.neighbourhood import Neighbourhood
 from bench.sweep.pruning import Kin, kinships, pruned, to_confirm
 from bench.sweep.standing import given_up
+from bench.wording import describe, result
+
+Heard = Callable[[str], None]
 
 
 class Asked(NamedTuple):
@@ -27,12 +29,34 @@ class Asked(NamedTuple):
     point: Point
 
 
+class Ended(NamedTuple):
+    """How the points of a sweep ended."""
+
+    folder: Path
+    outcomes: Counter[str]  # those that had their answer before too
+    skipped: int  # points that had their answer before
+
+    @property
+    def good(self) -> bool:
+        """Whether everything that was asked for ended `ok`."""
+        return set(self.outcomes) == {"ok"}
+
+
 class Here:
     """A sweep under way: which points have answers, and how long the next may take."""
 
-    def __init__(self, folder: Path, asked: list[Asked], *, quiet: bool, retry: bool) -> None:
-        """`retry` goes on with points whose attempts are used up: somebody asked for them by name."""
-        self.folder, self._asked, self._quiet, self._retry = folder, asked, quiet, retry
+    def __init__(
+        self,
+        folder: Path,
+        asked: list[Asked],
+        *,
+        retry: bool,
+        tell: Callable[[str], None],
+        follow: Callable[[str], None],
+    ) -> None:
+        """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
+        point that ends, `follow` what the one under way is doing."""
+        self.folder, self._asked, self._retry, self._print, self._follow = folder, asked, retry, tell, follow
         self._kin = kinships((one.key, one.point.spec) for one in asked)
         self._attempts: dict[str, list[store.Attempt]] = {}
         tried = (attempt for config_id in {one.key.config_id for one in asked} for attempt in self._tried(config_id))
@@ -41,13 +65,12 @@ class Here:
         self.seconds: list[float] = []
         self._skipped = 0
 
-    def run(self) -> bool:
-        """Measure what has no answer yet; return whether everything asked for ended `ok`."""
+    def run(self) -> Ended:
+        """Measure what has no answer yet; return how everything that was asked for ended."""
         todo = [one for one in self._asked if not self._known(one)]
-        with live.line(quiet=self._quiet) as follow:
-            for number, one in enumerate(self._sequence(todo), start=1):
-                self._measure(one, number, max(number, len(todo)), follow)
-        return set(self.kinds) == {"ok"}
+        for number, one in enumerate(self._sequence(todo), start=1):
+            self._measure(one, number, max(number, len(todo)))
+        return Ended(self.folder, Counter(self.kinds), self._skipped)
 
     def _sequence(self, todo: list[Asked]) -> Iterator[Todo]:
         """Yield what is to be run: the control point first and last, and what needs a second look once more."""
@@ -112,32 +135,19 @@ class Here:
             self._attempts[config_id] = store.attempts(self.folder / config_id)
         return self._attempts[config_id]
 
-    def _measure(self, todo: Todo, number: int, count: int, follow: Callable[[str], None]) -> None:
+    def _measure(self, todo: Todo, number: int, count: int) -> None:
         left = ""
         if self.seconds:
             left = f", about {_duration(statistics.median(self.seconds) * (count - number + 1))} left"
-        line, begin = asking.describe(todo.spec, todo.config_id), time.monotonic()
+        line, begin = describe(todo.spec, todo.config_id), time.monotonic()
         heading = f"[{number}/{count}{left}] {line}"
-        _, record = point.measure(todo, self.folder, lambda doing: follow(f"{heading}: {doing}"))
+        _, record = attempt.measure(todo, self.folder, lambda doing: self._follow(f"{heading}: {doing}"))
         self._attempts.pop(todo.config_id, None)
         self._neighbourhood.add(record)
         self.seconds.append(time.monotonic() - begin)
         self.kinds.append(record.outcome.kind)
         what = "control" if todo.control else f"repeat {record.circumstance.repeat}"
-        self._print(f"[{number}/{count}] {line}  {what}\n    {asking.result(record)}")
-
-    def _print(self, text: str) -> None:
-        if not self._quiet:
-            print(text, flush=True)
-
-    def summary(self, as_json: bool) -> str:
-        """Return how the points ended."""
-        outcomes, skipped = Counter(self.kinds), self._skipped
-        if as_json:
-            plain = {"study": self.folder.name, "outcomes": outcomes, "skipped": skipped, "folder": str(self.folder)}
-            return json.dumps(plain)
-        told = ", ".join(f"{count} {kind}" for kind, count in outcomes.most_common())
-        return f"{told}; {skipped} already had an answer; {self.folder}"
+        self._print(f"[{number}/{count}] {line}  {what}\n    {result(record)}")
 
 
 def _duration(seconds: float) -> str:
