@@ -14,29 +14,25 @@ values. Nothing here prints; whatever cannot be done raises a UserError.
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from bench import launchers
-from bench.advising import questions, search
-from bench.advising.search import Answer
-from bench.dispatch.feed import Fed, feed
-from bench.dispatch.settle import settle
-from bench.dispatch.view import View, look
 from bench.errors import UserError
-from bench.local import attempt
-from bench.local.attempt import Measured
-from bench.local.here import Asked, Ended, Here
-from bench.planning import prediction, single, sweep
-from bench.planning.overrides import Given, texts
-from bench.planning.prediction import Prediction
-from bench.planning.single import SingleRun
-from bench.planning.sweep import Plan
 from bench.study import Study
-from bench.sweep import asked
+
+if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` needs no Hydra, and `run` no scheduler
+    from bench.advising.search import Answer
+    from bench.dispatch.feed import Fed
+    from bench.dispatch.view import View
+    from bench.local.attempt import Measured
+    from bench.local.here import Ended
+    from bench.planning.overrides import Given
+    from bench.planning.prediction import Prediction
+    from bench.planning.single import SingleRun
+    from bench.planning.sweep import Plan
 
 __all__ = [
-    "Answer", "Ended", "Fed", "Given", "Measured", "Plan", "Prediction", "SingleRun", "Status", "Study", "UserError",
-    "advise", "measure", "plan", "point", "predict", "rehearsal", "rehearse", "run", "status", "submit",
+    "Status", "Study", "UserError", "advise", "measure", "plan", "point", "predict", "rehearsal", "rehearse", "run",
+    "status", "submit",
 ]  # fmt: skip
 
 Folder = str | Path
@@ -55,7 +51,7 @@ def _path(folder: Folder | None) -> Path | None:
 
 def plan(
     study: Study | Folder | None = None,
-    overrides: Given = (),
+    overrides: "Given" = (),
     *,
     config_dir: Folder | None = None,
     prune: bool = True,
@@ -63,7 +59,7 @@ def plan(
     max_queued: int | None = None,
     nice: int | None = None,
     begin: str | None = None,
-) -> Plan:
+) -> "Plan":
     """Return a sweep with every point decoded, checked and predicted; nothing starts and nothing is written.
 
     `study` is the name of one in conf/study, a path to a file, or a Study; without one the overrides span the points.
@@ -71,15 +67,20 @@ def plan(
     queue: an autopilot that goes on by itself, at most `max_queued` jobs at a time, a lower priority, no start before
     `begin`.
     """
+    from bench.planning import sweep
+
     etiquette = {"max_queued": max_queued, "nice": nice, "begin": begin}
     return sweep.plan(study, overrides, _path(config_dir), prune=prune, autopilot=autopilot, etiquette=etiquette)
 
 
-def run(plan: Plan, results: Folder = RESULTS, *, tell: Told = _silent, follow: Told = _silent) -> Ended:
+def run(plan: "Plan", results: Folder = RESULTS, *, tell: Told = _silent, follow: Told = _silent) -> "Ended":
     """Measure what of a plan has no answer yet, here and now; return how its points ended.
 
     `tell` hears every point that ends, `follow` what the one under way is doing.
     """
+    from bench.local.here import Asked, Here
+    from bench.sweep import asked
+
     if plan.queues:
         raise UserError(f"launcher={plan.sweep.launcher['name']}", "starts elsewhere", "submit the plan")
     folder = Path(results) / plan.sweep.study
@@ -88,8 +89,12 @@ def run(plan: Plan, results: Folder = RESULTS, *, tell: Told = _silent, follow: 
     return Here(folder, wanted, retry=True, tell=tell, follow=follow).run()
 
 
-def submit(plan: Plan, results: Folder = RESULTS) -> Fed:
+def submit(plan: "Plan", results: Folder = RESULTS) -> "Fed":
     """Submit a plan to its launcher's queue, as far as the limits allow, and return at once."""
+    from bench import launchers
+    from bench.dispatch.feed import feed
+    from bench.sweep import asked
+
     if not plan.queues:
         rule, remedy = "has no queue", f"run the plan, or choose {launchers.with_queue()}"
         raise UserError(f"launcher={plan.sweep.launcher['name']}", rule, remedy)
@@ -101,7 +106,7 @@ def submit(plan: Plan, results: Folder = RESULTS) -> Fed:
 class Status(NamedTuple):
     """Where every point of a study stands."""
 
-    view: View
+    view: "View"
     scheduler_away: str  # why the scheduler was not asked, or did not answer; empty: it did
 
     @property
@@ -122,6 +127,9 @@ def status(folder: Folder) -> Status:
 
     While its scheduler does not answer, nothing can be told dead, and what the folder says is returned.
     """
+    from bench.dispatch.settle import settle
+    from bench.dispatch.view import look
+
     folder = Path(folder)
     try:
         view = look(folder)
@@ -135,18 +143,20 @@ def status(folder: Folder) -> Status:
 
 def predict(
     study: Study | Folder | None = None,
-    overrides: Given = (),
+    overrides: "Given" = (),
     *,
     config_dir: Folder | None = None,
     straggler: float = 1.0,
     data_wait_s: float = 0.0,
     rehearsed_s: float | None = None,
-) -> list[Prediction]:
+) -> "list[Prediction]":
     """Return the memory and the step time that are predicted of every point.
 
     The slowest rank computes `straggler` times as long, a step waits `data_wait_s` for its batches, and `rehearsed_s`
     is what a rehearsal on such a machine says that a step computes.
     """
+    from bench.planning import prediction
+
     return prediction.predict(
         study,
         overrides,
@@ -157,38 +167,50 @@ def predict(
     )
 
 
-def point(overrides: Given = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> SingleRun:
+def point(overrides: "Given" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
     """Return one point that is to be measured here, checked; `study` is the folder of its results."""
+    from bench.planning import single
+
     return single.point(overrides, study, _path(config_dir))
 
 
-def rehearsal(overrides: Given = (), *, rank: int = 0, config_dir: Folder | None = None) -> SingleRun:
+def rehearsal(overrides: "Given" = (), *, rank: int = 0, config_dir: Folder | None = None) -> "SingleRun":
     """Return the rehearsal of one rank of a job that may be larger than this machine, checked."""
+    from bench.planning import single
+
     return single.rehearsal(overrides, rank, _path(config_dir))
 
 
-def measure(made: SingleRun, results: Folder = RESULTS, *, follow: Told = _silent) -> Measured:
+def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Told = _silent) -> "Measured":
     """Run what `point` or `rehearsal` made to its end, always anew; return its folder and its record."""
+    from bench.local import attempt
+
     study = Path(results) / made.todo.circumstance.study
     return attempt.measure(made.todo, study, follow, new_repeat=True)
 
 
 def rehearse(
-    overrides: Given = (),
+    overrides: "Given" = (),
     *,
     rank: int = 0,
     results: Folder = RESULTS,
     config_dir: Folder | None = None,
     follow: Told = _silent,
-) -> Measured:
+) -> "Measured":
     """Run one rank of a job that may be larger than this machine, its collectives only pretended."""
     return measure(rehearsal(overrides, rank=rank, config_dir=config_dir), results, follow=follow)
 
 
-def advise(question: Given, *, results: Folder | None = None, config_dir: Folder | None = None) -> Answer:
+def advise(
+    question: "Given", *, results: Folder | None = None, config_dir: Folder | None = None, standalone: bool = False
+) -> "Answer":
     """Return which stage, micro-batch and node count to take, its rivals, and what was left out.
 
     `question` has overrides and the plain words of `zeroscale advise`: tokens, deadline, node_hours, price,
     max_global_batch. Runs in `results` on the same machine outrank formulas; by default those of results/runs, if any.
+    `standalone` refuses a launcher whose job scripts need zeroscale to start.
     """
-    return search.answer(questions.read(texts(question)), _path(config_dir), _path(results))
+    from bench.advising import questions, search
+    from bench.planning.overrides import texts
+
+    return search.answer(questions.read(texts(question)), _path(config_dir), _path(results), hand_over=standalone)

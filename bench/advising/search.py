@@ -12,6 +12,7 @@ from bench.advising.questions import Asked
 from bench.config import Request
 from bench.errors import UserError
 from bench.planning import target
+from bench.plugins import StandaloneLauncherPlugin
 from bench.predict.advice import Advice, advise, duration, measured, standing
 from bench.predict.advice.candidates import Candidate, Room, look
 from bench.predict.advice.choices import Choice, choose
@@ -35,11 +36,13 @@ class Answer(NamedTuple):
     looked_at: int
 
 
-def answer(asked: Asked, config_dir: Path | None, results: Path | None) -> Answer:
-    """Return the advice on a question; UserError where there is none."""
+def answer(asked: Asked, config_dir: Path | None, results: Path | None, *, hand_over: bool) -> Answer:
+    """Return the advice on a question; UserError where there is none, or none that can be handed over."""
     left_out: list[LeftOut] = []
     requests = _requests(asked, config_dir, left_out)
     first = next(iter(requests.values()))
+    if hand_over:
+        standalone(first)
     asked = asked._replace(price=asked.price or first.machine.price_per_device_hour)
     device = target.kind(first)
     known = _known(first, device, results, left_out)
@@ -51,6 +54,15 @@ def answer(asked: Asked, config_dir: Path | None, results: Path | None) -> Answe
         raise nothing_fits(found, left_out, functools.partial(remedy, changes=(remedies.FUSED, *remedies.OFFLOAD)))
     made = _choices(_allowed(found.candidates, requests, device, left_out), known, first, device, left_out)
     return Answer(_advice(asked, made), first, asked, left_out, len(found.candidates))
+
+
+def standalone(asked: Request) -> StandaloneLauncherPlugin:
+    """Return the launcher that writes the job script of a handover; UserError for one that writes none."""
+    launcher = launchers.standalone(asked.launcher)
+    if not launcher:
+        rule, remedy = "writes no job script that starts without zeroscale", f"choose launcher={launchers.cluster()}"
+        raise UserError(f"launcher={asked.launcher}", rule, f"leave out --export, or {remedy}")
+    return launcher
 
 
 def _requests(asked: Asked, config_dir: Path | None, left_out: list[LeftOut]) -> dict[str, Request]:

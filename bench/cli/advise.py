@@ -18,24 +18,20 @@ machine outrank formulas.
 import argparse
 from pathlib import Path
 
-from bench import api, handover, launchers
+from bench import api, handover
 from bench.advising import questions, search
-from bench.cli import advised
+from bench.advising.search import Answer
+from bench.cli import advised, options
 from bench.cli.advised_json import as_json
-from bench.config import Request
-from bench.errors import UserError
 from bench.planning import target
-from bench.plugins import StandaloneLauncherPlugin
 
 __doc__ = __doc__.format(words=questions.help_text())
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides", nargs="+", metavar="KEY=VALUE", help="override of conf/config.yaml, or a plain word"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+    options.overrides(parser, "override of conf/config.yaml, or a plain word", least="+")
+    options.as_json(parser)
+    options.config_dir(parser)
     parser.add_argument("--results", type=Path, metavar="DIR", help=f"measured runs, default: {search.RESULTS}")
     parser.add_argument(
         "--export", type=Path, metavar="DIR", help="hand the winner over: a new folder that starts alone"
@@ -46,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if there is an answer."""
     if args.export:
         handover.check_free(args.export)
-    answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)
+    answer = api.advise(
+        args.overrides, results=args.results, config_dir=args.config_dir, standalone=args.export is not None
+    )
     if args.export:
         _hand_over(answer, args.export)
     print(as_json(answer) if args.json else advised.text(answer))
@@ -55,18 +53,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _hand_over(answer: api.Answer, folder: Path) -> None:
+def _hand_over(answer: Answer, folder: Path) -> None:
     """Write the winner down in a new folder, as something that starts alone."""
     advice, asked = answer.advice, answer.request
     steps = advice.question.steps(advice.winner)
-    how = _launcher(asked), asked.launcher_options, target.kind(asked)
+    how = search.standalone(asked), asked.launcher_options, target.kind(asked)
     handover.write(folder, handover.files(handover.Handover(advice.winner.spec, *how, steps, advised.text(answer))))
-
-
-def _launcher(asked: Request) -> StandaloneLauncherPlugin:
-    """Return the launcher that writes the job script of a handover; UserError for one that writes none."""
-    launcher = launchers.standalone(asked.launcher)
-    if not launcher:
-        rule, remedy = "writes no job script that starts without zeroscale", f"choose launcher={launchers.cluster()}"
-        raise UserError(f"launcher={asked.launcher}", rule, f"leave out --export, or {remedy}")
-    return launcher

@@ -11,13 +11,12 @@ import argparse
 import contextlib
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from bench import api
-from bench.api import Prediction
-from bench.cli import asking
+from bench.cli import asking, options
 from bench.errors import NoPrediction
+from bench.planning.prediction import Prediction
 from bench.predict.memory import Memory, gigabytes, host
 from bench.predict.step_time import Time
 from bench.wording import describe
@@ -32,9 +31,9 @@ Least sure is what lies beside tensors: {base} GB for the CUDA context, librarie
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="override of conf/config.yaml, or study=NAME")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program; bytes, not GB")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+    options.overrides(parser, "override of conf/config.yaml, or study=NAME")
+    options.as_json(parser, f"{options.JSON}; bytes, not GB")
+    options.config_dir(parser)
     parser.add_argument(
         "--straggler",
         type=_factor,

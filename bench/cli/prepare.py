@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench import config, data, engines, extensions, launchers, store
-from bench.cli import live, stager
+from bench.cli import live, options, stager
 from bench.cli.stager import Mode
 from bench.config import Request
 from bench.errors import UserError
@@ -39,14 +39,12 @@ _NODE_MIN = 30
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sweep: study=NAME, comma lists")
+    options.overrides(parser, "as for sweep: study=NAME, comma lists")
     parser.add_argument("--offline", action="store_true", help="only check, as on a compute node; fetch nothing")
     parser.add_argument("--arch", metavar="LIST", help="GPU architectures to build for: 8.0,9.0; default: the GPU here")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
-    parser.add_argument(
-        "--results", type=Path, default=Path("results/runs"), metavar="DIR", help="default: %(default)s"
-    )
+    options.as_json(parser)
+    options.config_dir(parser)
+    options.results(parser)
 
 
 def run(args: argparse.Namespace) -> int:

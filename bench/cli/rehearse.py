@@ -12,12 +12,12 @@ import statistics
 from pathlib import Path
 
 from bench import api
-from bench.cli import asking, live
+from bench.cli import asking, live, options
 from bench.record import RunRecord
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    asking.arguments(parser)
+    options.points(parser)
     told = "which rank, default 0; some engines allow no other"
     parser.add_argument("--rank", type=int, default=0, metavar="R", help=told)
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from bench import launchers
-from bench.cli import listing, live, notes
+from bench.cli import listing, live, notes, options
 from bench.dispatch.feed import Fed, feed
 from bench.dispatch.settle import settle
 from bench.dispatch.view import look
@@ -26,9 +26,9 @@ _RETRY_S = 20.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a study, e.g. results/runs/smoke")
-    parser.add_argument("--autopilot", action="store_true", help="go on by itself until every point has its answer")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    options.study_folder(parser)
+    options.autopilot(parser)
+    options.as_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

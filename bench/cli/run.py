@@ -11,12 +11,12 @@ key of precision, sequence or measure, and its section is that of conf/config.ya
 import argparse
 
 from bench import api
-from bench.cli import answer, asking, live, notes
+from bench.cli import answer, asking, live, notes, options
 from bench.wording import result
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    asking.arguments(parser)
+    options.points(parser)
     parser.add_argument("--study", default="adhoc", metavar="NAME", help="folder of the results; default: %(default)s")
 
 

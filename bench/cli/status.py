@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from bench import api
-from bench.cli import live, notes
+from bench.cli import live, notes, options
 from bench.dispatch.view import View
 from bench.errors import printable
 from bench.sweep import exclusions
@@ -26,9 +26,9 @@ _WAIT_S = 5.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a study, e.g. results/runs/smoke")
+    options.study_folder(parser)
     parser.add_argument("--wait", action="store_true", help="return only when nothing is pending or running any more")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    options.as_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
