@@ -33,14 +33,15 @@ def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_pa
     assert (ended.good, ended.outcomes, ended.skipped) == (True, {"ok": 2}, 0)
     assert len(told) == 2
 
-    table = results.read([ended.folder]).table
-    assert sorted(table["engine"]) == ["ddp", "zero1"]
-    assert set(table["parameters"]) == {2_116_352}
+    found = results.read([ended.folder])
+    assert sorted(found.table["engine"]) == ["ddp", "zero1"]
+    assert set(found.table["parameters"]) == {2_116_352}
 
     predicted = {one.point.config_id: one.memory for one in api.predict(study, shared)}
-    for row in table.itertuples():
-        memory = predicted[row.config_id]
-        assert memory and memory.resident == pytest.approx(row.resident_bytes, rel=0.05)
+    for row, config_id in enumerate(found.table["config_id"]):
+        seen, memory = found.record(row).observations, predicted[config_id]
+        assert seen and memory
+        assert memory.resident == pytest.approx(seen.memory[0].resident_bytes, rel=0.05)
 
     assert api.status(ended.folder).answered
     assert api.run(plan, results=tmp_path).skipped == 2, "what has its answer is not measured again"
