@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` nee
     from bench.advising.search import Answer
     from bench.dispatch.feed import Fed
     from bench.dispatch.view import View
-    from bench.local.attempt import Measured
+    from bench.local.attempt import MeasuredRun
     from bench.local.here import Ended
     from bench.planning.overrides import Given
     from bench.planning.prediction import Prediction
@@ -181,7 +181,7 @@ def rehearsal(overrides: "Given" = (), *, rank: int = 0, config_dir: Folder | No
     return single.rehearsal(overrides, rank, _path(config_dir))
 
 
-def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Told = _silent) -> "Measured":
+def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Told = _silent) -> "MeasuredRun":
     """Run what `point` or `rehearsal` made to its end, always anew; return its folder and its record."""
     from bench.local import attempt
 
@@ -196,7 +196,7 @@ def rehearse(
     results: Folder = RESULTS,
     config_dir: Folder | None = None,
     follow: Told = _silent,
-) -> "Measured":
+) -> "MeasuredRun":
     """Run one rank of a job that may be larger than this machine, its collectives only pretended."""
     return measure(rehearsal(overrides, rank=rank, config_dir=config_dir), results, follow=follow)
 

@@ -16,14 +16,14 @@ from bench.sweep.asked import Todo
 _POLL_S = 0.1
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """An attempt that has ended."""
 
     folder: Path
     record: RunRecord
 
 
-def measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, new_repeat: bool = False) -> Measured:
+def measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, new_repeat: bool = False) -> MeasuredRun:
     """Run one attempt to its end; return its folder and its record. `follow` hears what it is doing.
 
     Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
@@ -54,7 +54,7 @@ def measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, ne
     if interrupted:
         raise KeyboardInterrupt
     reason = "its supervisor died and left no record; run.log may tell more"
-    return Measured(folder, store.conclude(folder, Outcome(kind="error", reason=reason)))
+    return MeasuredRun(folder, store.conclude(folder, Outcome(kind="error", reason=reason)))
 
 
 def _progress(folder: Path) -> str:
