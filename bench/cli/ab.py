@@ -29,10 +29,11 @@ from typing import Any
 
 from bench.ab import rounds, sides
 from bench.ab.sides import Side
-from bench.cli import VERBS, asking
+from bench.cli import VERBS, options
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.spec import RunSpec
+from bench.wording import result
 
 _SMALL = {
     "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
@@ -43,13 +44,11 @@ _SMALL = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="REF_A", help="git revision, folder with code, or Python environment")
     parser.add_argument("b", metavar="REF_B", help="the same, to be compared with it")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what is measured, as `run` takes it")
+    options.overrides(parser, "what is measured, as `run` takes it")
     parser.add_argument("--rounds", type=_at_least_one, default=5, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides who begins; default: %(default)s")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
-    parser.add_argument(
-        "--results", type=Path, default=Path("results/runs"), metavar="DIR", help="default: %(default)s"
-    )
+    options.config_dir(parser)
+    options.results(parser)
     _compare().gate_arguments(parser, gate="3%")
 
 
@@ -101,7 +100,7 @@ def _folder(parent: Path, name: str) -> Path:
 
 
 def _follow(number: int, side: Side, record: RunRecord) -> None:
-    print(f"round {number + 1}  {side.called}  {asking.result(record)}", file=sys.stderr, flush=True)
+    print(f"round {number + 1}  {side.called}  {result(record)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -2,19 +2,16 @@
 
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from bench.cli import asking
-from bench.cli.left_out import LeftOut
-from bench.cli.questions import Asked
-from bench.cli.wording import count, lengths, number, overrides, percent, point, span
-from bench.config import Request
+from bench.advising.search import Answer
+from bench.planning import target
 from bench.predict.advice import CLOSE, Advice, duration, standing
 from bench.predict.advice.candidates import Axes
 from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import slower_by, why
 from bench.predict.memory import gigabytes, host
 from bench.predict.workload import network_of
+from bench.wording import count, lengths, number, overrides, percent, point, span
 
 _EVIDENCE = {
     "measured": "measured, n = {runs}",
@@ -26,16 +23,6 @@ USUAL_TOKENS = 2**20
 """Of an optimizer step, all kinds together: mT5's pre-training (arXiv 2010.11934), 16 times T5's (1910.10683)."""
 _FAR = 2
 """Times the usual from which a batch is named."""
-
-
-class Answer(NamedTuple):
-    """Advice, and what it answers."""
-
-    advice: Advice
-    request: Request  # with one of the engines
-    asked: Asked
-    left_out: list[LeftOut]
-    looked_at: int
 
 
 def text(answer: Answer) -> str:
@@ -202,7 +189,7 @@ def _precision(winner: Choice) -> Iterator[str]:
 def _host(answer: Answer) -> Iterator[str]:
     """Yield a line on the host where the winner's weights are flattened there."""
     spec, machine = answer.advice.winner.spec, answer.request.machine
-    needed = host.host(spec, asking.kind(answer.request), machine.memory_bytes)
+    needed = host.host(spec, target.kind(answer.request), machine.memory_bytes)
     if needed and needed.terms.get("flattening"):
         yield host.told(needed, spec.devices_per_node, machine.host_memory_bytes)
 

@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from bench.cli.advised import Answer, doubts
-from bench.cli.wording import overrides
+from bench.advising.search import Answer
+from bench.cli.advised import doubts
 from bench.predict.advice.choices import Choice
 from bench.spec import config_id
+from bench.wording import overrides
 
 
 def as_json(answer: Answer) -> str:

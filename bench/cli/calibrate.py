@@ -26,7 +26,7 @@ from bench import config, job_context, models, store
 from bench.calibrate import outcome, starting
 from bench.calibrate.asked import ELSEWHERE, Asked, Part
 from bench.calibrate.matmul import products
-from bench.cli import live
+from bench.cli import live, options
 from bench.config import Request
 from bench.errors import UserError, nearest
 from bench.machine import Machine
@@ -41,15 +41,15 @@ _RANKS = 2  # on a processor alone: fewer would leave contention and collectives
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="machine=NAME, to start from; launcher=NAME")
+    options.overrides(parser, "machine=NAME, to start from; launcher=NAME")
     parser.add_argument("--name", metavar="NAME", help="the machine's new name; default: <machine>_calibrated")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: my/machine/NAME.yaml")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     parser.add_argument("--ranks", type=int, metavar="N", help="per node; default: its GPUs; 2 without, 1 on several")
     parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help="to measure for; default: %(default)g")
     parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}")
-    parser.add_argument("--json", action="store_true", help="print the machine as JSON")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+    options.as_json(parser, "print the machine as JSON")
+    options.config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,14 +5,14 @@ zeroscale cancel results/runs/paper
 
 import argparse
 import json
-from pathlib import Path
 
+from bench.cli import options
 from bench.dispatch.feed import cancel
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a study, e.g. results/runs/paper")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    options.study_folder(parser, "paper")
+    options.as_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

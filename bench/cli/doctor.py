@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import plugins
+from bench.cli import options
 from bench.config import conf_dir
 from bench.errors import UserError
 from bench.findings import Finding, State, tell
@@ -27,7 +28,7 @@ _KINDS: tuple[plugins.Kind[Any], ...] = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    options.as_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench import launchers
-from bench.cli.wording import count
 from bench.measure import environment
 from bench.predict.memory.host import PROCESS_BYTES
 from bench.spec import MeasureSpec, RunSpec
@@ -12,6 +11,7 @@ from bench.sweep.asked import Point, Sweep
 from bench.sweep.duration import Minutes, minutes
 from bench.sweep.feasible import far_out
 from bench.sweep.forecast import Forecast, Room, unpredicted
+from bench.wording import count
 
 _NOTHING = Forecast()
 

@@ -8,15 +8,16 @@ from typing import Any
 
 from bench import launchers
 from bench.cli.foretold import Foretold
-from bench.cli.wording import count
 from bench.config import Expansion
 from bench.dispatch import feed
 from bench.dispatch.group import Grouping
+from bench.local.here import Ended
 from bench.spec import RunSpec
 from bench.sweep import jobs
 from bench.sweep.asked import Sweep
 from bench.sweep.jobs import Job
 from bench.sweep.standing import Standing
+from bench.wording import count
 
 
 def as_json(sweep: Sweep) -> str:
@@ -88,6 +89,20 @@ def _scripts(sweep: Sweep, planned: list[Job], folder: Path) -> list[str]:
 
 def _kind(job: Job) -> tuple[Any, ...]:
     return job.nodes, job.devices_per_node, job.mode
+
+
+def ended(done: Ended, *, as_json: bool) -> str:
+    """Return how the points of a sweep here ended."""
+    if as_json:
+        plain = {
+            "study": done.folder.name,
+            "outcomes": done.outcomes,
+            "skipped": done.skipped,
+            "folder": str(done.folder),
+        }
+        return json.dumps(plain)
+    told = ", ".join(f"{number} {kind}" for kind, number in done.outcomes.most_common())
+    return f"{told}; {done.skipped} already had an answer; {done.folder}"
 
 
 def fed(done: feed.Fed, folder: Path, *, as_json: bool) -> str:

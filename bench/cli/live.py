@@ -1,8 +1,14 @@
-"""One line on a terminal that changes while something is under way."""
+"""What the command shows while something is under way: lines, and on a terminal one line that changes."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
+
+
+def teller(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a text at once, or says nothing."""
+    return (lambda text: None) if quiet else functools.partial(print, flush=True)
 
 
 @contextlib.contextmanager

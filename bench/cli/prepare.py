@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench import config, data, engines, extensions, launchers, store
-from bench.cli import asking, live, stager
+from bench.cli import live, options, stager
 from bench.cli.stager import Mode
 from bench.config import Request
 from bench.errors import UserError
 from bench.findings import Finding, tell
 from bench.launching import Work
+from bench.planning import target
+from bench.planning.overrides import study_of
 from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import RunSpec
 from bench.staging import Needs
@@ -37,14 +39,12 @@ _NODE_MIN = 30
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sweep: study=NAME, comma lists")
+    options.overrides(parser, "as for sweep: study=NAME, comma lists")
     parser.add_argument("--offline", action="store_true", help="only check, as on a compute node; fetch nothing")
     parser.add_argument("--arch", metavar="LIST", help="GPU architectures to build for: 8.0,9.0; default: the GPU here")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
-    parser.add_argument(
-        "--results", type=Path, default=Path("results/runs"), metavar="DIR", help="default: %(default)s"
-    )
+    options.as_json(parser)
+    options.config_dir(parser)
+    options.results(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,13 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _asked(args: argparse.Namespace) -> tuple[Study, list[Request]]:
     """Return every point of the study or of the comma lists, its control point included."""
-    parsed = config.parse(args.overrides)
-    named = [str(value) for key, values in parsed if key == "study" for value in values]
-    if len(named) > 1:
-        raise UserError(f"study={','.join(named)}", "one study at a time", "call prepare once for each")
-    study = config.study(named[0], args.config_dir) if named else Study(name="adhoc")
-    overrides = [(key, values) for key, values in parsed if key != "study"]
-    asked = [point.asked for point in config.points(study, overrides, args.config_dir, asking.device).points]
+    study, overrides = study_of(None, args.overrides, args.config_dir, "prepare")
+    asked = [point.asked for point in config.points(study, overrides, args.config_dir, target.device).points]
     if control := control_pairs(study, overrides):
         asked.append(config.request(control, args.config_dir))
     if len({request.launcher_options.model_dump_json() for request in asked}) > 1:
@@ -131,7 +126,7 @@ def _setup(asked: Request) -> JobSetup:
 
 
 def _device(asked: Request) -> str:
-    return asking.device(asked) or _setup(asked).device or "cpu"
+    return target.device(asked) or _setup(asked).device or "cpu"
 
 
 def _outside_of(asked: Request) -> str | None:

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 from bench import launchers
-from bench.cli import listing, wording
-from bench.cli.here import Asked, Here
+from bench.cli import listing, live, notes, options
 from bench.dispatch.feed import Fed, feed
 from bench.dispatch.settle import settle
 from bench.dispatch.view import look
 from bench.errors import UserError
+from bench.local.here import Asked, Here
 from bench.scheduling import SchedulerAway
 from bench.sweep import asked
 from bench.sweep.survey import survey
@@ -26,16 +26,16 @@ _RETRY_S = 20.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a study, e.g. results/runs/smoke")
-    parser.add_argument("--autopilot", action="store_true", help="go on by itself until every point has its answer")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    options.study_folder(parser)
+    options.autopilot(parser)
+    options.as_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`."""
     folder: Path = args.folder
     sweeps = asked.read(folder)
-    wording.name_unreadable(survey(folder).unreadable)
+    notes.name_unreadable(survey(folder).unreadable)
     if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
         print(listing.fed(_feed(folder, args.autopilot), folder, as_json=args.json))
         return 0
@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--autopilot", "this sweep has no queue", "leave it out")
     settle(look(folder))
     wanted = [Asked(key, sweep, point) for key, (sweep, point) in asked.union(sweeps).items()]
-    here = Here(folder, wanted, quiet=args.json, retry=False)
-    good = here.run()
-    print(here.summary(args.json))
-    return 0 if good else 1
+    with live.line(quiet=args.json) as follow:
+        ended = Here(folder, wanted, retry=False, tell=live.teller(quiet=args.json), follow=follow).run()
+    print(listing.ended(ended, as_json=args.json))
+    return 0 if ended.good else 1
 
 
 def _feed(folder: Path, autopilot: bool) -> Fed:

@@ -8,64 +8,48 @@ answered.
 """
 
 import argparse
-import contextlib
 import json
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-from bench.cli import live, wording
-from bench.cli.wording import count
-from bench.dispatch.settle import settle
-from bench.dispatch.view import View, look
-from bench.errors import UserError, printable
+from bench import api
+from bench.cli import live, notes, options
+from bench.dispatch.view import View
+from bench.errors import printable
 from bench.sweep import exclusions
 from bench.sweep.standing import Standing
+from bench.wording import count
 
 _WAIT_S = 5.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a study, e.g. results/runs/smoke")
+    options.study_folder(parser)
     parser.add_argument("--wait", action="store_true", help="return only when nothing is pending or running any more")
-    parser.add_argument("--json", action="store_true", help="print JSON for another program")
+    options.as_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every point is answered."""
-    view, answers = _settled(args.folder)
+    status = _looked(args.folder)
     if args.wait:
         with live.line(quiet=args.json) as follow:
-            while _under_way(view, answers):
-                follow(_summary(view))
+            while status.under_way:
+                follow(_summary(status.view))
                 time.sleep(_WAIT_S)
-                view, answers = _settled(args.folder)
-    wording.name_unreadable(view.seen.unreadable)
-    print(_json(view) if args.json else _text(view))
-    return 0 if all(standing.final for standing in view.standings) else 1
+                status = _looked(args.folder)
+    notes.name_unreadable(status.view.seen.unreadable)
+    print(_json(status.view) if args.json else _text(status.view))
+    return 0 if status.answered else 1
 
 
-def _under_way(view: View, answers: bool) -> bool:
-    """Whether something may still change by itself; of a scheduler that does not answer nobody knows."""
-    if not answers:
-        return not all(standing.final for standing in view.standings)
-    return bool(view.live) or any(standing.state in ("running", "pending") for standing in view.standings)
-
-
-def _settled(folder: Path) -> tuple[View, bool]:
-    """Look at a study after settling what can be, and whether its scheduler answered; without it nothing can be told
-    dead."""
-    try:
-        view = look(folder)
-    except UserError as error:
-        view = look(folder, ask=False)  # raises again if it is the folder that is wrong
-        print(f"zeroscale: {error}; shown is what the folder says", file=sys.stderr)
-        return view, False
-    with contextlib.suppress(OSError):  # a folder that may only be read is shown as it is
-        if settle(view):
-            view = look(folder)
-    return view, True
+def _looked(folder: Path) -> api.Status:
+    status = api.status(folder)
+    if status.scheduler_away:
+        print(f"zeroscale: {status.scheduler_away}; shown is what the folder says", file=sys.stderr)
+    return status
 
 
 def _text(view: View) -> str:

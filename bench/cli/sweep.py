@@ -15,33 +15,54 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import launchers
-from bench.cli import asking, listing, planning
+from bench import api
+from bench.cli import listing, live, notes, options
 from bench.cli.foretold import Foretold
-from bench.cli.here import Asked, Here
-from bench.dispatch.feed import feed
-from bench.sweep import asked
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    asking.arguments(parser)
-    asking.sweep_arguments(parser)
+    options.points(parser)
+    parser.add_argument(
+        "--no-prune",
+        action="store_true",
+        help="measure also what a smaller micro-batch or a prediction says cannot fit",
+    )
+    options.autopilot(parser)
+    parser.add_argument("--max-queued", type=_positive, metavar="N", help="at most N of the sweep's jobs in the queue")
+    parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
+    parser.add_argument("--begin", metavar="WHEN", help="start no job before, as the scheduler takes it: 20:00")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every point has a final answer and every answer is `ok`; with a scheduler, if it took the jobs."""
-    sweep, expansion = planning.sweep(args)
-    folder: Path = args.results / sweep.study
+    plan = api.plan(
+        overrides=args.overrides,
+        config_dir=args.config_dir,
+        prune=not args.no_prune,
+        autopilot=args.autopilot,
+        max_queued=args.max_queued,
+        nice=args.nice,
+        begin=args.begin,
+    )
+    if not args.json:
+        notes.name_chosen(plan.chosen)
+    folder: Path = args.results / plan.sweep.study
     if args.dry_run:
-        print(listing.as_json(sweep) if args.json else listing.as_text(sweep, expansion, folder))
+        print(listing.as_json(plan.sweep) if args.json else listing.as_text(plan.sweep, plan.expansion, folder))
         return 0
-    asked.write(folder, sweep)
-    if launchers.load(str(sweep.launcher["name"])).QUEUES:
-        for line in Foretold(sweep).warnings():
+    if plan.queues:
+        for line in Foretold(plan.sweep).warnings():
             print(line, file=sys.stderr)
-        print(listing.fed(feed(folder, autopilot=args.autopilot), folder, as_json=args.json))
+        print(listing.fed(api.submit(plan, results=args.results), folder, as_json=args.json))
         return 0
-    here = Here(folder, [Asked(key, sweep, point) for key, point in sweep.wanted()], quiet=args.json, retry=True)
-    good = here.run()
-    print(here.summary(args.json))
-    return 0 if good else 1
+    with live.line(quiet=args.json) as follow:
+        ended = api.run(plan, results=args.results, tell=live.teller(quiet=args.json), follow=follow)
+    print(listing.ended(ended, as_json=args.json))
+    return 0 if ended.good else 1
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number

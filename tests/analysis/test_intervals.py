@@ -9,10 +9,10 @@ from records import run, spec, steps
 from scipy import stats as scipy_stats
 
 from analysis.table import run_table
-from bench.cli.asking import result
 from bench.measure.window import closes
 from bench.spec import MeasureSpec
 from bench.statistics import effective_size, median_interval, series_interval, signs
+from bench.wording import result
 
 approx_nan = pytest.approx(math.nan, nan_ok=True)
 

@@ -9,9 +9,10 @@ from started_runs import PATIENCE_S, Command
 
 from analysis import flags
 from bench import config, store
-from bench.cli import asking, main
+from bench.cli import main
 from bench.errors import UserError
 from bench.measure import environment
+from bench.planning import target
 from bench.spec import MeasureSpec
 
 Refused = Callable[..., str]
@@ -32,9 +33,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def _forget_devices() -> Iterator[None]:
-    asking._device_here.cache_clear()
+    target.device_here.cache_clear()
     yield
-    asking._device_here.cache_clear()
+    target.device_here.cache_clear()
 
 
 @pytest.fixture

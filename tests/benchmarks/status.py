@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.cli import asking, planning
+from bench import api
 from bench.sweep import asked
 
 RUNS = 10_000
@@ -37,11 +37,9 @@ def main() -> None:
 
 def fill(results: Path) -> Path:
     """Return the folder of a study of 10,000 points, each with its record."""
-    parser = argparse.ArgumentParser()
-    asking.arguments(parser)
-    asking.sweep_arguments(parser)
-    axes = ["engine=ddp,zero0,zero1,zero2,zero3", f"seed={','.join(map(str, range(RUNS // 5)))}", "machine=cpu"]
-    sweep, _ = planning.sweep(parser.parse_args([*axes, "--results", str(results)]))
+    engines = ["ddp", "zero0", "zero1", "zero2", "zero3"]
+    axes = {"engine": engines, "seed": list(range(RUNS // 5)), "machine": "cpu"}
+    sweep = api.plan(overrides=axes).sweep
     folder = results / sweep.study
     asked.write(folder, sweep)
     record = json.loads(next(Path("tests/data/runs/smoke").rglob("record.json")).read_text())

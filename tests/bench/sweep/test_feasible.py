@@ -1,6 +1,5 @@
 """Which points are predicted far out of memory, and which are run all the same."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,9 @@ import pytest
 from sweeps import attempt, point, spec, sweep
 
 from bench import store
-from bench.cli.here import Asked, Here
 from bench.dispatch.settle import due, prune
 from bench.dispatch.view import View
+from bench.local.here import Asked, Here
 from bench.machine import Machine
 from bench.predict.memory import memory
 from bench.predict.neighbours import UNCORRECTED, Correction
@@ -80,7 +79,8 @@ def asked(machine: Machine, micros: tuple[int, ...], **rules: Any) -> Sweep:
 
 
 def here(folder: Path, made: Sweep) -> Here:
-    return Here(folder, [Asked(key, made, one) for key, one in made.wanted()], quiet=True, retry=True)
+    wanted = [Asked(key, made, one) for key, one in made.wanted()]
+    return Here(folder, wanted, retry=True, tell=[].append, follow=[].append)
 
 
 def left(one: Here) -> list[PlannedRun]:
@@ -90,13 +90,12 @@ def left(one: Here) -> list[PlannedRun]:
 def test_a_point_far_out_gets_its_record_without_a_run_and_that_is_no_measurement(tmp_path: Path) -> None:
     made = asked(small(needed() / 2), (4,))
     first = here(tmp_path, made)
-    assert not first.run()
-    assert json.loads(first.summary(as_json=True))["outcomes"] == {"infeasible": 1}
+    ended = first.run()
+    assert (ended.good, ended.outcomes) == (False, {"infeasible": 1})
     record = store.read_record(tmp_path / config_id(FOUR) / "0.0" / store.RECORD)
     assert (record.outcome.kind, record.evidence, record.observations) == ("infeasible", "predicted", None)
     again = here(tmp_path, made)
-    again.run()
-    assert json.loads(again.summary(as_json=True))["skipped"] == 1, "resumed, it has its answer"
+    assert again.run().skipped == 1, "resumed, it has its answer"
 
 
 def test_a_measured_answer_wins_over_the_prediction(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_a_measured_answer_wins_over_the_prediction(tmp_path: Path) -> None:
     here(tmp_path, made).run()
     attempt(tmp_path, FOUR, "ok")
     again = here(tmp_path, made)
-    assert again.run() and json.loads(again.summary(as_json=True))["outcomes"] == {"ok": 1}
+    assert again.run().outcomes == {"ok": 1}
 
 
 def test_where_nothing_may_be_pruned_a_prediction_is_no_answer(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_node_hours_are_of_all_repeats_on_all_nodes() -> None:
 def test_a_submission_says_so_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bench.cli.sweep.feed", lambda folder, autopilot: Fed([], 0, {}, [], "", None))
+    monkeypatch.setattr("bench.dispatch.feed.feed", lambda folder, autopilot: Fed([], 0, {}, [], "", None))
     slow = ("engine=zero3", "batch.micro=64", "sequence.encoder=4096", "launcher.time_limit_min=5")
     assert cli.main(["sweep", *GPUS, *slow, "--no-prune", "--results", str(tmp_path)]) == 0
     told = capsys.readouterr()

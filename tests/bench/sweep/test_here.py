@@ -1,18 +1,18 @@
 """A sweep on this machine: what it does about points before it starts any."""
 
-import json
 from pathlib import Path
 
 from sweeps import attempt, point, spec, sweep
 
 from bench import store
-from bench.cli.here import Asked, Here
+from bench.local.here import Asked, Here
 from bench.sweep.policy import PlannedRun, SweepPlan, known
 
 
 def here(folder: Path, *micros: int, retry: bool = True) -> Here:
     made = sweep([point(spec(batch__micro=micro)) for micro in micros])
-    return Here(folder, [Asked(key, made, one) for key, one in made.wanted()], quiet=True, retry=retry)
+    wanted = [Asked(key, made, one) for key, one in made.wanted()]
+    return Here(folder, wanted, retry=retry, tell=[].append, follow=[].append)
 
 
 def left(one: Here) -> list[PlannedRun]:
@@ -24,9 +24,9 @@ def test_a_pruned_point_is_told_apart_from_one_that_had_its_answer(tmp_path: Pat
     for _ in range(2):
         attempt(tmp_path, small, "oom")
     found = here(tmp_path, 2, 4)
-    assert not found.run(), "not everything is ok"
-    told = json.loads(found.summary(as_json=True))
-    assert (told["outcomes"], told["skipped"]) == ({"oom": 1, "pruned": 1}, 1)
+    ended = found.run()
+    assert not ended.good, "not everything is ok"
+    assert (ended.outcomes, ended.skipped) == ({"oom": 1, "pruned": 1}, 1)
     assert [a.outcome for a in store.attempts(tmp_path / point(large).config_id)] == ["pruned"]
 
 
@@ -38,4 +38,5 @@ def test_attempts_on_another_machine_do_not_use_up_those_on_this_one(tmp_path: P
     assert left(one) == one.runs
     attempt(tmp_path, four, "error")
     one = here(tmp_path, 4, retry=False)
-    assert one.run() is False and json.loads(one.summary(as_json=True))["skipped"] == 1
+    ended = one.run()
+    assert not ended.good and ended.skipped == 1

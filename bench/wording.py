@@ -1,17 +1,43 @@
-"""How points, amounts and files that cannot be read are worded."""
+"""How points, results and amounts are worded."""
 
-import sys
-from collections.abc import Sequence
+import statistics
 
-from bench.errors import printable
-from bench.spec import RunSpec
-from bench.store import Unreadable
+from bench.record import RunRecord
+from bench.spec import OBJECTIVE, RunSpec
+
+
+def describe(spec: RunSpec, identity: str) -> str:
+    """Describe what is measured in one line; `identity` is its config_id."""
+    devices = f"{spec.nodes} × {spec.devices_per_node}"
+    extra = " checkpointing" if spec.activation_checkpointing else ""
+    extra += layout(spec)
+    extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""
+    return (
+        f"{identity}  {spec.model.name:<12} {spec.engine.name:<6} {spec.precision}  {devices} devices  "
+        f"micro {spec.batch.micro} × {spec.accumulation} = global {spec.global_batch}  "
+        f"{lengths(spec)}  {spec.data.name}{extra}"
+    )
 
 
 def point(spec: RunSpec) -> str:
     """Describe what advice chooses, the engine aside."""
     batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
     return f"{count(spec.nodes, 'node')}, {batch}, {'' if spec.activation_checkpointing else 'no '}checkpointing"
+
+
+def result(record: RunRecord) -> str:
+    """Describe in one line how a run ended and the median of its window, in seconds per optimizer step."""
+    from bench.statistics import series_interval  # here, since it takes its time and most commands need none
+
+    observed, outcome = record.observations, record.outcome
+    if outcome.kind != "ok" or observed is None or observed.steps is None:
+        return f"{outcome.kind}: {outcome.reason}"
+    window = observed.steps.step_s[observed.steps.cut :]
+    interval = series_interval(window)
+    doubt = f" (95 % {interval[0]:.4g}–{interval[1]:.4g})" if interval else ""
+    memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
+    peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""
+    return f"ok: {statistics.median(window):.4g} s per step{doubt}, n = {len(window)}{peak}"
 
 
 def lengths(spec: RunSpec) -> str:
@@ -49,11 +75,3 @@ def span(value: float, low: float, high: float) -> str:
 def percent(share: float) -> str:
     """Return a share of more or less, with its sign."""
     return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f} %"
-
-
-def name_unreadable(found: Sequence[Unreadable]) -> None:
-    """Say on standard error which files count as not there."""
-    if found:
-        print(f"zeroscale: cannot be read, and counts as not there: {count(len(found), 'file')}", file=sys.stderr)
-    for error in found:
-        print(f"  {printable(str(error))}", file=sys.stderr)

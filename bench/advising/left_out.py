@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from bench.cli.wording import count, point
 from bench.errors import UserError
 from bench.predict.advice.candidates import Axes, Found, Shortage
 from bench.predict.memory import gigabytes
+from bench.wording import count, point
 
 _SMALLER = "more nodes, a smaller model, or shorter sequences"
 

@@ -1,11 +1,11 @@
-"""Run one point here, follow it, and see that it ends: what `run`, `sweep` and `resume` have in common."""
+"""One attempt at a point here: started, followed, and seen to its end."""
 
 import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import launchers, store
 from bench.launching import Work
@@ -16,9 +16,14 @@ from bench.sweep.asked import Todo
 _POLL_S = 0.1
 
 
-def measure(
-    todo: Todo, study_folder: Path, follow: Callable[[str], None], *, new_repeat: bool = False
-) -> tuple[Path, RunRecord]:
+class MeasuredRun(NamedTuple):
+    """An attempt that has ended."""
+
+    folder: Path
+    record: RunRecord
+
+
+def measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, new_repeat: bool = False) -> MeasuredRun:
     """Run one attempt to its end; return its folder and its record. `follow` hears what it is doing.
 
     Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
@@ -49,7 +54,7 @@ def measure(
     if interrupted:
         raise KeyboardInterrupt
     reason = "its supervisor died and left no record; run.log may tell more"
-    return folder, store.conclude(folder, Outcome(kind="error", reason=reason))
+    return MeasuredRun(folder, store.conclude(folder, Outcome(kind="error", reason=reason)))
 
 
 def _progress(folder: Path) -> str:

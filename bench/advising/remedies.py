@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import config, launchers
-from bench.cli.questions import Asked
-from bench.cli.wording import point
+from bench.advising.questions import Asked
 from bench.errors import UserError
 from bench.predict.advice.candidates import Room, Shortage
 from bench.predict.memory import host, memory
 from bench.spec import RunSpec
+from bench.wording import point
 
 Change = tuple[tuple[str, Any], ...]
 FUSED: Change = (("optimizer.implementation", "fused"),)

@@ -1,16 +1,15 @@
 """What a point that starts here finds here: refused before anything starts where the devices are not there, and a small
 point with a short window where there is only a CPU and nothing else was given."""
 
-import sys
 from collections.abc import Sequence
 
 from bench import config, launchers
-from bench.cli import asking
-from bench.cli.wording import count
 from bench.config import Pair, Request
 from bench.errors import UserError
 from bench.measure.environment import cores, device_name, devices_here
+from bench.planning import target
 from bench.spec import OBJECTIVE
+from bench.wording import count
 
 _SMALL = ("precision", "sequence", "measure")
 _SHORTER = 4  # than an objective's usual samples are those of the smoke study
@@ -19,7 +18,7 @@ _PROCESSES_PER_CORE = 8  # more have no time to answer each other
 
 def check(asked: Request) -> None:
     """Raise UserError for devices that a point needs here and that are not here."""
-    device = asking.device(asked)
+    device = target.device(asked)
     if launchers.load(asked.launcher).QUEUES or device is None:
         return
     needed, machine = f"devices_per_node={asked.spec.devices_per_node}", asked.machine
@@ -43,7 +42,7 @@ def small(given: Sequence[str], asked: Request) -> list[Pair]:
     `given` are the keys that were given: whoever gives a part of precision, sequence or measure gets the rest of it as
     conf/config.yaml has it.
     """
-    if launchers.load(asked.launcher).QUEUES or asking.device(asked) != "cpu":
+    if launchers.load(asked.launcher).QUEUES or target.device(asked) != "cpu":
         return []
     left = set(_SMALL) - {key.split(".")[0] for key in given}
     smoke = config.study("smoke").base
@@ -53,10 +52,3 @@ def small(given: Sequence[str], asked: Request) -> list[Pair]:
     others = [(key, value) for key, value in chosen if not key.startswith("sequence.")]
     lengths = asked.spec.sequence if "sequence" in left else {}
     return [*others, *((f"sequence.{kind}", max(length // _SHORTER, 1)) for kind, length in lengths.items())]
-
-
-def say(chosen: Sequence[Pair]) -> None:
-    """Say on standard error what `small` chose."""
-    if chosen:
-        shown = " ".join(f"{key}={value}" for key, value in chosen)
-        print(f"on a CPU, where nothing else is given: {shown}", file=sys.stderr, flush=True)

@@ -1,18 +1,19 @@
 """From what a user asks to a Sweep: every point decoded, checked and with its time limit, before anything starts."""
 
-import argparse
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import config, launchers
-from bench.cli import asking, present
 from bench.config import Expansion, Request
 from bench.decode import model
 from bench.errors import UserError
 from bench.machine import Machine
+from bench.planning import present, target
+from bench.planning.overrides import Given, study_of
 from bench.record import Limits
 from bench.scheduling import SchedulingOptions
 from bench.spec import config_id
@@ -20,6 +21,7 @@ from bench.study import Overrides, Pair, Study, control_pairs, expand, order
 from bench.sweep import duration
 from bench.sweep.asked import Point, Rules, Sweep
 from bench.sweep.forecast import forecast
+from bench.wording import describe
 
 _SHOWN = {
     "model", "engine", "data", "machine", "launcher", "precision", "nodes", "devices_per_node", "batch.micro",
@@ -28,42 +30,56 @@ _SHOWN = {
 """Overrides that a point's one line shows already, beside those of its sequence."""
 
 
-def sweep(args: argparse.Namespace) -> tuple[Sweep, Expansion]:
-    """Return everything that was asked for, and what the study's rules left out."""
-    parsed = config.parse(args.overrides)
-    study = _study([values for key, values in parsed if key == "study"], args)
-    overrides = [(key, values) for key, values in parsed if key != "study"]
-    chosen = [] if study.base else _chosen(study, overrides, args.config_dir)
-    study = study.model_copy(update={"base": study.base | dict(chosen)})
-    found = config.points(study, overrides, args.config_dir, asking.device)
+class Plan(NamedTuple):
+    """A sweep that is planned and not started."""
+
+    sweep: Sweep
+    expansion: Expansion  # its points, and what the study's rules left out
+    chosen: list[Pair]  # what makes points small that start on the CPU that is here
+    autopilot: bool  # whether it is to go on by itself
+
+    @property
+    def queues(self) -> bool:
+        """Whether its points start by a queue, and not here and now."""
+        return bool(launchers.load(str(self.sweep.launcher["name"])).QUEUES)
+
+
+def plan(
+    study: Study | str | Path | None,
+    overrides: Given,
+    config_dir: Path | None,
+    *,
+    prune: bool,
+    autopilot: bool,
+    etiquette: Mapping[str, Any],
+) -> Plan:
+    """Return everything that was asked for, and what the study's rules left out; `etiquette` are options of a launcher
+    with a queue."""
+    asked_study, given = study_of(study, overrides, config_dir, "sweep")
+    chosen = [] if asked_study.base else _chosen(asked_study, given, config_dir)
+    asked_study = asked_study.model_copy(update={"base": asked_study.base | dict(chosen)})
+    found = config.points(asked_study, given, config_dir, target.device)
     for made in found.points:
         present.check(made.asked)
-    if not args.json:
-        present.say(chosen)
     first = found.points[0].asked
-    options = _options(found, args)
+    options = _options(found, etiquette, autopilot)
     scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
     apart = _apart([point.overrides for point in found.points])
-    controls = [_point(made, set(), predict=False) for made in _controls(study, overrides, found, args)]
-    return Sweep(
-        study=study.name,
-        question=study.question,
+    controls = [_point(made, set(), predict=False) for made in _controls(asked_study, given, found, config_dir)]
+    sweep = Sweep(
+        study=asked_study.name,
+        question=asked_study.question,
         asked_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machines={asked.machine.name: _machine(asked) for asked in _one_per_machine(found)},
         launcher={"name": first.launcher, **options.model_dump(mode="json")},
         limits=Limits(**{key: getattr(options, key) for key in Limits.model_fields}),
         network=scheduling.network,
-        rules=Rules(budget=study.budget, prune=not args.no_prune, max_queued=scheduling.max_queued),
-        points=tuple(_point(point, apart, predict=study.budget.attempts > 1) for point in found.points),
-        order=tuple(order([point.turn for point in found.points], study)),
+        rules=Rules(budget=asked_study.budget, prune=prune, max_queued=scheduling.max_queued),
+        points=tuple(_point(point, apart, predict=asked_study.budget.attempts > 1) for point in found.points),
+        order=tuple(order([point.turn for point in found.points], asked_study)),
         controls=tuple(controls),
-    ), found
-
-
-def _study(named: list[list[Any]], args: argparse.Namespace) -> Study:
-    if any(len(values) != 1 for values in named):
-        raise UserError("study", "a sweep is one study", "call sweep once for each")
-    return config.study(str(named[0][0]), args.config_dir) if named else Study(name="adhoc")
+    )
+    return Plan(sweep, found, chosen, autopilot)
 
 
 def _chosen(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
@@ -71,14 +87,14 @@ def _chosen(study: Study, overrides: Overrides, config_dir: Path | None) -> list
     return present.small([key for key, _ in overrides], config.request(expand(study, overrides)[0], config_dir))
 
 
-def _options(found: Expansion, args: argparse.Namespace) -> Limits:
-    """Return the options of the one launcher that starts all points, with what was given on the command line."""
+def _options(found: Expansion, etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
+    """Return the options of the one launcher that starts all points, with those given beside the overrides."""
     ways = {(point.asked.launcher, point.asked.launcher_options.model_dump_json()) for point in found.points}
     if len(ways) != 1:
         raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
     name, file = found.points[0].asked.launcher, launchers.load(found.points[0].asked.launcher)
-    given = {key: value for key in asking.ETIQUETTE if (value := getattr(args, key)) is not None}
-    if (given or args.autopilot) and not file.QUEUES:
+    given = {key: value for key, value in etiquette.items() if value is not None}
+    if (given or autopilot) and not file.QUEUES:
         flag = "--" + next(iter(given), "autopilot").replace("_", "-")
         raise UserError(flag, f"launcher={name} has no queue", f"leave it out, or choose {launchers.with_queue()}")
     plain = found.points[0].asked.launcher_options.model_dump(mode="json")
@@ -86,15 +102,15 @@ def _options(found: Expansion, args: argparse.Namespace) -> Limits:
     return options
 
 
-def _controls(study: Study, overrides: Overrides, found: Expansion, args: argparse.Namespace) -> list[config.Point]:
+def _controls(study: Study, overrides: Overrides, found: Expansion, config_dir: Path | None) -> list[config.Point]:
     """Return the control point for every shape of allocation that the sweep needs."""
     pairs = control_pairs(study, overrides)
     shapes = dict.fromkeys((p.asked.spec.nodes, p.asked.spec.devices_per_node) for p in found.points)
     controls = []
     for nodes, devices in shapes if pairs else ():
         shaped = (*(pairs or ()), ("nodes", nodes), ("devices_per_node", devices))
-        asked = config.request(shaped, args.config_dir)
-        config.check(asked, asking.device(asked))
+        asked = config.request(shaped, config_dir)
+        config.check(asked, target.device(asked))
         controls.append(config.Point(asked, shaped, config_id(asked.spec)))
     return controls
 
@@ -102,14 +118,14 @@ def _controls(study: Study, overrides: Overrides, found: Expansion, args: argpar
 def _point(made: config.Point, apart: set[str], *, predict: bool) -> Point:
     """Return a point as it is asked; `predict` its time limit too, which needs a second attempt to fall back on."""
     asked, texts = made.asked, tuple(f"{key}={value}" for key, value in made.overrides)
-    told = forecast(asked.spec, asked.machine, asking.device(asked))
+    told = forecast(asked.spec, asked.machine, target.device(asked))
     options, (asked_min, bound_min) = asked.launcher_options, _limits_min(asked)
     limit_min = asked_min if asked_min is not None else bound_min
     if isinstance(options, SchedulingOptions) and bound_min is not None and predict and told.step:
         limit_min = duration.limit_min(asked.spec.measure, told.step.high_s, options.setup_min, bound_min)
     return Point(
         config_id=made.config_id,
-        line="  ".join([asking.describe(asked.spec, made.config_id), *(text for text in texts if text in apart)]),
+        line="  ".join([describe(asked.spec, made.config_id), *(text for text in texts if text in apart)]),
         machine=asked.machine.name,
         nodes=asked.spec.nodes,
         devices_per_node=asked.spec.devices_per_node,
@@ -135,7 +151,7 @@ def _one_per_machine(found: Expansion) -> list[Request]:
 
 def _machine(asked: Request) -> Machine:
     """Return the machine; where points are run here, with the kind of device that is here."""
-    return asked.machine.on(asking.device(asked))
+    return asked.machine.on(target.device(asked))
 
 
 def _apart(overrides: list[tuple[Pair, ...]]) -> set[str]:

@@ -1,6 +1,5 @@
 """Go through the points of a sweep on this machine, one after the other."""
 
-import json
 import statistics
 import time
 from collections import Counter
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import store
-from bench.cli import asking, live, point
+from bench.local import attempt
 from bench.measure.environment import classify, device_kind, environment_id
 from bench.record import Outcome
 from bench.sweep import unrun
@@ -28,6 +27,9 @@ from bench.sweep.policy import (
     planned_run,
 )
 from bench.sweep.pruning import Kin, kinships
+from bench.wording import describe, result
+
+Heard = Callable[[str], None]
 
 
 class Asked(NamedTuple):
@@ -38,12 +40,26 @@ class Asked(NamedTuple):
     point: Point
 
 
+class Ended(NamedTuple):
+    """How the points of a sweep ended."""
+
+    folder: Path
+    outcomes: Counter[str]  # those that had their answer before too
+    skipped: int  # points that had their answer before
+
+    @property
+    def good(self) -> bool:
+        """Whether everything that was asked for ended `ok`."""
+        return set(self.outcomes) == {"ok"}
+
+
 class Here:
     """A sweep under way: carries out what the policy decides, and shows how long the rest may take."""
 
-    def __init__(self, folder: Path, asked: list[Asked], *, quiet: bool, retry: bool) -> None:
-        """`retry` goes on with points whose attempts are used up: somebody asked for them by name."""
-        self.folder, self._quiet = folder, quiet
+    def __init__(self, folder: Path, asked: list[Asked], *, retry: bool, tell: Heard, follow: Heard) -> None:
+        """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
+        point that ends, `follow` what the one under way is doing."""
+        self.folder, self._tell, self._follow = folder, tell, follow
         self._asked = {one.key: one for one in asked}
         kin = kinships((one.key, one.point.spec) for one in asked)
         self.runs = [_planned(one, kin[one.key[:2]], retry) for one in asked]
@@ -56,22 +72,20 @@ class Here:
         self.seconds: list[float] = []
         self._skipped = 0
 
-    def run(self) -> bool:
-        """Measure what has no answer yet; return whether everything asked for ended `ok`."""
-        plan = self._plan()
-        with live.line(quiet=self._quiet) as follow:
-            number = 0
-            while decision := next_run(plan, self.snapshot()):
-                self._passed.append(decision)
-                match decision:
-                    case Start(run):
-                        number += 1
-                        self._measure(self._todo(run), number, max(number, len(plan.runs)), follow)
-                    case Conclude(run, outcome):
-                        self._conclude(run, outcome)
-                    case Leave():
-                        self._skip(decision)
-        return set(self.kinds) == {"ok"}
+    def run(self) -> Ended:
+        """Measure what has no answer yet; return how everything that was asked for ended."""
+        plan, number = self._plan(), 0
+        while decision := next_run(plan, self.snapshot()):
+            self._passed.append(decision)
+            match decision:
+                case Start(run):
+                    number += 1
+                    self._measure(self._todo(run), number, max(number, len(plan.runs)))
+                case Conclude(run, outcome):
+                    self._conclude(run, outcome)
+                case Leave():
+                    self._skip(decision)
+        return Ended(self.folder, Counter(self.kinds), self._skipped)
 
     def _plan(self) -> SweepPlan:
         """Count what has its answer already; return the rest, with the control point of its first."""
@@ -104,7 +118,7 @@ class Here:
         self._attempts.pop(run.key.config_id, None)
         self.kinds.append(outcome.kind)
         line = self._asked[run.key].point.line
-        self._print(f"{line}  repeat {run.key.repeat}\n    {outcome.kind}: {outcome.reason}")
+        self._tell(f"{line}  repeat {run.key.repeat}\n    {outcome.kind}: {outcome.reason}")
 
     def _skip(self, leave: Leave) -> None:
         """Count a point by the answer that it has already."""
@@ -118,32 +132,19 @@ class Here:
             self._attempts[config_id] = store.attempts(self.folder / config_id)
         return self._attempts[config_id]
 
-    def _measure(self, todo: Todo, number: int, count: int, follow: Callable[[str], None]) -> None:
+    def _measure(self, todo: Todo, number: int, count: int) -> None:
         left = ""
         if self.seconds:
             left = f", about {_duration(statistics.median(self.seconds) * (count - number + 1))} left"
-        line, begin = asking.describe(todo.spec, todo.config_id), time.monotonic()
+        line, begin = describe(todo.spec, todo.config_id), time.monotonic()
         heading = f"[{number}/{count}{left}] {line}"
-        _, record = point.measure(todo, self.folder, lambda doing: follow(f"{heading}: {doing}"))
+        _, record = attempt.measure(todo, self.folder, lambda doing: self._follow(f"{heading}: {doing}"))
         self._attempts.pop(todo.config_id, None)
         self._neighbourhood.add(record)
         self.seconds.append(time.monotonic() - begin)
         self.kinds.append(record.outcome.kind)
         what = "control" if todo.control else f"repeat {record.circumstance.repeat}"
-        self._print(f"[{number}/{count}] {line}  {what}\n    {asking.result(record)}")
-
-    def _print(self, text: str) -> None:
-        if not self._quiet:
-            print(text, flush=True)
-
-    def summary(self, as_json: bool) -> str:
-        """Return how the points ended."""
-        outcomes, skipped = Counter(self.kinds), self._skipped
-        if as_json:
-            plain = {"study": self.folder.name, "outcomes": outcomes, "skipped": skipped, "folder": str(self.folder)}
-            return json.dumps(plain)
-        told = ", ".join(f"{count} {kind}" for kind, count in outcomes.most_common())
-        return f"{told}; {skipped} already had an answer; {self.folder}"
+        self._tell(f"[{number}/{count}] {line}  {what}\n    {result(record)}")
 
 
 def _planned(one: Asked, kin: Kin, retry: bool) -> PlannedRun:

@@ -1,0 +1,216 @@
+"""The Python face: what the command does, from plain arguments to values, for scripts and notebooks.
+
+    from bench import api
+
+    plan = api.plan("smoke", {"engine": ["ddp", "zero2"]})
+    api.run(plan, results="results/runs")
+    api.status("results/runs/smoke").answered
+    api.predict(overrides="model=mt5_xl engine=zero3 devices_per_node=8 machine=h100")[0].time
+
+Overrides are a text as on the command line, a list of such texts, or a mapping, in which a list stands for several
+values. Nothing here prints; whatever cannot be done raises a UserError.
+"""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bench.errors import UserError
+from bench.study import Study
+
+if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` needs no Hydra, and `run` no scheduler
+    from bench.advising.search import Answer
+    from bench.dispatch.feed import Fed
+    from bench.dispatch.view import View
+    from bench.local.attempt import MeasuredRun
+    from bench.local.here import Ended
+    from bench.planning.overrides import Given
+    from bench.planning.prediction import Prediction
+    from bench.planning.single import SingleRun
+    from bench.planning.sweep import Plan
+
+__all__ = [
+    "Status", "Study", "UserError", "advise", "measure", "plan", "point", "predict", "rehearsal", "rehearse", "run",
+    "status", "submit",
+]  # fmt: skip
+
+Folder = str | Path
+Told = Callable[[str], None]
+"""Hears what is going on, a text at a time."""
+RESULTS = Path("results/runs")
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+def _path(folder: Folder | None) -> Path | None:
+    return None if folder is None else Path(folder)
+
+
+def plan(
+    study: Study | Folder | None = None,
+    overrides: "Given" = (),
+    *,
+    config_dir: Folder | None = None,
+    prune: bool = True,
+    autopilot: bool = False,
+    max_queued: int | None = None,
+    nice: int | None = None,
+    begin: str | None = None,
+) -> "Plan":
+    """Return a sweep with every point decoded, checked and predicted; nothing starts and nothing is written.
+
+    `study` is the name of one in conf/study, a path to a file, or a Study; without one the overrides span the points.
+    `prune` leaves out what a smaller micro-batch or a prediction says cannot fit. The rest is for a launcher with a
+    queue: an autopilot that goes on by itself, at most `max_queued` jobs at a time, a lower priority, no start before
+    `begin`.
+    """
+    from bench.planning import sweep
+
+    etiquette = {"max_queued": max_queued, "nice": nice, "begin": begin}
+    return sweep.plan(study, overrides, _path(config_dir), prune=prune, autopilot=autopilot, etiquette=etiquette)
+
+
+def run(plan: "Plan", results: Folder = RESULTS, *, tell: Told = _silent, follow: Told = _silent) -> "Ended":
+    """Measure what of a plan has no answer yet, here and now; return how its points ended.
+
+    `tell` hears every point that ends, `follow` what the one under way is doing.
+    """
+    from bench.local.here import Asked, Here
+    from bench.sweep import asked
+
+    if plan.queues:
+        raise UserError(f"launcher={plan.sweep.launcher['name']}", "starts elsewhere", "submit the plan")
+    folder = Path(results) / plan.sweep.study
+    asked.write(folder, plan.sweep)
+    wanted = [Asked(key, plan.sweep, point) for key, point in plan.sweep.wanted()]
+    return Here(folder, wanted, retry=True, tell=tell, follow=follow).run()
+
+
+def submit(plan: "Plan", results: Folder = RESULTS) -> "Fed":
+    """Submit a plan to its launcher's queue, as far as the limits allow, and return at once."""
+    from bench import launchers
+    from bench.dispatch.feed import feed
+    from bench.sweep import asked
+
+    if not plan.queues:
+        rule, remedy = "has no queue", f"run the plan, or choose {launchers.with_queue()}"
+        raise UserError(f"launcher={plan.sweep.launcher['name']}", rule, remedy)
+    folder = Path(results) / plan.sweep.study
+    asked.write(folder, plan.sweep)
+    return feed(folder, autopilot=plan.autopilot)
+
+
+class Status(NamedTuple):
+    """Where every point of a study stands."""
+
+    view: "View"
+    scheduler_away: str  # why the scheduler was not asked, or did not answer; empty: it did
+
+    @property
+    def answered(self) -> bool:
+        """Whether every point has its final answer."""
+        return all(standing.final for standing in self.view.standings)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something may still change by itself; of a scheduler that does not answer nobody knows."""
+        if self.scheduler_away:
+            return not self.answered
+        return bool(self.view.live) or any(one.state in ("running", "pending") for one in self.view.standings)
+
+
+def status(folder: Folder) -> Status:
+    """Return where a study stands, after giving every attempt that ended without a record the one it should have left.
+
+    While its scheduler does not answer, nothing can be told dead, and what the folder says is returned.
+    """
+    from bench.dispatch.settle import settle
+    from bench.dispatch.view import look
+
+    folder = Path(folder)
+    try:
+        view = look(folder)
+    except UserError as error:
+        return Status(look(folder, ask=False), str(error))  # raises again if it is the folder that is wrong
+    with contextlib.suppress(OSError):  # a folder that may only be read is shown as it is
+        if settle(view):
+            view = look(folder)
+    return Status(view, "")
+
+
+def predict(
+    study: Study | Folder | None = None,
+    overrides: "Given" = (),
+    *,
+    config_dir: Folder | None = None,
+    straggler: float = 1.0,
+    data_wait_s: float = 0.0,
+    rehearsed_s: float | None = None,
+) -> "list[Prediction]":
+    """Return the memory and the step time that are predicted of every point.
+
+    The slowest rank computes `straggler` times as long, a step waits `data_wait_s` for its batches, and `rehearsed_s`
+    is what a rehearsal on such a machine says that a step computes.
+    """
+    from bench.planning import prediction
+
+    return prediction.predict(
+        study,
+        overrides,
+        _path(config_dir),
+        straggler=straggler,
+        data_wait_s=data_wait_s,
+        rehearsed_s=rehearsed_s,
+    )
+
+
+def point(overrides: "Given" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
+    """Return one point that is to be measured here, checked; `study` is the folder of its results."""
+    from bench.planning import single
+
+    return single.point(overrides, study, _path(config_dir))
+
+
+def rehearsal(overrides: "Given" = (), *, rank: int = 0, config_dir: Folder | None = None) -> "SingleRun":
+    """Return the rehearsal of one rank of a job that may be larger than this machine, checked."""
+    from bench.planning import single
+
+    return single.rehearsal(overrides, rank, _path(config_dir))
+
+
+def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Told = _silent) -> "MeasuredRun":
+    """Run what `point` or `rehearsal` made to its end, always anew; return its folder and its record."""
+    from bench.local import attempt
+
+    study = Path(results) / made.todo.circumstance.study
+    return attempt.measure(made.todo, study, follow, new_repeat=True)
+
+
+def rehearse(
+    overrides: "Given" = (),
+    *,
+    rank: int = 0,
+    results: Folder = RESULTS,
+    config_dir: Folder | None = None,
+    follow: Told = _silent,
+) -> "MeasuredRun":
+    """Run one rank of a job that may be larger than this machine, its collectives only pretended."""
+    return measure(rehearsal(overrides, rank=rank, config_dir=config_dir), results, follow=follow)
+
+
+def advise(
+    question: "Given", *, results: Folder | None = None, config_dir: Folder | None = None, standalone: bool = False
+) -> "Answer":
+    """Return which stage, micro-batch and node count to take, its rivals, and what was left out.
+
+    `question` has overrides and the plain words of `zeroscale advise`: tokens, deadline, node_hours, price,
+    max_global_batch. Runs in `results` on the same machine outrank formulas; by default those of results/runs, if any.
+    `standalone` refuses a launcher whose job scripts need zeroscale to start.
+    """
+    from bench.advising import questions, search
+    from bench.planning.overrides import texts
+
+    return search.answer(questions.read(texts(question)), _path(config_dir), _path(results), hand_over=standalone)

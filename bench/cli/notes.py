@@ -1,0 +1,24 @@
+"""What the command says on standard error beside its answer."""
+
+import sys
+from collections.abc import Sequence
+
+from bench.errors import printable
+from bench.store import Unreadable
+from bench.study import Pair
+from bench.wording import count
+
+
+def name_chosen(chosen: Sequence[Pair]) -> None:
+    """Say what was chosen for a point that runs on a CPU."""
+    if chosen:
+        shown = " ".join(f"{key}={value}" for key, value in chosen)
+        print(f"on a CPU, where nothing else is given: {shown}", file=sys.stderr, flush=True)
+
+
+def name_unreadable(found: Sequence[Unreadable]) -> None:
+    """Say which files count as not there."""
+    if found:
+        print(f"zeroscale: cannot be read, and counts as not there: {count(len(found), 'file')}", file=sys.stderr)
+    for error in found:
+        print(f"  {printable(str(error))}", file=sys.stderr)

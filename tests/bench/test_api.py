@@ -1,0 +1,134 @@
+"""The Python face as a notebook uses it: plain arguments in, values out, nothing printed."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from started_runs import QUICK
+
+from bench import api, config
+from bench.planning.overrides import texts
+
+GPUS: dict[str, Any] = {"machine": "h100", "devices_per_node": 8}
+
+
+@pytest.fixture(autouse=True)
+def _silent(capfd: pytest.CaptureFixture[str]) -> Any:
+    """Hold every test to it that nothing is printed, by this process or by one that it starts."""
+    yield
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.processes
+def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_path: Path) -> None:
+    from analysis import results
+
+    shared = dict(text.split("=") for text in QUICK) | {"machine": "cpu"}
+    study = api.Study(name="notebook", question="Does it work?", axes={"engine": ["ddp", "zero1"]})
+    told: list[str] = []
+    plan = api.plan(study, shared)
+    ended = api.run(plan, results=tmp_path, tell=told.append)
+    assert (ended.good, ended.outcomes, ended.skipped) == (True, {"ok": 2}, 0)
+    assert len(told) == 2
+
+    found = results.read([ended.folder])
+    assert sorted(found.table["engine"]) == ["ddp", "zero1"]
+    assert set(found.table["parameters"]) == {2_116_352}
+
+    predicted = {one.point.config_id: one.memory for one in api.predict(study, shared)}
+    for row, config_id in enumerate(found.table["config_id"]):
+        seen, memory = found.record(row).observations, predicted[config_id]
+        assert seen and memory
+        assert memory.resident == pytest.approx(seen.memory[0].resident_bytes, rel=0.05)
+
+    assert api.status(ended.folder).answered
+    assert api.run(plan, results=tmp_path).skipped == 2, "what has its answer is not measured again"
+
+
+@pytest.mark.processes
+def test_one_point_is_measured_or_rehearsed_at_every_call(tmp_path: Path) -> None:
+    small = [*QUICK, "machine=cpu", "engine=zero1"]
+    for repeat in range(2):
+        folder, record = api.measure(api.point(small, study="mine"), results=tmp_path)
+        assert (record.outcome.kind, record.circumstance.repeat) == ("ok", repeat)
+        assert folder.parent.parent == tmp_path / "mine"
+    rehearsed = api.rehearse([*small, "nodes=4"], rank=7, results=tmp_path).record
+    assert (rehearsed.outcome.kind, rehearsed.evidence, rehearsed.spec.world_size) == ("ok", "rehearsed", 8)
+
+
+def test_a_plan_writes_nothing_and_is_what_the_command_would_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = api.plan("smoke", {"engine": ["ddp", "zero2"]}, prune=False)
+    assert {point.spec["engine"]["name"] for point in plan.sweep.points} == {"ddp", "zero2"}
+    assert not plan.queues and not plan.sweep.rules.prune
+    assert plan.sweep.points == api.plan(overrides="study=smoke engine=ddp,zero2").sweep.points
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_of_a_queue_are_those_of_its_launcher() -> None:
+    plan = api.plan(overrides=GPUS | {"launcher": "slurm"}, nice=5, max_queued=3, autopilot=True)
+    assert (plan.queues, plan.autopilot) == (True, True)
+    assert (plan.sweep.launcher["nice"], plan.sweep.rules.max_queued) == (5, 3)
+
+
+def test_a_plan_goes_only_where_it_is_for(tmp_path: Path) -> None:
+    queued, here = (api.plan(overrides=GPUS | {"launcher": "slurm"}), api.plan("smoke", {"engine": "ddp"}))
+    with pytest.raises(api.UserError, match="launcher=slurm: starts elsewhere; submit the plan"):
+        api.run(queued, results=tmp_path)
+    with pytest.raises(api.UserError, match="launcher=local: has no queue; run the plan, or choose launcher=slurm"):
+        api.submit(here, results=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prediction_says_what_it_knows_and_why_it_knows_no_more() -> None:
+    large, small = api.predict(overrides=GPUS | {"model": "mt5_xxl", "engine": ["ddp", "zero3"], "batch.micro": 1})
+    assert (large.fits, small.fits) == (False, True)
+    assert small.memory and small.time and not small.time_unknown
+    assert large.memory and large.memory.resident > 16 * 12e9, "ddp: 16 bytes for each of 13 billion parameters"
+    most = small.largest_micro_batch()
+    assert most and 1 <= most.surely <= most.perhaps
+    (slower,) = api.predict(overrides={**GPUS, "model": "mt5_xxl", "engine": "zero3", "batch.micro": 1}, straggler=2.0)
+    assert slower.time and slower.time.step_s > small.time.step_s
+
+
+def test_advice_takes_plain_words_beside_overrides() -> None:
+    question = GPUS | {"model": "mt5_xl", "nodes": [1, 2], "engine": ["zero2", "zero3"], "tokens": 1e10}
+    answer = api.advise(question | {"deadline": "30d"})
+    assert answer.advice.winner.spec.engine.name in ("zero2", "zero3")
+    assert (answer.asked.question.tokens, answer.asked.question.deadline_h) == (1e10, 720)
+
+
+@pytest.mark.parametrize(("call", "told"), [
+    (lambda: api.plan("smok"), "study=smok: no such file in conf/study; did you mean smoke"),
+    (lambda: api.plan("smoke", "study=paper"), "study=paper,smoke: one study at a time; call sweep once for each"),
+    (lambda: api.predict(overrides="batch.mico=3"), "batch.mico: no such key; did you mean micro"),
+    (lambda: api.point({"engine": ["ddp", "zero1"]}), "engine=ddp,zero1: a list of values is a sweep"),
+    (lambda: api.status("nowhere"), "nowhere: no such folder"),
+    (lambda: api.advise("study=smoke"), "study: advice is for one question"),
+])  # fmt: skip
+def test_what_cannot_be_done_is_one_line(call: Any, told: str) -> None:
+    with pytest.raises(api.UserError) as raised:
+        call()
+    assert str(raised.value).startswith(told)
+
+
+@pytest.mark.parametrize("value", [
+    True, None, 3, 1e-5, "zero2", "a b", "it's", "back\\", "back\\'s", {"device": "cpu", "ratio": 0.5}, "5,6", "a=b",
+])  # fmt: skip
+def test_values_of_a_mapping_arrive_as_they_were_given(value: Any) -> None:
+    assert config.parse(texts({"engine.some_key": value})) == [("engine.some_key", [value])]
+    assert config.parse(texts({"engine.some_key": [value, 1]})) == [("engine.some_key", [value, 1])]
+    assert config.parse(texts({"engine.some_key": [[value, 1]]})) == [("engine.some_key", [[value, 1]])]
+
+
+def test_the_face_loads_no_training_library() -> None:
+    heavy = "{'torch', 'deepspeed', 'transformers', 'datasets', 'pandas'}"
+    script = (
+        "import sys; from bench import api; api.plan('smoke'); api.predict(overrides='model=tiny machine=h100 "
+        f"devices_per_node=8'); assert not {heavy} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
