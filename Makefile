@@ -16,11 +16,11 @@ testbed-study: $(INSTALLED)
 
 # On a machine with a GPU; GPU_STUDY="sweep tuning --machine h200 --minutes 9" chooses parts, --trial tries all on a CPU.
 gpu-study: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.gpu.study $(GPU_STUDY)
+	$(BIN)/python -m bench.gpu_study $(GPU_STUDY)
 
 # Into wheels/, for a machine without a network; WHEELS="--python 3.12 --have have.txt" says which.
 wheels: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.gpu.wheels $(WHEELS)
+	$(BIN)/python -m bench.gpu_study.wheels $(WHEELS)
 
 # What reads, draws, plans and predicts fills both cores; what measures and schedules has them for itself.
 test: lint
