@@ -47,9 +47,8 @@ bench-testbed: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.packed
 
 # The ledger of predictions, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
-# of an hour more: python -m tests.bench.predict.rehearsals, python -m tests.bench.predict.beside_real.
+# of an hour more: python -m bench.prediction_inputs.rehearsals, and then .beside_real.
 predictions: $(INSTALLED)
-	$(BIN)/python -m tests.bench.predict.ledger_inputs
 	$(BIN)/zeroscale ledger --predictions
 
 # What the command answers, into golden/, and its digests anew: where an answer is meant to change, or to see how it did.

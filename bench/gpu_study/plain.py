@@ -110,14 +110,14 @@ def trainer_seconds(text: str, steps: int) -> float:
 
     spec, model, samples = prepared(text)
 
-    class Samples(Dataset):
+    class Samples(Dataset[dict[str, Any]]):
         def __len__(self) -> int:
-            return (WARM_UP + steps) * spec.batch.micro
+            return (WARM_UP + steps) * int(spec.batch.micro)
 
         def __getitem__(self, index: int) -> dict[str, Any]:
             return samples(index)
 
-    class Window(TrainerCallback):
+    class Window(TrainerCallback):  # type: ignore[misc]
         edges: list[float] = []
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
