@@ -163,8 +163,8 @@ def _few(session: Session, name: str) -> Path:
 
 
 def _shown(session: Session, *asked: str) -> bool:
-    """Have every point decoded and checked, where none can run: as on a GPU, whose machine file says that it is one."""
-    return session.zeroscale(*asked, "machine=h200", "--dry-run")
+    """Have every point decoded and checked, where none can run: as jobs for a machine with a GPU."""
+    return session.zeroscale(*asked, "machine=h200", "launcher=slurm", "--dry-run")
 
 
 def names() -> str:
