@@ -16,11 +16,11 @@ testbed-study: $(INSTALLED)
 
 # On a machine with a GPU; GPU_STUDY="sweep tuning --machine h200 --minutes 9" chooses parts, --trial tries all on a CPU.
 gpu-study: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.gpu.study $(GPU_STUDY)
+	$(BIN)/python -m bench.gpu_study $(GPU_STUDY)
 
 # Into wheels/, for a machine without a network; WHEELS="--python 3.12 --have have.txt" says which.
 wheels: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.gpu.wheels $(WHEELS)
+	$(BIN)/python -m bench.gpu_study.wheels $(WHEELS)
 
 # What reads, draws, plans and predicts fills both cores; what measures and schedules has them for itself.
 test: lint
@@ -47,9 +47,8 @@ bench-testbed: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.packed
 
 # The ledger of predictions, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
-# of an hour more: python -m tests.bench.predict.rehearsals, python -m tests.bench.predict.beside_real.
+# of an hour more: python -m bench.prediction_inputs.rehearsals, and then .beside_real.
 predictions: $(INSTALLED)
-	$(BIN)/python -m tests.bench.predict.ledger_inputs
 	$(BIN)/zeroscale ledger --predictions
 
 # What the command answers, into golden/, and its digests anew: where an answer is meant to change, or to see how it did.

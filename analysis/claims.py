@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import pandas as pd
 
 from analysis import engines
+from analysis.early_failures import may_be_same, without_repeated
 from analysis.results import Results
 from analysis.scaling.pace import Pace, against
 from analysis.stats import compare as stats
@@ -95,14 +96,9 @@ def as_table(found: Sequence[Finding]) -> pd.DataFrame:
 
 
 def _measured(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that can be compared: a rehearsal communicates nothing, and an attempt that failed before it knew
-    its environment does not count beside a later one that has its answer."""
-    answered = {(row["config_id"], row["machine"]) for row in rows if row["n"]}
-    return [
-        row
-        for row in rows
-        if row["evidence"] == "measured" and (row["n"] or (row["config_id"], row["machine"]) not in answered)
-    ]
+    """Return the rows that can be compared: a rehearsal communicates nothing, and early failures of what was tried
+    again say nothing."""
+    return without_repeated([row for row in rows if row["evidence"] == "measured"])
 
 
 def _findings(machine: str, model: str, sides: Sequence[Side], results: Results) -> list[Finding]:
@@ -134,14 +130,10 @@ def _comparisons(claim: Claim, sides: Sequence[Side], results: Results) -> Itera
         groups.setdefault(claim.alike(side.spec), []).append(side)
     for members in groups.values():
         for one, other in itertools.permutations(members, 2):
-            if claim.compared(one.spec, other.spec) and _one_environment(one.row, other.row):
+            if claim.compared(one.spec, other.spec) and may_be_same(
+                one.row["environment_id"], other.row["environment_id"]
+            ):
                 yield _comparison(claim, one, other, results)
-
-
-def _one_environment(one: Row, other: Row) -> bool:
-    """Whether two rows are of one class; a run that failed before it knew its own stands with any."""
-    classes = {one["environment_id"], other["environment_id"]} - {None}
-    return len(classes) <= 1
 
 
 def _comparison(claim: Claim, one: Side, other: Side, results: Results) -> Comparison:

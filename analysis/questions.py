@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.columns import LATER
+from analysis.early_failures import standing, without_repeated
 from analysis.summary import Row
 from analysis.table import plain
 from bench.spec import LENGTHS
@@ -22,18 +23,17 @@ QUESTION = (*_PLACE, *_MORE)
 def by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
     """Return the rows of a summary by question, in the order in which they appear.
 
-    A run that failed before it knew its environment has no number to pool: it stands with those that asked the same. So
-    does a point that a prediction called infeasible with those that were measured, unless it was measured after all.
+    Early failures stand with those that asked the same (`analysis.early_failures`). So does a point that a prediction
+    called infeasible with those that were measured, unless it was measured after all.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    rows = [with_lengths(row) for row in plain(summary)]
+    rows = without_repeated([with_lengths(row) for row in plain(summary)])
     ran = {(row["config_id"], row["machine"]) for row in rows if row["evidence"] != "predicted"}
     rows = [row for row in rows if row["evidence"] != "predicted" or (row["config_id"], row["machine"]) not in ran]
-    for row in sorted(rows, key=lambda row: row["environment_id"] is None):
-        key = tuple(row[name] for name in QUESTION)
-        if row["environment_id"] is None and not row["n"]:
-            key = next((other for other in groups if _stands_with(key, other)), key)
-        groups.setdefault(key, []).append(row)
+    for row, environment_id in standing(rows, _asked):
+        key = tuple((row | {"environment_id": environment_id})[name] for name in QUESTION)
+        measured = tuple("measured" if part == "predicted" else part for part in key)
+        groups.setdefault(measured if measured in groups else key, []).append(row)
     return [(dict(zip(QUESTION, key, strict=True)), rows) for key, rows in groups.items()]
 
 
@@ -88,11 +88,10 @@ def _part(part: str, value: Any) -> str:
     return str(value)
 
 
-def _stands_with(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether a question that met no environment asks the same as another."""
-    parts = zip(QUESTION, one, other, strict=True)
-    unlike = {part: (mine, theirs) for part, mine, theirs in parts if mine != theirs and part != "environment_id"}
-    return not unlike or unlike == {"evidence": ("predicted", "measured")}
+def _asked(row: Row) -> tuple[Any, ...]:
+    """Return what a row asks, whatever it met; a prediction asks what a measurement answers."""
+    asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
+    return tuple(asked[name] for name in QUESTION)
 
 
 def with_lengths(row: Row) -> Row:

@@ -1,5 +1,6 @@
 """An installed wheel works without the checkout: configuration, templates and sources travel as package data."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,39 @@ def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_p
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[0] == str(installed / "bench" / "conf")
     assert told.stdout.splitlines()[-1] == "20 points, nothing started"
+
+
+def called(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of the installed package, far from the checkout."""
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=cwd, env=environment)
+
+
+def test_a_wheel_puts_predictions_beside_what_came_true_in_a_folder_of_results(installed: Path, tmp_path: Path) -> None:
+    told = called(installed, tmp_path, "bench.cli", "ledger", "--predictions", str(ROOT / "results"), "--out", "new")
+    assert told.returncode == 0, told.stderr
+    committed = ROOT / "results" / "predictions"
+    written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    assert written == {path.name: path.read_bytes() for path in committed.iterdir() if path.is_file()}
+
+
+def test_a_wheel_without_a_folder_of_results_says_what_is_missing(installed: Path, tmp_path: Path) -> None:
+    told = called(installed, tmp_path, "bench.cli", "ledger", "--predictions")
+    assert told.returncode == 2
+    assert told.stderr == (
+        "zeroscale: results: holds no measured/two_cores, with which predictions are compared; "
+        "give the folder `results` of a checkout of the repository\n"
+    )
+
+
+def test_a_wheel_runs_the_study_on_one_gpu(installed: Path, tmp_path: Path) -> None:
+    told = called(installed, tmp_path, "bench.gpu_study", "check", "--trial")
+    assert told.returncode == 1
+    assert "check: needs tests/bench/test_cuda.py, which an installed package does not hold" in told.stdout
+    told = called(installed, tmp_path, "bench.gpu_study", "xxl", "--trial")
+    assert told.returncode == 0, told.stderr
+    assert "nothing submitted" in told.stdout
 
 
 def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> None:

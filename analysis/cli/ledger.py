@@ -3,13 +3,14 @@
   zeroscale ledger results/runs/paper
   zeroscale ledger results/runs --format md > ledger.md
   zeroscale ledger --predictions
+  zeroscale ledger --predictions repository/results --out here
 
 The claims are those of arXiv 2310.05350, in results/published with their source. What keeps the rule below in part
 only, such as a tiny model on CPUs, is an analogue and never called a reproduction.
 
 With --predictions: put each prediction of memory and time beside what came true, signed errors and no point left out,
-as a page and a table per comparison. That needs a checkout, for it reads recorded runs that an installation does not
-hold.
+as a page and a table per comparison. It reads recorded runs, which an installed package does not hold: give it the
+folder `results` of a checkout, or call it in one.
 """
 
 import argparse
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="DIR", help="runs to weigh the claims by; default: results/runs"
-    )
+        "paths", nargs="*", type=Path, metavar="DIR",
+        help="runs to weigh the claims by (results/runs); with --predictions the folder results of a checkout",
+    )  # fmt: skip
     parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
     parser.add_argument(
         "--predictions", action="store_true", help="weigh the predictions instead, and write the ledger"
@@ -49,11 +51,10 @@ def _predictions(args: argparse.Namespace) -> int:
     """Write the ledger of predictions, and print a line for each comparison."""
     from analysis.predictions import ledger, page, recorded
 
-    if args.paths:
-        raise UserError(str(args.paths[0]), "--predictions reads recorded runs of its own", "leave it out")
-    recorded.require_checkout()
+    if len(args.paths) > 1:
+        raise UserError(str(args.paths[1]), "--predictions reads one folder of results", "leave it out")
     folder = args.out or Path("results/predictions")
-    found = ledger.comparisons()
+    found = ledger.comparisons(recorded.find(*args.paths))
     ledger.write(found, folder)
     print("\n".join([*map(page.to_text, found), f"written: {folder / ledger.PAGE}"]))
     return 0

@@ -41,11 +41,15 @@ class Line(NamedTuple):
     status: Status
     why: str = ""
     comparison: stats.Comparison | None = None
-    runs: tuple[int, int] | None = None  # that the comparison rests on, of A and of B
     changes: tuple[Change, ...] = ()
     asked: tuple[Difference, ...] = ()  # in what they differ, because that is the question
     held: Held | None = None  # None: nothing of it is gated
     doubts: tuple[str, ...] = ()  # why the gate is open or broken
+
+    @property
+    def runs(self) -> tuple[int, int] | None:
+        """The runs that the comparison rests on, of A and of B."""
+        return self.comparison and self.comparison.runs[::-1]
 
 
 def percent(share: float) -> str:
@@ -82,9 +86,7 @@ def _draft(a: Results, b: Results, pair: Pair, *, paired: bool) -> Line:
     before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     status: Status = stats.TOO_FEW  # until all are seen together
-    shared = stats.blocks(before.runs, after.runs)
-    runs = len(shared or before.runs), len(shared or after.runs)
-    return Line(ours, theirs, status, "", against(after, before), runs, changes(*records), pair.asked)
+    return Line(ours, theirs, status, "", against(after, before), changes(*records), pair.asked)
 
 
 def _failure(one: Configuration) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from analysis.compare.fields import Across, Difference, Fields, check, differences, fields, identity, valued
+from analysis.early_failures import without_repeated
 from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import plain
@@ -32,19 +33,15 @@ _Groups = dict[tuple[tuple[str, str], ...], list[Configuration]]
 
 
 def configurations(results: Results) -> list[Configuration]:
-    """Return the rows of a summary. A failure before anything was known of its environment says nothing beside one
-    that knows it."""
-    rows = plain(results.summary)
+    """Return the rows of a summary, without early failures of what was tried again."""
     first = results.table["environment_id"].dropna().drop_duplicates()
     environments = {
         environment_id: Environment.model_validate_json(text).classification
         for environment_id, text in zip(first, results.traces["environment"].loc[first.index], strict=True)
     }
-    known = {(row["config_id"], row["machine"]) for row in rows if row["environment_id"] is not None}
     return [
         Configuration(row, fields(row, results.specs[row["config_id"]], environments.get(row["environment_id"])))
-        for row in rows
-        if row["environment_id"] is not None or (row["config_id"], row["machine"]) not in known
+        for row in without_repeated(plain(results.summary))
     ]
 
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 
 from analysis.predictions import Comparison, Point, estimators, within
-from analysis.predictions.recorded import MEASURED, MemoryRun, label
+from analysis.predictions.recorded import MemoryRun, RecordedRuns, label
 from bench.errors import UserError
 from bench.predict.memory import memory
 from bench.predict.step_time import step_time
@@ -36,9 +36,9 @@ def compare(found: Iterable[RunRecord]) -> list[Comparison]:
     ]  # fmt: skip
 
 
-def recorded() -> Iterator[RunRecord]:
-    """Yield every record of results/measured, which may not be there."""
-    yield from map(read_record, find_records([MEASURED]) if MEASURED.is_dir() else ())
+def runs(recorded: RecordedRuns) -> Iterator[RunRecord]:
+    """Yield every run that was measured, on whatever machine."""
+    yield from map(read_record, find_records([recorded.measured]))
 
 
 def _peak(run: RunRecord) -> Point | None:

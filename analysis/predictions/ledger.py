@@ -13,21 +13,22 @@ from analysis.predictions import (
     zero_table,
 )
 from analysis.predictions.page import to_csv, to_markdown
+from analysis.predictions.recorded import RecordedRuns
 from bench.store import unwritable, write_atomically
 
 PAGE = "README.md"
 
 
-def comparisons() -> list[Comparison]:
+def comparisons(recorded: RecordedRuns) -> list[Comparison]:
     """Return every comparison, in the order of the page."""
     return [
         zero_table.compare(),
-        *peak_memory.compare(),
-        *rehearsals.compare(),
+        *peak_memory.compare(recorded),
+        *rehearsals.compare(recorded),
         fit_boundaries.compare(),
-        *step_times.compare(),
+        *step_times.compare(recorded),
         scaling_a100.compare(),
-        *gpu.compare(gpu.recorded()),
+        *gpu.compare(gpu.runs(recorded)),
     ]
 
 

@@ -22,7 +22,7 @@ no constant was fitted to the points that it is tested on; where a comparison sh
 memory had missed, they were given it, from the code that makes it. Beside most stands what DeepSpeed's own estimators
 or 6·N·tokens would have said.
 
-`make predictions` writes this page and the CSV files beside it anew, from `results/published`, `tests/data/runs` and
+`make predictions` writes this page and the CSV files beside it anew, from `results/published`, `results/measured` and
 `inputs/`; a test holds that they are what it writes. The columns of the CSV files are those of the tables below, exact.
 """
 LONG = 40

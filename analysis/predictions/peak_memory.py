@@ -2,7 +2,7 @@
 
 from analysis.predictions import Comparison, Point, within
 from analysis.predictions.live_bytes import BUILDING, STEADY, Quantity, points, stage
-from analysis.predictions.recorded import label, memory_runs, table, tabled
+from analysis.predictions.recorded import RecordedRuns, label
 from analysis.predictions.rehearsals import GATHERED, THREADS
 from bench.spec import config_id
 
@@ -13,7 +13,7 @@ TEXT = (
     "Live tensor bytes of the rank that has most, as the allocator counts them, in real runs over gloo: the 96 points "
     "of `tests/data/studies/peaks.yaml` (stages 0–3 × 1, 2, 4 ranks × two micro-batches × with and without "
     "checkpointing × two sizes), the smoke study with ddp among its engines, and 17 of other shapes, precisions, "
-    "attention, dropout, accumulation and buckets (`tests/bench/predict/peaks.csv`). DeepSpeed's estimators know "
+    "attention, dropout, accumulation and buckets (`inputs/peaks.csv`). DeepSpeed's estimators know "
     "stages 2 and 3 only."
 )
 TEXT_BUILDING = "The same runs, from the start of the process to the first step."
@@ -35,17 +35,17 @@ WHY_BLIND = (
 )
 
 
-def compare() -> list[Comparison]:
+def compare(recorded: RecordedRuns) -> list[Comparison]:
     """Return the steady peaks and those of building, and what was foretold of them before."""
     return [
-        _comparison("peak_memory", STEADY, TEXT),
-        _comparison("peak_memory_building", BUILDING, TEXT_BUILDING),
-        _blind(),
+        _comparison(recorded, "peak_memory", STEADY, TEXT),
+        _comparison(recorded, "peak_memory_building", BUILDING, TEXT_BUILDING),
+        _blind(recorded),
     ]
 
 
-def _comparison(name: str, quantity: Quantity, text: str) -> Comparison:
-    runs = [*memory_runs(GRID), *memory_runs(SMOKE), *tabled("peaks")]
+def _comparison(recorded: RecordedRuns, name: str, quantity: Quantity, text: str) -> Comparison:
+    runs = [*recorded.memory(GRID), *recorded.memory(SMOKE), *recorded.tabled("peaks")]
     found = points(runs, quantity, EACH, REASONS)
     return Comparison(
         name, f"Real runs on a CPU: {quantity.words}", text, found, "bytes", each=EACH, mean=MEAN,
@@ -53,11 +53,11 @@ def _comparison(name: str, quantity: Quantity, text: str) -> Comparison:
     )  # fmt: skip
 
 
-def _blind() -> Comparison:
+def _blind(recorded: RecordedRuns) -> Comparison:
     title = f"Real runs on a CPU, foretold before they were run: {STEADY.words}"
-    foretold = {row["config_id"]: int(row["peak_bytes"]) for row in table("foretold_blind")}
+    foretold = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("foretold_blind")}
     found: list[Point] = []
-    for run in memory_runs(GRID):
+    for run in recorded.memory(GRID):
         assert run.peak is not None
         reason = REASONS.get(stage(run), "")
         found.append(within(label(run), foretold[config_id(run.spec)], run.peak, EACH, reason=reason))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from analysis.predictions import Comparison, Point, within
 from analysis.predictions.live_bytes import BUILDING, RESIDENT, STEADY, Quantity, points, stage
-from analysis.predictions.recorded import MemoryRun, label, table, tabled
+from analysis.predictions.recorded import MemoryRun, RecordedRuns, label
 
 FORETOLD = 3.0
 REHEARSED = {"init_peak": 3.0, "resident": 1.0, "peak": 3.0}
@@ -13,9 +13,9 @@ TEXT = (
     "DeepSpeed itself runs whole training steps as one rank of 1, 2, 8, 64, 512 and 1,024, with collectives that torch "
     "only pretends (`zeroscale rehearse`); the formulas are compared with its live tensor bytes. At stages 1 and 2 the "
     "first and the last rank were rehearsed, and the one with more is shown. Stages 0–3 × two shapes × bf16 and fp32, "
-    "with one sample or four, some with checkpointing (`tests/bench/predict/rehearsals.py`); and the runs of two to "
-    "four ranks in `tests/data/runs/peaks` and `tests/bench/predict/peaks.csv` again, of whose ranks that with most is "
-    "shown (`tests/bench/predict/beside_real.py`)."
+    "with one sample or four, some with checkpointing (`bench/prediction_inputs/rehearsals.py`); and the runs of two "
+    "to four ranks in `results/measured/two_cores/peaks` and `inputs/peaks.csv` again, of whose ranks that with most "
+    "is shown (`bench/prediction_inputs/beside_real.py`)."
 )
 SAME = "The same rehearsals."
 BOUNDED = "all that a checkpointed block would keep is taken to live in its forward, with the most that is gathered"
@@ -44,35 +44,35 @@ WHY = {
 }
 
 
-def compare() -> list[Comparison]:
+def compare(recorded: RecordedRuns) -> list[Comparison]:
     """Return what was foretold of rehearsals, and what rehearsals foretold."""
     return [
-        _foretold("rehearsed_peak", STEADY, TEXT, WHY_PEAK),
-        _foretold("rehearsed_resident", RESIDENT, SAME),
-        _foretold("rehearsed_building", BUILDING, SAME),
-        _beside_real("resident", RESIDENT),
-        _beside_real("peak", STEADY),
-        _beside_real("init_peak", BUILDING),
+        _foretold(recorded, "rehearsed_peak", STEADY, TEXT, WHY_PEAK),
+        _foretold(recorded, "rehearsed_resident", RESIDENT, SAME),
+        _foretold(recorded, "rehearsed_building", BUILDING, SAME),
+        _beside_real(recorded, "resident", RESIDENT),
+        _beside_real(recorded, "peak", STEADY),
+        _beside_real(recorded, "init_peak", BUILDING),
     ]
 
 
-def _foretold(name: str, quantity: Quantity, text: str, why: str = "") -> Comparison:
-    found = points(_rehearsed(), quantity, FORETOLD, {3: BOUNDED}, rehearsed=True)
+def _foretold(recorded: RecordedRuns, name: str, quantity: Quantity, text: str, why: str = "") -> Comparison:
+    found = points(_rehearsed(recorded), quantity, FORETOLD, {3: BOUNDED}, rehearsed=True)
     return Comparison(
         name, f"Rehearsals of up to 1,024 ranks: {quantity.words}", text, found, "bytes", each=FORETOLD,
         rival="DeepSpeed's estimator", why=why,
     )  # fmt: skip
 
 
-def _rehearsed() -> Iterator[MemoryRun]:
-    yield from tabled("rehearsed")
-    for row in table("rehearsed_beside_real"):
+def _rehearsed(recorded: RecordedRuns) -> Iterator[MemoryRun]:
+    yield from recorded.tabled("rehearsed")
+    for row in recorded.table("rehearsed_beside_real"):
         if row["repeat"] == "0":
             yield MemoryRun.of({**row, **{f"{part}_bytes": row[f"rehearsed_{part}_bytes"] for part in REHEARSED}})
 
 
-def _beside_real(part: str, quantity: Quantity) -> Comparison:
-    rows, each = table("rehearsed_beside_real"), REHEARSED[part]
+def _beside_real(recorded: RecordedRuns, part: str, quantity: Quantity) -> Comparison:
+    rows, each = recorded.table("rehearsed_beside_real"), REHEARSED[part]
     found = tuple(_pair(row, part, each) for row in rows)
     title = f"Rehearsed beside really run: {quantity.words}"
     return Comparison(f"rehearsed_beside_real_{part}", title, BESIDE, found, "bytes", each=each, why=WHY.get(part, ""))

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from analysis.predictions import Comparison, Point, relative
+from analysis.predictions.recorded import RecordedRuns
 from analysis.predictions.testbed import FAST, SLOW, Foretold, foretold
 
 MEAN, BEYOND = 10.0, 25.0
@@ -50,9 +51,9 @@ ORDER = (
 )
 
 
-def compare() -> list[Comparison]:
+def compare(recorded: RecordedRuns) -> list[Comparison]:
     """Return the step times, first at the link rate that was not calibrated, and the order of the stages."""
-    found = foretold()
+    found = foretold(recorded)
     calibrated = [one for one in found if one.rate in (SLOW, FAST)]
     blind = [one for one in found if one.rate not in (SLOW, FAST)]
     by_rates = [one._replace(predicted_s=one.by_rates_s) for one in found]

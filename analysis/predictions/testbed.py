@@ -2,13 +2,14 @@
 
 import statistics
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
 from analysis import results
 from analysis.predictions import estimators
-from analysis.predictions.recorded import INPUTS, RUNS
+from analysis.predictions.recorded import RecordedRuns
 from analysis.table import plain
 from bench.machine import Machine
 from bench.predict.step_time import step_time
@@ -21,7 +22,7 @@ RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
 """Link rates of the recorded runs, in bytes/s."""
 SLOW, FAST = "100mbit", "1gbit"
 """Where collectives were calibrated. Chosen before anybody had looked at a step time; none was calibrated with."""
-STEPS = RUNS / "step_time"
+STUDY = "step_time"
 
 Place = tuple[str, int]
 """Engine and nodes."""
@@ -55,26 +56,26 @@ class Foretold(NamedTuple):
         return f"{self.rate}, {self.nodes} node{'s' * (self.nodes > 1)}"
 
 
-def foretold() -> list[Foretold]:
+def foretold(recorded: RecordedRuns) -> list[Foretold]:
     """Return every recorded configuration, by link rate, engine and nodes."""
-    slow, fast = _calibrated(SLOW), _calibrated(FAST)
-    computing = _rehearsed()
+    slow, fast = _calibrated(recorded, SLOW), _calibrated(recorded, FAST)
+    computing = _rehearsed(recorded)
     found: list[Foretold] = []
     for rate, speed in RATES.items():
         machine = slow if rate == SLOW else at_link_speed(slow, fast, speed)
-        found += _at(rate, machine, computing)
+        found += _at(recorded.runs / STUDY / rate, machine, computing)
     return found
 
 
-def _at(rate: str, machine: Machine, computing: Mapping[Place, float]) -> Iterator[Foretold]:
-    found = results.read([STEPS / rate])
+def _at(folder: Path, machine: Machine, computing: Mapping[Place, float]) -> Iterator[Foretold]:
+    found = results.read([folder])
     for row in sorted(plain(found.summary), key=lambda row: (row["engine"], row["nodes"])):
         spec, place = found.specs[row["config_id"]], (row["engine"], row["nodes"])
         measured = row["step_s"], row["step_s_low"], row["step_s_high"]
         told, by_rates = (step_time(spec, machine, "cpu", rehearsed_s=s) for s in (computing[place], None))
         predicted = told.step_s, told.low_s, told.high_s
         rule_of_thumb_s = _rule_of_thumb_s(spec, row["parameters"], machine)
-        yield Foretold(rate, *place, *measured, *predicted, by_rates.step_s, rule_of_thumb_s)
+        yield Foretold(folder.name, *place, *measured, *predicted, by_rates.step_s, rule_of_thumb_s)
 
 
 def _rule_of_thumb_s(spec: RunSpec, parameters: int, machine: Machine) -> float:
@@ -83,15 +84,16 @@ def _rule_of_thumb_s(spec: RunSpec, parameters: int, machine: Machine) -> float:
     return estimators.flops(parameters, tokens) / best
 
 
-def _calibrated(rate: str) -> Machine:
-    plain_yaml = (INPUTS / f"bed_{rate}.yaml").read_text(encoding="utf-8")
+def _calibrated(recorded: RecordedRuns, rate: str) -> Machine:
+    plain_yaml = (recorded.inputs / f"bed_{rate}.yaml").read_text(encoding="utf-8")
     return Machine.model_validate(yaml.safe_load(plain_yaml))
 
 
-def _rehearsed() -> dict[Place, float]:
+def _rehearsed(recorded: RecordedRuns) -> dict[Place, float]:
     """Return the seconds that a step computes: the median over rehearsals of one rank alone on the machine."""
     medians: dict[Place, list[float]] = {}
-    for path in find_records([STEPS / "rehearsals", STEPS / "rehearsals_again"]):
+    steps = recorded.runs / STUDY
+    for path in find_records([steps / "rehearsals", steps / "rehearsals_again"]):
         record = read_record(path)
         assert record.observations is not None  # all of them ended ok
         place = record.spec.engine.name, record.spec.nodes

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from analysis import engines
+from analysis.early_failures import may_be_same, standing, without_repeated
 from analysis.questions import series
 from analysis.results import Results
 from analysis.scaling.once import once
@@ -80,26 +81,22 @@ def tracks(results: Results) -> tuple[Track, ...]:
 def families(results: Results) -> list[list[Row]]:
     """Return the measured rows that are equal in everything but nodes and batch, one of each nodes and batch.
 
-    A run that failed before it knew its environment stands with those that asked the same.
+    Early failures stand with those that asked the same (`analysis.early_failures`).
     """
+    measured = without_repeated([row for row in plain(results.summary) if row["evidence"] == "measured"])
+    asked = {row["config_id"]: _but_nodes_and_batch(results.specs[row["config_id"]]) for row in measured}
     groups: dict[tuple[str | None, ...], list[Row]] = {}
-    classes: dict[tuple[str | None, ...], str | None] = {}
-    measured = [row for row in plain(results.summary) if row["evidence"] == "measured"]
-    for row in sorted(measured, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):
-        asked = (row["machine"], _but_nodes_and_batch(results.specs[row["config_id"]]))
-        known = classes.setdefault(asked, row["environment_id"])
-        environment = row["environment_id"] if row["environment_id"] or row["n"] else known
-        groups.setdefault((*asked, environment), []).append(row)
-    return [_one_each(rows) for rows in groups.values()]
+    for row, environment_id in standing(measured, lambda row: (row["machine"], asked[row["config_id"]])):
+        groups.setdefault((row["machine"], asked[row["config_id"]], environment_id), []).append(row)
+    return list(groups.values())
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
     """Whether two tracks differ in the engine and nothing else (`analysis.engines`)."""
     same = (one.law, one.batch, one.held, one.micro, one.any_row["machine"])
-    classes = {one.environment_id, other.environment_id} - {None}
     return (
         same == (other.law, other.batch, other.held, other.micro, other.any_row["machine"])
-        and len(classes) <= 1
+        and may_be_same(one.environment_id, other.environment_id)
         and engines.differ_in_engine(_alike(one.spec), _alike(other.spec))
     )
 
@@ -112,14 +109,6 @@ def _tracks(results: Results, rows: Sequence[Row], law: Law) -> Iterator[Track]:
         spec = results.specs[held[0]["config_id"]]
         yield from (Track(law, "equal micro-batch", spec, by_nodes) for by_nodes in equal)
         yield from (Track(law, "best micro-batch", spec, by_nodes) for by_nodes in best)
-
-
-def _one_each(rows: Sequence[Row]) -> list[Row]:
-    """Return the first row of each nodes and batch: an attempt that failed early does not stand beside its answer."""
-    first: dict[tuple[int, ...], Row] = {}
-    for row in rows:
-        first.setdefault((row["nodes"], row["micro"], row["accumulation"]), row)
-    return list(first.values())
 
 
 def _by_nodes(rows: Sequence[Row]) -> dict[int, list[Row]]:

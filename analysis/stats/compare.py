@@ -30,6 +30,7 @@ class Comparison(NamedTuple):
     p: float  # of a ratio so far from 1 by chance, for this pair alone
     superiority: float  # probability that a unit of the one is faster than one of the other, a tie counting half
     unit: Unit
+    runs: tuple[int, int]  # that it rests on, of the one and of the other
 
     @property
     def cliffs_delta(self) -> float:
@@ -55,11 +56,12 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
 
     `blocked` says that the first run of both shared an allocation, and so the second …: good nodes then help both.
     """
+    runs = len(one), len(other)
     if enough(one) and enough(other):
         means, others = ([float(np.mean(run)) for run in runs] for runs in (one, other))
-        return Comparison(*of_runs(one, other, level, blocked=blocked), superiority(means, others), "run")
+        return Comparison(*of_runs(one, other, level, blocked=blocked), superiority(means, others), "run", runs)
     steps, others = ([step for run in runs for step in run] for runs in (one, other))
-    return Comparison(*of_steps(steps, others, level), superiority(steps, others), "step")
+    return Comparison(*of_steps(steps, others, level), superiority(steps, others), "step", runs)
 
 
 def superiority(one: Sequence[float], other: Sequence[float]) -> float:

@@ -116,6 +116,15 @@ def test_a_good_node_helps_both_sides_where_they_share_allocations(tmp_path: Pat
     assert only(against(tmp_path, ours, elsewhere)).status == "no detectable difference"
 
 
+def test_what_the_gate_takes_together_is_what_scaling_does(tmp_path: Path) -> None:
+    """One of A ran alone in its allocation: the three that both shared are compared, here as in a curve or a claim."""
+    ours = timed(0.100, (1.0, 1.3, 0.8, 9.0), (1, 2, 3, 4))
+    theirs = timed(0.105, (1.0, 1.302, 0.799), (1, 2, 3))
+    line = only(against(tmp_path, ours, theirs))
+    assert (line.status, line.runs) == ("slower", (3, 3))
+    assert line.comparison == only(against(tmp_path, ours[:3], theirs)).comparison
+
+
 def test_runs_made_in_turn_are_compared_by_round_although_they_share_one_job(tmp_path: Path) -> None:
     drift, noisy = (1.0, 1.3, 0.8, 1.1), (1.0, 1.302, 0.799, 1.1)
     ours, theirs = timed(0.100, drift, (1,) * 4), timed(0.105, noisy, (1,) * 4)

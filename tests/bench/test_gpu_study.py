@@ -11,9 +11,10 @@ import pytest
 
 import analysis
 from bench import config
+from bench.gpu_study import __main__ as study
+from bench.gpu_study import best, parts, wheels
+from bench.gpu_study.session import Session
 from bench.study import expand, order
-from tests.benchmarks.gpu import best, parts, study, wheels
-from tests.benchmarks.gpu.session import Session
 
 RECORDED = Path(__file__).parents[1] / "data/runs/smoke"
 
@@ -42,7 +43,19 @@ def test_a_part_whose_answer_is_there_is_not_called_again(tmp_path: Path, called
         (tmp_path / "reports" / f"{name}.txt").write_text("answered")
     here = session(tmp_path)
     assert parts.check(here) and parts.overhead(here) and parts.plain(here)
-    assert [text.split()[:3] for text in called] == [["-m", "tests.benchmarks.plain", "model=mt5_xl"]]
+    assert [text.split()[:3] for text in called] == [["-m", "bench.gpu_study.plain", "model=mt5_xl"]]
+
+
+def test_a_part_that_needs_a_checkout_says_so_where_there_is_none(
+    tmp_path: Path, called: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not parts.check(session(tmp_path)) and not parts.overhead(session(tmp_path))
+    told = capsys.readouterr().out.splitlines()
+    assert called == [] and len(told) == 2
+    assert told[0].endswith(
+        "check: needs tests/bench/test_cuda.py, which an installed package does not hold; call it in a checkout"
+    )
 
 
 def test_a_trial_measures_no_model_but_the_tiny_one(tmp_path: Path, called: list[str]) -> None:
@@ -56,7 +69,7 @@ def test_a_trial_measures_no_model_but_the_tiny_one(tmp_path: Path, called: list
 
 def test_the_best_of_every_model_is_asked_for_again_as_it_was(tmp_path: Path) -> None:
     shutil.copytree(RECORDED, tmp_path / "smoke")
-    file = best.study(tmp_path / "smoke", repeats=3)
+    file = best.study(session(tmp_path), tmp_path / "smoke", repeats=3)
     assert file is not None
     found = config.study(str(file))
     ((*pairs,),) = expand(found, [("machine", ["cpu"])])

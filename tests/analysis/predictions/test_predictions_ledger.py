@@ -12,6 +12,7 @@ from bench.cli import main
 
 ROOT = Path(__file__).parents[3]
 LEDGER = ROOT / "results" / "predictions"
+RECORDED = recorded.RecordedRuns(ROOT / "results")
 HOLDS = {
     "zero_table", "peak_memory_building", "rehearsed_resident", "rehearsed_building", "rehearsed_beside_real_resident",
     "fit_boundaries", "step_times_blind", "step_times", "scaling_a100",
@@ -89,7 +90,7 @@ def test_a_printed_cell_may_be_rounded_or_cut_off(printed: str, exact: str, righ
 
 @pytest.fixture(scope="module")
 def found() -> list[Comparison]:
-    return ledger.comparisons()
+    return ledger.comparisons(RECORDED)
 
 
 def test_what_is_committed_is_what_the_command_writes(found: list[Comparison]) -> None:
@@ -103,15 +104,15 @@ def test_every_bound_that_holds_today_holds(found: list[Comparison]) -> None:
 
 
 def test_what_was_foretold_before_the_runs_is_of_those_runs() -> None:
-    foretold = {row["config_id"] for row in recorded.table("foretold_blind")}
-    assert foretold == {path.parts[-3] for path in (recorded.RUNS / "peaks").rglob("record.json")}
+    foretold = {row["config_id"] for row in RECORDED.table("foretold_blind")}
+    assert foretold == {path.parts[-3] for path in (RECORDED.runs / "peaks").rglob("record.json")}
 
 
 def test_every_recorded_run_is_a_point(found: list[Comparison]) -> None:
-    runs = [path for folder in ("peaks", "smoke") for path in (recorded.RUNS / folder).rglob("record.json")]
+    runs = [path for folder in ("peaks", "smoke") for path in (RECORDED.runs / folder).rglob("record.json")]
     of = {one.name: one for one in found}
     for name in ("peak_memory", "peak_memory_building"):
-        assert len(of[name].points) == len(runs) + len(recorded.table("peaks"))
+        assert len(of[name].points) == len(runs) + len(RECORDED.table("peaks"))
 
 
 def test_points_have_names_of_their_own_and_what_is_wrong_says_why(found: list[Comparison]) -> None:
@@ -138,7 +139,7 @@ def test_a_table_holds_every_point_and_the_page_every_table(found: list[Comparis
 def test_the_command_writes_the_ledger_and_says_what_came_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], found: list[Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "comparisons", lambda: found)
+    monkeypatch.setattr(ledger, "comparisons", lambda _: found)
     assert main(["ledger", "--predictions", "--out", str(tmp_path / "new")]) == 0
     told = capsys.readouterr().out
     assert [line.split(":")[0] for line in told.splitlines()] == [*(one.name for one in found), "written"]
@@ -148,7 +149,7 @@ def test_the_command_writes_the_ledger_and_says_what_came_of_it(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--predictions", "results/runs"], "results/runs: --predictions reads recorded runs of its own; leave it out"),
+        (["--predictions", "results", "more"], "more: --predictions reads one folder of results; leave it out"),
         (["--out", "here"], "--out here: is the folder of --predictions; give both or neither"),
     ],
 )
@@ -159,10 +160,12 @@ def test_words_that_do_not_go_together_are_refused(
     assert capsys.readouterr().err == f"zeroscale: {told}\n"
 
 
-def test_an_installation_without_recorded_runs_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_folder_without_recorded_runs_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recorded, "RUNS", tmp_path / "runs")
-    assert main(["ledger", "--predictions", "--out", str(tmp_path / "new")]) == 2
-    assert "run it in a checkout" in capsys.readouterr().err
+    (tmp_path / "measured" / "two_cores").mkdir(parents=True)
+    assert main(["ledger", "--predictions", str(tmp_path), "--out", str(tmp_path / "new")]) == 2
+    rule = "holds no predictions/inputs, with which predictions are compared"
+    remedy = "give the folder `results` of a checkout of the repository"
+    assert capsys.readouterr().err == f"zeroscale: {tmp_path}: {rule}; {remedy}\n"
     assert not (tmp_path / "new").exists()

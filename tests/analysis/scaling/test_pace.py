@@ -20,6 +20,14 @@ def test_the_allocations_of_both_are_compared_within_each() -> None:
     assert against(pace(*ours), pace(*theirs)).p < 0.05 < against(pace(*ours, names="other"), pace(*theirs)).p
 
 
+def test_what_one_ran_in_alone_takes_no_part_where_the_shared_allocations_are_enough() -> None:
+    ours, theirs = pace(1.0, 1.3, 0.8, 9.0), pace(1.05, 1.36, 0.85)
+    shared = against(pace(1.0, 1.3, 0.8), theirs)
+    assert against(ours, theirs) == shared
+    assert shared.runs == (3, 3)
+    assert against(ours, pace(1.05, 1.36, 0.85, names="other")).runs == (4, 3)
+
+
 def test_two_shared_allocations_among_others_are_too_few_to_go_by() -> None:
     ours, theirs = pace(1.0, 1.1, 1.2), pace(1.3, 1.4)
     assert against(ours, theirs).unit == "step"

@@ -15,7 +15,8 @@ from bench.engines.precision import on_device
 from bench.models.t5.build import build, initialise
 from bench.predict.memory import activations, largest_micro_batch, memory
 from bench.predict.workload import network_of, workload
-from bench.spec import RunSpec
+from bench.prediction_inputs.memory_runs import RecordedRuns
+from bench.spec import RunSpec, canonical
 
 ROOT = Path(__file__).parents[3]
 SMOKE = sorted((ROOT / "tests/data/runs/smoke").glob("*/*/record.json"))
@@ -142,15 +143,15 @@ def test_peaks_of_real_runs_are_foretold_within_two_percent(path: Path) -> None:
 
 
 def recorded() -> list[dict[str, str]]:
-    lines = Path(__file__).with_name("peaks.csv").read_text().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    return RecordedRuns(ROOT / "results").table("peaks")
 
 
 @pytest.mark.parametrize("run", recorded(), ids=lambda run: str(run["overrides"])[:60])
 def test_peaks_of_other_shapes_with_checkpointing_accumulation_and_dropout(run: dict[str, str]) -> None:
-    overrides = run["overrides"].split()
-    foretold = memory(asked(*overrides), "cpu")
-    assert foretold.peak == pytest.approx(int(run["peak_allocated_bytes"]), rel=0.04)
+    spec = asked(*run["overrides"].split())
+    assert canonical(spec) == run["spec"], "what was run is what these overrides ask today"
+    foretold = memory(spec, "cpu")
+    assert foretold.peak == pytest.approx(int(run["peak_bytes"]), rel=0.04)
     assert foretold.resident == pytest.approx(int(run["resident_bytes"]), rel=0.001)
     # stage 3: gloo's threads may still hold the tensor before the one that is gathered
     assert foretold.init_peak == pytest.approx(int(run["init_peak_bytes"]), rel=0.02)

@@ -1,26 +1,36 @@
 """Memory of one rank of up to 1,024: predictions beside rehearsals, rehearsals beside runs in which all were real."""
 
+from pathlib import Path
+
 import pytest
 
-from analysis.predictions.recorded import MemoryRun, label
+from analysis.predictions.recorded import MemoryRun, RecordedRuns, label
 from bench.predict.memory import memory
+from bench.prediction_inputs.rehearsals import SEEN, cases, spec_of
 from bench.spec import RunSpec, canonical
-from tests.bench.predict.beside_real import TABLE, real
-from tests.bench.predict.rehearsals import REHEARSED, SEEN, case_of, rows, spec_of
 
-BESIDE_REAL = rows(TABLE)
+RECORDED = RecordedRuns(Path(__file__).parents[3] / "results")
+REHEARSED = list(RECORDED.tabled("rehearsed"))
+BESIDE_REAL = RECORDED.table("rehearsed_beside_real")
 
 
-@pytest.mark.parametrize("row", rows(REHEARSED), ids=lambda row: "-".join(list(row.values())[:8]))
-def test_predictions_are_within_three_percent_of_rehearsals(row: dict[str, str]) -> None:
-    foretold = memory(spec_of(case_of(row)), "cpu", rehearsed=True)
-    assert foretold.resident == pytest.approx(int(row["resident_bytes"]), rel=0.003)
-    assert foretold.init_peak == pytest.approx(int(row["init_peak_bytes"]), rel=0.03)
-    assert foretold.peak == pytest.approx(int(row["peak_bytes"]), rel=0.03)
+@pytest.mark.parametrize("run", REHEARSED, ids=label)
+def test_predictions_are_within_three_percent_of_rehearsals(run: MemoryRun) -> None:
+    foretold = memory(run.spec, "cpu", rehearsed=True)
+    assert foretold.resident == pytest.approx(run.resident, rel=0.003)
+    assert foretold.init_peak == pytest.approx(run.init_peak, rel=0.03)
+    assert foretold.peak == pytest.approx(run.peak, rel=0.03)
+
+
+def test_every_case_was_rehearsed_as_it_is_composed() -> None:
+    """Where this fails, what a case asks has changed: rehearse it anew (`bench.prediction_inputs`)."""
+    assert [canonical(run.spec) for run in REHEARSED] == [canonical(spec_of(case)) for case in cases()]
 
 
 def test_every_stage_is_rehearsed_at_every_world_size() -> None:
-    found = {(case.stage, case.ranks, case.precision, case.shape) for case in map(case_of, rows(REHEARSED))}
+    found = {
+        (run.spec.engine.options["stage"], run.spec.world_size, run.spec.precision, run.parameters) for run in REHEARSED
+    }
     assert len(found) == 4 * 6 * 2 * 2
     assert {ranks for _, ranks, _, _ in found} == {1, 2, 8, 64, 512, 1024}
 
@@ -38,7 +48,9 @@ def test_rehearsals_of_few_ranks_are_foretold_and_bounded_where_a_checkpointed_f
 
 def test_real_numbers_are_those_recorded_and_no_run_is_left_out() -> None:
     found = [(row["spec"], int(row["repeat"]), *(int(row[f"real_{name}"]) for name in SEEN)) for row in BESIDE_REAL]
-    assert found == [(canonical(run.spec), run.repeat, run.resident, run.init_peak, run.peak) for run in real()]
+    assert found == [
+        (canonical(run.spec), run.repeat, run.resident, run.init_peak, run.peak) for run in RECORDED.of_several_ranks()
+    ]
 
 
 def ratios(name: str) -> list[float]:

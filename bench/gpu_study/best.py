@@ -1,13 +1,15 @@
 """What the records of a study say so far: which configurations are answered, and the fastest of each model."""
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-import analysis
 from bench import store
+from bench.gpu_study.session import Session
 from bench.record import FINAL
 
 _OURS = ("machine", "launcher")
@@ -19,24 +21,34 @@ def answered(folder: Path) -> bool:
     return any(attempt.outcome in FINAL for attempt in store.attempts(folder))
 
 
-def study(folder: Path, repeats: int) -> Path | None:
+def study(session: Session, folder: Path, repeats: int) -> Path | None:
     """Write a study of the fastest configuration of every model, `repeats` runs each; return its file, or None where
     nothing was measured. It has the name of the study in `folder`, so the first of these runs are there already."""
     if not folder.is_dir():
         return None
-    runs = analysis.load(folder)
-    good = runs[(runs["outcome"] == "ok") & (runs["evidence"] == "measured")]
-    if good.empty:
+    fastest = _fastest(session.ask("table", str(folder), "--format", "csv"))
+    if not fastest:
         return None
-    fastest = good.loc[good.groupby("model")["samples_per_s"].idxmax()]
-    points = [_point(folder / str(row["config_id"]), row) for _, row in fastest.iterrows()]
+    points = [_point(folder / row["config_id"], row) for row in fastest]
     file = folder / "best.yaml"
     plain = {"name": folder.name, "repeats": repeats, "axes": {"point": points}}
     store.write_atomically(file, yaml.safe_dump(plain, sort_keys=False).encode())
     return file
 
 
-def _point(folder: Path, row: Any) -> dict[str, Any]:
+def _fastest(table: str) -> list[dict[str, str]]:
+    """Return the row of the fastest run of every model, by name, of a run table as CSV."""
+    fastest: dict[str, dict[str, str]] = {}
+    for row in csv.DictReader(io.StringIO(table)):
+        if (row["outcome"], row["evidence"]) != ("ok", "measured") or not row["samples_per_s"]:
+            continue
+        known = fastest.setdefault(row["model"], row)
+        if float(row["samples_per_s"]) > float(known["samples_per_s"]):
+            fastest[row["model"]] = row
+    return [row for _, row in sorted(fastest.items())]
+
+
+def _point(folder: Path, row: dict[str, str]) -> dict[str, Any]:
     """Return what was asked for, as overrides that go together."""
     record = json.loads((folder / f"{row['repeat']}.{row['attempt']}" / store.RECORD).read_text())
     pairs = (text.split("=", 1) for text in record["circumstance"]["overrides"])

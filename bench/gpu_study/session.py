@@ -51,6 +51,13 @@ class Session(NamedTuple):
             partial.replace(output)
         return succeeded
 
+    def in_checkout(self, part: str, needed: str) -> bool:
+        """Whether a file of a checkout is here, which an installed package does not hold; say so where it is not."""
+        here = Path(needed).is_file()
+        if not here:
+            _say(f"{part}: needs {needed}, which an installed package does not hold; call it in a checkout")
+        return here
+
     def ask(self, *words: str) -> str:
         """Return what a verb prints that only looks; an empty string if it fails, or the time is over."""
         if self.left_s <= 0:

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks.gpu import best
-from tests.benchmarks.gpu.session import Session
+from bench.gpu_study import best
+from bench.gpu_study.session import Session
 
 SHORT = (
     "measure.warmup_steps=2", "measure.warmup_max_steps=4", "measure.block_steps=2", "measure.min_steps=4",
@@ -30,6 +30,8 @@ PLAIN = (("mt5_xl", 8), ("mt5_large", 16))
 def check(session: Session) -> bool:
     """The tests of all that only a GPU can show."""
     report = session.reports / "check.txt"
+    if not (report.exists() or session.in_checkout("check", "tests/bench/test_cuda.py")):
+        return False
     tests = ("tests/bench/test_cuda.py", "tests/bench/test_cuda_runs.py")
     needed = {} if session.trial else {"ZEROSCALE_REQUIRE_CUDA": "1"}  # where tests that skip show nothing
     return report.exists() or session.call("-m", "pytest", "-q", "-rs", *tests, environment=needed, output=report)
@@ -43,7 +45,7 @@ def sweep(session: Session) -> bool:
 
 def repeats(session: Session) -> bool:
     """Two more runs of each model's fastest point: an interval from repeats, not from steps."""
-    study = best.study(session.results / "single_gpu", repeats=3)
+    study = best.study(session, session.results / "single_gpu", repeats=3)
     return study is not None and _swept(session, "single_gpu", f"study={study}", *_circumstances(session))
 
 
@@ -65,7 +67,7 @@ def plain(session: Session) -> bool:
 def _plain(session: Session, model: str, micro: int) -> bool:
     report = session.reports / f"plain_{model}.txt"
     words = (f"model={model}", f"batch.micro={micro}", *_circumstances(session), *_tiny(session))
-    return report.exists() or session.call("-m", "tests.benchmarks.plain", *words, output=report)
+    return report.exists() or session.call("-m", "bench.gpu_study.plain", *words, output=report)
 
 
 def rehearsals(session: Session) -> bool:
@@ -89,6 +91,8 @@ def _rehearsal(session: Session, model: str, stage: int, ranks: int) -> bool:
 def overhead(session: Session) -> bool:
     """What the harness costs beside a bare loop."""
     report = session.reports / "overhead.txt"
+    if not (report.exists() or session.in_checkout("overhead", "tests/benchmarks/overhead.py")):
+        return False
     point = ["model=mt5_base", "batch.micro=8", "precision=bf16", "sequence.encoder=512", "sequence.decoder=128"]
     few = ["--launches", "1", "--rounds", "2"] if session.trial else ["--launches", "2", "--point", *point]
     words = ["--ranks", "1", "--device", "cpu" if session.trial else "cuda", *few]
@@ -159,8 +163,8 @@ def _few(session: Session, name: str) -> Path:
 
 
 def _shown(session: Session, *asked: str) -> bool:
-    """Have every point decoded and checked, where none can run: as on a GPU, whose machine file says that it is one."""
-    return session.zeroscale(*asked, "machine=h200", "--dry-run")
+    """Have every point decoded and checked, where none can run: as jobs for a machine with a GPU."""
+    return session.zeroscale(*asked, "machine=h200", "launcher=slurm", "--dry-run")
 
 
 def names() -> str:

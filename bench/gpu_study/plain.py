@@ -1,7 +1,7 @@
 """What a user gets without us: Hugging Face's Trainer with DeepSpeed, beside our own runs of the same work, as ratios.
 
-  python -m tests.benchmarks.plain model=mt5_large batch.micro=16 machine=h200
-  python -m tests.benchmarks.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
+  python -m bench.gpu_study.plain model=mt5_large batch.micro=16 machine=h200
+  python -m bench.gpu_study.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
 
 Same model (transformers' own, random weights), micro-batch, lengths, precision, data, clipping and device; one process
 after the other in one call. Trainer gets the ZeRO-2 configuration of its documentation, without its offload, and the
@@ -95,7 +95,7 @@ def plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float
         spec, out = Path(folder, "spec.json"), Path(folder, "out.json")
         spec.write_text(asked.spec.model_dump_json(by_alias=True))
         words = ["--as-process", str(spec), str(out), "--loop", loop, "--steps", str(steps)]
-        command = [sys.executable, "-m", "tests.benchmarks.plain", *words]
+        command = [sys.executable, "-m", "bench.gpu_study.plain", *words]
         if subprocess.run(command, env=os.environ | alone, check=False).returncode:
             raise SystemExit(f"the plain loop ({loop}) failed")
         seconds = json.loads(out.read_text())["seconds"]
@@ -110,14 +110,14 @@ def trainer_seconds(text: str, steps: int) -> float:
 
     spec, model, samples = prepared(text)
 
-    class Samples(Dataset):
+    class Samples(Dataset[dict[str, Any]]):
         def __len__(self) -> int:
-            return (WARM_UP + steps) * spec.batch.micro
+            return (WARM_UP + steps) * int(spec.batch.micro)
 
         def __getitem__(self, index: int) -> dict[str, Any]:
             return samples(index)
 
-    class Window(TrainerCallback):
+    class Window(TrainerCallback):  # type: ignore[misc]
         edges: list[float] = []
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

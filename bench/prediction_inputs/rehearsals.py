@@ -1,11 +1,12 @@
 """Rehearse one real rank of jobs of 1 to 1,024 ranks, and write down the memory that it took.
 
-  python -m tests.bench.predict.rehearsals  # about ten minutes; writes rehearsed.csv
+  python -m bench.prediction_inputs.rehearsals [FOLDER]  # about ten minutes; writes rehearsed.csv
 
 Every rehearsal is DeepSpeed itself in a process of its own, forked from one that has done the imports. No prediction
 takes part.
 """
 
+import argparse
 import csv
 import functools
 import itertools
@@ -18,12 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import config, store
+from bench import config, models, store
+from bench.prediction_inputs.memory_runs import RecordedRuns
 from bench.record import Circumstance, RankMemory
-from bench.spec import Batch, RunSpec, config_id
-
-HERE = Path(__file__).parent
-REHEARSED = HERE / "rehearsed.csv"
+from bench.spec import Batch, RunSpec, canonical, config_id
 
 SHAPES = {
     "tiny": ("model=tiny",),
@@ -49,12 +48,11 @@ SHORT = (
 
 
 class Case(NamedTuple):
-    """What is rehearsed; `rank` is the real one, at stages 1 and 2 that of the first and the last that needs more."""
+    """What is rehearsed."""
 
     stage: int
     precision: str
     ranks: int
-    rank: int
     micro: int
     checkpointing: bool
     shape: str
@@ -70,11 +68,11 @@ def cases() -> Iterator[Case]:
     ]  # fmt: skip
     for shape, precision, ranks in itertools.product(SHAPES, ("bf16", "fp32"), (1024, 64, 8, 1, 2, 512)):
         for stage, buckets, (micro, checkpointing) in asked:
-            yield Case(stage, precision, ranks, 0, micro, checkpointing, shape, buckets)
+            yield Case(stage, precision, ranks, micro, checkpointing, shape, buckets)
 
 
 def spec_of(case: Case) -> RunSpec:
-    """Return what a row of rehearsed.csv asks."""
+    """Return what a case asks."""
     batch = Batch(micro=case.micro, accumulation=1, global_=case.micro * case.ranks)
     return _base(case.stage, case.shape, case.buckets).model_copy(
         update={
@@ -92,17 +90,6 @@ def _base(stage: int, shape: str, buckets: str) -> RunSpec:
     options = [f"engine.{name}={size}" for name, size in limits.items()]
     words = ["devices_per_node=2", *SHAPES[shape], f"engine=zero{stage}", *options, *LENGTHS, *SHORT]
     return config.request(config.single(words)).spec
-
-
-def rows(path: Path = REHEARSED) -> list[dict[str, str]]:
-    """Return the rows of a table with comments in front."""
-    return list(csv.DictReader(line for line in path.read_text().splitlines() if not line.startswith("#")))
-
-
-def case_of(row: dict[str, str]) -> Case:
-    numbers = {name: int(row[name]) for name in ("stage", "ranks", "rank", "micro")}
-    return Case(**numbers, precision=row["precision"], checkpointing=row["checkpointing"] == "true",
-                shape=row["shape"], buckets=row["buckets"])  # fmt: skip
 
 
 def rehearse(spec: RunSpec, rank: int, results: Path) -> RankMemory:
@@ -135,7 +122,8 @@ def _become_rank(folder: Path, rank: int) -> None:
 
 def header(what: str, made_by: str) -> list[str]:
     """Return the comments in front of a table: what it is, and with what it was made."""
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE).stdout
+    here = Path(__file__).parent
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=here).stdout
     from importlib.metadata import version
 
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
@@ -165,33 +153,40 @@ def seen_of(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
     return memory.resident_bytes, memory.init_peak_bytes, memory.peak_allocated_bytes
 
 
-def _rehearse_all(results: Path) -> None:
+def _rehearse_all(table: Path, results: Path) -> None:
     explained = [f"# shape {name}: {' '.join(words)}" for name, words in SHAPES.items()]
     explained += [f"# buckets {name}: {values}" for name, values in BUCKETS.items()]
     explained += [f"# all: {' '.join(LENGTHS)} batch.accumulation=1"]
     what = "One rehearsed rank (see `zeroscale rehearse`) of jobs of 1 to 1,024 ranks."
-    explanation = [*header(what, "tests.bench.predict.rehearsals"), *explained]
-    write(REHEARSED, explanation, (*Case._fields, *SEEN), (_rehearsed(case, results) for case in cases()))
+    explanation = [*header(what, "bench.prediction_inputs.rehearsals"), *explained]
+    write(table, explanation, ("spec", "parameters", "rank", *SEEN), (_rehearsed(case, results) for case in cases()))
 
 
 def _rehearsed(case: Case, results: Path) -> list[object]:
     """The row of a case. At stages 1 and 2 the first rank keeps the embedding's gradient whole, the last the head's."""
+    spec = spec_of(case)
     ranks = sorted({0, case.ranks - 1} if case.stage in (1, 2) else {0})
-    seen = {rank: seen_of(rehearse(spec_of(case), rank, results)) for rank in ranks}
+    seen = {rank: seen_of(rehearse(spec, rank, results)) for rank in ranks}
     most = max(ranks, key=lambda rank: seen[rank][-1] or 0)
-    return [*_plain(case._replace(rank=most)), *seen[most]]
+    return [canonical(spec), models.expected_parameters(spec.model), most, *seen[most]]
 
 
-def _plain(case: Case) -> list[object]:
-    return [str(value).lower() if isinstance(value, bool) else value for value in case]
+def given(doc: str | None) -> RecordedRuns:
+    """Return the recorded runs in the folder that is given on the command line; UserError where they are not in it."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, default=Path("results"), metavar="FOLDER")
+    recorded = RecordedRuns(parser.parse_args().results)
+    recorded.require()
+    return recorded
 
 
 def main() -> None:
     from bench import fork_server
 
+    table = given(__doc__).inputs / "rehearsed.csv"
     fork_server.preload("cpu")
     with tempfile.TemporaryDirectory() as folder:
-        _rehearse_all(Path(folder))
+        _rehearse_all(table, Path(folder))
 
 
 if __name__ == "__main__":

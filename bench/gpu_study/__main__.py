@@ -2,8 +2,8 @@
 
   make gpu-study                                               every part
   make gpu-study GPU_STUDY="check sweep --minutes 9"           these, ended in good order; call again to go on
-  python -m tests.benchmarks.gpu.study --trial                 every part on a CPU, with a tiny model
-  python -m tests.benchmarks.gpu.study report --from packed.tar.gz
+  python -m bench.gpu_study --trial                 every part on a CPU, with a tiny model
+  python -m bench.gpu_study report --from packed.tar.gz
 
 It needs no network. The state is the results folder: what has its answer there is not measured again. `--pack FILE`
 writes that folder and the reports as one archive at the end, and `--from FILE` begins with such an archive, so that the
@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks.gpu import parts
-from tests.benchmarks.gpu.session import Session
+from bench.gpu_study import parts
+from bench.gpu_study.session import Session
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m tests.benchmarks.gpu.study",
+        "python -m bench.gpu_study",
         description=f"{__doc__}\nparts:\n{parts.names()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

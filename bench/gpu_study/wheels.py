@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.tags import platform_tags
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 THERE = ("torch", "transformers")
 """What a machine that trains has anyhow."""
 CHECKS = ("pytest", "pytest-timeout")
@@ -34,7 +34,7 @@ CHECKS = ("pytest", "pytest-timeout")
 def main() -> int:
     """Return 0 once the folder holds every wheel; it is replaced as a whole."""
     parser = argparse.ArgumentParser(
-        "python -m tests.benchmarks.gpu.wheels",
+        "python -m bench.gpu_study.wheels",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,6 +46,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.out.is_dir() and any(path.suffix != ".whl" for path in args.out.iterdir()):
         raise SystemExit(f"--out {args.out}: holds more than wheels, and is replaced as a whole; name another folder")
+    if not (ROOT / "constraints.txt").is_file():
+        raise SystemExit("wheels: are built of a checkout, and this is an installed package; call it in a checkout")
     have = dict(_listed(args.have.read_text())) if args.have else {}
     needed = [*required(args.python, have), *args.also]
     args.out.parent.mkdir(parents=True, exist_ok=True)

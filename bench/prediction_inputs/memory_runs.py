@@ -1,0 +1,103 @@
+"""The memory of recorded runs in a folder of results: from their records, and from tables of recorded numbers."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.errors import UserError
+from bench.record import RunRecord
+from bench.spec import RunSpec
+from bench.store import find_records, read_record
+
+
+class MemoryRun(NamedTuple):
+    """The memory of one run in bytes of live tensors, of the rank that had most; None where it was not recorded."""
+
+    spec: RunSpec
+    parameters: int
+    init_peak: int | None = None
+    resident: int | None = None
+    peak: int | None = None
+    repeat: int = 0
+    rank: int | None = None  # the one that was rehearsed; None where all were, or all were real
+
+    @classmethod
+    def of(cls, row: dict[str, str]) -> "MemoryRun":
+        """Return the run of a row of recorded numbers."""
+        numbers = {
+            part: int(row[f"{part}_bytes"]) for part in ("init_peak", "resident", "peak") if row.get(f"{part}_bytes")
+        }
+        rank = int(row["rank"]) if row.get("rank") else None
+        return cls(
+            RunSpec.model_validate_json(row["spec"]),
+            int(row["parameters"]),
+            **numbers,
+            repeat=int(row.get("repeat", 0)),
+            rank=rank,
+        )
+
+
+class RecordedRuns(NamedTuple):
+    """A folder of results that holds the recorded runs, as a checkout does and an installed package does not."""
+
+    results: Path
+
+    @property
+    def measured(self) -> Path:
+        """Runs by the machine that they were measured on."""
+        return self.results / "measured"
+
+    @property
+    def runs(self) -> Path:
+        """The runs of the machine with two cores, by study."""
+        return self.measured / "two_cores"
+
+    @property
+    def inputs(self) -> Path:
+        """Tables of recorded numbers, and the machines of the testbed as they were calibrated."""
+        return self.results / "predictions" / "inputs"
+
+    def require(self) -> None:
+        """Raise UserError where a folder is missing."""
+        for folder in (self.runs, self.inputs):
+            if not folder.is_dir():
+                rule = f"holds no {folder.relative_to(self.results)}, with which predictions are compared"
+                raise UserError(str(self.results), rule, "give the folder `results` of a checkout of the repository")
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        """Return the rows of a table of recorded numbers."""
+        lines = (self.inputs / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+    def memory(self, study: str) -> Iterator[MemoryRun]:
+        """Yield the memory of every run of a study, by model, engine, ranks and batch."""
+        records = map(read_record, find_records([self.runs / study]))
+        yield from sorted(map(_memory, records), key=_order)
+
+    def tabled(self, name: str) -> Iterator[MemoryRun]:
+        """Yield the memory of every run of a table of recorded numbers."""
+        yield from (MemoryRun.of(row) for row in self.table(name))
+
+    def of_several_ranks(self) -> Iterator[MemoryRun]:
+        """Yield the real runs that are rehearsed again, to see what a rehearsal lacks."""
+        yield from (run for run in (*self.tabled("peaks"), *self.memory("peaks")) if run.spec.world_size > 1)
+
+
+def _memory(record: RunRecord) -> MemoryRun:
+    observed = record.observations
+    assert observed is not None  # only runs that ended ok are kept there
+
+    def most(name: str) -> int | None:
+        return max((value for rank in observed.memory if (value := getattr(rank, name)) is not None), default=None)
+
+    return MemoryRun(
+        record.spec, observed.parameters, most("init_peak_bytes"), most("resident_bytes"),
+        most("peak_allocated_bytes"), record.circumstance.repeat,
+    )  # fmt: skip
+
+
+def _order(run: MemoryRun) -> tuple[object, ...]:
+    spec = run.spec
+    of = run.parameters, spec.engine.name, spec.world_size, spec.batch.micro, spec.activation_checkpointing
+    return *of, run.repeat

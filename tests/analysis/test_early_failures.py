@@ -1,0 +1,98 @@
+"""Attempts that failed before their environment was known: what they say beside others, wherever rows are compared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparing import against
+from records import failed, results, run, spec
+
+from analysis.claims import findings
+from analysis.early_failures import may_be_same, standing, without_repeated
+from analysis.questions import by_question
+from analysis.scaling.comparable import families
+from analysis.summary import Row
+
+
+def row(config_id: str, environment_id: str | None, n: int = 0, evidence: str = "measured") -> Row:
+    return {
+        "config_id": config_id, "machine": "here", "environment_id": environment_id, "n": n, "evidence": evidence,
+    }  # fmt: skip
+
+
+EARLY, OTHER, KNOWN, LATE = row("a", None), row("b", None), row("a", "env1", n=1), row("a", "env2")
+
+
+@pytest.mark.parametrize(
+    ("rows", "left"),
+    [
+        ([EARLY, KNOWN], [KNOWN]),
+        ([EARLY, LATE], [LATE]),  # it was tried again, and failed of itself
+        ([EARLY, OTHER], [EARLY, OTHER]),
+        ([OTHER, KNOWN], [OTHER, KNOWN]),
+        ([EARLY, {**KNOWN, "machine": "there"}], [EARLY, {**KNOWN, "machine": "there"}]),
+        ([EARLY, row("a", "env1", 1, "rehearsed")], [EARLY, row("a", "env1", 1, "rehearsed")]),
+        ([row("a", None, evidence="predicted"), KNOWN], [KNOWN]),
+    ],
+)
+def test_it_says_nothing_beside_what_was_tried_again(rows: list[Row], left: list[Row]) -> None:
+    assert without_repeated(rows) == left
+
+
+@pytest.mark.parametrize(
+    ("rows", "environments"),
+    [
+        ([OTHER, KNOWN], ["env1", "env1"]),  # those that know theirs first
+        ([OTHER, LATE, KNOWN], ["env2", "env1", "env1"]),  # rather in one with a number
+        ([EARLY, OTHER], [None, None]),
+        ([OTHER, row("c", "env3", 1), KNOWN], ["env3", "env1", "env3"]),
+    ],
+)
+def test_it_stands_with_those_that_asked_the_same(rows: list[Row], environments: list[str | None]) -> None:
+    assert [found.environment_id for found in standing(rows, lambda row: "the same")] == environments
+    alone = standing(rows, lambda row: row["config_id"])
+    assert all(found.environment_id is None for found in alone if found.row is OTHER)
+
+
+def test_it_may_be_set_against_any_environment_and_others_against_their_own() -> None:
+    assert may_be_same(None, "env1") and may_be_same("env1", None) and may_be_same(None, None)
+    assert may_be_same("env1", "env1") and not may_be_same("env1", "env2")
+
+
+# -- the same set, in every place that compares
+
+
+def told(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
+    """Return the outcomes that each place sees of a set of runs of one engine on one and on two nodes."""
+    records = [early, *others]
+    of_set = results(*records)
+    return {
+        "questions": sorted(row["outcome"] for _, rows in by_question(of_set.summary) for row in rows),
+        "scaling": sorted(row["outcome"] for rows in families(of_set) for row in rows),
+        "compare": sorted(line.b.row["outcome"] for _, line in against(tmp_path, records, records).lines if line.b),
+        "claims": sorted({
+            side["outcome"] for finding in findings(of_set) for one in finding.comparisons
+            for side in (one.before, one.after)
+        }),
+    }  # fmt: skip
+
+
+def test_every_place_hears_of_a_failure_that_was_not_tried_again(tmp_path: Path) -> None:
+    early = failed("node_failure", spec("zero1", ranks=1, nodes=2), torch=None)
+    seen = told(early, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
+    assert seen == {key: ["node_failure", "ok"] for key in seen}
+
+
+def test_no_place_hears_of_a_failure_that_was_tried_again(tmp_path: Path) -> None:
+    of = spec("zero1", ranks=1, nodes=2)
+    early, again = failed("node_failure", of, torch=None), run(of, attempt=1)
+    seen = told(early, again, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
+    assert seen.pop("claims") == ["ok"]
+    assert seen == {key: ["ok", "ok"] for key in seen}
+
+
+def test_no_place_hears_of_it_where_the_second_try_failed_of_itself(tmp_path: Path) -> None:
+    of = spec("zero1", ranks=1, nodes=2)
+    early, again = failed("node_failure", of, torch=None), failed("oom", of, attempt=1)
+    seen = told(early, again, run(spec("zero1", ranks=1, nodes=1)), tmp_path=tmp_path)
+    assert seen == {key: ["ok", "oom"] for key in seen}
