@@ -66,7 +66,7 @@ reference: $(INSTALLED)
 
 # The pages as a site, into docs/_site; a link to nowhere, or a page that nothing leads to, is an error.
 docs: reference
-	$(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --quiet docs docs/_site
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --fresh-env --write-all --quiet docs docs/_site
 
 install: $(INSTALLED)
 
