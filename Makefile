@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study testbed-study gpu-study wheels test lint bench bench-testbed predictions golden schema install clean
+.PHONY: study testbed-study gpu-study wheels test lint bench bench-testbed predictions golden schema reference docs install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
@@ -58,6 +58,14 @@ golden: $(INSTALLED)
 # The published form of a record, after bench/record.py has changed.
 schema: $(INSTALLED)
 	$(BIN)/python -c "import json; from bench.record import RunRecord; print(json.dumps(RunRecord.model_json_schema(), indent=1))" > bench/record.schema.json
+
+# The pages of docs/reference, after verbs, keys, columns, flags or outcomes have changed.
+reference: $(INSTALLED)
+	$(BIN)/python -m docs.generate
+
+# The pages as a site, into docs/_site; a link to nowhere, or a page that nothing leads to, is an error.
+docs: reference
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky --fresh-env --write-all --quiet docs docs/_site
 
 install: $(INSTALLED)
 

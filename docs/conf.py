@@ -1,0 +1,66 @@
+"""How Sphinx makes a site of the pages: `make docs`. Pages are Markdown, and every link in them is checked.
+
+Pages that stand beside what they describe, outside of docs/, are copied to docs/_pages for the site.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+project = "zeroscale"
+extensions = ["myst_parser"]
+exclude_patterns = ["_site", "generate"]
+html_theme = "furo"  # brings its own styles and scripts, and fetches nothing
+html_title = "zeroscale"
+html_copy_source = False
+html_show_copyright = False
+myst_heading_anchors = 3
+nitpicky = True
+
+_DOCS = Path(__file__).resolve().parent
+_ROOT = _DOCS.parent
+_COPIES = {
+    "slurm/README.md": "slurm.md",
+    "slurm/testbed/README.md": "testbed.md",
+    "tests/data/README.md": "recorded_runs.md",
+    "results/predictions/README.md": "predictions.md",
+    "results/published/README.md": "published.md",
+}
+"""Pages outside of docs/, and their names in docs/_pages."""
+
+
+def setup(app: Sphinx) -> None:
+    """Copy the pages, and let links lead to the copies."""
+    for source, name in _COPIES.items():
+        copy = _DOCS / "_pages" / name
+        copy.parent.mkdir(exist_ok=True)
+        text = _linked((_ROOT / source).read_text(encoding="utf-8"), (_ROOT / source).parent, copy.parent)
+        if not copy.exists() or copy.read_text(encoding="utf-8") != text:  # one that is as it was is not read again
+            copy.write_text(text, encoding="utf-8")
+    app.connect("source-read", _read)
+
+
+def _read(app: Sphinx, name: str, source: list[str]) -> None:
+    """Let the links of a page lead to the copies; those of the copies do already."""
+    folder = (_DOCS / name).parent
+    if folder.name != "_pages":
+        source[0] = _linked(source[0], folder, folder)
+
+
+def _linked(text: str, written: Path, read: Path) -> str:
+    """Return a page of the folder `written` with its links as they are from the folder `read`."""
+
+    def link(match: re.Match[str]) -> str:
+        label, target, anchor = match[1], match[2], match[3] or ""
+        path = Path(os.path.normpath(written / target))
+        if path.is_relative_to(_ROOT) and (copy := _COPIES.get(str(path.relative_to(_ROOT)))):
+            path = _DOCS / "_pages" / copy
+        elif not path.is_relative_to(_DOCS):
+            # a file is a download; a folder, or a page that is not copied, has no place in the site
+            there = path.is_file() and path.suffix != ".md"
+            return f"[{label}](path:{os.path.relpath(path, read)})" if there else label
+        return f"[{label}]({os.path.relpath(path, read)}{anchor})"
+
+    return re.sub(r"\[([^\[\]]*)\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)", link, text)

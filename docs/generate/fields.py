@@ -1,0 +1,290 @@
+"""What a value holds: its keys with type, default and meaning, read off its class and its comments."""
+
+import functools
+import inspect
+import io
+import json
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from bench import data, engines, launchers, models, plugins
+from bench.decode import models_in
+from bench.machine import Machine
+from bench.record import RunRecord
+from bench.spec import DataSpec, EngineSpec, Frozen, ModelSpec, RunSpec
+from bench.study import Study
+from docs.generate.markdown import code, plain, table
+
+_CONF = Path(__file__).parents[2] / "conf"
+
+
+class Key(NamedTuple):
+    """One key of a value."""
+
+    path: str
+    type: str
+    default: str
+    meaning: str
+
+
+# ---------------------------------------- the page of the config
+
+
+def config_page() -> str:
+    """Return every key that a run, a sweep or a study can be given."""
+    groups = {"model", "engine", "data", "objective"}
+    file = _CONF / "config.yaml"
+    own = [_as_in(file, key) for key in keys(RunSpec, skip=groups, said=_comments(file))]
+    parts = [
+        "# Config keys\n\n"
+        "A key is given as `KEY=VALUE` on the command line, or in a file of your own folder: `--config-dir`. *Default* "
+        "is what a key is where neither the command line nor a group's file says it; what the files that ship say is "
+        "in brackets. A number in a type is a bound.",
+        "## The run\n\n`conf/config.yaml`\n\n" + _table(own),
+        *_group("model", ModelSpec, "family", "Shape", plugins.FAMILY, models, {"shape"}, "model.shape"),
+        *_group("engine", EngineSpec, "backend", "Options", plugins.ENGINE, engines, {"options"}, "engine"),
+        "## `objective`\n\nOne of " + ", ".join(map(code, _files("objective"))) + ". Its lengths are `sequence.KIND`.",
+        *_group("data", DataSpec, "source", "Options", plugins.DATA, data, {"options"}, "data"),
+        "## `machine`\n\nFiles that ship: " + ", ".join(map(code, _files("machine"))) + ".\n\n"
+        + _table(keys(Machine, "machine")),
+        "## `launcher`\n\nFiles that ship: " + ", ".join(map(code, _files("launcher"))) + ".",
+        *(_launcher(name) for name in plugins.names(plugins.LAUNCHER)),
+        "## A study\n\nA file of `conf/study`, or of your own: `study=my.yaml`. Files that ship: "
+        + ", ".join(map(code, _files("study"))) + ".\n\n" + _table(keys(Study)),
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def _as_in(file: Path, key: Key) -> Key:
+    """Return a key with the default that a file gives it."""
+    value: Any = yaml.safe_load(file.read_text())
+    for part in key.path.split("."):
+        value = value.get(part, key) if isinstance(value, Mapping) else key
+    return key if value is key or value == {} else key._replace(default=_shown(value))
+
+
+def _group(
+    group: str, spec: type[BaseModel], by: str, part: str, kind: Any, package: Any, skip: set[str], prefix: str
+) -> Iterator[str]:
+    """Yield a group's own keys, and those of every plug-in that its key `by` may name."""
+    said = _comments(*sorted((_CONF / "data").glob("*.yaml"))) if group == "data" else {}
+    yield f"## `{group}`\n\nFiles that ship: {', '.join(map(code, _files(group)))}."
+    yield _table(keys(spec, group, skip=skip, said=said))
+    for name in plugins.names(kind):
+        found = keys(getattr(package.load(name), part), prefix, said=said)
+        written = [key._replace(meaning=_with_files(key, group, by, name)) for key in found]
+        yield f"### `{group}.{by}={name}`\n\n{_table(written) if written else 'No keys of its own.'}"
+
+
+def _launcher(name: str) -> str:
+    said = {key: note for key, note in _comments(_CONF / "launcher" / f"{name}.yaml").items() if key != "launcher.name"}
+    return f"### `launcher={name}`\n\n{_table(keys(launchers.load(name).Options, 'launcher', said=said))}"
+
+
+def _files(group: str) -> list[str]:
+    return sorted(path.stem for path in (_CONF / group).glob("*.yaml"))
+
+
+def _with_files(key: Key, group: str, by: str, name: str) -> str:
+    """Return a key's meaning, and what the files that ship say instead of its default."""
+    said: dict[str, list[str]] = {}
+    for file in _files(group):
+        plain_file = yaml.safe_load((_CONF / group / f"{file}.yaml").read_text())
+        value: Any = plain_file if plain_file.get(by) == name else {}
+        for part in key.path.split(".")[1:]:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None and _shown(value) != key.default and group == "engine":
+            said.setdefault(_shown(value), []).append(file)
+    files = "; ".join(f"{', '.join(names)}: {value}" for value, names in said.items())
+    return f"{key.meaning} ({files})".strip() if files else key.meaning
+
+
+# ---------------------------------------- the page of the record
+
+
+def record_page() -> str:
+    """Return what `record.json` holds, value by value."""
+    found: dict[type[BaseModel], None] = {}
+
+    def walk(kind: type[BaseModel]) -> None:
+        if kind in found:
+            return
+        found[kind] = None
+        for field in kind.model_fields.values():
+            for inner in _inner(field.annotation):
+                walk(inner)
+
+    walk(RunRecord)
+    rooms = [kind for kind in found if kind.__module__ == RunRecord.__module__]
+    head = (
+        "# The record\n\nWhat `record.json` of a run holds. `bench/record.schema.json` is the same as a JSON schema. "
+        "`spec` is what [the config](config.md) decodes to; unknown is `null`."
+    )
+    return "\n\n".join([head, *(_value(kind) for kind in rooms)])
+
+
+def _value(kind: type[BaseModel]) -> str:
+    doc = plain(" ".join(inspect.cleandoc(kind.__doc__ or "").split()))
+    own = keys(kind, flat=True)
+    return f"## {kind.__name__}\n\n{doc}" + (f"\n\n{_table(own)}" if own else "")
+
+
+def _inner(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield every class of values that an annotation names, however deep."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _inner(argument)
+
+
+# ---------------------------------------- keys of a class
+
+
+def keys(
+    kind: type[BaseModel],
+    prefix: str = "",
+    *,
+    skip: set[str] = frozenset(),  # type: ignore[assignment]
+    said: Mapping[str, str] | None = None,
+    flat: bool = False,
+) -> list[Key]:
+    """Return the keys of a class of values, those of values in it after a dot; `said` are meanings that come first."""
+    schema, notes = kind.model_json_schema(by_alias=True), _notes(kind)
+    found = []
+    for name, field in kind.model_fields.items():
+        if name in skip or not isinstance(kind.model_fields, dict) or "properties" not in schema:
+            continue
+        written = field.alias or name
+        path = f"{prefix}.{written}" if prefix else written
+        inner = [one for one in models_in(field.annotation) if one.__module__.startswith("bench.")]
+        meaning = (said or {}).get(path.removeprefix("machine.")) or notes.get(name, "")
+        if inner and not flat and _single(field):
+            below = keys(inner[0], path, said=said)
+            optional = [Key(path, "section or null", "null", meaning)] if field.default is None else []
+            found += [*optional, *below]
+            continue
+        type_text = _type(schema["properties"][written], schema.get("$defs", {}))
+        found.append(Key(path, type_text, _default(field), meaning))
+    return found
+
+
+def _single(field: FieldInfo) -> bool:
+    """Whether a field holds one value of a class and not a series of them."""
+    annotation = field.annotation
+    return isinstance(annotation, type) or type(None) in getattr(annotation, "__args__", ())
+
+
+def _table(found: list[Key]) -> str:
+    rows = [(code(key.path), plain(key.type), code(key.default), plain(key.meaning)) for key in found]
+    return table(("key", "type", "default", "meaning"), rows)
+
+
+def _default(field: FieldInfo) -> str:
+    return "" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as YAML has it in one line."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, float) and not isinstance(value, bool):
+        return f"{value:g}"
+    text = '""' if value == "" else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONG else f"{text[:_LONG]} …"
+
+
+_LONG = 60
+"""Characters of a default that are shown."""
+
+_WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+
+
+def _type(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """Return a JSON schema in words."""
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        return name if "properties" in known.get(name, {}) else _type(known[name], known)
+    if "allOf" in schema:
+        return _type(schema["allOf"][0], known)
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_type(one, known) for one in schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]))
+    kind = schema.get("type")
+    if kind == "array":
+        items = schema.get("items") or {}
+        return (
+            f"list of {_type(items, known)}" if items else f"list of {len(schema.get('prefixItems', [])) or 'values'}"
+        )
+    if kind == "object":
+        inner = schema.get("additionalProperties")
+        return f"mapping to {_type(inner, known)}" if isinstance(inner, Mapping) and inner else "mapping"
+    return f"{_WORDS.get(str(kind), 'anything')}{_bounds(schema)}"
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
+    bounds = [f"{sign} {_shown(schema[name])}" for name, sign in signs.items() if name in schema]
+    return f" {', '.join(bounds)}" if bounds else ""
+
+
+# ---------------------------------------- comments beside fields
+
+
+@functools.cache
+def _notes(kind: type[BaseModel]) -> dict[str, str]:
+    """Return the comment of every field: beside it, or in the lines just above it."""
+    notes: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        ours = issubclass(base, BaseModel) and base.__module__.split(".")[0] not in ("pydantic", "builtins")
+        if ours and base is not Frozen and "[" not in base.__name__:  # no class that pydantic made
+            notes |= _noted(inspect.getsource(base))
+    return notes
+
+
+def _noted(source: str) -> dict[str, str]:
+    """Return comments by field of a class's source."""
+    notes: dict[str, str] = {}
+    lines = source.splitlines()
+    beside = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(inspect.cleandoc(source) + "\n").readline)
+        if token.type == tokenize.COMMENT
+    }
+    above: list[str] = []
+    blank = heading = False
+    for number, line in enumerate(lines, start=1):
+        if line.startswith("    #"):
+            heading = blank if not above else False  # one line of comment after an empty one stands above many fields
+            above.append(line.strip("# "))
+        elif field := re.match(r"    (\w+): ", line):
+            own = [beside[number]] if number in beside else []
+            notes[field[1]] = " ".join(own if heading else [*above, *own])
+            above, heading = [], False
+        else:
+            above, heading = [], False
+        blank = not line.strip()
+    return {name: note for name, note in notes.items() if note and not note.startswith(("type:", "noqa"))}
+
+
+def _comments(*files: Path) -> dict[str, str]:
+    """Return the comments beside the keys of YAML files, by dotted key below the folder's name."""
+    found: dict[str, str] = {}
+    for file in files:
+        within: list[tuple[int, str]] = [] if file.parent == _CONF else [(-1, file.parent.name)]
+        above: list[str] = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            match = re.match(r"( *)([A-Za-z_]\w*):(?: .*?)??(?:  +# (.*))?$", line)
+            if match:
+                within = [one for one in within if one[0] < len(match[1])] + [(len(match[1]), match[2])]
+                if note := match[3] or " ".join(above):
+                    found.setdefault(".".join(name for _, name in within), note)
+            above = [*above, line.strip("# ")] if line.startswith("#") else []
+    return found

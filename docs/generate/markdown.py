@@ -1,0 +1,34 @@
+"""Tables and texts as Markdown."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; a bar in a cell is escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def code(text: str) -> str:
+    """Return a text as code; nothing for nothing."""
+    return f"`{text}`" if text else ""
+
+
+def plain(text: str) -> str:
+    """Return a text whose signs mean themselves; what it puts in backquotes stays code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([<*\[])", r"\\\1", part) for part in parts)
+
+
+def prose(docstring: str) -> str:
+    """Return a docstring whose indented lines are commands."""
+    blocks = []
+    for block in docstring.strip().split("\n\n"):
+        lines = block.splitlines()
+        if all(line.startswith("  ") for line in lines):
+            shown = "\n".join(line[2:] for line in lines)
+            blocks.append(f"```console\n{shown}\n```")
+        else:
+            blocks.append(plain(block))
+    return "\n\n".join(blocks)

@@ -1,0 +1,103 @@
+"""What reading shows: columns, quantities, flags, figures, outcomes, and the Python face."""
+
+import importlib
+import importlib.util
+import inspect
+from typing import get_args
+
+from analysis.columns import all_columns
+from analysis.figures import pictures
+from analysis.flags import FLAGS, NO_MEASUREMENT
+from analysis.metrics import metrics
+from bench.record import FINAL, OutcomeKind
+from docs.generate.markdown import code, plain, prose, table
+
+OUTCOMES = {
+    "ok": "measured",
+    "oom": "the device's memory did not suffice",
+    "host_oom": "the host's memory did not suffice",
+    "hang": "no step, or no end of a phase, for too long; the record keeps every rank's stacks",
+    "timeout": "the time limit of the attempt, or of its job, ended it",
+    "comm_error": "a collective failed: a peer was lost",
+    "node_failure": "the scheduler says that a node failed",
+    "preempted": "the scheduler took the nodes for another job",
+    "cancelled": "somebody ended it: Ctrl-C, `zeroscale cancel`, the scheduler's own command",
+    "invalid": "a loss or gradient that is not a number, or that strays from the reference's",
+    "error": "a rank raised or died, for none of the reasons above",
+    "pruned": "never run: a smaller micro-batch, the same otherwise, ran out of memory in two runs",
+    "infeasible": "never run: its memory is predicted to exceed the device's by far",
+}
+"""What each outcome means."""
+
+FACES = ("analysis", "bench.api")
+"""Modules for scripts and notebooks, those that there are."""
+
+
+def columns_page() -> str:
+    """Return the columns of the run table, and the figures of a report."""
+    derived = metrics()
+    facts = [c for name, c in all_columns().items() if name not in derived]
+    quantities = [c for name, c in all_columns().items() if name in derived]
+    return "\n\n".join(
+        [
+            "# Columns, quantities and figures\n\n"
+            "The run table has one row per run: `zeroscale table`, a report's tables, and `analysis.load`. Unknown "
+            "is empty, never 0.",
+            "## Facts\n\nRead off the record.",
+            table(("column", "meaning", "unit"), [(code(c.name), plain(c.meaning), plain(c.unit)) for c in facts]),
+            "## Quantities\n\nDerived, one file of `analysis/metrics` each.",
+            table(
+                ("column", "meaning", "unit", "better is"),
+                [
+                    (code(c.name), plain(c.meaning), plain(c.unit), "" if c.better == "neither" else c.better)
+                    for c in quantities
+                ],
+            ),
+            "## Figures\n\nOf every report where there is something to show.",
+            table(("figure", "title"), [(code(one.name), plain(one.title)) for one in pictures()]),
+        ]
+    )
+
+
+def outcomes_page() -> str:
+    """Return outcomes and flags."""
+    kinds = get_args(OutcomeKind)
+    if set(kinds) != set(OUTCOMES):
+        raise SystemExit(f"outcomes without a meaning, or no outcomes: {sorted(set(kinds) ^ set(OUTCOMES))}")
+    rows = [(code(kind), OUTCOMES[kind], "no" if kind in FINAL else "yes") for kind in kinds]
+    flags = [(code(name), plain(flag.meaning)) for name, flag in FLAGS.items()]
+    never = " and ".join(code(name) for name in NO_MEASUREMENT)
+    return "\n\n".join(
+        [
+            "# Outcomes and flags",
+            "## Outcomes\n\nHow a run ended; a failure is a row of the table like any other. What running again "
+            "would not change is final; every other outcome is tried again, as often as the study's budget says.",
+            table(("outcome", "means", "tried again"), rows),
+            f"## Flags\n\nWhat weakens a run's numbers, in the column `flags`. Runs with {never} are in no summary.",
+            table(("flag", "the run"), flags),
+        ]
+    )
+
+
+def python_page() -> str:
+    """Return the public functions of the modules for scripts and notebooks."""
+    parts = ["# From Python"]
+    for name in FACES:
+        if importlib.util.find_spec(name) is None:
+            continue
+        module = importlib.import_module(name)
+        parts += [f"## `{name}`", prose(inspect.getdoc(module) or "")]
+        parts += [_function(name, function) for function in _functions(module)]
+    return "\n\n".join(parts)
+
+
+def _functions(module: object) -> list[object]:
+    named = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    found = [getattr(module, name) for name in named]
+    return [one for one in found if inspect.isfunction(one) and one.__module__ == module.__name__]  # type: ignore[attr-defined]
+
+
+def _function(module: str, function: object) -> str:
+    name = function.__name__  # type: ignore[attr-defined]
+    signature = str(inspect.signature(function)).replace("'", "")  # type: ignore[arg-type]
+    return f"### {name}\n\n```python\n{module}.{name}{signature}\n```\n\n{prose(inspect.getdoc(function) or '')}"

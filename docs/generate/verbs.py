@@ -1,0 +1,56 @@
+"""What every verb of the command takes, read off its parser."""
+
+import argparse
+import importlib
+import inspect
+
+from bench.cli import VERBS
+from docs.generate.markdown import code, plain, prose, table
+
+
+def page() -> str:
+    """Return the page of all verbs."""
+    listed = table(("verb", "does"), [(f"[`{name}`](#{name})", plain(verb.summary)) for name, verb in VERBS.items()])
+    head = (
+        "# Verbs\n\n`zeroscale VERB --help` says the same in a terminal. `KEY=VALUE` is a key of "
+        "[the config](config.md). Before or after any verb, `-v` shows the traceback of an error; "
+        "`zeroscale --version` tells the versions.\n\n"
+        "The exit code is 0 only where what was asked for happened, 1 where it did not, 2 for what cannot be "
+        "asked for, 130 after Ctrl-C."
+    )
+    return "\n\n".join([head, listed, *(_verb(name) for name in VERBS)])
+
+
+def parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a verb."""
+    module = importlib.import_module(VERBS[name].module)
+    built = argparse.ArgumentParser(f"zeroscale {name}", description=module.__doc__, add_help=False)
+    module.arguments(built)
+    return built
+
+
+def _verb(name: str) -> str:
+    built = parser(name)
+    rows = [(code(_written(action)), plain(_meaning(action))) for action in built._actions]
+    text = [f"## {name}", prose(inspect.cleandoc(built.description or ""))]
+    return "\n\n".join([*text, *([table(("argument", "meaning"), rows)] if rows else [])])
+
+
+def _written(action: argparse.Action) -> str:
+    """Return an argument as it is written on the command line."""
+    value = "" if action.nargs == 0 else _value(action)
+    return " ".join(part for part in (action.option_strings[0] if action.option_strings else "", value) if part)
+
+
+def _value(action: argparse.Action) -> str:
+    if action.choices is not None and action.metavar is None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    names = action.metavar or action.dest.upper()
+    value = " ".join(names) if isinstance(names, tuple) else names
+    return {"*": f"[{value} …]", "+": f"{value} …", "?": f"[{value}]"}.get(str(action.nargs), value)
+
+
+def _meaning(action: argparse.Action) -> str:
+    """Return its help, defaults filled in; folders as they are written on this and any other system."""
+    choices = action.choices and ", ".join(map(str, action.choices))
+    return (action.help or "") % {**vars(action), "choices": choices}

@@ -1,0 +1,232 @@
+"""What the pages promise: links that lead somewhere, a current reference, and commands that do what is shown."""
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from bench import cli
+from bench.errors import UserError
+from docs.generate import FOLDER, pages, verbs
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+MADE = ("_site", "_pages")
+PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if not {*MADE} & {*page.parts})]
+BESIDE = [ROOT / "slurm" / "README.md", ROOT / "slurm" / "testbed" / "README.md", ROOT / "tests" / "data" / "README.md"]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def test_the_readme_is_short_and_shows_a_figure_first() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130
+    figure = next(number for number, line in enumerate(lines) if line.startswith("!["))
+    assert figure < next(number for number, line in enumerate(lines) if line.startswith("## "))
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    written = {page.name: page.read_text() for page in FOLDER.glob("*.md") if page.name != "index.md"}
+    assert written == pages(), "run `make reference`"
+
+
+# ------------------------------------------------------------------------------------------------------------- links
+
+_LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *BESIDE], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target, anchor in _LINK.findall(_without_code(page.read_text())):
+        there = page.parent / target if target else page
+        assert there.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in _anchors(there.read_text()), f"{page.name}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_example_in_the_help_of_a_verb_is_one_that_it_takes(verb: str) -> None:
+    for command in _commands((FOLDER / "verbs.md").read_text()):
+        if command.words[0] == verb:
+            verbs.parser(verb).parse_intermixed_args(command.words[1:])
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and Sphinx make them."""
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+class Command(NamedTuple):
+    """One command of a page; `output` is what stands below it, None where it stands without `$`."""
+
+    words: tuple[str, ...]
+    output: str | None
+
+
+def _commands(text: str) -> Iterator[Command]:
+    """Yield the commands of `zeroscale` in the console blocks of a page."""
+    for block in re.findall(r"^```console\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        shown: Command | None = None
+        for line in block.splitlines():
+            words = _words(line)
+            if line.startswith("$ ") or (words and "$ " not in block):
+                if shown:
+                    yield shown
+                shown = Command(words, "" if line.startswith("$ ") else None) if words else None
+            elif shown and shown.output is not None:
+                shown = shown._replace(output=f"{shown.output}{line}\n")
+        if shown:
+            yield shown
+
+
+def _words(line: str) -> tuple[str, ...]:
+    """Return the words of a line that calls `zeroscale`, variables before it left out; nothing for another line."""
+    found = re.match(r"(?:\$ )?(?:\w+=(?:\"[^\"]*\"|\S*) )*(?:\S*/)?zeroscale (.*)", line)
+    words = shlex.split(found[1], comments=True) if found else []
+    return tuple(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
+
+
+COMMANDS = [
+    pytest.param(command, id=f"{name}: {' '.join(command.words)}"[:100])
+    for name, page in zip(NAMES, PAGES, strict=True)
+    if page.parent != FOLDER  # the help of a verb, which its own tests hold
+    for command in dict.fromkeys(_commands(page.read_text()))
+]
+
+NEEDS = {
+    "status": "a sweep that was submitted",
+    "resume": "a sweep that was submitted",
+    "cancel": "a sweep that was submitted",
+    "doctor": "a process for each look at the machine",
+    "calibrate": "minutes",
+    "ab": "two revisions, and minutes",
+    "prepare": "minutes, and a corpus",
+    "report": "ten seconds",
+    "export": "the extra `mlflow`",
+}
+"""Verbs whose commands are only read, and what running one takes; tests of their own run them."""
+
+
+_MT5 = {
+    "model_type": "mt5", "vocab_size": 512, "d_model": 256, "d_kv": 64, "d_ff": 512, "num_layers": 4, "num_heads": 4,
+    "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages speak of."""
+    folder = tmp_path_factory.mktemp("house")
+    recorded = ROOT / "tests" / "data" / "runs"
+    shutil.copytree(recorded, folder / "tests" / "data" / "runs", ignore=shutil.ignore_patterns("peaks", "step_time"))
+    for name, runs in {"smoke": "smoke", "paper": "testbed"}.items():
+        shutil.copytree(recorded / runs, folder / "results" / "runs" / name)
+    shutil.copytree(recorded / "smoke", folder / "results" / "before")
+    shutil.copytree(recorded / "smoke", folder / "results" / "after")
+    shutil.copytree(ROOT / "results" / "predictions", folder / "results" / "predictions")
+    (folder / "my" / "launcher").mkdir(parents=True)
+    shutil.copy(ROOT / "conf" / "launcher" / "slurm.yaml", folder / "my" / "launcher" / "slurm_mine.yaml")
+    (folder / "my" / "model").mkdir()
+    shape = yaml.safe_load((ROOT / "conf" / "model" / "tiny.yaml").read_text())
+    shape |= {"name": "mine", "parameters": None}
+    (folder / "my" / "model" / "mine.yaml").write_text(yaml.safe_dump(shape))
+    (folder / "config.json").write_text(json.dumps(_MT5))
+    (folder / "gpt2.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 512, "n_layer": 2, "n_head": 2}))
+    (folder / "corpus.jsonl").write_text('{"text": "one line"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_a_page_runs_and_prints_what_stands_below_it(command: Command, house: Path) -> None:
+    verb, *words = command.words
+    parser = verbs.parser(verb)
+    parser.parse_intermixed_args(words)
+    if verb in NEEDS:
+        assert command.output is None, f"nothing compares what {verb} prints"
+        return
+    dry = _dry(verb, words, parser)
+    printed, code = _printed(house, (verb, *(dry or words)))
+    if command.output is None:
+        assert code in (0, 1), printed  # 1: a gate that is broken, of records that stand in for others
+    elif (
+        dry and dry != words and code == 0
+    ):  # what a dry run prints of the point stands first in what was printed of the run
+        points = [line for line in printed.splitlines() if re.match(r"[0-9a-f]{10}  ", line)]
+        assert points and points[0] in command.output.splitlines()
+    else:
+        assert re.fullmatch(_pattern(command.output), printed), printed
+
+
+def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return the words of a command that measures or submits, as a dry run; nothing for a command that only reads."""
+    if "--dry-run" not in parser.format_help():
+        return []
+    here = ["machine=cpu", "devices_per_node=2"]  # whatever machine this is
+    elsewhere = any(word.startswith(("machine=", "launcher=", "devices_per_node=", "study=")) for word in words)
+    return [*words, *([] if elsewhere else here), *(() if "--dry-run" in words else ("--dry-run",))]
+
+
+def _pattern(output: str) -> str:
+    """Return what prints as `output` does: `…` alone on a line stands for any lines, within one for anything."""
+    lines = [
+        "(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + " *\n" for line in output.splitlines()
+    ]
+    return "".join(lines)
+
+
+def _printed(folder: Path, words: tuple[str, ...]) -> tuple[str, int]:
+    """Return what a command prints in a folder, errors too, and its exit code."""
+    out = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = cli.main(words)
+    return out.getvalue(), code
+
+
+# -------------------------------------------------------------------------------------------------- workflow and site
+
+
+def test_the_workflow_for_a_ci_is_read_and_its_command_is_one() -> None:
+    text = (DOCS / "guides" / "ci.md").read_text()
+    found = re.search(r'^```yaml title="[^"]+"\n(.*?)^```$', text, flags=re.MULTILINE | re.DOTALL)
+    assert found
+    steps = yaml.safe_load(found[1])["jobs"]["compare"]["steps"]
+    command = next(step["run"] for step in steps if step.get("run", "").startswith("zeroscale "))
+    _, verb, *words = shlex.split(command)
+    assert verbs.parser(verb).parse_intermixed_args(words).format == "md"
+
+
+def test_a_command_that_is_none_is_found() -> None:
+    with pytest.raises((SystemExit, UserError)), contextlib.redirect_stderr(io.StringIO()):
+        verbs.parser("run").parse_intermixed_args(["--no-such-option"])
+
+
+def test_the_site_is_made_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
+    strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet", "-d", str(tmp_path / "read")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *strict, str(DOCS), str(tmp_path / "site")],
+        env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert not re.search(r"<(script|link|img)[^>]*(src|href)=\"https?:", page.read_text()), page.name
