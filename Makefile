@@ -24,8 +24,8 @@ wheels: $(INSTALLED)
 
 # What reads, draws, plans and predicts fills both cores; what measures and schedules has them for itself.
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not processes"
-	$(BIN)/pytest -m processes --durations 20
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not processes or untimed"
+	$(BIN)/pytest -m "processes and not untimed" --durations 20
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
