@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench import data, engines, models, objectives, plugins
+from bench import data, engines, models, plugins
 from bench.decode import Request, file_of, lengths, models_in, valid
 from bench.errors import UserError
 from bench.machine import Machine
@@ -55,10 +55,10 @@ def names() -> dict[str, tuple[str, ...]]:
     """Return every dotted name of `facts`, whichever the engine, each with its way through them; a group's own name
     stands for what was chosen from it."""
     kinds: list[tuple[str, type[BaseModel]]] = [("", RunSpec), ("machine.", Machine)]
-    kinds += [("engine.", engines.load(name).Options) for name in plugins.names(plugins.ENGINE)]
-    kinds += [("data.", data.load(name).Options) for name in plugins.names(plugins.DATA)]
-    kinds += [("model.shape.", models.load(name).Shape) for name in plugins.names(plugins.FAMILY)]
-    tokens = {f"sequence.{kind}" for name in plugins.names(plugins.OBJECTIVE) for kind in objectives.names(name)}
+    kinds += [("engine.", engine.Options) for _, engine in plugins.usable(plugins.ENGINE)]
+    kinds += [("data.", source.Options) for _, source in plugins.usable(plugins.DATA)]
+    kinds += [("model.shape.", family.Shape) for _, family in plugins.usable(plugins.FAMILY)]
+    tokens = {f"sequence.{kind.name}" for _, objective in plugins.usable(plugins.OBJECTIVE) for kind in objective.KINDS}
     fields = itertools.chain.from_iterable(_below(prefix, kind) for prefix, kind in kinds)
     known = ["world_size", "data_parallel", *tokens, *fields]
     groups = {group: (group, "name") for group in ("model", "engine", "data", "machine")}

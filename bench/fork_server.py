@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from bench import plugins, worker
-from bench.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
 # What libraries import only when it is first used. DeepSpeed's Muon imports torch's compiler, 2.6 s of every start.
@@ -59,9 +58,7 @@ def preload(device: str) -> None:
         plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY, plugins.FAMILY_BUILDER,
     )  # fmt: skip
     for kind in kinds:
-        for name in plugins.names(kind):
-            with contextlib.suppress(UserError):  # one that is broken fails the runs that ask for it, not all
-                plugins.load(kind, name)
+        list(plugins.usable(kind))  # one that is broken fails the runs that ask for it, not all
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
     libraries = ["torch.distributed", "torch.nn.parallel", "deepspeed", "transformers"]
     for name in (*libraries, *measuring):

@@ -26,9 +26,9 @@ def of_launcher(name: str, environment: Mapping[str, str]) -> JobContext:
 def around(environment: Mapping[str, str]) -> Around:
     """Return the job that a process with this environment is in, whoever submitted it: a run that was started here may
     be inside of a job too. A launcher that cannot be imported knows of none."""
-    for name in plugins.names(plugins.LAUNCHER):
+    for name, launcher in plugins.usable(plugins.LAUNCHER):
         with contextlib.suppress(UserError):
-            launcher = plugins.queueing(name)
-            if launcher and (context := launcher.context(environment)):
-                return Around(launcher, context)
+            queueing = plugins.queueing(name) if launcher.QUEUES else None
+            if queueing and (context := queueing.context(environment)):
+                return Around(queueing, context)
     return Around()

@@ -5,6 +5,7 @@ declares as an entry point of the group `zeroscale.<kind>`. Nothing is registere
 asked for.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -64,6 +65,13 @@ def load(kind: Kind[Plugin], name: str) -> Plugin:
     return cast(Plugin, _complete(kind, name))
 
 
+def usable(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
+    """Yield every plug-in of a kind by name. One that cannot be used is left out: nobody asked for it by its name."""
+    for name in names(kind):
+        with contextlib.suppress(UserError):
+            yield name, load(kind, name)
+
+
 @functools.cache  # readers of many records ask for the same one again and again
 def _complete(kind: Kind[Any], name: str) -> ModuleType:
     """Import a plug-in, or the part of it that is asked for, and see that it defines what its kind does."""
@@ -81,17 +89,17 @@ def _module(kind: Kind[Any], name: str) -> ModuleType:
         if entry:
             rule = f"both {kind.package} and {entry.value} are called so"
             raise UserError(f"{kind.key}={name}", rule, "give the one that was installed another name")
-        return importlib.import_module(f"{kind.package}.{name}{part}")
-    if not entry:
-        raise UserError(
-            f"{kind.key}={name}", f"no such file in {kind.package.replace('.', '/')}", nearest(name, names(kind))
-        )
+        path, remedy = f"{kind.package}.{name}{part}", f"repair or remove {kind.package.replace('.', '/')}/{name}"
+    elif entry:
+        path, remedy = entry.module + part, f"repair or remove the package {_distribution(entry)}"
+    else:
+        rule = f"no such file in {kind.package.replace('.', '/')}"
+        raise UserError(f"{kind.key}={name}", rule, nearest(name, names(kind)))
     try:
-        return importlib.import_module(entry.module + part)
-    except Exception as error:  # an installed package may be broken in any way
+        return importlib.import_module(path)
+    except Exception as error:  # what somebody added may be broken in any way
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        rule = f"{entry.module}{part} cannot be imported ({why})"
-        raise UserError(f"{kind.key}={name}", rule, f"repair or remove the package {_distribution(entry)}") from error
+        raise UserError(f"{kind.key}={name}", f"{path} cannot be imported ({why})", remedy) from error
 
 
 @functools.cache

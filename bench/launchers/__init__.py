@@ -1,10 +1,8 @@
 """Launchers, one file or package each; `bench.plugins` says what each of them defines."""
 
-import contextlib
 from collections.abc import Iterator
 
 from bench import plugins
-from bench.errors import UserError
 from bench.plugins import LauncherPlugin, QueueingLauncherPlugin, StandaloneLauncherPlugin, StartingLauncherPlugin
 
 
@@ -40,8 +38,5 @@ def with_queue() -> str:
 
 
 def _queueing() -> Iterator[str]:
-    """Yield the names of the launchers that queue; one that cannot be imported is none."""
-    for name in plugins.names(plugins.LAUNCHER):
-        with contextlib.suppress(UserError):
-            if queueing(name):
-                yield name
+    """Return the names of the launchers that queue; one that cannot be imported is none."""
+    return (name for name, launcher in plugins.usable(plugins.LAUNCHER) if launcher.QUEUES)

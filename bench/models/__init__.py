@@ -26,7 +26,7 @@ def load_builder(family: str) -> FamilyBuilder:
 def family_of(config: object) -> str:
     """Return the family of a Hugging Face config.json: the one of its model type or, if none is, the general one."""
     kind = config.get("model_type") if isinstance(config, dict) else None
-    return next((name for name in plugins.names(plugins.FAMILY) if kind in load(name).MODEL_TYPES), "hugging_face")
+    return next((name for name, family in plugins.usable(plugins.FAMILY) if kind in family.MODEL_TYPES), "hugging_face")
 
 
 def network(model: ModelSpec) -> Stacks | None:

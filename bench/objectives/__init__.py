@@ -14,7 +14,7 @@ def load(objective: str) -> ObjectivePlugin:
 
 def named(kinds: tuple[str, ...]) -> list[str]:
     """Return the names of the objectives whose samples hold tokens of just these kinds."""
-    return [name for name in plugins.names(plugins.OBJECTIVE) if names(name) == kinds]
+    return [name for name, _ in plugins.usable(plugins.OBJECTIVE) if names(name) == kinds]
 
 
 def names(objective: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from installed_packages import Install
 
-from bench import data, engines, launchers, plugins
+from bench import data, engines, facts, launchers, plugins
 from bench.errors import UserError
 
 ROOT = Path(plugins.__file__).parents[1]
@@ -82,3 +82,10 @@ def test_two_plug_ins_of_one_name_are_refused(install: Install) -> None:
     install("zeroscale.data", "text = their_text", SOURCE)
     with pytest.raises(UserError, match=r"data.source=text: both bench.data and their_text are called so"):
         data.load("text")
+
+
+def test_a_broken_plug_in_that_nobody_asks_for_stops_nobody(install: Install) -> None:
+    install("zeroscale.data", "theirs = their_data", "import no_such_library_at_all")
+    assert [name for name, _ in plugins.usable(plugins.DATA)] == ["synthetic", "text"]
+    facts.names.cache_clear()
+    assert "data.workers" in facts.names()

@@ -1,5 +1,6 @@
 """Advice from choices: what comes into question, what is best for which question, and what cannot be told apart."""
 
+import functools
 import statistics
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from bench.predict.memory import memory
 from bench.predict.step_time import Time, step_time
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.record import RunRecord
-from bench.spec import Batch, RunSpec
+from bench.spec import Batch, EngineSpec, RunSpec
 
 RUNS = Path(__file__).parents[2] / "data/runs/smoke"
 H200 = 150_000_000_000
@@ -31,14 +32,18 @@ def spec(*overrides: str) -> RunSpec:
 BASE = spec()
 
 
+@functools.cache
+def preset(engine: str) -> EngineSpec:
+    return spec(f"engine={engine}").engine
+
+
 def choice(
     engine: str = "zero2", *, parts: dict[str, float], hidden_s: float = 0.0, rate: tuple[float, float] = (1.0, 2.0),
     nodes: int = 1, micro: int = 1, checkpointing: bool = False, fits: bool | None = True, tokens: int = 1000,
 ) -> Choice:  # fmt: skip
     """A choice whose step has these parts; what it computes may take `rate` times as long."""
     batch = Batch(micro=micro, accumulation=1, global_=micro * nodes * 8)
-    named = BASE.engine.model_copy(update={"name": engine, "options": {"stage": int(engine[-1])}})
-    changes = {"engine": named, "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
+    changes = {"engine": preset(engine), "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
     total = sum(parts.values())
     computing = sum(seconds for name, seconds in parts.items() if name in ("forward", "recomputation", "backward"))
     low, high = total + (rate[0] - 1) * computing, total + (rate[1] - 1) * computing + hidden_s
