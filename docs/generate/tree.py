@@ -14,8 +14,8 @@ def page() -> str:
     """Return the page of both packages."""
     head = (
         "# The tree\n\nThe folders and files of both packages, one level deep, with the first sentence of what each "
-        "says of itself. `bench` goes from a spec to a record, `analysis` from records to answers; who may import whom is "
-        "written in `pyproject.toml`, and `make lint` checks it."
+        "says of itself. `bench` goes from a spec to a record, `analysis` from records to answers; who may import whom "
+        "is written in `pyproject.toml`, and `make lint` checks it."
     )
     return "\n\n".join([head, *(_package(name) for name in PACKAGES)])
 
