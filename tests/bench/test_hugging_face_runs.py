@@ -57,10 +57,20 @@ def test_recomputation_is_no_part_of_the_models_flops(asked: list[str], tmp_path
     assert hardware and FLOPS / 2 < hardware < FLOPS / 2 * 4 / 3
 
 
-@pytest.mark.parametrize("verb", ["predict", "advise", "rehearse"])
-def test_a_prediction_is_refused_in_one_line(verb: str, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    machine = [text for text in asked if not text.startswith("machine=")] + ["machine=a100_80"]
-    code = cli.main([verb, *machine, *(["engine=zero2"] if verb != "advise" else [])])
+@pytest.mark.parametrize(("verb", "code"), [("predict", 0), ("advise", 2)])
+def test_it_is_said_that_nothing_is_predicted(
+    verb: str, code: int, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = [*(text for text in asked if not text.startswith("machine=")), "machine=a100_80"]
+    assert cli.main([verb, *machine, *(["engine=zero2"] if verb == "predict" else [])]) == code
     said = capsys.readouterr()
-    assert "no prediction" in said.out + said.err and "Traceback" not in said.err
-    assert code == 2
+    assert "no prediction: the family does not describe this model's network; measure it" in said.out + said.err
+
+
+def test_a_rank_of_a_larger_job_is_rehearsed(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rehearsal runs the model itself: it needs no formula."""
+    larger = [text for text in asked if not text.startswith("devices_per_node=")]
+    assert cli.main(["rehearse", *larger, "engine=zero2", "devices_per_node=4", "--results", str(tmp_path)]) == 0
+    assert "the others pretended" in capsys.readouterr().out
