@@ -32,6 +32,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/mypy slurm/testbed slurm/testbed_study.py
+	$(BIN)/mypy -p docs.generate
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)

@@ -3,12 +3,13 @@
 pages     every page by name, as text
 verbs     what the command takes, read off its parsers
 fields    what a value holds: keys with type, default and meaning, read off its class and the comments beside its fields
+tree      the rooms of the packages, by their docstrings
 readings  what reading shows: columns, quantities, flags, figures, outcomes, records, the Python face
 """
 
 from pathlib import Path
 
-from docs.generate import fields, readings, verbs
+from docs.generate import fields, readings, tree, verbs
 
 FOLDER = Path(__file__).parents[1] / "reference"
 
@@ -24,5 +25,6 @@ def pages() -> dict[str, str]:
         "outcomes.md": readings.outcomes_page(),
         "record.md": fields.record_page(),
         "python.md": readings.python_page(),
+        "tree.md": tree.page(),
     }
     return {name: f"{_NOTE}\n\n{text.strip()}\n" for name, text in written.items()}

@@ -1,12 +1,8 @@
 """What a value holds: its keys with type, default and meaning, read off its class and its comments."""
 
-import functools
 import inspect
-import io
 import json
-import re
-import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +14,9 @@ from bench import data, engines, launchers, models, plugins
 from bench.decode import models_in
 from bench.machine import Machine
 from bench.record import RunRecord
-from bench.spec import DataSpec, EngineSpec, Frozen, ModelSpec, RunSpec
+from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
 from bench.study import Study
+from docs.generate import comments
 from docs.generate.markdown import code, plain, table
 
 _CONF = Path(__file__).parents[2] / "conf"
@@ -41,7 +38,7 @@ def config_page() -> str:
     """Return every key that a run, a sweep or a study can be given."""
     groups = {"model", "engine", "data", "objective"}
     file = _CONF / "config.yaml"
-    own = [_as_in(file, key) for key in keys(RunSpec, skip=groups, said=_comments(file))]
+    own = [_as_in(file, key) for key in keys(RunSpec, skip=groups, said=comments.beside_keys(file))]
     parts = [
         "# Config keys\n\n"
         "A key is given as `KEY=VALUE` on the command line, or in a file of your own folder: `--config-dir`. *Default* "
@@ -53,11 +50,11 @@ def config_page() -> str:
         "## `objective`\n\nOne of " + ", ".join(map(code, _files("objective"))) + ". Its lengths are `sequence.KIND`.",
         *_group("data", DataSpec, "source", "Options", plugins.DATA, data, {"options"}, "data"),
         "## `machine`\n\nFiles that ship: " + ", ".join(map(code, _files("machine"))) + ".\n\n"
-        + _table(keys(Machine, "machine")),
+        + _doc(Machine) + "\n\n" + _table(keys(Machine, "machine")),
         "## `launcher`\n\nFiles that ship: " + ", ".join(map(code, _files("launcher"))) + ".",
         *(_launcher(name) for name in plugins.names(plugins.LAUNCHER)),
         "## A study\n\nA file of `conf/study`, or of your own: `study=my.yaml`. Files that ship: "
-        + ", ".join(map(code, _files("study"))) + ".\n\n" + _table(keys(Study)),
+        + ", ".join(map(code, _files("study"))) + ".\n\n" + _doc(Study) + "\n\n" + _table(keys(Study)),
     ]  # fmt: skip
     return "\n\n".join(parts)
 
@@ -74,8 +71,8 @@ def _group(
     group: str, spec: type[BaseModel], by: str, part: str, kind: Any, package: Any, skip: set[str], prefix: str
 ) -> Iterator[str]:
     """Yield a group's own keys, and those of every plug-in that its key `by` may name."""
-    said = _comments(*sorted((_CONF / "data").glob("*.yaml"))) if group == "data" else {}
-    yield f"## `{group}`\n\nFiles that ship: {', '.join(map(code, _files(group)))}."
+    said = comments.beside_keys(*sorted((_CONF / "data").glob("*.yaml"))) if group == "data" else {}
+    yield f"## `{group}`\n\nFiles that ship: {', '.join(map(code, _files(group)))}.\n\n{_doc(spec)}"
     yield _table(keys(spec, group, skip=skip, said=said))
     for name in plugins.names(kind):
         found = keys(getattr(package.load(name), part), prefix, said=said)
@@ -84,7 +81,11 @@ def _group(
 
 
 def _launcher(name: str) -> str:
-    said = {key: note for key, note in _comments(_CONF / "launcher" / f"{name}.yaml").items() if key != "launcher.name"}
+    said = {
+        key: note
+        for key, note in comments.beside_keys(_CONF / "launcher" / f"{name}.yaml").items()
+        if key != "launcher.name"
+    }
     return f"### `launcher={name}`\n\n{_table(keys(launchers.load(name).Options, 'launcher', said=said))}"
 
 
@@ -131,9 +132,12 @@ def record_page() -> str:
 
 
 def _value(kind: type[BaseModel]) -> str:
-    doc = plain(" ".join(inspect.cleandoc(kind.__doc__ or "").split()))
     own = keys(kind, flat=True)
-    return f"## {kind.__name__}\n\n{doc}" + (f"\n\n{_table(own)}" if own else "")
+    return f"## {kind.__name__}\n\n{_doc(kind)}" + (f"\n\n{_table(own)}" if own else "")
+
+
+def _doc(kind: type[BaseModel]) -> str:
+    return plain(" ".join(inspect.cleandoc(kind.__doc__ or "").split()))
 
 
 def _inner(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -151,15 +155,15 @@ def keys(
     kind: type[BaseModel],
     prefix: str = "",
     *,
-    skip: set[str] = frozenset(),  # type: ignore[assignment]
+    skip: Collection[str] = (),
     said: Mapping[str, str] | None = None,
     flat: bool = False,
 ) -> list[Key]:
     """Return the keys of a class of values, those of values in it after a dot; `said` are meanings that come first."""
-    schema, notes = kind.model_json_schema(by_alias=True), _notes(kind)
+    schema, notes = kind.model_json_schema(by_alias=True), comments.notes(kind)
     found = []
     for name, field in kind.model_fields.items():
-        if name in skip or not isinstance(kind.model_fields, dict) or "properties" not in schema:
+        if name in skip or "properties" not in schema:  # a value without names, such as tokens by kind
             continue
         written = field.alias or name
         path = f"{prefix}.{written}" if prefix else written
@@ -233,58 +237,3 @@ def _bounds(schema: Mapping[str, Any]) -> str:
     signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
     bounds = [f"{sign} {_shown(schema[name])}" for name, sign in signs.items() if name in schema]
     return f" {', '.join(bounds)}" if bounds else ""
-
-
-# ---------------------------------------- comments beside fields
-
-
-@functools.cache
-def _notes(kind: type[BaseModel]) -> dict[str, str]:
-    """Return the comment of every field: beside it, or in the lines just above it."""
-    notes: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        ours = issubclass(base, BaseModel) and base.__module__.split(".")[0] not in ("pydantic", "builtins")
-        if ours and base is not Frozen and "[" not in base.__name__:  # no class that pydantic made
-            notes |= _noted(inspect.getsource(base))
-    return notes
-
-
-def _noted(source: str) -> dict[str, str]:
-    """Return comments by field of a class's source."""
-    notes: dict[str, str] = {}
-    lines = source.splitlines()
-    beside = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(inspect.cleandoc(source) + "\n").readline)
-        if token.type == tokenize.COMMENT
-    }
-    above: list[str] = []
-    blank = heading = False
-    for number, line in enumerate(lines, start=1):
-        if line.startswith("    #"):
-            heading = blank if not above else False  # one line of comment after an empty one stands above many fields
-            above.append(line.strip("# "))
-        elif field := re.match(r"    (\w+): ", line):
-            own = [beside[number]] if number in beside else []
-            notes[field[1]] = " ".join(own if heading else [*above, *own])
-            above, heading = [], False
-        else:
-            above, heading = [], False
-        blank = not line.strip()
-    return {name: note for name, note in notes.items() if note and not note.startswith(("type:", "noqa"))}
-
-
-def _comments(*files: Path) -> dict[str, str]:
-    """Return the comments beside the keys of YAML files, by dotted key below the folder's name."""
-    found: dict[str, str] = {}
-    for file in files:
-        within: list[tuple[int, str]] = [] if file.parent == _CONF else [(-1, file.parent.name)]
-        above: list[str] = []
-        for line in file.read_text(encoding="utf-8").splitlines():
-            match = re.match(r"( *)([A-Za-z_]\w*):(?: .*?)??(?:  +# (.*))?$", line)
-            if match:
-                within = [one for one in within if one[0] < len(match[1])] + [(len(match[1]), match[2])]
-                if note := match[3] or " ".join(above):
-                    found.setdefault(".".join(name for _, name in within), note)
-            above = [*above, line.strip("# ")] if line.startswith("#") else []
-    return found
