@@ -45,18 +45,10 @@ class Ended(NamedTuple):
 class Here:
     """A sweep under way: which points have answers, and how long the next may take."""
 
-    def __init__(
-        self,
-        folder: Path,
-        asked: list[Asked],
-        *,
-        retry: bool,
-        tell: Callable[[str], None],
-        follow: Callable[[str], None],
-    ) -> None:
+    def __init__(self, folder: Path, asked: list[Asked], *, retry: bool, tell: Heard, follow: Heard) -> None:
         """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
         point that ends, `follow` what the one under way is doing."""
-        self.folder, self._asked, self._retry, self._print, self._follow = folder, asked, retry, tell, follow
+        self.folder, self._asked, self._retry, self._tell, self._follow = folder, asked, retry, tell, follow
         self._kin = kinships((one.key, one.point.spec) for one in asked)
         self._attempts: dict[str, list[store.Attempt]] = {}
         tried = (attempt for config_id in {one.key.config_id for one in asked} for attempt in self._tried(config_id))
@@ -123,7 +115,7 @@ class Here:
         if outcome:
             unrun.conclude(self.folder, one.sweep.todo(one.point, one.key.repeat), outcome)
             self.kinds.append(outcome.kind)
-            self._print(f"{one.point.line}  repeat {one.key.repeat}\n    {outcome.kind}: {outcome.reason}")
+            self._tell(f"{one.point.line}  repeat {one.key.repeat}\n    {outcome.kind}: {outcome.reason}")
         return outcome is not None
 
     def _kin_of(self, one: Asked) -> Kin:
@@ -147,7 +139,7 @@ class Here:
         self.seconds.append(time.monotonic() - begin)
         self.kinds.append(record.outcome.kind)
         what = "control" if todo.control else f"repeat {record.circumstance.repeat}"
-        self._print(f"[{number}/{count}] {line}  {what}\n    {result(record)}")
+        self._tell(f"[{number}/{count}] {line}  {what}\n    {result(record)}")
 
 
 def _duration(seconds: float) -> str:
