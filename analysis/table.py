@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from analysis.columns import LATER, Column, Kind, all_columns, columns
 from analysis.csv_cells import from_text
 from analysis.flags import FLAGS
-from analysis.reading.rows import File, cases, row, schema
+from analysis.reading.rows import cases
 from analysis.verify import invalid, judge
-from bench.record import Outcome, RunRecord
+from bench.record import Outcome
 
 _DTYPES: Mapping[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
 _MISSING = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
@@ -30,14 +30,6 @@ class Judged(NamedTuple):
 
     table: pd.DataFrame
     outcomes: dict[int, Outcome]
-
-
-def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return the run table of `records`, in their order. They are judged beside each other: a run whose
-    gradient norm or loss is not the reference engine's is `invalid` here, whatever its own record says."""
-    known = all_columns()
-    plain_rows = [row(File(""), record, known) for record in records]
-    return judged_table(pa.Table.from_pylist(plain_rows, schema())).table
 
 
 def judged_table(core: pa.Table) -> Judged:

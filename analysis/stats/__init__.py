@@ -4,9 +4,7 @@ interval    what all of them return
 repeats     the median of independent repeats
 series      median, mean and rate of one run's autocorrelated steps
 effective   how many independent steps a run's steps are worth
-bootstrap   any other statistic, of repeats or of one run's steps
 ratio       one configuration's step time over another's
 compare     verdicts on many such pairs
 drift       what the machine did meanwhile, from its control points
-steady      where a series becomes steady
 """

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench.record import Observations, RunRecord
@@ -40,11 +40,6 @@ class Correction(NamedTuple):
 
 UNCORRECTED = Correction()
 """Where nothing has been measured yet."""
-
-
-def corrections(records: Iterable[RunRecord], predict: Callable[[RunRecord], Predicted | None]) -> Correction:
-    """Return how far measured runs were from what `predict` said of them; the caller chooses runs that are alike."""
-    return correction([found for record in records if (found := neighbour(record, predict(record)))])
 
 
 def neighbour(record: RunRecord, predicted: Predicted | None) -> Neighbour | None:

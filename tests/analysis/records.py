@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from analysis.reading import Reading
 from analysis.results import Results, judged
 from bench import store
@@ -134,6 +136,11 @@ def machine(**peaks: float) -> Machine:
 def results(*records: RunRecord) -> Results:
     """The results of records that lie nowhere."""
     return judged(Reading({Path(f"run{place}", "record.json"): record for place, record in enumerate(records)}, (), ()))
+
+
+def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
+    """The run table of records that lie nowhere."""
+    return results(*records).table
 
 
 def save(folder: Path, *records: RunRecord) -> Path:

@@ -3,10 +3,9 @@ import random
 from typing import Any
 
 import pytest
-from records import failed, memory, run, spec, steps
+from records import failed, memory, run, run_table, spec, steps
 
 from analysis.flags import FLAGS, flags
-from analysis.table import run_table
 
 SLOW_LINK = {"backend": "gloo", "payload_bytes": 8, "bus_bytes_per_s": 1.0, "nodes_bytes_per_s": (9.0, 9.0, 4.0)}
 STEADY = tuple(0.1 + 0.0001 * (i % 2) for i in range(240))

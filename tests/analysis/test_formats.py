@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from records import failed, run, save, spec, steps
+from records import failed, run, run_table, save, spec, steps
 
 from analysis import formats
 from analysis.columns import columns
 from analysis.formats.numbers import MISSING, cell, significant, size
-from analysis.table import plain, read_csv, run_table
+from analysis.table import plain, read_csv
 from bench.cli import main
 
 NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records import run, spec, steps
+from records import run, run_table, spec, steps
 from scipy import stats as scipy_stats
 
-from analysis.table import run_table
 from bench.measure.window import closes
 from bench.spec import MeasureSpec
 from bench.statistics import effective_size, median_interval, series_interval, signs

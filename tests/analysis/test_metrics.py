@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from records import MIB, failed, machine, memory, results, run, save, spec, steps
+from records import MIB, failed, machine, memory, results, run, run_table, save, spec, steps
 
 from analysis.prices import priced
-from analysis.table import plain, run_table
+from analysis.table import plain
 from bench.cli import main
 from bench.errors import UserError
 from bench.predict.flops import flops_per_step

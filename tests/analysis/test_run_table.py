@@ -4,12 +4,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from records import MIB, failed, machine, memory, observed, run, scattered, spec, steps
+from records import MIB, failed, machine, memory, observed, run, run_table, scattered, spec, steps
 
 from analysis import columns as columns_module
 from analysis import metrics as metrics_package
 from analysis.columns import SHOWN, columns
-from analysis.table import plain, run_table
+from analysis.table import plain
 from bench import plugins
 from bench.predict.flops import flops_per_step
 from bench.record import Link, Outcome

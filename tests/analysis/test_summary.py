@@ -1,12 +1,12 @@
 import math
 
 import pytest
-from records import failed, memory, run, scattered, spec, steps
+from records import failed, memory, run, run_table, scattered, spec, steps
 
 from analysis.questions import by_question, name
 from analysis.stats.series import rate_interval
 from analysis.summary import COLUMNS, summarise
-from analysis.table import plain, run_table
+from analysis.table import plain
 
 
 def rows(*records):

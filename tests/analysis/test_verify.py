@@ -2,9 +2,9 @@ import math
 from typing import Any
 
 import pytest
-from records import LOSSES, failed, observed, run, spec, steps
+from records import LOSSES, failed, observed, run, run_table, spec, steps
 
-from analysis.table import plain, run_table
+from analysis.table import plain
 from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE
 from bench.record import RunRecord
 from bench.spec import EngineSpec, Precision

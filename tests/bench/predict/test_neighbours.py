@@ -1,12 +1,13 @@
 """What measured runs say of predictions for their neighbours."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import store
-from bench.predict.neighbours import UNCORRECTED, Predicted, corrections, identity, nearest, neighbour
+from bench.predict.neighbours import UNCORRECTED, Correction, Predicted, correction, identity, nearest, neighbour
 from bench.record import Outcome, RunRecord
 
 RUNS = Path(__file__).parents[2] / "data/runs"
@@ -31,6 +32,11 @@ def peak_bytes(record: RunRecord) -> int:
 def scaled(step: float, memory: float) -> Any:
     """Predictions that are so many times too small."""
     return lambda record: Predicted(median_s(record) / step, round(peak_bytes(record) / memory))
+
+
+def corrections(records: Iterable[RunRecord], predict: Callable[[RunRecord], Predicted | None]) -> Correction:
+    """How far runs were from what is predicted of them."""
+    return correction([found for record in records if (found := neighbour(record, predict(record)))])
 
 
 def test_without_runs_nothing_is_corrected() -> None:
