@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import config, models, store
+from bench.errors import UserError
 from bench.prediction_inputs.memory_runs import RecordedRuns
 from bench.record import Circumstance, RankMemory
 from bench.spec import Batch, RunSpec, canonical, config_id
@@ -172,11 +173,14 @@ def _rehearsed(case: Case, results: Path) -> list[object]:
 
 
 def given(doc: str | None) -> RecordedRuns:
-    """Return the recorded runs in the folder that is given on the command line; UserError where they are not in it."""
+    """Return the recorded runs in the folder that is given on the command line; end in a line where it holds none."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"), metavar="FOLDER")
     recorded = RecordedRuns(parser.parse_args().results)
-    recorded.require()
+    try:
+        recorded.require()
+    except UserError as error:
+        raise SystemExit(str(error)) from error
     return recorded
 
 
