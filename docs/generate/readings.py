@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import re
 from typing import get_args
 
 from analysis.columns import all_columns
@@ -100,4 +101,8 @@ def _functions(module: object) -> list[object]:
 def _function(module: str, function: object) -> str:
     name = function.__name__  # type: ignore[attr-defined]
     signature = str(inspect.signature(function)).replace("'", "")  # type: ignore[arg-type]
+    signature = re.sub(r"<function (\w+) at 0x\w+>", r"\1", signature)  # where it lies differs from run to run
+    signature = (
+        re.sub(r"PosixPath\(([^)]*)\)", r"\1", signature).replace("pathlib.", "").replace("collections.abc.", "")
+    )
     return f"### {name}\n\n```python\n{module}.{name}{signature}\n```\n\n{prose(inspect.getdoc(function) or '')}"
