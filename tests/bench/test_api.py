@@ -80,7 +80,7 @@ def test_a_plan_goes_only_where_it_is_for(tmp_path: Path) -> None:
     queued, here = (api.plan(overrides=GPUS | {"launcher": "slurm"}), api.plan("smoke", {"engine": "ddp"}))
     with pytest.raises(api.UserError, match="launcher=slurm: starts elsewhere; submit the plan"):
         api.run(queued, results=tmp_path)
-    with pytest.raises(api.UserError, match="launcher=local: has no queue; run the plan, or choose launcher=slurm"):
+    with pytest.raises(api.UserError, match="launcher=local: has no queue; run the plan, or choose launcher="):
         api.submit(here, results=tmp_path)
     assert not list(tmp_path.iterdir())
 
