@@ -13,6 +13,8 @@ import pytest
 from bench import cli
 from bench.record import RunRecord
 
+ROOT = Path(__file__).parents[2]
+
 pytestmark = pytest.mark.processes
 
 SHORT = (
@@ -30,7 +32,7 @@ STAGE_3 = (
 
 def recorded() -> dict[str, dict[str, str]]:
     """A real run of two ranks over gloo for each engine, by its engine."""
-    lines = (Path(__file__).parent / "predict" / "peaks.csv").read_text().splitlines()
+    lines = (ROOT / "results" / "predictions" / "inputs" / "peaks.csv").read_text().splitlines()
     runs = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     return {
         engine: next(run for run in runs if {f"engine={engine}", "devices_per_node=2"} <= set(run["overrides"].split()))
