@@ -2,6 +2,7 @@
 measures nothing again that is."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def check(session: Session) -> bool:
         return False
     tests = ("tests/bench/test_cuda.py", "tests/bench/test_cuda_runs.py")
     needed = {} if session.trial else {"ZEROSCALE_REQUIRE_CUDA": "1"}  # where tests that skip show nothing
-    return report.exists() or session.call("-m", "pytest", "-q", "-rs", *tests, environment=needed, output=report)
+    return report.exists() or session.module("pytest", "-q", "-rs", *tests, environment=needed, output=report)
 
 
 def sweep(session: Session) -> bool:
@@ -55,7 +56,7 @@ def tuning(session: Session) -> bool:
     tiny = (*TINY, "model.compile=none") if session.trial else ()  # for a processor it compiles for minutes
     apart = f"{session.results}/expandable_segments"  # another setting is another question, and no repeat of it
     fast = ("sweep", "study=single_gpu_fast", f"machine={session.machine}", "--results", apart, *tiny)
-    return session.call("-m", "bench.cli", *fast, environment=EXPANDABLE) and tuned
+    return session.module("bench.cli", *fast, environment=EXPANDABLE) and tuned
 
 
 def plain(session: Session) -> bool:
@@ -67,7 +68,7 @@ def plain(session: Session) -> bool:
 def _plain(session: Session, model: str, micro: int) -> bool:
     report = session.reports / f"plain_{model}.txt"
     words = (f"model={model}", f"batch.micro={micro}", *_circumstances(session), *_tiny(session))
-    return report.exists() or session.call("-m", "bench.gpu_study.plain", *words, output=report)
+    return report.exists() or session.module("bench.gpu_study.plain", *words, output=report)
 
 
 def rehearsals(session: Session) -> bool:
@@ -96,7 +97,8 @@ def overhead(session: Session) -> bool:
     point = ["model=mt5_base", "batch.micro=8", "precision=bf16", "sequence.encoder=512", "sequence.decoder=128"]
     few = ["--launches", "1", "--rounds", "2"] if session.trial else ["--launches", "2", "--point", *point]
     words = ["--ranks", "1", "--device", "cpu" if session.trial else "cuda", *few]
-    return report.exists() or session.call("-m", "tests.benchmarks.overhead", *words, output=report)
+    here = {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))}
+    return report.exists() or session.module("tests.benchmarks.overhead", *words, environment=here, output=report)
 
 
 def calibrate(session: Session) -> bool:
@@ -123,7 +125,7 @@ def _drawn(session: Session, name: str) -> bool:
     folder, told = str(session.results / name), name.replace("/", "_")
     table = session.reports / f"{told}.csv"
     drawn = session.zeroscale("report", folder, "--out", str(session.reports / told))
-    return session.call("-m", "bench.cli", "table", folder, "--format", "csv", output=table) and drawn
+    return session.module("bench.cli", "table", folder, "--format", "csv", output=table) and drawn
 
 
 def _study(session: Session, name: str) -> bool:

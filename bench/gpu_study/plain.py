@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.processes import module_command
+
 WARM_UP, STEPS = 10, 30
 POINT = ("devices_per_node=1", "nodes=1", "data=synthetic", "batch.accumulation=1")
 ZERO_2: dict[str, Any] = {
@@ -67,7 +69,7 @@ def fast_options() -> list[str]:
 
 def our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
     """Measure a point with `zeroscale run`; return tokens with padding per second of its window."""
-    command = [sys.executable, "-m", "bench.cli", "run", *overrides, "--json", "--study", "plain"]
+    command = module_command("bench.cli", "run", *overrides, "--json", "--study", "plain")
     done = subprocess.run([*command, "--results", str(results)], stdout=subprocess.PIPE, text=True, check=False)
     record = json.loads(done.stdout or "{}")
     if done.returncode:
@@ -95,7 +97,7 @@ def plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float
         spec, out = Path(folder, "spec.json"), Path(folder, "out.json")
         spec.write_text(asked.spec.model_dump_json(by_alias=True))
         words = ["--as-process", str(spec), str(out), "--loop", loop, "--steps", str(steps)]
-        command = [sys.executable, "-m", "bench.gpu_study.plain", *words]
+        command = module_command("bench.gpu_study.plain", *words)
         if subprocess.run(command, env=os.environ | alone, check=False).returncode:
             raise SystemExit(f"the plain loop ({loop}) failed")
         seconds = json.loads(out.read_text())["seconds"]

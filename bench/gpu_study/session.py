@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.processes import module_command
+
 _SHOWN = 15  # last lines of what is kept
 _PARTING_S = 30.0  # for a run to end in good order
 _BEGAN_AT = time.monotonic()
@@ -30,7 +32,13 @@ class Session(NamedTuple):
 
     def zeroscale(self, *words: str) -> bool:
         """Run a verb of the command; return whether it came to its end and succeeded."""
-        return self.call("-m", "bench.cli", *words)
+        return self.module("bench.cli", *words)
+
+    def module(
+        self, name: str, *words: str, environment: dict[str, str] | None = None, output: Path | None = None
+    ) -> bool:
+        """Run a module, as `call` does."""
+        return self.call(*module_command(name, *words)[1:], environment=environment, output=output)
 
     def call(self, *words: str, environment: dict[str, str] | None = None, output: Path | None = None) -> bool:
         """Run Python with `words`, interrupted when the time is over; return whether it came to its end and succeeded.
@@ -39,7 +47,7 @@ class Session(NamedTuple):
         """
         if self.left_s <= 0:
             return False
-        _say(" ".join(words).replace("-m bench.cli", "zeroscale"))
+        _say(" ".join(words).replace("-P -m bench.cli", "zeroscale"))
         if output is None:
             return self._wait(words, environment, None) == 0
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -62,8 +70,7 @@ class Session(NamedTuple):
         """Return what a verb prints that only looks; an empty string if it fails, or the time is over."""
         if self.left_s <= 0:
             return ""
-        command = (sys.executable, "-m", "bench.cli", *words)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(module_command("bench.cli", *words), capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else ""
 
     def _wait(self, words: Sequence[str], environment: dict[str, str] | None, output: int | None) -> int:

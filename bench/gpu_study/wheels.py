@@ -24,6 +24,8 @@ from packaging.requirements import Requirement
 from packaging.tags import platform_tags
 from packaging.utils import canonicalize_name
 
+from bench.processes import module_command
+
 ROOT = Path(__file__).parents[2]
 THERE = ("torch", "transformers")
 """What a machine that trains has anyhow."""
@@ -131,7 +133,7 @@ def _fetch(requirement: str, folder: Path, python: str, running: str) -> None:
 
 def _pip(*words: str, quietly: bool = False) -> bool:
     """Call pip; where it fails, return False or end the program."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", words[0], "--quiet", *words[1:]]
+    command = module_command("pip", "--disable-pip-version-check", words[0], "--quiet", *words[1:])
     done = subprocess.run(command, capture_output=quietly, check=False)
     if done.returncode and not quietly:
         raise SystemExit(f"failed: {' '.join(command[1:])}")

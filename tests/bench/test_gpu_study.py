@@ -43,7 +43,7 @@ def test_a_part_whose_answer_is_there_is_not_called_again(tmp_path: Path, called
         (tmp_path / "reports" / f"{name}.txt").write_text("answered")
     here = session(tmp_path)
     assert parts.check(here) and parts.overhead(here) and parts.plain(here)
-    assert [text.split()[:3] for text in called] == [["-m", "bench.gpu_study.plain", "model=mt5_xl"]]
+    assert [text.split()[:4] for text in called] == [["-P", "-m", "bench.gpu_study.plain", "model=mt5_xl"]]
 
 
 def test_a_part_that_needs_a_checkout_says_so_where_there_is_none(
