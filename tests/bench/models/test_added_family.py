@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pages import write
+from saved_tensors import kept_by_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -116,7 +117,7 @@ def test_the_described_activations_are_to_the_byte_what_autograd_keeps(
     if checkpointing:  # a checkpoint keeps its random state, which is no tensor that autograd saves
         saved -= SIZES["layers"] * activations.RANDOM_STATE["cpu"]
     divisor = 4  # of the loss, one number
-    assert kept_by_autograd(built) == saved + divisor
+    assert kept_by_autograd(built, lambda: loss_of(built)) == saved + divisor
 
 
 @pytest.mark.usefixtures("inside")
@@ -132,19 +133,3 @@ def test_an_objective_hides_what_it_says_and_a_source_counts() -> None:
     alone = small(objective="continuation", data=source, sequence={"tokens": 9}, batch={"micro": 6})
     together = torch.cat([tensors["input_ids"] for tensors, _ in batches])
     assert torch.equal(next(data.load("counting").micro_batches(alone, 0)).tensors["input_ids"], together)
-
-
-def kept_by_autograd(model: Any) -> int:
-    """Bytes of the distinct storages, weights aside, that a forward pass saves for backward."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        assert loss_of(model).requires_grad
-    return sum(storage.nbytes() for storage in storages.values())

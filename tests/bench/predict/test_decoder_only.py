@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from saved_tensors import kept_by_autograd
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -99,23 +100,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     # one mask for all blocks, which eager attention adds and each checkpoint keeps, is not predicted
     mask = WIDTH[precision] * 3 * TOKENS * TOKENS if checkpointing and attention == "eager" else 0
     divisor = 4  # of the loss, one number
-    assert kept_by_autograd(model) == saved + mask + divisor
-
-
-def kept_by_autograd(model: Any) -> int:
-    """Bytes of the distinct storages, weights aside, that a forward pass saves for backward."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        assert loss(model, 3).requires_grad
-    return sum(storage.nbytes() for storage in storages.values())
+    assert kept_by_autograd(model, lambda: loss(model, 3)) == saved + mask + divisor
 
 
 # ---------------------------------------------------------------------------------------------- through every engine

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from saved_tensors import kept_by_autograd
 
 from bench import config, store
 from bench.engines.deepspeed.facts import divided_at
@@ -52,24 +53,12 @@ def test_model_states_are_those_of_zeros_table_to_the_printed_digits(row: dict[s
 # ---------------------------------------------------------------------------------------------- activations
 
 
-def kept_by_autograd(spec: RunSpec) -> int:
-    """Bytes of the distinct storages, weights aside, that a forward pass of the real model saves for backward."""
+def kept_by_t5(spec: RunSpec) -> int:
+    """Bytes that a forward pass of the real model saves for backward, weights aside."""
     module = build(spec, on_device(spec.precision))
     initialise(module, spec)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
-        return tensor
-
     encoder, decoder = (torch.randint(2, 96, (spec.batch.micro, length)) for length in spec.sequence.values())
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = module(input_ids=encoder, labels=decoder).loss
-    assert loss.requires_grad
-    return sum(storage.nbytes() for storage in storages.values())
+    return kept_by_autograd(module, lambda: module(input_ids=encoder, labels=decoder).loss)
 
 
 def spec_of(shape: dict[str, Any], attention: str = "sdpa", dropout: float = 0.0, **rest: Any) -> RunSpec:
@@ -102,7 +91,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     predicted = activations.segments(network_of(spec), workload(spec, "cpu"))
     saved = sum(segment.saved * times for block, times in predicted for segment in block)
     sum_of_weights = 4 if precision == "fp32" else 2  # the loss's divisor, one number
-    assert kept_by_autograd(spec) - sum_of_weights == saved
+    assert kept_by_t5(spec) - sum_of_weights == saved
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])

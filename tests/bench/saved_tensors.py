@@ -1,0 +1,21 @@
+"""What autograd keeps of a forward pass: the truth that predicted activations are held against."""
+
+from collections.abc import Callable
+
+import torch
+
+
+def kept_by_autograd(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> int:
+    """Bytes of the distinct storages, weights aside, that `loss` of a real model saves for backward."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage  # held, so that no address is given out twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert loss().requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
