@@ -5,6 +5,7 @@
     plan = api.plan("smoke", {"engine": ["ddp", "zero2"]})
     api.run(plan, results="results/runs")
     api.status("results/runs/smoke").answered
+    api.resume("results/runs/smoke")
     api.predict(overrides="model=mt5_xl engine=zero3 devices_per_node=8 machine=h100")[0].time
 
 Overrides are a text as on the command line, a list of such texts, or a mapping, in which a list stands for several
@@ -12,17 +13,19 @@ values. Nothing here prints; whatever cannot be done raises a UserError.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.errors import UserError
+from bench.store import RESULTS, Unreadable
 from bench.study import Study
 
 if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` needs no Hydra, and `run` no scheduler
     from bench.advising.search import Answer
     from bench.dispatch.feed import Fed
     from bench.dispatch.view import View
+    from bench.findings import Finding
     from bench.local.attempt import MeasuredRun
     from bench.local.here import Ended
     from bench.planning.overrides import Given
@@ -31,14 +34,13 @@ if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` nee
     from bench.planning.sweep import Plan
 
 __all__ = [
-    "Status", "Study", "UserError", "advise", "measure", "plan", "point", "predict", "rehearsal", "rehearse", "run",
-    "status", "submit",
+    "Status", "Study", "UserError", "advise", "cancel", "measure", "plan", "point", "predict", "prepare", "rehearsal",
+    "rehearse", "resume", "run", "status", "submit", "unreadable",
 ]  # fmt: skip
 
 Folder = str | Path
 Told = Callable[[str], None]
 """Hears what is going on, a text at a time."""
-RESULTS = Path("results/runs")
 
 
 def _silent(text: str) -> None:
@@ -103,6 +105,54 @@ def submit(plan: "Plan", results: Folder = RESULTS) -> "Fed":
     return feed(folder, autopilot=plan.autopilot)
 
 
+def resume(
+    folder: Folder,
+    *,
+    autopilot: bool = False,
+    patience_s: float = 0.0,
+    tell: Told = _silent,
+    follow: Told = _silent,
+) -> "Fed | Ended":
+    """Start what of a study has no final answer yet, and never what has one: submitted to its queue, or measured here.
+
+    Return what was submitted, or how its points ended. Attempts that ended without a record get one first; every point
+    may be tried as often as its study allows. `autopilot` and `patience_s` are for a queue: go on by itself, and wait
+    so long for a scheduler that does not answer. `tell` and `follow` are those of `run`.
+    """
+    from bench import launchers
+    from bench.dispatch.feed import feed
+    from bench.dispatch.settle import settle
+    from bench.dispatch.view import look
+    from bench.local.here import Asked, Here
+    from bench.sweep import asked
+
+    folder = Path(folder)
+    sweeps = asked.read(folder)
+    if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
+        return feed(folder, autopilot=autopilot, patience_s=patience_s)
+    if autopilot:
+        raise UserError("--autopilot", "this sweep has no queue", "leave it out")
+    settle(look(folder))
+    wanted = [Asked(key, sweep, point) for key, (sweep, point) in asked.union(sweeps).items()]
+    return Here(folder, wanted, retry=False, tell=tell, follow=follow).run()
+
+
+def cancel(folder: Folder) -> list[str]:
+    """Cancel every job of a study that its scheduler still has, and no other; return their numbers."""
+    from bench.dispatch import feed
+
+    return feed.cancel(Path(folder))
+
+
+def unreadable(folder: Folder) -> list[Unreadable]:
+    """Return the files of a study's folder that do not hold what their names say: they count as not there."""
+    from bench.sweep import asked
+    from bench.sweep.survey import survey
+
+    asked.read(Path(folder))  # raises for a folder of no study
+    return list(survey(Path(folder)).unreadable)
+
+
 class Status(NamedTuple):
     """Where every point of a study stands."""
 
@@ -139,6 +189,35 @@ def status(folder: Folder) -> Status:
         if settle(view):
             view = look(folder)
     return Status(view, "")
+
+
+def prepare(
+    study: Study | Folder | None = None,
+    overrides: "Given" = (),
+    *,
+    results: Folder = RESULTS,
+    config_dir: Folder | None = None,
+    offline: bool = False,
+    architectures: Sequence[str] | None = None,
+    follow: Told = _silent,
+) -> "Iterator[Finding]":
+    """Stage data, tokenizers and compiled ops that the points need where there is no network, and check them; return
+    what was found, one thing at a time, while the work goes on.
+
+    `offline` only checks. `architectures` are the GPUs' to build for, such as 8.0; by default that of the GPU here. For
+    a launcher with a queue the job that checks on a node is written below `results`. `follow` hears what is going on.
+    """
+    from bench import preparation
+
+    return preparation.prepare(
+        study,
+        overrides,
+        _path(config_dir),
+        Path(results),
+        offline=offline,
+        build_for=architectures,
+        follow=follow,
+    )
 
 
 def predict(

@@ -32,6 +32,8 @@ from bench.record import (
 )
 from bench.spec import RunSpec, config_id
 
+RESULTS = Path("results/runs")
+"""Folder of all studies' results, where no other is given."""
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
 STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json", "rendezvous.json"
 INTERRUPTED = "interrupted.json"

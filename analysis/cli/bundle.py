@@ -12,15 +12,14 @@ import argparse
 import socket
 from pathlib import Path
 
+from analysis.cli import records
 from bench.errors import UserError
 
 _BUNDLES = Path("results/bundles")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths", nargs="*", type=Path, default=[Path("results/runs")], metavar="DIR", help="default: results/runs"
-    )
+    records.arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {_BUNDLES}/<study>.tar.gz")
     parser.add_argument("--anonymous", action="store_true", help="for a blind review: no names in it")
 
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     found = reading.read(args.paths)
     results.warn(found)
     if not found.records:
-        raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
+        raise records.missing(args.paths)
     name, files = bundle(found, args.paths, _here() if args.anonymous else None)
     out = args.out or _BUNDLES / f"{name}{'-anonymous' if args.anonymous else ''}.tar.gz"
     try:

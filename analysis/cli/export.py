@@ -10,6 +10,7 @@ doubled. Needs the extra of that name: pip install 'zeroscale[mlflow]'.
 import argparse
 from pathlib import Path
 
+from analysis.cli import records
 from bench.errors import UserError
 
 _SHOWN_BY = {
@@ -19,9 +20,7 @@ _SHOWN_BY = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths", nargs="*", type=Path, default=[Path("results/runs")], metavar="DIR", help="default: results/runs"
-    )
+    records.arguments(parser)
     parser.add_argument("--to", choices=tuple(_SHOWN_BY), required=True)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the page's files")
 
@@ -30,13 +29,9 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 when every record that could be read is there."""
     import importlib
 
-    from analysis import results
     from analysis.export.run import runs
 
-    found = results.read(args.paths)
-    results.warn(found)
-    if found.table.empty:
-        raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
+    found = records.read(args.paths)
     exported = runs(found)
     try:
         written = importlib.import_module(f"analysis.export.{args.to}").write(exported, args.out)

@@ -10,27 +10,22 @@ An older report in the folder is replaced.
 import argparse
 from pathlib import Path
 
-from bench.errors import UserError
+from analysis.cli import records
 
 _REPORTS = Path("results/reports")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths", nargs="*", type=Path, default=[Path("results/runs")], metavar="DIR", help="default: results/runs"
-    )
+    records.arguments(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {_REPORTS}/<study>, or all for several")
     parser.add_argument("--price", type=float, metavar="P", help="of a device and hour, in any currency: adds costs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the report is written."""
-    from analysis import report, results
+    from analysis import report
 
-    found = results.read(args.paths)
-    results.warn(found)
-    if found.table.empty:
-        raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
+    found = records.read(args.paths)
     studies = set(found.table["study"])
     out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
     print(report.write(found, out, args.price))

@@ -11,9 +11,9 @@ says what each column means.
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.cli import records
 from bench.errors import UserError, nearest, printable
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths", nargs="*", type=Path, default=[Path("results/runs")], metavar="DIR", help="default: results/runs"
-    )
+    records.arguments(parser)
     parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
     parser.add_argument("--columns", metavar="A,B,…", help="only these, in this order")
     parser.add_argument(
@@ -33,12 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0; what is no record is named on standard error."""
-    from analysis import formats, prices, results
+    from analysis import formats, prices
 
-    found = results.read(args.paths)
-    results.warn(found)
-    if found.table.empty:
-        raise UserError(" ".join(map(str, args.paths)), "no record below", "give a results folder, or measure first")
+    found = records.read(args.paths)
     priced = found.table if args.price is None else prices.priced(found.table, args.price)
     frame = _chosen(priced, args.columns)
     if args.format == "text":

@@ -21,9 +21,8 @@ from bench.predict.memory import memory
 from bench.predict.step_time import step_time
 from bench.record import RunRecord
 from bench.spec import Device, RunSpec
+from bench.store import RESULTS
 from bench.wording import count
-
-RESULTS = Path("results/runs")
 
 
 class Answer(NamedTuple):

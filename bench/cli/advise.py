@@ -24,6 +24,7 @@ from bench.advising.search import Answer
 from bench.cli import advised, options
 from bench.cli.advised_json import as_json
 from bench.planning import target
+from bench.store import RESULTS
 
 __doc__ = __doc__.format(words=questions.help_text())
 
@@ -32,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.overrides(parser, "override of conf/config.yaml, or a plain word", least="+")
     options.as_json(parser)
     options.config_dir(parser)
-    parser.add_argument("--results", type=Path, metavar="DIR", help=f"measured runs, default: {search.RESULTS}")
+    parser.add_argument("--results", type=Path, metavar="DIR", help=f"measured runs, default: {RESULTS}")
     parser.add_argument(
         "--export", type=Path, metavar="DIR", help="hand the winner over: a new folder that starts alone"
     )

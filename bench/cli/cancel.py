@@ -6,8 +6,8 @@ zeroscale cancel results/runs/paper
 import argparse
 import json
 
+from bench import api
 from bench.cli import options
-from bench.dispatch.feed import cancel
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the scheduler took it, also where there was nothing to cancel."""
-    numbers = cancel(args.folder)
+    numbers = api.cancel(args.folder)
     if args.json:
         print(json.dumps({"cancelled": numbers}))
     else:

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from bench.store import RESULTS
+
 JSON = "print JSON for another program"
 
 
@@ -28,13 +30,11 @@ def config_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results", type=Path, default=Path("results/runs"), metavar="DIR", help="default: %(default)s"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: %(default)s")
 
 
 def study_folder(parser: argparse.ArgumentParser, example: str = "smoke") -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help=f"folder of a study, e.g. results/runs/{example}")
+    parser.add_argument("folder", type=Path, metavar="DIR", help=f"folder of a study, e.g. {RESULTS / example}")
 
 
 def autopilot(parser: argparse.ArgumentParser) -> None:

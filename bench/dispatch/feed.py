@@ -1,6 +1,7 @@
 """Submit what is left, within what the cluster takes and the study may cost; chain the autopilot; cancel."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from bench.sweep.neighbourhood import Neighbourhood
 from bench.sweep.standing import Standing
 
 _AUTOPILOT_MIN = 15
+_RETRY_S = 20.0
 
 
 class Fed(NamedTuple):
@@ -35,12 +37,19 @@ class Fed(NamedTuple):
     autopilot: str | None  # the number of the job that goes on by itself
 
 
-def feed(folder: Path, *, autopilot: bool) -> Fed:
-    """Settle what has ended and submit what has no answer, as far as the limits allow; return at once."""
-    try:
-        return _feed(folder, autopilot)
-    except OSError as error:
-        raise store.unwritable(folder, error) from error
+def feed(folder: Path, *, autopilot: bool, patience_s: float = 0.0) -> Fed:
+    """Settle what has ended and submit what has no answer, as far as the limits allow; return at once, or after at most
+    `patience_s` where the scheduler does not answer."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return _feed(folder, autopilot)
+        except SchedulerAway:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_RETRY_S)
+        except OSError as error:
+            raise store.unwritable(folder, error) from error
 
 
 def _feed(folder: Path, autopilot: bool) -> Fed:
