@@ -47,10 +47,10 @@ bench: $(INSTALLED)
 bench-testbed: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.packed
 
-# The ledger of predictions, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
+# Predictions beside what came true, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
 # of an hour more: python -m bench.prediction_inputs.rehearsals, and then .beside_real.
 predictions: $(INSTALLED)
-	$(BIN)/zeroscale ledger --predictions
+	$(BIN)/zeroscale predictions
 
 # What the command answers, into golden/, and its digests anew: where an answer is meant to change, or to see how it did.
 golden: $(INSTALLED)

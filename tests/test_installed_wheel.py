@@ -42,7 +42,7 @@ def called(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProce
 
 
 def test_a_wheel_puts_predictions_beside_what_came_true_in_a_folder_of_results(installed: Path, tmp_path: Path) -> None:
-    told = called(installed, tmp_path, "bench.cli", "ledger", "--predictions", str(ROOT / "results"), "--out", "new")
+    told = called(installed, tmp_path, "bench.cli", "predictions", str(ROOT / "results"), "--out", "new")
     assert told.returncode == 0, told.stderr
     committed = ROOT / "results" / "predictions"
     written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
@@ -50,7 +50,7 @@ def test_a_wheel_puts_predictions_beside_what_came_true_in_a_folder_of_results(i
 
 
 def test_a_wheel_without_a_folder_of_results_says_what_is_missing(installed: Path, tmp_path: Path) -> None:
-    told = called(installed, tmp_path, "bench.cli", "ledger", "--predictions")
+    told = called(installed, tmp_path, "bench.cli", "predictions")
     assert told.returncode == 2
     assert told.stderr == (
         "zeroscale: results: holds no measured/two_cores, with which predictions are compared; "

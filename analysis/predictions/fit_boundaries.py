@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from analysis.ledger.published import read
+from analysis.claims.published import read
 from analysis.predictions import Comparison, Point, Verdict, estimators, shapes
 from bench.predict.memory import memory
 from bench.spec import RunSpec

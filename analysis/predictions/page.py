@@ -1,4 +1,4 @@
-"""The page and the tables of the ledger of predictions, as text."""
+"""The page and the tables of predictions beside what came true, as text."""
 
 import csv
 import io

@@ -11,7 +11,7 @@ comes from the row of one node, so what tensor parallelism moves inside a node l
 
 from typing import NamedTuple
 
-from analysis.ledger.published import read
+from analysis.claims.published import read
 from analysis.predictions import Comparison, Point
 from analysis.predictions.shapes import shape
 from bench.machine import CollectiveKind, Machine

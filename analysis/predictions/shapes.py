@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from analysis.ledger.published import read
+from analysis.claims.published import read
 
 SIZES = ("d_model", "d_kv", "d_ff", "encoder_layers", "decoder_layers", "heads", "vocab")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 
-from analysis.ledger.published import read
+from analysis.claims.published import read
 from analysis.predictions import Comparison, Point, estimators, relative
 from bench.engine_facts import Division
 

@@ -45,11 +45,13 @@ VERBS = {
         "analysis.cli.compare", "which configurations are faster, slower or the same in another set; a gate"
     ),
     "ab": Verb("bench.cli.ab", "measure two git revisions or two environments in turn, and compare them"),
-    "ledger": Verb("analysis.cli.ledger", "the study's claims beside what was measured, with verdicts"),
+    "claims": Verb("analysis.cli.claims", "the study's claims beside what was measured, with verdicts"),
+    "predictions": Verb("analysis.cli.predictions", "every prediction beside what came true, as a page with tables"),
     "bundle": Verb("analysis.cli.bundle", "a study in one file: to redraw every figure, to repeat any point"),
     "export": Verb("analysis.cli.export", "one run per record for TensorBoard or MLflow"),
 }
 _USAGE_ERROR = 2
+_FORMER = "ledger"  # the verb that claims and predictions were
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,6 +99,9 @@ def _version() -> str:
 
 
 def _run(name: str, words: list[str]) -> int:
+    if name == _FORMER:
+        new = "predictions" if "--predictions" in words else "claims"
+        raise UserError(name, "no such verb any more", f"call `zeroscale {new}`")
     if name not in VERBS:
         raise UserError(name, "no such verb", nearest(name, VERBS))
     verb = importlib.import_module(VERBS[name].module)

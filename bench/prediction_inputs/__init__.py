@@ -3,5 +3,5 @@
   python -m bench.prediction_inputs.rehearsals [FOLDER]   ten minutes; writes rehearsed.csv
   python -m bench.prediction_inputs.beside_real [FOLDER]  ten minutes; writes rehearsed_beside_real.csv
 
-FOLDER is that of results, as in a checkout; default: results. `zeroscale ledger --predictions` reads what is written.
+FOLDER is that of results, as in a checkout; default: results. `zeroscale predictions` reads what is written.
 """

@@ -87,7 +87,7 @@ def cases(*, whole: bool) -> dict[str, Case]:
         found[f"advise {block}"] = partial(answer, "advise", "--json", *_drawn_advice(block))
     for name in _sets():
         found[f"table {name}"] = partial(answer, "table", str(RECORDED / name), "--format", "csv")
-        found[f"ledger {name}"] = partial(answer, "ledger", str(RECORDED / name))
+        found[f"claims {name}"] = partial(answer, "claims", str(RECORDED / name))
     for before, after in _COMPARED:
         words = ("compare", str(RECORDED / before), str(RECORDED / after), "--across", "machine")
         found[f"compare {before} {after}"] = partial(answer, *words)

@@ -1,4 +1,4 @@
-"""GPU runs in the ledger of predictions: none is recorded yet, so these records are synthetic."""
+"""GPU runs beside their predictions: none is recorded yet, so these records are synthetic."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The estimators that the ledger of predictions quotes are DeepSpeed's own."""
+"""The estimators that the page of predictions quotes are DeepSpeed's own."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What the ledger of predictions takes a published report to ask is what its configuration would have composed."""
+"""What the page of predictions takes a published report to ask is what its configuration would have composed."""
 
 import pytest
 

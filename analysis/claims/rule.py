@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from analysis.claims import Comparison, Finding
+from analysis.claims.published import read
 from analysis.formats.numbers import significant
-from analysis.ledger.published import read
 from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import Row
 

@@ -19,7 +19,7 @@ from bench.store import unwritable, write_atomically
 PAGE = "README.md"
 
 
-def comparisons(recorded: RecordedRuns) -> list[Comparison]:
+def compare_all(recorded: RecordedRuns) -> list[Comparison]:
     """Return every comparison, in the order of the page."""
     return [
         zero_table.compare(),
@@ -33,7 +33,7 @@ def comparisons(recorded: RecordedRuns) -> list[Comparison]:
 
 
 def files(found: list[Comparison]) -> dict[str, str]:
-    """Return the files of the ledger by name: the page, and a table of each comparison."""
+    """Return the files by name: the page, and a table of each comparison."""
     return {PAGE: to_markdown(found)} | {f"{comparison.name}.csv": to_csv(comparison) for comparison in found}
 
 

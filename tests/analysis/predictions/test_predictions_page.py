@@ -1,4 +1,4 @@
-"""The ledger of predictions: every point with its signed error, bounds that are kept or not, files that are current."""
+"""Predictions beside what came true: every point with its signed error, bounds kept or not, files that are current."""
 
 import csv
 import io
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.predictions import Comparison, Point, ledger, page, recorded, tell, within, zero_table
+from analysis.predictions import Comparison, Point, comparisons, page, recorded, tell, within, zero_table
 from bench.cli import main
 
 ROOT = Path(__file__).parents[3]
-LEDGER = ROOT / "results" / "predictions"
+PAGE_FOLDER = ROOT / "results" / "predictions"
 RECORDED = recorded.RecordedRuns(ROOT / "results")
 HOLDS = {
     "zero_table", "peak_memory_building", "rehearsed_resident", "rehearsed_building", "rehearsed_beside_real_resident",
@@ -85,18 +85,18 @@ def test_a_printed_cell_may_be_rounded_or_cut_off(printed: str, exact: str, righ
     assert zero_table.right(printed, Decimal(exact)) is right
 
 
-# -- the ledger as it stands
+# -- the page as it stands
 
 
 @pytest.fixture(scope="module")
 def found() -> list[Comparison]:
-    return ledger.comparisons(RECORDED)
+    return comparisons.compare_all(RECORDED)
 
 
 def test_what_is_committed_is_what_the_command_writes(found: list[Comparison]) -> None:
     """Where this fails, `make predictions` writes it anew; look at what changed before it is committed."""
-    committed = {path.name: path.read_text(encoding="utf-8") for path in LEDGER.iterdir() if path.is_file()}
-    assert committed == ledger.files(found)
+    committed = {path.name: path.read_text(encoding="utf-8") for path in PAGE_FOLDER.iterdir() if path.is_file()}
+    assert committed == comparisons.files(found)
 
 
 def test_every_bound_that_holds_today_holds(found: list[Comparison]) -> None:
@@ -136,27 +136,30 @@ def test_a_table_holds_every_point_and_the_page_every_table(found: list[Comparis
 # -- the command
 
 
-def test_the_command_writes_the_ledger_and_says_what_came_of_it(
+def test_the_command_writes_the_page_and_says_what_came_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], found: list[Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "comparisons", lambda _: found)
-    assert main(["ledger", "--predictions", "--out", str(tmp_path / "new")]) == 0
+    monkeypatch.setattr(comparisons, "compare_all", lambda _: found)
+    assert main(["predictions", "--out", str(tmp_path / "new")]) == 0
     told = capsys.readouterr().out
     assert [line.split(":")[0] for line in told.splitlines()] == [*(one.name for one in found), "written"]
-    assert {path.name for path in (tmp_path / "new").iterdir()} == set(ledger.files(found))
+    assert {path.name for path in (tmp_path / "new").iterdir()} == set(comparisons.files(found))
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--predictions", "results", "more"], "more: --predictions reads one folder of results; leave it out"),
-        (["--out", "here"], "--out here: is the folder of --predictions; give both or neither"),
+        (
+            ["predictions", "results", "more"],
+            "predictions: unrecognized arguments: more; see `zeroscale predictions --help`",
+        ),
+        (["claims", "--out", "here"], "claims: unrecognized arguments: --out; see `zeroscale claims --help`"),
+        (["ledger", "results/runs"], "ledger: no such verb any more; call `zeroscale claims`"),
+        (["ledger", "--predictions"], "ledger: no such verb any more; call `zeroscale predictions`"),
     ],
 )
-def test_words_that_do_not_go_together_are_refused(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ledger", *words]) == 2
+def test_words_of_the_former_verb_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
     assert capsys.readouterr().err == f"zeroscale: {told}\n"
 
 
@@ -164,7 +167,7 @@ def test_a_folder_without_recorded_runs_is_refused_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "measured" / "two_cores").mkdir(parents=True)
-    assert main(["ledger", "--predictions", str(tmp_path), "--out", str(tmp_path / "new")]) == 2
+    assert main(["predictions", str(tmp_path), "--out", str(tmp_path / "new")]) == 2
     rule = "holds no predictions/inputs, with which predictions are compared"
     remedy = "give the folder `results` of a checkout of the repository"
     assert capsys.readouterr().err == f"zeroscale: {tmp_path}: {rule}; {remedy}\n"

@@ -1,4 +1,5 @@
-"""What becomes of the claims of arXiv 2310.05350 in a set of runs: an analogue of them, never a reproduction.
+"""The claims of arXiv 2310.05350, and what a set of runs says of them: an analogue of them, never a reproduction. What
+tests a claim nevertheless, and the verdict, say `analysis.claims.rule` and `analysis.claims.verdicts`.
 
 Pure, from results to findings. Two configurations are compared that differ in one thing only, of one machine, one
 environment class and measured evidence, by the time of a step over the whole window; a finding says of a claim what its

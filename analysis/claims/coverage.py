@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from analysis.ledger import rule
+from analysis.claims import rule
 from analysis.results import Results
 from analysis.table import plain
 from bench.spec import RunSpec

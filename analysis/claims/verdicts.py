@@ -1,6 +1,6 @@
-"""The ledger: each claim of the study beside what was measured, with a verdict and why.
+"""Each claim of the study beside what was measured, with a verdict and why.
 
-An analogue, such as a tiny model on a CPU, is never called a reproduction: `analysis.ledger.rule` says what tests a
+An analogue, such as a tiny model on a CPU, is never called a reproduction: `analysis.claims.rule` says what tests a
 claim.
 """
 
@@ -10,10 +10,9 @@ from typing import Literal, NamedTuple, get_args
 
 import pandas as pd
 
-from analysis.claims import CLAIMS, Claim, Comparison, Effect, Finding, findings
-from analysis.ledger import rule
-from analysis.ledger.coverage import covered
-from analysis.ledger.published import read
+from analysis.claims import CLAIMS, Claim, Comparison, Effect, Finding, findings, rule
+from analysis.claims.coverage import covered
+from analysis.claims.published import read
 from analysis.results import Results
 from analysis.stats.compare import verdicts
 
@@ -34,7 +33,7 @@ class Entry(NamedTuple):
     why: str
 
 
-def ledger(results: Results) -> list[Entry]:
+def judge(results: Results) -> list[Entry]:
     """Return an entry for each claim of the study and each machine where something was compared that is like it."""
     found = findings(results)
     weighed = {claim.id: claim for claim in CLAIMS}
@@ -50,7 +49,7 @@ def ledger(results: Results) -> list[Entry]:
 
 
 def as_table(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return the ledger as a table of text, one row per entry."""
+    """Return the entries as a table of text, one row per entry."""
     return pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
 
 

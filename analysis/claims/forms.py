@@ -1,11 +1,12 @@
-"""The ledger as text for documents and programs; both hold every word of it."""
+"""The verdicts as text for documents and programs; both hold every word of them."""
 
 import json
 from collections.abc import Sequence
 
+from analysis.claims import rule
+from analysis.claims.verdicts import Entry, as_table
 from analysis.formats import markdown
 from analysis.formats.numbers import MISSING
-from analysis.ledger import Entry, as_table, rule
 
 HEAD = ("Claim", "The study", "Machine", "Measured", "Verdict", "Why")
 

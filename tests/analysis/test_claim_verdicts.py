@@ -1,4 +1,4 @@
-"""The ledger: which sets of runs test a claim of the study, what they say of it, and that an analogue never does."""
+"""Verdicts on claims: which sets of runs test a claim of the study, what they say of it; an analogue never does."""
 
 import csv
 import io
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from records import failed, memory, results, run, save, spec, steps
 
-from analysis.claims import CLAIMS
-from analysis.ledger import Entry, ledger, published
+from analysis.claims import CLAIMS, published
+from analysis.claims.verdicts import Entry, judge
 from bench import config
 from bench.cli import main
 from bench.record import RunRecord
@@ -45,7 +45,7 @@ def stages(two: float, three: float, nodes: tuple[int, ...] = (1, 2, 4), **more:
 
 
 def entries(*records: RunRecord) -> dict[str, Entry]:
-    return {entry.claim: entry for entry in ledger(results(*records))}
+    return {entry.claim: entry for entry in judge(results(*records))}
 
 
 # -- what tests a claim
@@ -175,7 +175,7 @@ def test_machines_have_entries_of_their_own() -> None:
         for record in stages(1.0, 2.0)
         for machine in (record.circumstance.machine, record.circumstance.machine.model_copy(update={"name": "b"}))
     ]
-    third = [entry for entry in ledger(results(*moved)) if entry.claim == "C3"]
+    third = [entry for entry in judge(results(*moved)) if entry.claim == "C3"]
     assert [(entry.machine, entry.verdict) for entry in third] == [("cpu", "reproduced"), ("b", "reproduced")]
 
 
@@ -219,8 +219,8 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])
-def test_programs_read_the_whole_ledger(form: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ledger", str(runs), "--format", form]) == 0
+def test_programs_read_every_verdict(form: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", str(runs), "--format", form]) == 0
     text = capsys.readouterr().out
     rows = json.loads(text) if form == "json" else list(csv.DictReader(io.StringIO(text)))
     assert [row["claim"] for row in rows] == ["C1", "C2", "C3", "C4", "C5", "C6"]
@@ -229,12 +229,12 @@ def test_programs_read_the_whole_ledger(form: str, runs: Path, capsys: pytest.Ca
 
 def test_readers_are_told_the_rule(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("text", "md"):
-        main(["ledger", str(runs), "--format", form])
+        main(["claims", str(runs), "--format", form])
         told = capsys.readouterr().out
         assert told.startswith("A set tests a claim only as the study did: an mT5 model")
         assert told.count("not testable here") == 6
 
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ledger", str(tmp_path)]) == 2
+    assert main(["claims", str(tmp_path)]) == 2
     assert "no record below" in capsys.readouterr().err
