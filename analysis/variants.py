@@ -1,28 +1,22 @@
 """What tells two configurations apart that agree in every column: an option of the engine, the attention, the seed …"""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+from bench.point_fields import flatten, is_shown
 from bench.spec import RunSpec
 
-_COLUMNS = frozenset({
-    "model.name", "engine.name", "engine.backend", "data.name", "batch.micro", "batch.accumulation", "batch.global",
-    "nodes", "devices_per_node", "precision", "objective", "activation_checkpointing",
-})  # fmt: skip
-
 _PROTOCOL = "measure."
-_LENGTHS = "sequence."
 
 
 def variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     """Return by config_id the fields, with their values, in which configurations of its model and engine differ and
     that no column of the summary shows; empty where there are none. How long a configuration was measured is told only
     of those that nothing else sets apart."""
-    fields = {config_id: dict(_fields(_plain(spec))) for config_id, spec in specs.items()}
+    fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
     told = dict.fromkeys(specs, "")
     for members in _alike(specs, lambda one: (specs[one].model.name, specs[one].engine.name)):
-        _tell(told, members, fields, lambda name: not (_shown(name) or name.startswith(_PROTOCOL)))
-    shown = {one: tuple(sorted(field for field in fields[one].items() if _shown(field[0]))) for one in specs}
+        _tell(told, members, fields, lambda name: not (is_shown(name) or name.startswith(_PROTOCOL)))
+    shown = {one: tuple(sorted(field for field in fields[one].items() if is_shown(field[0]))) for one in specs}
     for twins in _alike(specs, lambda one: (told[one], shown[one])):
         _tell(told, twins, fields, lambda name: name.startswith(_PROTOCOL))
     return told
@@ -47,24 +41,6 @@ def _tell(
     for member in members:
         more = (f"{_short(name)}={fields[member].get(name, 'default')}" for name in differ)
         told[member] = ", ".join(filter(None, [told[member], *more]))
-
-
-def _shown(name: str) -> bool:
-    """Whether a column of the summary shows a field."""
-    return name in _COLUMNS or name.startswith(_LENGTHS)
-
-
-def _plain(spec: RunSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json", by_alias=True, exclude={"model": {"source"}})
-
-
-def _fields(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in plain.items():
-        place = f"{path}{name}"
-        if isinstance(value, dict):
-            yield from _fields(value, f"{place}.")
-        else:
-            yield place, str(value)
 
 
 def _short(name: str) -> str:

@@ -15,12 +15,13 @@ What a record is judged by is a `Case`; a set is judged in columns of them, all 
 import hashlib
 import json
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.engines import REFERENCE, known_facts
+from bench.point_fields import select
 from bench.record import Outcome, RunRecord, Steps
 from bench.spec import RunSpec
 
@@ -186,9 +187,8 @@ def _comparable(record: RunRecord) -> Steps | None:
 
 
 def _question(record: RunRecord) -> str:
-    """What two runs must share for their losses to be equal: all but engine, layout, protocol and mere kernels."""
+    """Return what two runs must share for their losses to be equal: all but engine, layout, protocol and kernels."""
     assert record.environment is not None and record.observations is not None  # _comparable
-    kernels: Any = {"model": {"source", "attention", "compile", "loss_chunk_tokens"}, "optimizer": {"implementation"}}
-    spec = record.spec.model_dump(mode="json", exclude={"engine": True, "parallel": True, "measure": True, **kernels})
+    spec = select(record.spec.model_dump(mode="json", by_alias=True), "losses")
     shared = [record.environment.environment_id, spec, record.observations.data]  # another corpus has other losses
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]

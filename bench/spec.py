@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from bench.point_fields import select
+
 DEFAULTS_VERSION = 1
 """Version of the defaults below. `config_id` leaves defaults out, so none of them changes within a version."""
 
@@ -267,14 +269,13 @@ class RunSpec(Frozen):
         return self
 
 
-_DERIVED: Any = {"model": {"source"}, "batch": {"global_"}}
 _LATER: dict[str, Any] = {"objective": OBJECTIVE, "parallel": Parallel()}
 """Fields that came after the first records, with the value that all of those had."""
 
 
 def canonical(spec: RunSpec) -> str:
     """Return the JSON text that identifies `spec`: sorted, defaults and derived fields left out."""
-    plain = spec.model_dump(mode="json", exclude_defaults=True, exclude=_DERIVED)
+    plain = select(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True), "identity")
     if spec.objective == OBJECTIVE and "sequence" in plain:
         plain["sequence"] = {kind: length for kind, length in spec.sequence.items() if LENGTHS.get(kind) != length}
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from bench.point_fields import flatten
 from bench.spec import RunSpec
 
 CONF = "conf"
@@ -33,16 +33,8 @@ def point(spec: RunSpec) -> Point:
         name = f"{content['name'].replace('.', '_')}_b{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         files[f"{CONF}/{group}/{name}.yaml"] = text.encode()
         words.append(f"{group}={name}")
-    words += [f"{key}={_written(value)}" for key, value in _flat(plain)]
+    words += [f"{key}={_written(value)}" for key, value in flatten(plain)]
     return Point(files, shlex.join(["zeroscale", "run", "--config-dir", CONF, *words]))
-
-
-def _flat(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in plain.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def _written(value: Any) -> str:

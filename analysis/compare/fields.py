@@ -1,18 +1,18 @@
 """What sets two configurations apart, field by field, and which differences are the question."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from analysis.summary import Row
 from bench.errors import UserError, nearest
+from bench.point_fields import flatten, select
 from bench.record import EnvironmentClass
 from bench.spec import RunSpec
 
 Fields = dict[str, str]
 """By dotted name, as text: those of the spec (`engine.options.stage`) and of what it met (`versions.torch`)."""
 
-_DERIVED: Any = {"model": {"source"}, "batch": {"global_"}}
 _CIRCUMSTANCE = ("measure", "machine", "evidence")
 _ENVIRONMENT = ("device", "container", "versions")
 _SAME_THING = {"machine": ("machine", "device")}  # a machine is what it is called and what is in it
@@ -42,12 +42,13 @@ class Difference(NamedTuple):
 
 def fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fields:
     """Return the fields of a row of the summary; those of its environment only where that is known."""
-    plain = spec.model_dump(mode="json", by_alias=True, exclude=_DERIVED)
+    plain = select(spec.model_dump(mode="json", by_alias=True), "identity")
     plain |= {"objective": spec.objective, "parallel": spec.parallel.model_dump()}
     met: dict[str, Any] = {"machine": row["machine"], "evidence": row["evidence"]}
     if environment:
         met |= environment.model_dump(mode="json", include=set(_ENVIRONMENT))
-    return dict(_flat(plain | met))
+    flat = flatten(plain | met)
+    return {name: _text(value) for name, value in flat if value is not None}
 
 
 def parse(text: str) -> tuple[Across, ...]:
@@ -119,9 +120,5 @@ def _prefixes(field: str) -> Iterator[str]:
     yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
-def _flat(plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in plain.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{name}.")
-        elif value is not None:
-            yield f"{path}{name}", value if isinstance(value, str) else json.dumps(value)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -4,13 +4,14 @@ import datetime
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from analysis.metrics import metrics
 from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import plain
 from bench.errors import UserError
+from bench.point_fields import flatten
 from bench.record import RunRecord
 from bench.spec import RunSpec
 
@@ -76,18 +77,10 @@ def _name(text: str) -> str:
 
 
 def _parameters(spec: RunSpec) -> Iterator[tuple[str, Parameter]]:
-    yield from _flat(spec.model_dump(mode="json", by_alias=True, exclude={"model": {"source"}}))
-
-
-def _flat(plain: dict[str, Any], path: str = "") -> Iterator[tuple[str, Parameter]]:
-    for name, value in plain.items():
-        key = f"{path}{name}".replace("engine.options.", "engine.").replace("data.options.", "data.")
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{name}.")
-        elif isinstance(value, Parameter):
-            yield key, value
-        elif value is not None:
-            yield key, str(value)
+    for name, value in flatten(spec):
+        if value is not None:
+            key = name.replace("engine.options.", "engine.").replace("data.options.", "data.")
+            yield key, value if isinstance(value, Parameter) else str(value)
 
 
 def _known(values: Sequence[float | None]) -> list[tuple[int, float]]:

@@ -14,6 +14,7 @@ from bench.errors import UserError
 from bench.machine import Machine
 from bench.planning import present, target
 from bench.planning.overrides import Given, study_of
+from bench.point_fields import is_shown
 from bench.record import Limits
 from bench.scheduling import SchedulingOptions
 from bench.spec import config_id
@@ -23,11 +24,7 @@ from bench.sweep.asked import Point, Rules, Sweep
 from bench.sweep.forecast import forecast
 from bench.wording import describe
 
-_SHOWN = {
-    "model", "engine", "data", "machine", "launcher", "precision", "nodes", "devices_per_node", "batch.micro",
-    "batch.accumulation", "batch.global", "objective", "activation_checkpointing",
-}  # fmt: skip
-"""Overrides that a point's one line shows already, beside those of its sequence."""
+_GROUPS = {"model", "engine", "data", "machine", "launcher"}
 
 
 class Plan(NamedTuple):
@@ -162,4 +159,5 @@ def _apart(overrides: list[tuple[Pair, ...]]) -> set[str]:
 
 
 def _shown(key: str) -> bool:
-    return key in _SHOWN or key.startswith("sequence.")
+    """Whether a point's one line shows an override already."""
+    return key in _GROUPS or (key.partition(".")[0] not in _GROUPS and is_shown(key))

@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bench.point_fields import MODEL_KERNELS
 from bench.record import Observations, RunRecord
+from bench.spec import ModelSpec
 
 ENOUGH = 2
 """Measured runs before memory is corrected at all, and before those of one engine are preferred to those of all: a
@@ -63,7 +65,7 @@ def neighbour(record: RunRecord, predicted: Predicted | None) -> Neighbour | Non
 def identity(model: Mapping[str, Any]) -> str:
     """Return what tells one plain ModelSpec from another: a sweep over shapes may give all of them one name, and other
     kernels are others to predict."""
-    kernels = (model.get("attention", "sdpa"), model.get("compile", "none"), model.get("loss_chunk_tokens"))
+    kernels = (model.get(name, ModelSpec.model_fields[name].default) for name in MODEL_KERNELS)
     return f"{model['name']} {json.dumps([model['shape'], *kernels], sort_keys=True)}"
 
 

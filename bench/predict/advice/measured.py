@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from bench.machine import Machine
+from bench.point_fields import select
 from bench.predict.neighbours import Neighbour, Predicted, identity, nearest, neighbour
 from bench.predict.step_time.network import link_speed
 from bench.record import RunRecord
 from bench.spec import RunSpec
-
-_INDIFFERENT: Any = {"data": True, "seed": True, "measure": True, "model": {"name", "source", "parameters"}}
 
 
 class Timed(NamedTuple):
@@ -47,7 +46,11 @@ class Known(NamedTuple):
 
 def decisive(spec: RunSpec) -> str:
     """Return what decides how long a step takes, as text: everything but names, data, seed and protocol."""
-    return json.dumps(spec.model_dump(mode="json", exclude=_INDIFFERENT), sort_keys=True)
+    return json.dumps(_decisive(spec), sort_keys=True)
+
+
+def _decisive(spec: RunSpec) -> dict[str, Any]:
+    return select(spec.model_dump(mode="json", by_alias=True), "step_time")
 
 
 def known(
@@ -83,11 +86,9 @@ def _counts(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
     if record.evidence != "measured" or (record.observations and record.observations.drill):
         return False
     work = (spec.objective, spec.sequence, spec.precision) == (like.objective, like.sequence, like.precision)
-    return work and _model(spec) == _model(like) and record.outcome.kind in ("ok", "oom")
-
-
-def _model(spec: RunSpec) -> dict[str, Any]:
-    return spec.model.model_dump(exclude=_INDIFFERENT["model"])
+    if not work or _decisive(spec)["model"] != _decisive(like)["model"]:
+        return False
+    return record.outcome.kind in ("ok", "oom")
 
 
 def _latest(runs: list[RunRecord]) -> list[RunRecord]:

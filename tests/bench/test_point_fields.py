@@ -1,0 +1,79 @@
+"""The table of a point's fields: what it says of each is what ids, verification, advice and variants go by."""
+
+from typing import Any
+
+import pytest
+
+from analysis.variants import variants
+from bench.point_fields import FIELDS, flatten, is_shown, select
+from bench.predict.advice.measured import decisive
+from bench.spec import RunSpec, config_id
+
+ONE: dict[str, Any] = {
+    "model": {"name": "tiny", "shape": {"d_model": 64}},
+    "engine": {"name": "zero2", "backend": "deepspeed", "options": {"stage": 2}},
+    "data": {"name": "synthetic", "source": "synthetic"},
+    "batch": {"micro": 4, "accumulation": 2},
+    "devices_per_node": 4,
+}
+OTHER: dict[str, Any] = {
+    "model.name": "small", "model.shape.d_model": 128, "model.family": "gpt", "model.parameters": 7,
+    "model.source": "a paper", "model.attention": "eager", "model.dropout": 0.1, "model.loss_chunk_tokens": 64,
+    "model.compile": "blocks", "engine.name": "zero3", "engine.backend": "ddp", "engine.options.stage": 3,
+    "data.name": "text", "data.source": "text", "data.workers": 1, "data.prefetch": 3, "data.pin_memory": True,
+    "batch.micro": 8, "batch.accumulation": 4, "nodes": 2, "devices_per_node": 8, "sequence.encoder": 64,
+    "sequence.decoder": 32, "parallel.tensor": 2, "precision": "fp32", "activation_checkpointing": True,
+    "optimizer.implementation": "fused", "optimizer.lr": 0.1, "optimizer.betas": [0.8, 0.9], "optimizer.eps": 0.1,
+    "optimizer.weight_decay": 0.1, "optimizer.gradient_clipping": 0.5, "seed": 1, "measure.max_s": 9.0,
+    "measure.inspect": False,
+}  # fmt: skip
+"""Another value of a field."""
+
+
+def changed(field: str) -> RunSpec:
+    """Return ONE with another value of a field."""
+    plain = RunSpec.model_validate(ONE).model_dump(mode="json", by_alias=True)
+    plain["batch"].pop("global")
+    *way, name = field.split(".")
+    inner = plain
+    for part in way:
+        inner = inner.setdefault(part, {})
+    inner[name] = OTHER[field]
+    return RunSpec.model_validate(plain)
+
+
+def row(field: str) -> Any:
+    """Return the row of the table that holds for a field; None where every question depends on it."""
+    return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) -> None:
+    one, other = RunSpec.model_validate(ONE), changed(field)
+    decides = row(field)
+    assert (config_id(one) != config_id(other)) == (decides is None or decides.identity)
+    assert (decisive(one) != decisive(other)) == (decides is None or decides.step_time)
+    losses = [select(spec.model_dump(mode="json", by_alias=True), "losses") for spec in (one, other)]
+    # Another layout makes another global batch of the same micro-batches, and so other losses.
+    assert (losses[0] != losses[1]) == (decides is None or decides.losses or field == "parallel.tensor")
+
+
+@pytest.mark.parametrize("field", sorted(OTHER.keys() - {"model.name", "engine.name", "parallel.tensor"}))
+def test_what_no_column_shows_is_told_as_a_variant(field: str) -> None:
+    specs = {"one": RunSpec.model_validate(ONE), "other": changed(field)}
+    told = {text.partition("=")[0] for text in variants(specs).values()} - {""}
+    shown = is_shown(field) or field == "model.source"
+    assert told == (set() if shown else {field.removeprefix("engine.options.").removeprefix("model.")})
+
+
+def test_every_row_is_of_a_field_that_there_is_and_no_part_decides_more_than_its_group() -> None:
+    known = {
+        "objective",
+        "parallel.tensor",
+        "model.source",
+        *(name for name, _ in flatten(RunSpec.model_validate(ONE))),
+    }
+    for name, decides in FIELDS.items():
+        assert any(field == name or field.startswith(f"{name}.") for field in known), name
+        group = FIELDS.get(name.partition(".")[0], decides)
+        assert all(whole or not part for whole, part in zip(group[:3], decides[:3], strict=True)), name
