@@ -10,6 +10,7 @@ from analysis.early_failures import standing, without_repeated
 from analysis.summary import Row
 from analysis.table import plain
 from bench.spec import LENGTHS
+from bench.wording import count
 
 Question = dict[str, Any]
 
@@ -45,7 +46,7 @@ def name(question: Question, among: Sequence[Question]) -> str:
 def ranks(question: Question | Row) -> str:
     """Write on how many ranks something ran, by nodes where there are several."""
     nodes, devices = question["nodes"], question["devices_per_node"]
-    return f"{nodes} × {devices} ranks" if nodes > 1 else f"{devices} rank{'s' if devices > 1 else ''}"
+    return f"{nodes} × {devices} ranks" if nodes > 1 else count(devices, "rank")
 
 
 def apart(question: Question, among: Sequence[Question]) -> list[str]:

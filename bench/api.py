@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench.errors import UserError
 from bench.store import RESULTS, Unreadable
 from bench.study import Study
+from bench.terminal import Progress
 
 if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` needs no Hydra, and `run` no scheduler
     from bench.advising.search import Answer
@@ -34,16 +35,18 @@ if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` nee
     from bench.planning.sweep import Plan
 
 __all__ = [
-    "Status", "Study", "UserError", "advise", "cancel", "measure", "plan", "point", "predict", "prepare", "rehearsal",
-    "rehearse", "resume", "run", "status", "submit", "unreadable",
+    "Progress", "Status", "Study", "UserError", "advise", "cancel", "measure", "plan", "point", "predict", "prepare",
+    "rehearsal", "rehearse", "resume", "run", "status", "submit", "unreadable",
 ]  # fmt: skip
 
 Folder = str | Path
 Told = Callable[[str], None]
 """Hears what is going on, a text at a time."""
+Follow = Callable[[Progress], None]
+"""Hears again and again how far the run under way is."""
 
 
-def _silent(text: str) -> None:
+def _silent(what: object) -> None:
     """Say nothing."""
 
 
@@ -75,10 +78,10 @@ def plan(
     return sweep.plan(study, overrides, _path(config_dir), prune=prune, autopilot=autopilot, etiquette=etiquette)
 
 
-def run(plan: "Plan", results: Folder = RESULTS, *, tell: Told = _silent, follow: Told = _silent) -> "Ended":
+def run(plan: "Plan", results: Folder = RESULTS, *, tell: Told = _silent, follow: Follow = _silent) -> "Ended":
     """Measure what of a plan has no answer yet, here and now; return how its points ended.
 
-    `tell` hears every point that ends, `follow` what the one under way is doing.
+    `tell` hears every point that ends, `follow` how far the one under way is.
     """
     from bench.local.here import Asked, Here
     from bench.sweep import asked
@@ -111,7 +114,7 @@ def resume(
     autopilot: bool = False,
     patience_s: float = 0.0,
     tell: Told = _silent,
-    follow: Told = _silent,
+    follow: Follow = _silent,
 ) -> "Fed | Ended":
     """Start what of a study has no final answer yet, and never what has one: submitted to its queue, or measured here.
 
@@ -260,7 +263,7 @@ def rehearsal(overrides: "Given" = (), *, rank: int = 0, config_dir: Folder | No
     return single.rehearsal(overrides, rank, _path(config_dir))
 
 
-def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Told = _silent) -> "MeasuredRun":
+def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _silent) -> "MeasuredRun":
     """Run what `point` or `rehearsal` made to its end, always anew; return its folder and its record."""
     from bench.local import attempt
 
@@ -274,7 +277,7 @@ def rehearse(
     rank: int = 0,
     results: Folder = RESULTS,
     config_dir: Folder | None = None,
-    follow: Told = _silent,
+    follow: Follow = _silent,
 ) -> "MeasuredRun":
     """Run one rank of a job that may be larger than this machine, its collectives only pretended."""
     return measure(rehearsal(overrides, rank=rank, config_dir=config_dir), results, follow=follow)

@@ -21,6 +21,7 @@ from analysis.stats import compare as stats
 from analysis.summary import Row
 from analysis.table import plain
 from bench.spec import Batch, RunSpec, canonical
+from bench.wording import count
 
 SOURCE = "arXiv 2310.05350"
 
@@ -228,7 +229,7 @@ def _always_slower(counts: Mapping[Effect, int]) -> Verdict:
 
 
 def _nodes(spec: RunSpec, beside: RunSpec) -> str:
-    return f"{spec.nodes} node{'s' if spec.nodes > 1 else ''}"
+    return count(spec.nodes, "node")
 
 
 def _engine(spec: RunSpec, beside: RunSpec) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bench.prediction_inputs.memory_runs import MemoryRun, RecordedRuns
+from bench.wording import count
 
 __all__ = ["MemoryRun", "RecordedRuns", "find", "label"]
 
@@ -21,7 +22,7 @@ def label(run: MemoryRun) -> str:
     spec = run.spec
     published = spec.model.parameters is not None
     model = spec.model.name if published else f"{spec.model.family.upper()} of {run.parameters / 1e6:.1f}M"
-    ranks = f"{spec.world_size} rank{'s' * (spec.world_size > 1)}"
+    ranks = count(spec.world_size, "rank")
     words = [
         f"{model} {spec.engine.name}", ranks if run.rank is None else f"rank {run.rank} of {spec.world_size}",
         f"micro {spec.batch.micro}" + (f" × {spec.accumulation}" if spec.accumulation > 1 else ""),

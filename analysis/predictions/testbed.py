@@ -17,6 +17,7 @@ from bench.predict.step_time.network import at_link_speed
 from bench.predict.step_time.rates import rates
 from bench.spec import RunSpec
 from bench.store import find_records, read_record
+from bench.wording import count
 
 RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
 """Link rates of the recorded runs, in bytes/s."""
@@ -53,7 +54,7 @@ class Foretold(NamedTuple):
     @property
     def where(self) -> str:
         """Link rate and nodes, in words."""
-        return f"{self.rate}, {self.nodes} node{'s' * (self.nodes > 1)}"
+        return f"{self.rate}, {count(self.nodes, 'node')}"
 
 
 def foretold(recorded: RecordedRuns) -> list[Foretold]:

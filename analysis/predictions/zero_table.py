@@ -6,6 +6,7 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from analysis.claims.published import read
 from analysis.predictions import Comparison, Point, estimators, relative
 from bench.engine_facts import Division
+from bench.wording import count
 
 STAGES = (1, 2, 3)
 GB = 10**9
@@ -41,7 +42,7 @@ def _points() -> Iterator[Point]:
 def _point(billions: str, elements: int, ranks: int, stage: int, printed: str) -> Point:
     weights, gradients, optimizer = (ranks if stage >= first else 1 for first in (3, 2, 1))
     exact = Decimal(Division(weights, gradients, optimizer).state_bytes(elements, "bf16")) / GB
-    what = f"{billions}B parameters, stage {stage}, {ranks} device{'s' * (ranks > 1)}"
+    what = f"{billions}B parameters, stage {stage}, {count(ranks, 'device')}"
     said = _estimate(elements, ranks, stage)
     truth = float(printed)
     good = right(printed, exact)

@@ -15,6 +15,7 @@ from analysis.scaling.once import once
 from analysis.summary import Row
 from analysis.table import plain
 from bench.spec import Batch, RunSpec, canonical
+from bench.wording import count
 
 Law = Literal["strong", "weak"]
 """Strong: every node count does the same global batch. Weak: every device makes as many micro-steps per step; at equal
@@ -63,7 +64,7 @@ class Track(NamedTuple):
         if self.law == "strong":
             return f"{self.held} samples per step"
         if self.micro is None:
-            return f"{self.held} micro-step{'s' if self.held > 1 else ''}"
+            return count(self.held, "micro-step")
         return f"{self.micro * self.held} samples per step and device"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from bench import terminal
 from bench.calibrate.asked import Measured
 from bench.machine import Calibration, CollectiveTime, Machine
 from bench.spec import Precision
@@ -120,7 +121,7 @@ def told(machine: Machine) -> str:
         latency = min(row.s for row in reduced)
         rows.append((f"all-reduce, {nodes} × {ranks // nodes}", f"from {latency * 1e6:.4g} µs, {speed}"))
     heading = f"{machine.name}: {found.made.get('device')}, threads of a rank: {found.made.get('threads')}"
-    return "\n".join([heading, *(f"  {name:<22}{value}" for name, value in rows)])
+    return f"{heading}\n{terminal.align(rows, least=(22,), gap=0, indent=2)}"
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -117,7 +117,8 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _help() -> str:
-    width = max(map(len, VERBS))
+    from bench import terminal  # which a verb need not pay for
+
     return "\n".join(
         [
             "usage: zeroscale VERB [KEY=VALUE …] [--help] [-v]",
@@ -125,7 +126,7 @@ def _help() -> str:
             "",
             "Which ZeRO stage, micro-batch and node count for a T5-family model, and how sure can you be?",
             "",
-            *(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items()),
+            terminal.align([(name, verb.summary) for name, verb in VERBS.items()], indent=2),
             "",
             "KEY=VALUE is Hydra's grammar: a group by its file's name (model=mt5_base engine=zero3) or any key",
             "(batch.micro=8). `zeroscale VERB --help` tells more; -v shows the traceback of an error.",

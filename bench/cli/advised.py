@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 
+from bench import terminal
 from bench.advising.search import Answer
 from bench.planning import target
 from bench.predict.advice import CLOSE, Advice, duration, standing
@@ -60,7 +61,8 @@ def _winner(answer: Answer) -> str:
         ("memory", f"{needed} of {gigabytes(answer.request.machine.memory_bytes or 0)} GB: {fits}"),
         *_training(answer),
     ]
-    return "\n".join([f"→ {winner.spec.engine.name}, {point(winner.spec)}", *(f"  {k:<12}{v}" for k, v in rows)])
+    table = terminal.align(rows, least=(12,), gap=0, indent=2)
+    return f"→ {winner.spec.engine.name}, {point(winner.spec)}\n{table}"
 
 
 def _training(answer: Answer) -> list[tuple[str, str]]:
@@ -84,13 +86,8 @@ def _training(answer: Answer) -> list[tuple[str, str]]:
 def _table(advice: Advice, title: str, choices: list[Choice]) -> str:
     head = ["engine", "nodes", "micro × acc", "checkpoint", "s/step", "tokens/s/device"]
     head += ["time"] if advice.question.tokens else []
-    cells = [head, *(_row(advice, choice) for choice in choices)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=True)), note]).rstrip()
-        for row, note in zip(cells, ["", *(_note(advice, choice) for choice in choices)], strict=True)
-    ]
-    return "\n".join([title, *(f"  {line}" for line in lines)])
+    rows = [head, *([*_row(advice, choice), _note(advice, choice)] for choice in choices)]
+    return f"{title}\n{terminal.align(rows, indent=2)}"
 
 
 def _row(advice: Advice, choice: Choice) -> list[str]:
@@ -157,7 +154,7 @@ def _ties(advice: Advice) -> list[str]:
     for tie in advice.ties:
         nodes.setdefault(tie.spec.engine.name, set()).add(tie.spec.nodes)
     return [
-        f"{engine} on {', '.join(map(str, sorted(found)))} node{'s' * (max(found) > 1)}"
+        f"{engine} on {', '.join(map(str, sorted(found)))} {'node' if max(found) == 1 else 'nodes'}"
         for engine, found in nodes.items()
     ]
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import engines, store
+from bench import engines, store, terminal
 from bench.record import RunRecord
 
 
@@ -38,6 +38,5 @@ def _next(record: RunRecord, study: Path, overrides: Sequence[str]) -> list[str]
         kept = [text for text in overrides if not text.startswith(("engine=", "engine."))]
         reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept]
         commands.insert(0, (shlex.join(reference), "the reference that losses are compared with"))
-    width = max(len(command) for command, _ in commands)
-    heads = ["next: ", *["      "] * (len(commands) - 1)]
-    return [f"{head}{command:<{width}}  # {what}" for head, (command, what) in zip(heads, commands, strict=True)]
+    rows = [("" if number else "next:", command, f" # {what}") for number, (command, what) in enumerate(commands)]
+    return terminal.align(rows, gap=1).splitlines()

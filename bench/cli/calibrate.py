@@ -22,11 +22,11 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from bench import config, job_context, models, store
+from bench import config, job_context, models, store, terminal
 from bench.calibrate import outcome, starting
 from bench.calibrate.asked import ELSEWHERE, Asked, Part
 from bench.calibrate.matmul import products
-from bench.cli import live, options
+from bench.cli import options
 from bench.config import Request
 from bench.errors import UserError, nearest
 from bench.machine import Machine
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     name = _name(args, asked)
     path: Path = args.out or Path("my/machine") / f"{name}.yaml"
     _check_path(path, name, force=args.force)
-    with live.line(quiet=args.json) as follow:
+    with terminal.progress(quiet=args.json) as follow:
         measured = starting.measure(asked, path.parent, follow)
     machine = outcome.calibrated(asked.machine, measured, name)
     try:

@@ -13,7 +13,7 @@ import json
 import math
 from typing import Any
 
-from bench import api
+from bench import api, terminal
 from bench.cli import asking, options
 from bench.errors import NoPrediction
 from bench.planning.prediction import Prediction
@@ -133,7 +133,8 @@ def _table(one: Prediction, needed: Memory) -> str:
         if any(phase.terms.get(name, 0) for phase in needed.phases):
             rows.append([name, *cells])
     rows.append(["tensors in all", *(gigabytes(phase.total) for phase in needed.phases)])
-    text = "\n".join(f"{row[0]:<18}" + "".join(f"{cell:>16}" for cell in row[1:]) for row in rows)
+    phases = range(1, len(needed.phases) + 1)
+    text = terminal.align(rows, right=phases, least=(18, *(16 for _ in phases)), gap=0)
     head = f"{asking.line(one.point.asked)}\nGB per rank at the peak of each phase"
     return "\n\n".join([head, text, _verdict(one, needed)])
 

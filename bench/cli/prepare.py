@@ -12,8 +12,8 @@ op that nobody built for nodes of that kind is built. Exit code 0 if nothing is 
 
 import argparse
 
-from bench import api
-from bench.cli import live, options
+from bench import api, terminal
+from bench.cli import options
 from bench.findings import tell
 
 
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if nothing is missing."""
-    with live.line(quiet=args.json) as follow:
+    with terminal.progress(quiet=args.json) as follow:
         findings = api.prepare(
             overrides=args.overrides,
             config_dir=args.config_dir,

@@ -11,8 +11,8 @@ import argparse
 import statistics
 from pathlib import Path
 
-from bench import api
-from bench.cli import asking, live, options
+from bench import api, terminal
+from bench.cli import asking, options
 from bench.record import RunRecord
 
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.json:
         print(f"{line}\nrank {args.rank} of {ranks}, the others pretended", flush=True)
-    with live.line(quiet=args.json) as follow:
+    with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
     print(record.model_dump_json(indent=1, by_alias=True) if args.json else _told(record, folder))
     return 0 if record.outcome.kind == "ok" else 1
@@ -51,5 +51,6 @@ def _told(record: RunRecord, folder: Path) -> str:
     ]
     typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown"
     compute = f"a step computes {typical}, communication absent, n = {len(seen.compute_s)}"
-    told = [f"  {name:<36}{'unknown' if size is None else f'{size / 1e9:.4f} GB':>14}" for name, size in rows]
-    return "\n".join([f"ok: {compute}", *told, str(folder)])
+    cells = [(name, "unknown" if size is None else f"{size / 1e9:.4f} GB") for name, size in rows]
+    table = terminal.align(cells, right={1}, least=(36, 14), gap=0, indent=2)
+    return "\n".join([f"ok: {compute}", table, str(folder)])

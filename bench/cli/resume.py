@@ -8,8 +8,8 @@ Attempts that ended without a record get one first. Every point may be tried as 
 
 import argparse
 
-from bench import api
-from bench.cli import listing, live, notes, options
+from bench import api, terminal
+from bench.cli import listing, notes, options
 from bench.dispatch.feed import Fed
 
 _PATIENCE_S = 600.0  # of the autopilot, which nobody would call again, with a scheduler that does not answer
@@ -24,12 +24,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`."""
     notes.name_unreadable(api.unreadable(args.folder))
-    with live.line(quiet=args.json) as follow:
+    with terminal.progress(quiet=args.json) as follow:
         done = api.resume(
             args.folder,
             autopilot=args.autopilot,
             patience_s=_PATIENCE_S if args.autopilot else 0.0,
-            tell=live.teller(quiet=args.json),
+            tell=terminal.teller(quiet=args.json),
             follow=follow,
         )
     if isinstance(done, Fed):

@@ -10,8 +10,8 @@ key of precision, sequence or measure, and its section is that of conf/config.ya
 
 import argparse
 
-from bench import api
-from bench.cli import answer, asking, live, notes, options
+from bench import api, terminal
+from bench.cli import answer, asking, notes, options
 from bench.wording import result
 
 
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         notes.name_chosen(made.chosen)
         print(asking.line(made.asked), flush=True)
-    with live.line(quiet=args.json) as follow:
+    with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
     if args.json:
         print(record.model_dump_json(indent=1, by_alias=True))

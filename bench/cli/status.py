@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from bench import api
-from bench.cli import live, notes, options
+from bench import api, terminal
+from bench.cli import notes, options
 from bench.dispatch.view import View
 from bench.errors import printable
 from bench.sweep import exclusions
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if every point is answered."""
     status = _looked(args.folder)
     if args.wait:
-        with live.line(quiet=args.json) as follow:
+        with terminal.progress(quiet=args.json) as follow:
             while status.under_way:
                 follow(_summary(status.view))
                 time.sleep(_WAIT_S)

@@ -15,8 +15,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import api
-from bench.cli import listing, live, notes, options
+from bench import api, terminal
+from bench.cli import listing, notes, options
 from bench.cli.foretold import Foretold
 
 
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
             print(line, file=sys.stderr)
         print(listing.fed(api.submit(plan, results=args.results), folder, as_json=args.json))
         return 0
-    with live.line(quiet=args.json) as follow:
-        ended = api.run(plan, results=args.results, tell=live.teller(quiet=args.json), follow=follow)
+    with terminal.progress(quiet=args.json) as follow:
+        ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
     print(listing.ended(ended, as_json=args.json))
     return 0 if ended.good else 1
 

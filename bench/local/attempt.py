@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from bench import launchers, store
 from bench.launching import Work
+from bench.local.watching import Watch
 from bench.record import Outcome, RunRecord
-from bench.sweep import survey
 from bench.sweep.asked import Todo
+from bench.terminal import Progress
 
 _POLL_S = 0.1
 
@@ -23,8 +24,10 @@ class MeasuredRun(NamedTuple):
     record: RunRecord
 
 
-def measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, new_repeat: bool = False) -> MeasuredRun:
-    """Run one attempt to its end; return its folder and its record. `follow` hears what it is doing.
+def measure(
+    todo: Todo, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
+) -> MeasuredRun:
+    """Run one attempt to its end; return its folder and its record. `follow` hears how far it is.
 
     Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
     """
@@ -41,11 +44,11 @@ def measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, ne
     launcher = launchers.starting(str(options.pop("name")))
     work = Work(todo.config_id, folder, "bench.supervisor", (str(folder),))
     handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
-    interrupted = False
+    interrupted, watch = False, Watch(folder, todo.spec.measure)
     while not launcher.poll(handle):
         try:
             time.sleep(_POLL_S)
-            follow(_progress(folder))
+            follow(watch.look())
         except KeyboardInterrupt:
             if not interrupted:
                 print("zeroscale: ending the run in good order …", file=sys.stderr)
@@ -55,12 +58,3 @@ def measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, ne
         raise KeyboardInterrupt
     reason = "its supervisor died and left no record; run.log may tell more"
     return MeasuredRun(folder, store.conclude(folder, Outcome(kind="error", reason=reason)))
-
-
-def _progress(folder: Path) -> str:
-    """Return what the attempt says it is doing, from its heartbeat."""
-    beat = survey.heartbeat(folder)
-    if not beat or not beat.ranks:
-        return "starting"
-    behind = min(beat.ranks, key=lambda rank: rank.step)
-    return f"{behind.phase} {behind.step}" if behind.step >= 0 else behind.phase

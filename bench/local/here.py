@@ -27,9 +27,11 @@ from bench.sweep.policy import (
     planned_run,
 )
 from bench.sweep.pruning import Kin, kinships
-from bench.wording import describe, result
+from bench.terminal import Progress
+from bench.wording import describe, duration, result
 
 Heard = Callable[[str], None]
+Follow = Callable[[Progress], None]
 
 
 class Asked(NamedTuple):
@@ -56,9 +58,9 @@ class Ended(NamedTuple):
 class Here:
     """A sweep under way: carries out what the policy decides, and shows how long the rest may take."""
 
-    def __init__(self, folder: Path, asked: list[Asked], *, retry: bool, tell: Heard, follow: Heard) -> None:
+    def __init__(self, folder: Path, asked: list[Asked], *, retry: bool, tell: Heard, follow: Follow) -> None:
         """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
-        point that ends, `follow` what the one under way is doing."""
+        point that ends, `follow` how far the one under way is."""
         self.folder, self._tell, self._follow = folder, tell, follow
         self._asked = {one.key: one for one in asked}
         kin = kinships((one.key, one.point.spec) for one in asked)
@@ -132,13 +134,22 @@ class Here:
             self._attempts[config_id] = store.attempts(self.folder / config_id)
         return self._attempts[config_id]
 
+    def _left(self, runs: int, since_s: float) -> str:
+        """Return how long this run and so many more may take, by those before; empty where there were none."""
+        if not self.seconds:
+            return ""
+        each_s = statistics.median(self.seconds)
+        return f"about {duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
+
     def _measure(self, todo: Todo, number: int, count: int) -> None:
-        left = ""
-        if self.seconds:
-            left = f", about {_duration(statistics.median(self.seconds) * (count - number + 1))} left"
         line, begin = describe(todo.spec, todo.config_id), time.monotonic()
-        heading = f"[{number}/{count}{left}] {line}"
-        _, record = attempt.measure(todo, self.folder, lambda doing: self._follow(f"{heading}: {doing}"))
+
+        def follow(run: Progress) -> None:
+            done, more = number - 1 + (run.share or 0.0), count - number
+            left = self._left(more, time.monotonic() - begin) or (run.left if more == 0 else "")
+            self._follow(Progress(f"[{number}/{count}] {run.what}  {line}", done / count, left))
+
+        _, record = attempt.measure(todo, self.folder, follow)
         self._attempts.pop(todo.config_id, None)
         self._neighbourhood.add(record)
         self.seconds.append(time.monotonic() - begin)
@@ -153,7 +164,3 @@ def _planned(one: Asked, kin: Kin, retry: bool) -> PlannedRun:
     environment = environment_id(classify(device, one.point.devices_per_node))
     attempts = None if retry else one.sweep.rules.budget.attempts
     return planned_run(one.sweep, one.key, one.point, kin, attempts, environment)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

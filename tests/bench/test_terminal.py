@@ -1,0 +1,79 @@
+"""What the command draws: columns that are the same everywhere, and what is left, on a terminal alone."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import terminal
+from bench.local.watching import Watch
+from bench.spec import MeasureSpec
+from bench.terminal import Progress
+
+
+def test_columns_are_as_wide_as_their_longest_cell_and_no_line_ends_in_blanks() -> None:
+    rows = [["", "GB"], ["weights [fp32]", "12"], ["x", "3.5"], ["a note", "", "and why"]]
+    assert terminal.align(rows, right={1}, indent=1).splitlines() == [
+        "                  GB",
+        " weights [fp32]   12",
+        " x               3.5",
+        " a note               and why",
+    ]
+    assert terminal.align([["a", "b"]], least=(4, 3), right={1}, gap=0) == "a     b"
+
+
+def test_no_cell_is_broken_however_long_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    assert terminal.align([["word " * 50, "end"]]) == f"{'word ' * 50}  end"
+
+
+_SHOWS = """
+from bench import terminal
+from bench.terminal import Progress
+with terminal.progress(quiet=False) as follow:
+    follow(Progress("steps 7 of a point whose line is far too long for any terminal " * 3, 0.25, "at most 40 s left"))
+    terminal.teller(quiet=False)("[1/2] a point")
+"""
+
+
+def test_what_is_left_is_shown_on_a_terminal_and_what_is_printed_goes_where_it_should() -> None:
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-c", _SHOWS], stdout=subprocess.PIPE, stderr=theirs, env=environment, check=True, timeout=120
+    )
+    os.close(theirs)
+    shown = b""
+    while part := _read(ours):
+        shown += part
+    os.close(ours)
+    assert done.stdout == b"[1/2] a point\n"
+    text = shown.decode()
+    assert "steps 7" in text and "at most 40 s left" in text and "…" in text
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def test_a_log_gets_no_progress() -> None:
+    done = subprocess.run([sys.executable, "-c", _SHOWS], capture_output=True, text=True, check=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[1/2] a point\n", "")
+
+
+def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
+    protocol = MeasureSpec(warmup_max_steps=10, min_steps=5, max_steps=20, max_s=1000)
+    watch = Watch(Path("nowhere"), protocol)
+    assert watch.of_step(0, 100.0, "steps") == Progress("steps 0")
+    # 30 steps of half a second at most, ten of them made
+    assert watch.of_step(10, 105.0, "steps") == Progress("steps 10", pytest.approx(1 / 3), "at most 10 s left")
+    # a slow one: its window is over after two seconds
+    watch = Watch(Path("nowhere"), protocol.model_copy(update={"max_s": 2.0}))
+    watch.of_step(0, 0.0, "fetch")
+    assert watch.of_step(10, 10.0, "fetch") == Progress("fetch 10", pytest.approx(10 / 12), "at most 2 s left")
