@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from analysis.cli import records
 from bench import store
-from bench.errors import UserError
+from bench.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from analysis.compare import Compared, Question
@@ -100,10 +100,23 @@ def _question(args: argparse.Namespace) -> "Question":
     from analysis.compare.fields import parse
     from analysis.compare.judging import Gate
 
-    allowed = frozenset(name.strip() for name in args.allow.split(","))
-    gate = Gate(args.gate, args.exact, args.strict, allowed) if args.exact or args.gate is not None else None
+    gate = Gate(args.gate, args.exact, args.strict, _allowed(args)) if args.exact or args.gate is not None else None
     across = tuple(one for text in args.across for one in parse(text))
+    if args.across and not across:
+        raise UserError(f"--across {','.join(args.across)}", "names no field", "give one, such as versions.torch")
     return Question(tuple(args.called or (str(args.a), str(args.b))), across, gate, args.paired)
+
+
+def _allowed(args: argparse.Namespace) -> frozenset[str]:
+    """Return the quantities that may change; UserError for what is none."""
+    from analysis.compare.quantities import FIXED, is_quantity
+
+    names = frozenset(name.strip() for name in args.allow.split(",")) if args.allow else frozenset()
+    for name in names:
+        if not is_quantity(name):
+            rule = "not a count or an amount of bytes that should not change"
+            raise UserError(f"--allow {name}", rule, nearest(name, FIXED))
+    return names
 
 
 def _written(compared: "Compared", form: str) -> str:

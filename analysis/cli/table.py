@@ -48,7 +48,7 @@ def _chosen(frame: "DataFrame", asked: str | None) -> "DataFrame":
     if asked is None:
         return frame
     names = [name.strip() for name in asked.split(",") if name.strip()]
-    for name in names:
+    for name in names or [asked]:
         if name not in frame.columns:
             raise UserError(f"--columns {name}", "no such column", nearest(name, map(str, frame.columns)))
     return frame[names]

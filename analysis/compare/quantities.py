@@ -9,6 +9,8 @@ from bench.record import Collective, RunRecord
 PEAK = "peak_allocated_bytes"
 _MEMORY = ("resident_bytes", PEAK)
 _COUNTS = ("calls", "payload_bytes")
+FIXED = ("parameters", "model_flops", "hardware_flops", *_MEMORY)
+"""Quantities of every run, beside those of each kind of collective."""
 # What the harness and gloo keep on a CPU: repeats of 40 configurations differed by up to 4 KiB. Their peaks did so by
 # 3.7 %, and are not exact there; those of the initialisation, at stage 3, by 192 KiB, and are not looked at.
 _SLACK_BYTES = 64 * 1024
@@ -38,6 +40,11 @@ def changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tuple[Cha
     return tuple(
         change for change in found if _apart(change, _SLACK_BYTES if on_host and change.name in _MEMORY else 0)
     )
+
+
+def is_quantity(name: str) -> bool:
+    """Whether a quantity may have this name; no list holds all kinds of collectives."""
+    return name in FIXED or any(name.endswith(f"_{count}") for count in _COUNTS)
 
 
 def quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:

@@ -104,6 +104,7 @@ def _run(name: str, words: list[str]) -> int:
         raise UserError(name, "no such verb any more", f"call `zeroscale {new}`")
     if name not in VERBS:
         raise UserError(name, "no such verb", nearest(name, VERBS))
+    _check_words(name, words)
     verb = importlib.import_module(VERBS[name].module)
     parser = _Parser(
         f"zeroscale {name}",
@@ -114,6 +115,17 @@ def _run(name: str, words: list[str]) -> int:
     verb.arguments(parser)
     code: int = verb.run(parser.parse_intermixed_args(words))  # options may stand between overrides
     return code
+
+
+def _check_words(name: str, words: list[str]) -> None:
+    """Raise UserError for an empty word, such as a variable of a shell script leaves that was never set."""
+    for before, word in zip([name, *words], words, strict=False):
+        option, equals, value = word.partition("=")
+        if not word.strip():
+            given = before if before.startswith("--") and "=" not in before else name
+            raise UserError(given, "followed by an empty word", "give a value, or leave it out")
+        if option.startswith("--") and equals and not value.strip():
+            raise UserError(option, "has an empty value", "give one, or leave it out")
 
 
 def _help() -> str:

@@ -30,7 +30,6 @@ from typing import Any
 from bench.ab import rounds, sides
 from bench.ab.sides import Side
 from bench.cli import VERBS, options
-from bench.errors import UserError
 from bench.record import RunRecord
 from bench.spec import RunSpec
 from bench.wording import result
@@ -45,7 +44,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="REF_A", help="git revision, folder with code, or Python environment")
     parser.add_argument("b", metavar="REF_B", help="the same, to be compared with it")
     options.overrides(parser, "what is measured, as `run` takes it")
-    parser.add_argument("--rounds", type=_at_least_one, default=5, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--rounds", type=options.positive("--rounds"), default=5, metavar="N", help="default: %(default)s"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides who begins; default: %(default)s")
     options.config_dir(parser)
     options.results(parser)
@@ -73,12 +74,6 @@ def run(args: argparse.Namespace) -> int:
 def _compare() -> Any:
     """Return the verb that reads what this one measures; by its name, for nothing here knows the analysis."""
     return importlib.import_module(VERBS["compare"].module)
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--rounds {text}", "not a positive number", "one is the least")
-    return int(text)
 
 
 def _small() -> list[str]:

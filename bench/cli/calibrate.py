@@ -15,6 +15,7 @@ published one and says so.
 
 import argparse
 import contextlib
+import math
 import os
 from pathlib import Path
 from typing import Any, get_args
@@ -77,8 +78,8 @@ def _asked(args: argparse.Namespace) -> Asked:
     if here.processes > 1:
         each = f"each of its {here.processes} processes would measure for itself"
         raise UserError(f"job {here.job_id}", each, "start it once, without srun or its like")
-    if not args.seconds > 0:
-        raise UserError(f"--seconds {args.seconds:g}", "no time to measure in", "give a positive number")
+    if not 0 < args.seconds < math.inf:
+        raise UserError(f"--seconds {args.seconds:g}", "not a time to measure in", "give a positive number")
     options = request.launcher_options
     return Asked(
         machine=request.machine,

@@ -1,8 +1,10 @@
 """Arguments that several verbs take, each declared once."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
+from bench.errors import UserError
 from bench.store import RESULTS
 
 JSON = "print JSON for another program"
@@ -18,7 +20,7 @@ def points(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides(parser: argparse.ArgumentParser, told: str = "override of conf/config.yaml", least: str = "*") -> None:
-    parser.add_argument("overrides", nargs=least, metavar="KEY=VALUE", help=told)
+    parser.add_argument("overrides", nargs=least, default=[], metavar="KEY=VALUE", help=told)
 
 
 def as_json(parser: argparse.ArgumentParser, told: str = JSON) -> None:
@@ -31,6 +33,17 @@ def config_dir(parser: argparse.ArgumentParser) -> None:
 
 def results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: %(default)s")
+
+
+def positive(option: str) -> Callable[[str], int]:
+    """Return the type of an option that takes a number of one at least."""
+
+    def number(text: str) -> int:
+        if text.isdecimal() and int(text):
+            return int(text)
+        raise UserError(f"{option} {text}", "not a positive number", "one is the least")
+
+    return number
 
 
 def study_folder(parser: argparse.ArgumentParser, example: str = "smoke") -> None:

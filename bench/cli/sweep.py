@@ -28,7 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="measure also what a smaller micro-batch or a prediction says cannot fit",
     )
     options.autopilot(parser)
-    parser.add_argument("--max-queued", type=_positive, metavar="N", help="at most N of the sweep's jobs in the queue")
+    told = "at most N of the sweep's jobs in the queue"
+    parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=told)
     parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
     parser.add_argument("--begin", metavar="WHEN", help="start no job before, as the scheduler takes it: 20:00")
 
@@ -59,10 +60,3 @@ def run(args: argparse.Namespace) -> int:
         ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
     print(listing.ended(ended, as_json=args.json))
     return 0 if ended.good else 1
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number

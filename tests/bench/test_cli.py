@@ -90,13 +90,64 @@ def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("words", "told"), [
     (["run", "--bogus"], "run: unrecognized arguments: --bogus; see `zeroscale run --help`"),
-    (["sweep", "--max-queued", "0"], "sweep: argument --max-queued: 0 is not a positive number; see `zeroscale sweep"),
+    (["sweep", "--max-queued", "0"], "--max-queued 0: not a positive number; one is the least"),
 ])  # fmt: skip
 def test_a_wrong_option_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"zeroscale: {told}")
     assert error.count("\n") == 1
+
+
+SMOKE = str(Path(__file__).parents[1] / "data" / "runs" / "smoke")
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["table", SMOKE, "--columns", ""], "--columns: followed by an empty word; give a value, or leave it out"),
+    (["table", SMOKE, "--columns="], "--columns: has an empty value; give one, or leave it out"),
+    (["table", SMOKE, "--columns", ","], "--columns ,: no such column; "),
+    (["table", ""], "table: followed by an empty word; give a value, or leave it out"),
+    (["table", SMOKE, "--price", "nan"], "price nan: not positive; "),
+    (["report", SMOKE, "--out", " "], "--out: followed by an empty word; "),
+    (["report", SMOKE, "--price", "0"], "price 0: not positive; "),
+    (["bundle", "nowhere"], "nowhere: no such file or folder; "),
+    (["export", SMOKE, "--to", "nothing", "--out", "x"], "export: argument --to: invalid choice: 'nothing'"),
+    (["export", SMOKE, "--to", "mlflow"], "export: the following arguments are required: --out; "),
+    (["compare", SMOKE, ""], "compare: followed by an empty word; "),
+    (["compare", SMOKE, SMOKE, "--gate", "3"], "--gate 3: not a percentage; write it as in 3%"),
+    (["compare", SMOKE, SMOKE, "--across", ","], "--across ,: names no field; give one, such as versions.torch"),
+    (["compare", SMOKE, SMOKE, "--across", "engin"], "--across engin: no such field; did you mean engine?"),
+    (["compare", SMOKE, SMOKE, "--gate", "3%", "--allow", "resident_byte"],
+     "--allow resident_byte: not a count or an amount of bytes that should not change; did you mean resident_bytes?"),
+    (["claims", "nowhere"], "nowhere: no such file or folder; "),
+    (["predictions", "nowhere"], "nowhere: holds no measured/two_cores, "),
+    (["predict", "model=tiny", "--straggler", "0"], "predict: argument --straggler: 0: not a factor of at least 1; "),
+    (["predict", "model=tiny", "--data-wait", "-1"], "predict: argument --data-wait: -1: not a number of seconds "),
+    (["predict", "model=tiny", "--rehearsed", "nan"], "predict: argument --rehearsed: nan: not a number of seconds "),
+    (["predict", "model=tiny", "--config-dir", "nowhere"], "--config-dir nowhere: no such folder; "),
+    (["advise", "model=tiny", "tokens="], "tokens=: not a number above 0; write for example tokens=1e12"),
+    (["advise", "model=tiny", "--export", "/"], "--export /: is there already, and nothing is overwritten; "),
+    (["run", "--study", "a/b", "--dry-run"], "--study a/b: a name is made of letters, digits, "),
+    (["sweep", "--max-queued", "x"], "--max-queued x: not a positive number; one is the least"),
+    (["sweep", "--nice", "x"], "sweep: argument --nice: invalid int value: 'x'; "),
+    (["sweep", "--begin", "20:00"], "--begin: launcher=local has no queue; "),
+    (["rehearse", "--rank", "99", "machine=cpu", "devices_per_node=2"], "--rank 99: the run has ranks 0 to 1; "),
+    (["status", "nowhere"], "nowhere: no such folder; "),
+    (["resume", "nowhere"], "nowhere: no such folder; "),
+    (["cancel", "nowhere"], "nowhere: no such folder; "),
+    (["prepare", "machine=cpu", "--arch", "hopper"], "--arch hopper: not a list of architectures; "),
+    (["calibrate", "machine=cpu", "--only", "matmul,mat"], "--only mat: no such part; did you mean matmul?"),
+    (["ab", "HEAD"], "ab: the following arguments are required: REF_B; "),
+    (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: not a positive number; one is the least"),
+    (["ledger"], "ledger: no such verb any more; call `zeroscale claims`"),
+])  # fmt: skip
+def test_a_wrong_value_of_any_option_is_one_line(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    out, error = capsys.readouterr()
+    assert error.startswith(f"zeroscale: {told}")
+    assert (out, error.count("\n")) == ("", 1)
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
