@@ -1,15 +1,20 @@
-"""What the command draws with rich: columns of text, the same on every terminal and in every log, and on a terminal one
-line that shows how far something is."""
+"""What the command draws with rich: columns of text, the same on every terminal and in every log; findings; and, on a
+terminal alone, one line that shows how far something is."""
 
 import contextlib
 import functools
 import io
+import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from bench.findings import Finding, State
 
 _BAR_WIDTH = 20
 _UNBROKEN = 10_000  # columns: no line is broken or cut
+_STYLES: dict[State, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
+_SUBJECT_WIDTH = 22
 
 
 class Progress(NamedTuple):
@@ -43,6 +48,30 @@ def align(
     drawn = io.StringIO()
     Console(file=drawn, width=_UNBROKEN, color_system=None).print(table)
     return "\n".join(f"{'':{indent}}{line}".rstrip() for line in drawn.getvalue().splitlines())
+
+
+def print_findings(findings: Iterable[Finding], *, as_json: bool) -> int:
+    """Print findings as they come, or all as JSON; return the exit code, 0 if nothing is missing."""
+    seen = []
+    for finding in findings:
+        seen.append(finding)
+        if not as_json:
+            _print_finding(finding)
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in seen], indent=1))
+    return 1 if any(finding.state == "missing" for finding in seen) else 0
+
+
+def _print_finding(finding: Finding) -> None:
+    """Print one line, and one for the remedy; neither is broken, for both hold paths and commands to be copied."""
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text(f"{finding.subject:<{_SUBJECT_WIDTH}}  ")
+    line.append(f"{finding.state:<{len('missing')}}", _STYLES[finding.state]).append(f"  {finding.found}")
+    if finding.remedy:
+        line.append(f"\n{'':{_SUBJECT_WIDTH}}  → {finding.remedy}")
+    Console().print(line, soft_wrap=True)
 
 
 def teller(quiet: bool) -> Callable[[str], None]:

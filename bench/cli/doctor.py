@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bench import plugins
+from bench import plugins, terminal
 from bench.cli import options
 from bench.config import conf_dir
 from bench.errors import UserError
-from bench.findings import Finding, State, tell
+from bench.findings import Finding, State
 from bench.machine import Machine
 from bench.measure import devices, environment
 from bench.staging import memory_counter
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if nothing is missing that a run needs."""
-    return tell(examine(), as_json=args.json)
+    return terminal.print_findings(examine(), as_json=args.json)
 
 
 def examine() -> list[Finding]:

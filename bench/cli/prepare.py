@@ -14,7 +14,6 @@ import argparse
 
 from bench import api, terminal
 from bench.cli import options
-from bench.findings import tell
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,4 +36,4 @@ def run(args: argparse.Namespace) -> int:
             architectures=None if args.arch is None else args.arch.split(","),
             follow=follow,
         )
-        return tell(findings, as_json=args.json)
+        return terminal.print_findings(findings, as_json=args.json)

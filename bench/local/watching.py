@@ -8,6 +8,8 @@ from bench.sweep import survey
 from bench.terminal import Progress
 from bench.wording import duration
 
+_NEARLY = 0.99  # of a run that has taken as long as it may, and goes on
+
 
 class Watch:
     """Looks at one attempt again and again. A run says at which step it is, and its protocol how long it may go on."""
@@ -15,6 +17,7 @@ class Watch:
     def __init__(self, folder: Path, protocol: MeasureSpec) -> None:
         self._folder, self._protocol = folder, protocol
         self._first: tuple[int, float] | None = None  # the first step that was seen, and when
+        self._share: float | None = None
 
     def look(self) -> Progress:
         """Return what the attempt is doing, and what is left of the longest that it may take."""
@@ -22,8 +25,8 @@ class Watch:
         if not beat or not beat.ranks:
             return Progress("starting")
         behind = min(beat.ranks, key=lambda rank: rank.step)
-        if behind.step < 0:
-            return Progress(behind.phase)
+        if behind.step < 0:  # before its steps, or after them
+            return Progress(behind.phase, self._share)
         return self.of_step(behind.step, time.monotonic(), behind.phase)
 
     def of_step(self, step: int, now_s: float, phase: str) -> Progress:
@@ -37,4 +40,5 @@ class Watch:
         window_s = min(protocol.max_s, protocol.max_steps * step_s)
         most_s = protocol.warmup_max_steps * step_s + window_s
         left_s = max(0.0, most_s - step * step_s)
-        return Progress(what, 1 - left_s / most_s, f"at most {duration(left_s)} left")
+        self._share = min(1 - left_s / most_s, _NEARLY)
+        return Progress(what, self._share, f"at most {duration(left_s)} left")

@@ -180,7 +180,7 @@ def test_a_results_folder_that_cannot_be_made_is_one_line(
 def test_an_option_of_the_launcher_is_checked_before_a_sweep_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["sweep", "launcher=slurm", "devices_per_node=1", "--begin", " ", "--results", str(tmp_path)]
+    words = ["sweep", "launcher=slurm", "devices_per_node=1", "--begin", "20:00\n#", "--results", str(tmp_path)]
     assert main(words) == 2
     assert "launcher.begin" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -77,3 +77,4 @@ def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
     watch = Watch(Path("nowhere"), protocol.model_copy(update={"max_s": 2.0}))
     watch.of_step(0, 0.0, "fetch")
     assert watch.of_step(10, 10.0, "fetch") == Progress("fetch 10", pytest.approx(10 / 12), "at most 2 s left")
+    assert watch.of_step(20, 20.0, "fetch") == Progress("fetch 20", 0.99, "at most 0 s left"), "it goes on all the same"
