@@ -26,20 +26,32 @@ class Attention:
     zero_bias: bool = False  # a tensor of zeros is added in place of such a bias, as transformers' T5 does it
     fused: bool = False  # one matrix for queries, keys and values, of other tokens for keys and values
     biases: bool = False  # of the projections
+    key_heads: int | None = None  # heads of keys and values, each for a group of queries' heads; None: as many as those
+    rotary: bool = False  # queries and keys are rotated by their position
 
     @property
     def inner(self) -> int:
-        """Width of queries, keys and values over all heads."""
+        """Width of queries over all heads."""
         return self.heads * self.head_width
+
+    @property
+    def key_inner(self) -> int:
+        """Width of keys, and of values, over all their heads."""
+        return (self.key_heads or self.heads) * self.head_width
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several heads of queries share one of keys and values."""
+        return self.key_inner < self.inner
 
     def matrices(self, width: int) -> list[tuple[int, int]]:
         """Return the projections of rows of k numbers to rows of n as (k, n), in the order of forward."""
         if not self.fused:
-            projections = [(width, self.inner)] * 3
+            projections = [(width, self.inner), *[(width, self.key_inner)] * 2]
         elif self.over is None:
-            projections = [(width, 3 * self.inner)]
+            projections = [(width, self.inner + 2 * self.key_inner)]
         else:
-            projections = [(width, self.inner), (width, 2 * self.inner)]
+            projections = [(width, self.inner), (width, 2 * self.key_inner)]
         return [*projections, (self.inner, width)]
 
 
@@ -95,7 +107,9 @@ class Stacks:
     width: int  # elements of a token's state
     stacks: tuple[Stack, ...]
     tied: bool  # the head is the embedding
-    norm: Literal["rms", "layer"]  # rms: written out in Python, a scale; layer: torch's kernel, a scale and a shift
+    # rms: written out in Python, a scale; rms_wide: the same, all of it but the scale in fp32; layer: torch's kernel, a
+    # scale and a shift
+    norm: Literal["rms", "rms_wide", "layer"]
     final_dropout: bool = False  # behind a stack's last norm
     clamps_fp16: bool = False  # activations are clamped behind each sub-layer, where they are fp16
     full_loss: bool = False  # logits are made fp32 before the loss
@@ -113,7 +127,7 @@ class Stacks:
     @property
     def norm_sizes(self) -> list[int]:
         """Elements of a norm's parameters."""
-        return [self.width] if self.norm == "rms" else [self.width, self.width]
+        return [self.width, self.width] if self.norm == "layer" else [self.width]
 
 
 class Tensors(NamedTuple):

@@ -96,14 +96,21 @@ def _embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     rows, heads = stack.bias_table or (0, 0)
     positions = stack.positions * network.width
     indices = load.micro * length + (length * length if rows else 0) + (length if positions else 0)
+    states, tables = load.micro * length * network.width, _rotation(stack, load)
     own = Segment(
-        saved=INDEX * indices + _mask(load, load.micro * length * network.width) + _zero_biases(network, stack, load),
+        saved=INDEX * indices + _mask(load, states) + _zero_biases(network, stack, load) + tables,
         parameters=rows * heads + positions,
         largest=positions,
     )
     if last and not network.tied:
         return own._replace(carried=table)
     return own._replace(backward=table * load.width, transposed=table if last else 0)
+
+
+def _rotation(stack: Stack, load: Workload) -> int:
+    """Bytes of the cosines and sines by which queries and keys are rotated: made once, for all blocks."""
+    widths = [part.head_width for part in stack.block if isinstance(part, Attention) and part.rotary]
+    return 2 * load.tokens(stack.tokens) * max(widths, default=0) * load.width
 
 
 def _zero_biases(network: Stacks, stack: Stack, load: Workload) -> int:
@@ -144,10 +151,12 @@ def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[i
     A position bias is a mask that needs a gradient. No flash kernel takes one: sdpa writes attention out in fp32 on a
     CPU (where it needs none, it does not) and takes the memory-efficient kernel on a GPU.
     """
-    query, key = load.micro * queries * part.inner, load.micro * keys * part.inner
+    query, key = load.micro * queries * part.inner, load.micro * keys * _kept_width(load, part)
     scores = load.micro * part.heads * queries * keys
+    turned = 2 * query * load.width if part.rotary else 0  # what a rotation needs beside its result
     if fused(load, part):
-        return _fused_kernel(load, part, queries, query, key, scores)
+        saved, forward, backward = _fused_kernel(load, part, queries, query, key, scores)
+        return saved, forward + turned, backward + turned
     wide = load.width if load.attention == "eager" else FULL
     dropped = (wide + (wide if load.device == "cpu" else 1)) * scores if load.dropout else 0
     saved = wide * (query + 2 * key + scores) + dropped + load.width * query
@@ -157,6 +166,13 @@ def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[i
         forward += wide * query + 2 * load.width * key
     # two gradients of scores, when the output has gone; where scores are few, before that
     return saved, forward, max(0, 2 * wide * scores - load.width * query)
+
+
+def _kept_width(load: Workload, part: Attention) -> int:
+    """Width of the keys that are kept: repeated for each head that shares them, unless a kernel takes groups. A GPU's
+    does that below fp32 alone."""
+    takes_groups = fused(load, part) and (load.device == "cpu" or load.width < FULL)
+    return part.key_inner if takes_groups else part.inner
 
 
 def _fused_kernel(
@@ -198,10 +214,13 @@ def _final_norm(network: Stacks, load: Workload, rows: int) -> Segment:
 
 def _norm(network: Stacks, load: Workload, rows: int) -> int:
     """Bytes kept by a norm and by what follows: its input and output. Written out, also the normalised input, one scale
-    per token and, below fp32, the input in fp32; torch's kernel keeps a mean and a scale per token, a GPU's in fp32."""
+    per token and, below fp32, the input in fp32, which `rms_wide` keeps in place of the input itself; torch's kernel keeps
+    a mean and a scale per token, a GPU's in fp32."""
     states = rows * network.width
     if network.norm == "layer":
         return 2 * states * load.width + 2 * rows * (load.width if load.device == "cpu" else FULL)
+    if network.norm == "rms_wide":
+        return states * (2 * load.width + FULL) + FULL * rows
     return states * (3 * load.width + (FULL if load.width < FULL else 0)) + FULL * rows
 
 

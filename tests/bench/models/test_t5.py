@@ -21,7 +21,7 @@ from bench.spec import RunSpec
 from bench.stacks import parameter_count
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
-PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "hugging_face")
+PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if "family: t5\n" in path.read_text() or path.stem == "tiny")
 SMALL = {
     "d_model": 48, "d_kv": 8, "d_ff": 80, "encoder_layers": 2, "decoder_layers": 3, "heads": 4, "vocab": 96,
     "gated": True, "activation": "gelu_new", "separate_head": True,
