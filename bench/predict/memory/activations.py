@@ -96,9 +96,12 @@ def _embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     rows, heads = stack.bias_table or (0, 0)
     positions = stack.positions * network.width
     indices = load.micro * length + (length * length if rows else 0) + (length if positions else 0)
-    states, tables = load.micro * length * network.width, _rotation(stack, load)
+    if positions and load.documents:
+        indices += (load.micro - 1) * length
+    tables = _rotation(stack, load) + _documents(load, length)
+    dropped = _mask(load, load.micro * length * network.width)
     own = Segment(
-        saved=INDEX * indices + _mask(load, states) + _zero_biases(network, stack, load) + tables,
+        saved=INDEX * indices + dropped + _zero_biases(network, stack, load) + tables,
         parameters=rows * heads + positions,
         largest=positions,
     )
@@ -110,7 +113,14 @@ def _embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
 def _rotation(stack: Stack, load: Workload) -> int:
     """Bytes of the cosines and sines by which queries and keys are rotated: made once, for all blocks."""
     widths = [part.head_width for part in stack.block if isinstance(part, Attention) and part.rotary]
-    return 2 * load.tokens(stack.tokens) * max(widths, default=0) * load.width
+    rows = load.tokens(stack.tokens) * (load.micro if load.documents else 1)
+    return 2 * rows * max(widths, default=0) * load.width
+
+
+def _documents(load: Workload, length: int) -> int:
+    """Bytes of the mask that says which tokens are of one document, as long as checkpoints keep it."""
+    kept = load.documents and load.checkpointing
+    return load.micro * length * length * (load.width if load.attention == "eager" else 1) if kept else 0
 
 
 def _zero_biases(network: Stacks, stack: Stack, load: Workload) -> int:
@@ -156,6 +166,8 @@ def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[i
     turned = 2 * query * load.width if part.rotary else 0  # what a rotation needs beside its result
     if fused(load, part):
         saved, forward, backward = _fused_kernel(load, part, queries, query, key, scores)
+        if load.documents:  # the kernel's own form of the mask, in every layer
+            saved += load.width * load.micro * queries * keys
         return saved, forward + turned, backward + turned
     wide = load.width if load.attention == "eager" else FULL
     dropped = (wide + (wide if load.device == "cpu" else 1)) * scores if load.dropout else 0
@@ -169,9 +181,9 @@ def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[i
 
 
 def _kept_width(load: Workload, part: Attention) -> int:
-    """Width of the keys that are kept: repeated for each head that shares them, unless a kernel takes groups. A GPU's
-    does that below fp32 alone."""
-    takes_groups = fused(load, part) and (load.device == "cpu" or load.width < FULL)
+    """Width of the keys that are kept: repeated for each head that shares them, unless a kernel takes groups. None does
+    that with a mask, and a GPU's below fp32 alone."""
+    takes_groups = fused(load, part) and not load.documents and (load.device == "cpu" or load.width < FULL)
     return part.key_inner if takes_groups else part.inner
 
 
@@ -214,8 +226,8 @@ def _final_norm(network: Stacks, load: Workload, rows: int) -> Segment:
 
 def _norm(network: Stacks, load: Workload, rows: int) -> int:
     """Bytes kept by a norm and by what follows: its input and output. Written out, also the normalised input, one scale
-    per token and, below fp32, the input in fp32, which `rms_wide` keeps in place of the input itself; torch's kernel keeps
-    a mean and a scale per token, a GPU's in fp32."""
+    per token and, below fp32, the input in fp32, `rms_wide` in place of the input itself; torch's kernel keeps a mean
+    and a scale per token, a GPU's in fp32."""
     states = rows * network.width
     if network.norm == "layer":
         return 2 * states * load.width + 2 * rows * (load.width if load.device == "cpu" else FULL)

@@ -251,6 +251,25 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     assert kept_by_autograd(built, lambda: loss_of(built)) == saved + mask + divisor
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_activations_of_samples_whose_documents_are_kept_apart_are_predicted_too(
+    kind: str, checkpointing: bool, attention: str
+) -> None:
+    spec = spec_of(
+        SHAPES[kind], {"attention": attention}, objective="causal_lm_documents", activation_checkpointing=checkpointing
+    )
+    built, described = initialised(spec), models.network(spec.model)
+    assert described
+    segments = activations.segments(described, workload(spec, "cpu"))
+    saved = sum(segment.saved * times for block, times in segments for segment in block)
+    if checkpointing:
+        saved -= 3 * activations.RANDOM_STATE["cpu"] + (2 * 3 * TOKENS * 10 * 4 if kind == "llama" else 0)
+    places = torch.cat([torch.arange(8), torch.arange(12)]).repeat(3, 1)
+    assert kept_by_autograd(built, lambda: loss_of(built, position_ids=places)) == saved + 4
+
+
 # ---------------------------------------------------------------------------------------------- variants
 
 
