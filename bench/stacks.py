@@ -24,6 +24,7 @@ class Attention:
     causal: bool = False  # a token attends to none behind it
     position_bias: int = 0  # rows of a learned table that is added to scores by distance, one per stack; 0: none
     zero_bias: bool = False  # a tensor of zeros is added in place of such a bias, as transformers' T5 does it
+    bias_per_layer: bool = False  # every layer has such a table of its own, or makes such zeros anew
     fused: bool = False  # one matrix for queries, keys and values, of other tokens for keys and values
     biases: bool = False  # of the projections
     key_heads: int | None = None  # heads of keys and values, each for a group of queries' heads; None: as many as those
@@ -85,9 +86,9 @@ class Stack:
 
     @property
     def bias_table(self) -> tuple[int, int] | None:
-        """Rows and columns of the learned position bias, which the first block's attention owns; None: none."""
-        found = (part for part in self.block if isinstance(part, Attention) and part.position_bias)
-        return next(((part.position_bias, part.heads) for part in found), None)
+        """Rows and columns of the learned position bias that all blocks share; None: none. The first block owns it."""
+        found = (part for part in self.block if isinstance(part, Attention) and not part.bias_per_layer)
+        return next(((part.position_bias, part.heads) for part in found if part.position_bias), None)
 
     @property
     def attended(self) -> list[str]:
@@ -162,8 +163,15 @@ def tensors(network: Stacks) -> list[Tensors]:
 
 
 def part_sizes(network: Stacks, part: Attention | Mlp) -> list[int]:
-    """Return the elements of a sub-layer's parameters, those of its norm first, without a position bias."""
-    return [*network.norm_sizes, *itertools.chain(*_linears(network, part))]
+    """Return the elements of a sub-layer's parameters, those of its norm first, without a position bias that blocks
+    share."""
+    return [*network.norm_sizes, *itertools.chain(*_linears(network, part)), *own_bias(part)]
+
+
+def own_bias(part: Attention | Mlp) -> list[int]:
+    """Return the elements of a position bias that each layer has for itself; nothing where there is none."""
+    has = isinstance(part, Attention) and part.bias_per_layer and part.position_bias
+    return [part.position_bias * part.heads] if has and isinstance(part, Attention) else []
 
 
 def parameter_count(network: Stacks) -> int:
@@ -232,7 +240,7 @@ def _segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
 
 def _of_attention(network: Stacks, part: Attention, layer: int) -> list[_Weight]:
     *projections, last = [[_Weight(size) for size in sizes] for sizes in _linears(network, part)]
-    rows = part.position_bias if layer == 0 else 0
+    rows = part.position_bias if layer == 0 or part.bias_per_layer else 0
     bias = [_Weight(rows * part.heads, indexed=True)] * (rows > 0)
     return [*itertools.chain(*projections), *bias, *last]
 

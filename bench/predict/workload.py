@@ -53,6 +53,7 @@ def fused(load: Workload, attention: Attention) -> bool:
     """Whether scores are never written out. torch's sdpa writes them out on a CPU where a bias needs a gradient; with
     checkpointing transformers has zeros in the bias's place need one, too."""
     if load.attention == "sdpa" and load.device == "cpu":
-        needs_gradient = attention.position_bias or (attention.zero_bias and load.checkpointing)
+        made_before = attention.zero_bias and not attention.bias_per_layer
+        needs_gradient = attention.position_bias or (made_before and load.checkpointing)
         return not (needs_gradient or load.dropout)
     return load.attention != "eager"

@@ -128,7 +128,8 @@ def _zero_biases(network: Stacks, stack: Stack, load: Workload) -> int:
     elements = [
         part.heads * load.tokens(stack.tokens) * _keys(network, stack, part, load)
         for part in stack.block
-        if isinstance(part, Attention) and part.zero_bias and (fused(load, part) or load.checkpointing)
+        if isinstance(part, Attention) and part.zero_bias and not part.bias_per_layer
+        if fused(load, part) or load.checkpointing
     ]
     return sum(elements) * load.width
 
@@ -146,13 +147,25 @@ def _attention(network: Stacks, load: Workload, part: Attention, queries: int, k
     mask = queries * keys if part.causal and load.attention == "sdpa" and (part.position_bias or part.zero_bias) else 0
     states = rows * network.width
     sizes = part_sizes(network, part)
+    bias, indices = _own_bias(load, part, queries, keys)
     return Segment(
-        saved=_norm(network, load, rows) + saved + mask + _mask(load, states) + _clamp(network, load, states),
-        forward=forward,
-        backward=backward + states * load.width,
+        saved=_norm(network, load, rows) + saved + mask + _mask(load, states) + _clamp(network, load, states) + indices,
+        forward=forward + bias,
+        backward=backward + states * load.width + bias,
         parameters=sum(sizes),
         largest=max(sizes),
     )
+
+
+def _own_bias(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int]:
+    """Return bytes of a layer's own position bias, which is there while scores are made, and of what stays of it: the
+    indices into its table, or the zeros in its place where a kernel takes them."""
+    if not part.bias_per_layer:
+        return 0, 0
+    bias = load.width * part.heads * queries * keys
+    if part.position_bias:
+        return bias, INDEX * queries * keys
+    return bias, bias if fused(load, part) else 0
 
 
 def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int, int]:
