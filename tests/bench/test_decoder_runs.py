@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.untimed, pytest.mark.timeout(90
 
 POINT = (*(word for word in QUICK if not word.startswith(("model=", "sequence."))), "machine=cpu", "sequence.tokens=64")
 BUCKET = "engine.reduce_bucket_size=100000"  # the usual bucket hides all other memory
-SWEEPS = {
-    "gpt2_tiny": (("engine=ddp", "activation_checkpointing=false,true"), ("engine=zero2,zero3", BUCKET)),
-    "llama_tiny": (("engine=ddp",), ("engine=zero1,zero3", BUCKET)),
+RUNS = {
+    "gpt2_tiny": (("engine=ddp",), ("engine=zero2", BUCKET)),
+    "llama_tiny": (("engine=ddp", "activation_checkpointing=true"), ("engine=zero1", BUCKET), ("engine=zero3", BUCKET)),
 }
 PEAK = {"ddp": 0.01, "zero1": 0.10, "zero2": 0.10, "zero3": 0.05}
 """How far predicted peaks were from real ones: stages 1 and 2 in fp32 need up to a tenth less than is predicted."""
@@ -41,8 +41,8 @@ def zeroscale(*words: str, code: int = 0) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real runs of two ranks. Nobody names an objective."""
     results = tmp_path_factory.mktemp("decoders")
-    for model, sweeps in SWEEPS.items():
-        for words in sweeps:
+    for model, asked in RUNS.items():
+        for words in asked:
             zeroscale("sweep", *POINT, f"model={model}", *words, "--results", str(results))
     text = ("data=text", "objective=causal_lm_documents", "data.sample_by=paragraph", "data.max_bytes=100000")
     zeroscale("sweep", *POINT, "model=llama_tiny", "engine=ddp", *text, "--results", str(results / "text"))
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def records(folder: Path) -> list[RunRecord]:
     found = [store.read_record(path) for path in store.find_records([folder / "adhoc"])]
-    assert len(found) == 7 and all(record.observations and record.observations.steps for record in found)
+    assert len(found) == 5 and all(record.observations and record.observations.steps for record in found)
     return found
 
 
@@ -61,12 +61,10 @@ def losses(record: RunRecord) -> list[float]:
     return [loss or 0.0 for loss in record.observations.steps.loss][:6]
 
 
-@pytest.mark.parametrize("model", SWEEPS)
+@pytest.mark.parametrize("model", RUNS)
 def test_every_engine_loses_what_ddp_does(model: str, records: list[RunRecord]) -> None:
     of = [record for record in records if record.spec.model.name == model]
-    (reference,) = (
-        losses(record) for record in of if record.spec.engine.name == "ddp" and not record.spec.activation_checkpointing
-    )
+    (reference,) = (losses(record) for record in of if record.spec.engine.name == "ddp")
     assert {record.spec.objective for record in of} == {"causal_lm"}
     assert 5.9 < reference[0] < 6.1, "ln 384"
     for record in of:
@@ -88,12 +86,12 @@ def test_rates_count_all_tokens_and_formulas_flops(folder: Path, records: list[R
     text = zeroscale("table", str(folder / "adhoc"), "--columns", columns, "--format", "csv")
     table = pd.read_csv(io.StringIO(text))
     assert set(table["lengths"]) == {"64 tokens"} and not table["flags"].str.contains("counted_flops").any()
-    ours = records[0].spec
-    flops = flops_per_step(ours).model / ours.world_size / 1e12
-    of_model = table[table["model"] == ours.model.name]
-    assert (of_model["model_tflops_per_device"] * of_model["step_s"]).tolist() == pytest.approx(
-        [flops] * len(of_model), rel=0.25
-    ), "the mean of steps is what the first rests on, their median the second"
+    for ours in {record.spec.model.name: record.spec for record in records}.values():
+        of_model = table[table["model"] == ours.model.name]
+        per_token = flops_per_step(ours).model / ours.global_batch / 64 / ours.world_size / 1e12
+        assert (of_model["model_tflops_per_device"] / of_model["tokens_per_s"]).tolist() == pytest.approx(
+            [per_token] * len(of_model)
+        )
     zeroscale("report", str(folder / "adhoc"), "--out", str(folder / "report"))
     assert "tokens/s, with padding" in (folder / "report" / "report.html").read_text()
 
