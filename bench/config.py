@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bench import constraints, yaml_file
 from bench.constraints import Rule
-from bench.decode import Request, check, decode, in_one_line, model, with_devices
+from bench.decode import Request, check, decode, in_one_line, model, with_devices, with_objective
 from bench.errors import UserError, nearest
 from bench.facts import facts, facts_of_tree, names
 from bench.presets import conf_dir
@@ -180,7 +180,10 @@ def _tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any]:
             nested = functools.reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
             tree = _merged(tree, nested)
             unresolved = unresolved or _unresolved(value)
-    return with_devices(_resolved(tree) if unresolved else tree)
+    tree = _resolved(tree) if unresolved else tree
+    if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
+        tree = dict(with_objective(tree))
+    return with_devices(tree)
 
 
 def _merged(old: Any, new: Any) -> Any:

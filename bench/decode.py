@@ -66,6 +66,18 @@ def with_devices(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "devices_per_node": machine.devices_per_node or _devices_here(machine, launcher)}
 
 
+def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a composed tree, of which nobody chose the objective, with the one that its model learns as a rule."""
+    try:
+        decoded = _shared("model", plain["model"])
+        family = file_of(models, decoded.family)
+        kinds = family.token_kinds(valid(family.Shape, decoded.shape))
+    except UserError:
+        return plain  # told by the decode, or left out by a rule
+    chosen = objectives.usual(kinds)
+    return plain if chosen is None else {**plain, "objective": {"name": chosen}}
+
+
 def _devices_here(machine: Machine, launcher: str) -> int:
     """Return the number of devices of this machine; UserError for what does not start here."""
     kind, give = machine.device or device_kind(), "give devices_per_node=8, or how many a node has"

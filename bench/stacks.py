@@ -24,22 +24,35 @@ class Attention:
     causal: bool = False  # a token attends to none behind it
     position_bias: int = 0  # rows of a learned table that is added to scores by distance, one per stack; 0: none
     zero_bias: bool = False  # a tensor of zeros is added in place of such a bias, as transformers' T5 does it
+    bias_per_layer: bool = False  # every layer has such a table of its own, or makes such zeros anew
     fused: bool = False  # one matrix for queries, keys and values, of other tokens for keys and values
     biases: bool = False  # of the projections
+    key_heads: int | None = None  # heads of keys and values, each for a group of queries' heads; None: as many as those
+    rotary: bool = False  # queries and keys are rotated by their position
 
     @property
     def inner(self) -> int:
-        """Width of queries, keys and values over all heads."""
+        """Width of queries over all heads."""
         return self.heads * self.head_width
+
+    @property
+    def key_inner(self) -> int:
+        """Width of keys, and of values, over all their heads."""
+        return (self.key_heads or self.heads) * self.head_width
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several heads of queries share one of keys and values."""
+        return self.key_inner < self.inner
 
     def matrices(self, width: int) -> list[tuple[int, int]]:
         """Return the projections of rows of k numbers to rows of n as (k, n), in the order of forward."""
         if not self.fused:
-            projections = [(width, self.inner)] * 3
+            projections = [(width, self.inner), *[(width, self.key_inner)] * 2]
         elif self.over is None:
-            projections = [(width, 3 * self.inner)]
+            projections = [(width, self.inner + 2 * self.key_inner)]
         else:
-            projections = [(width, self.inner), (width, 2 * self.inner)]
+            projections = [(width, self.inner), (width, 2 * self.key_inner)]
         return [*projections, (self.inner, width)]
 
 
@@ -73,9 +86,9 @@ class Stack:
 
     @property
     def bias_table(self) -> tuple[int, int] | None:
-        """Rows and columns of the learned position bias, which the first block's attention owns; None: none."""
-        found = (part for part in self.block if isinstance(part, Attention) and part.position_bias)
-        return next(((part.position_bias, part.heads) for part in found), None)
+        """Rows and columns of the learned position bias that all blocks share; None: none. The first block owns it."""
+        found = (part for part in self.block if isinstance(part, Attention) and not part.bias_per_layer)
+        return next(((part.position_bias, part.heads) for part in found if part.position_bias), None)
 
     @property
     def attended(self) -> list[str]:
@@ -95,7 +108,9 @@ class Stacks:
     width: int  # elements of a token's state
     stacks: tuple[Stack, ...]
     tied: bool  # the head is the embedding
-    norm: Literal["rms", "layer"]  # rms: written out in Python, a scale; layer: torch's kernel, a scale and a shift
+    # rms: written out in Python, a scale; rms_wide: the same, all of it but the scale in fp32; layer: torch's kernel, a
+    # scale and a shift
+    norm: Literal["rms", "rms_wide", "layer"]
     final_dropout: bool = False  # behind a stack's last norm
     clamps_fp16: bool = False  # activations are clamped behind each sub-layer, where they are fp16
     full_loss: bool = False  # logits are made fp32 before the loss
@@ -113,7 +128,7 @@ class Stacks:
     @property
     def norm_sizes(self) -> list[int]:
         """Elements of a norm's parameters."""
-        return [self.width] if self.norm == "rms" else [self.width, self.width]
+        return [self.width, self.width] if self.norm == "layer" else [self.width]
 
 
 class Tensors(NamedTuple):
@@ -148,8 +163,15 @@ def tensors(network: Stacks) -> list[Tensors]:
 
 
 def part_sizes(network: Stacks, part: Attention | Mlp) -> list[int]:
-    """Return the elements of a sub-layer's parameters, those of its norm first, without a position bias."""
-    return [*network.norm_sizes, *itertools.chain(*_linears(network, part))]
+    """Return the elements of a sub-layer's parameters, those of its norm first, without a position bias that blocks
+    share."""
+    return [*network.norm_sizes, *itertools.chain(*_linears(network, part)), *own_bias(part)]
+
+
+def own_bias(part: Attention | Mlp) -> list[int]:
+    """Return the elements of a position bias that each layer has for itself; nothing where there is none."""
+    has = isinstance(part, Attention) and part.bias_per_layer and part.position_bias
+    return [part.position_bias * part.heads] if has and isinstance(part, Attention) else []
 
 
 def parameter_count(network: Stacks) -> int:
@@ -218,7 +240,7 @@ def _segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
 
 def _of_attention(network: Stacks, part: Attention, layer: int) -> list[_Weight]:
     *projections, last = [[_Weight(size) for size in sizes] for sizes in _linears(network, part)]
-    rows = part.position_bias if layer == 0 else 0
+    rows = part.position_bias if layer == 0 or part.bias_per_layer else 0
     bias = [_Weight(rows * part.heads, indexed=True)] * (rows > 0)
     return [*itertools.chain(*projections), *bias, *last]
 

@@ -32,7 +32,7 @@ def _tables(found: Findings) -> Iterable[tuple[pd.DataFrame, Sheet, int]]:
     answers, points = found.best[:MOST_ROWS], sum(len(curve.points) for curve in found.curves)
     yield found.table, sheets.runs(found.rows[:MOST_ROWS]), len(found.rows)
     yield found.summary, sheets.configurations(plain(found.summary[:MOST_ROWS])), len(found.summary)
-    yield best.as_table(found.best), sheets.best(told(answers)), len(found.best)
+    yield best.as_table(found.best), sheets.best(told(answers), found.rows), len(found.best)
     yield curves.as_table(list(found.curves)), sheets.scaling(found.curves), points
     law, met = sheets.law(found.curves), sheets.crossovers(found.crossovers)
     yield curves.fit_table(list(found.curves)), law, len(law.rows)

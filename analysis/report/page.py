@@ -83,7 +83,7 @@ def _summary(found: Findings, among: Sequence[Facet], left: Mapping[int, Evidenc
         "measured": _measured(left.values()) if len(left) == len(found.rows) else (),
         "asked": asked(found.rows),
         "answers": answers if few else [],
-        "best": None if few else _table(sheets.best(answers), asking, len(answers)),
+        "best": None if few else _table(sheets.best(answers, found.rows), asking, len(answers)),
         "winners": winners(found.best),
         "doubts": doubts(found.results, found.best, found.drifts, found.origin),
     }

@@ -38,7 +38,7 @@ _WORDS = {
     "step_s_max": "longest step", "tokens_per_s": "throughput", "mfu": "MFU", "peak_allocated_bytes": "peak allocated",
     "cost_per_million_tokens": "cost of a million tokens",
 }  # fmt: skip
-_UNITS = {"tokens_per_s": "tokens/s, encoder + decoder, with padding"}
+_BOTH = "tokens/s, encoder + decoder, with padding"
 """What a unit leaves open: others count the encoder's tokens only."""
 
 
@@ -79,31 +79,32 @@ _Source = tuple[Heading, Callable[[Row], Cell]]
 def runs(rows: Sequence[Row]) -> Sheet:
     """Return the run table in the columns that people look at first, where any run has a value for them."""
     told = [name for name in _RUN if any(row[name] not in (None, "") for row in rows)]
-    return _sheet("runs", "Runs", [_source(name) for name in told if _varies(name, rows)], rows)
+    return _sheet("runs", "Runs", [_source(name, rows) for name in told if _varies(name, rows)], rows)
 
 
 def configurations(rows: Sequence[Row]) -> Sheet:
     """Return the summary: what was measured, n, medians with their intervals, memory and flags."""
     sources = [
-        _source("config_id"), *(_source(name) for name in ("model",) if _varies(name, rows)),
+        _source("config_id", rows), *(_source(name, rows) for name in ("model",) if _varies(name, rows)),
         (Heading("engine", meaning="with what sets it apart"), lambda row: _text(series(row))),
-        *(_source(name) for name in _WHAT if _varies(name, rows)),
+        *(_source(name, rows) for name in _WHAT if _varies(name, rows)),
         (Heading("n", meaning="allocations behind it", number=True), lambda row: Cell(f"{row['n']}", row["n"])),
-        *map(_source, ("sample_s", "step_s")), _interval("step_s"), *map(_source, ("step_s_p99", "step_s_max")),
-        _source("tokens_per_s"), _interval("tokens_per_s"),
+        *(_source(name, rows) for name in ("sample_s", "step_s")), _interval("step_s", rows),
+        *(_source(name, rows) for name in ("step_s_p99", "step_s_max", "tokens_per_s")),
+        _interval("tokens_per_s", rows),
         (Heading("intervals", meaning="level and kind"), lambda row: _text(_kind(row))),
-        *(_source(name) for name in ("peak_allocated_bytes", "cost_per_million_tokens") if _known(name, rows)),
-        _source("flags"),
+        *(_source(name, rows) for name in ("peak_allocated_bytes", "cost_per_million_tokens") if _known(name, rows)),
+        _source("flags", rows),
     ]  # fmt: skip
     return _sheet("configurations", "Configurations", sources, rows)
 
 
-def best(told: Sequence[Told]) -> Sheet:
-    """Return the answer to every question."""
+def best(told: Sequence[Told], rows: Sequence[Row]) -> Sheet:
+    """Return the answer to every question; `rows` are what was measured."""
     words = ("question", "fastest", "throughput", "interval", "not told apart from it", "with too few repeats",
              "least memory", "peak allocated", "without a number")  # fmt: skip
     head = [Heading(word) for word in words]
-    head[2] = Heading("throughput", _UNITS["tokens_per_s"], number=True)
+    head[2] = Heading("throughput", _unit(columns()["tokens_per_s"], rows), number=True)
     return Sheet("best", "Best per question", tuple(head), tuple(map(_answer, told)))
 
 
@@ -178,10 +179,10 @@ def _sheet(name: str, title: str, sources: Sequence[_Source], rows: Sequence[Row
     return Sheet(name, title, tuple(heading for heading, _ in sources), cells)
 
 
-def _source(name: str) -> _Source:
+def _source(name: str, rows: Sequence[Row]) -> _Source:
     column = columns()[name]
     # sizes carry their unit in the cell, for they go from KiB to GiB
-    unit = "" if column.unit in ("bytes", "samples") or name == "cost_per_million_tokens" else _unit(column)
+    unit = "" if column.unit in ("bytes", "samples") or name == "cost_per_million_tokens" else _unit(column, rows)
     heading = Heading(_WORDS.get(name, name), unit, column.meaning, column.kind in ("integer", "number"))
     return heading, lambda row: _cell(column, row)
 
@@ -193,13 +194,18 @@ def _cell(column: Column, row: Row) -> Cell:
     return Cell(cell(column, value), value)
 
 
-def _interval(column: str) -> _Source:
-    heading = Heading(f"{_WORDS[column]}, interval", _unit(columns()[column]), number=True)
+def _interval(column: str, rows: Sequence[Row]) -> _Source:
+    heading = Heading(f"{_WORDS[column]}, interval", _unit(columns()[column], rows), number=True)
     return heading, lambda row: Cell(ends(row, column) or MISSING, row[f"{column}_low"])
 
 
-def _unit(column: Column) -> str:
-    return _UNITS.get(column.name, column.unit)
+def _unit(column: Column, rows: Sequence[Row]) -> str:
+    if column.name != "tokens_per_s":
+        return column.unit
+    both = {row["encoder_tokens"] is not None for row in rows}
+    if both <= {True}:
+        return _BOTH
+    return "tokens/s of all kinds, with padding" if True in both else "tokens/s, with padding"
 
 
 def _kind(row: Row) -> str:

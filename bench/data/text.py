@@ -1,5 +1,5 @@
-"""Real text, from local files, a Hugging Face data set or Python's own sources: for span corruption, and for every
-objective that has one kind of tokens, as it is."""
+"""Real text, from local files, a Hugging Face data set or Python's own sources, as an objective's kinds of tokens ask
+for it: whole, or spans of it hidden in one kind and shown in another."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from bench import objectives
 from bench.data import MicroBatch, vocabulary
 from bench.data.pipeline import corpus, spans, tokenizer
 from bench.data.pipeline.corpus import Corpus
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from bench.data.pipeline.spans import Tokens
 
 
-SPAN_CORRUPTION = "span_corruption"
+_SPANS = ("kept", "hidden")
+"""What kinds of tokens hold of a text of which spans are hidden."""
 
 
 class Options(corpus.Selection):
@@ -39,8 +41,8 @@ class Options(corpus.Selection):
 
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for a corpus that is not there, or that objective, model and sequence lengths do not fit."""
-    if spec.objective != SPAN_CORRUPTION and not _plain(spec):
-        remedy = f"choose data=synthetic, objective={SPAN_CORRUPTION} or one with a single kind of tokens"
+    if not (_plain(spec) or _corrupted(spec)):
+        remedy = "choose data=synthetic, or an objective that says what of a text its kinds of tokens hold"
         raise UserError(f"data={spec.data.name}", f"makes no samples of text for objective={spec.objective}", remedy)
     if options.hub and options.files:
         raise UserError(f"data.hub={options.hub}", "data.files is given too", "give one of them")
@@ -57,7 +59,7 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """Return the endless micro-batches of a data-parallel rank; raise UserError if corpus or tokenizer cannot be used.
 
     Each pass over the corpus has its own order and its own corruption. With packing, corrupted inputs are shorter than
-    sequence.encoder only where the decoder's length is the one that limits a sample.
+    their length only where the decoder's length is the one that limits a sample.
     """
     from bench.data.pipeline import loader
 
@@ -114,6 +116,7 @@ class PlainText:
     end: Tokens  # what closes a piece: EOS, or nothing
     seed: int
     padded: frozenset[str]
+    eos: int
 
     def __call__(self, index: int) -> tuple[Tokens]:
         import numpy as np
@@ -159,10 +162,11 @@ def _samples(
 
     if _plain(spec):
         padded, end = (list(spec.sequence), [words.eos]) if not options.packing else ([], [])
-        return PlainText(tokens, pieces, np.array(end, np.int32), spec.seed, frozenset(padded))
+        return PlainText(tokens, pieces, np.array(end, np.int32), spec.seed, frozenset(padded), words.eos)
     noise = _noise(options)
-    full = options.packing and noise.lengths(_raw_length(options, spec))[0] == spec.sequence["encoder"]
-    padded = ["decoder"] if full else ["encoder", "decoder"]
+    (inputs, length), (targets, _) = spec.sequence.items()
+    full = options.packing and noise.lengths(_raw_length(options, spec))[0] == length
+    padded = [targets] if full else [inputs, targets]
     return CorruptedText(tokens, pieces, noise, words.sentinels, words.eos, spec.seed, frozenset(padded))
 
 
@@ -190,9 +194,19 @@ def _noise(options: Options) -> SpanCorruption:
     return SpanCorruption(options.noise_density, options.mean_span_length)
 
 
+def _holds(spec: RunSpec) -> tuple[str | None, ...]:
+    """Return what the objective's kinds of tokens hold of a text."""
+    return tuple(kind.text for kind in objectives.load(spec.objective).KINDS)
+
+
 def _plain(spec: RunSpec) -> bool:
     """Whether a sample is a piece of the text as it is."""
-    return len(spec.sequence) == 1
+    return _holds(spec) == ("whole",)
+
+
+def _corrupted(spec: RunSpec) -> bool:
+    """Whether a sample is a piece of the text with spans hidden, and the spans."""
+    return _holds(spec) == _SPANS
 
 
 def _raw_length(options: Options, spec: RunSpec) -> int:
@@ -201,10 +215,10 @@ def _raw_length(options: Options, spec: RunSpec) -> int:
     if _plain(spec):
         (length,) = sequence.values()
         return length if options.packing else length - 1  # EOS closes a document
-    length = _noise(options).raw_length(sequence["encoder"], sequence["decoder"])
+    length = _noise(options).raw_length(*sequence.values())
     if not length:
         raise UserError(
-            f"sequence.encoder={sequence['encoder']} sequence.decoder={sequence['decoder']}",
+            " ".join(f"sequence.{kind}={tokens}" for kind, tokens in sequence.items()),
             "no corrupted text is as short as that",
             "give at least 3 tokens to each",
         )
@@ -219,7 +233,7 @@ def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int
             f"tokenizer {options.tokenizer} has {known} tokens",
             "give the model a larger vocabulary",
         )
-    if spec.objective != SPAN_CORRUPTION:
+    if not _corrupted(spec):
         return
     if not sentinels:
         raise UserError(
@@ -236,4 +250,4 @@ def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int
 
 
 def _spans(noise: SpanCorruption, spec: RunSpec) -> int:
-    return noise.counts(noise.raw_length(spec.sequence["encoder"], spec.sequence["decoder"]))[1]
+    return noise.counts(noise.raw_length(*spec.sequence.values()))[1]

@@ -5,11 +5,21 @@ The contract of such a file is `bench.plugins.ObjectivePlugin`. It imports no to
 
 from bench import plugins
 from bench.plugins import ObjectivePlugin
+from bench.spec import OBJECTIVE
+
+CAUSAL = "causal_lm"
+"""What a decoder-only model learns where nobody says it."""
 
 
 def load(objective: str) -> ObjectivePlugin:
     """Return the objective named `objective`; raise UserError if there is none."""
     return plugins.load(plugins.OBJECTIVE, objective)
+
+
+def usual(kinds: tuple[str, ...]) -> str | None:
+    """Return what a model that reads just these kinds of tokens learns where nobody says it; None: nothing can be."""
+    known = named(kinds)
+    return next((name for name in (OBJECTIVE, CAUSAL) if name in known), known[0] if known else None)
 
 
 def named(kinds: tuple[str, ...]) -> list[str]:

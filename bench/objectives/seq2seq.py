@@ -3,7 +3,7 @@
 from bench.tokens import IGNORED, PAD, TokenKind
 
 KINDS = (
-    TokenKind("encoder", 512, {"input_ids": PAD}, mask="attention_mask"),
-    TokenKind("decoder", 128, {"labels": IGNORED}),
+    TokenKind("encoder", 512, {"input_ids": PAD}, mask="attention_mask", text=None),
+    TokenKind("decoder", 128, {"labels": IGNORED}, text=None),
 )
 REDUCTION = "mean"

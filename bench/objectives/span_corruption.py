@@ -5,8 +5,8 @@ from bench.spec import LENGTHS
 from bench.tokens import IGNORED, PAD, TokenKind
 
 KINDS = (
-    TokenKind("encoder", LENGTHS["encoder"], {"input_ids": PAD}, mask="attention_mask"),
+    TokenKind("encoder", LENGTHS["encoder"], {"input_ids": PAD}, mask="attention_mask", text="kept"),
     # no mask: the decoder's padding comes last, where its real tokens do not look
-    TokenKind("decoder", LENGTHS["decoder"], {"labels": IGNORED}),
+    TokenKind("decoder", LENGTHS["decoder"], {"labels": IGNORED}, text="hidden"),
 )
 REDUCTION = "mean"

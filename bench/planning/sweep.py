@@ -1,5 +1,6 @@
 """From what a user asks to a Sweep: every point decoded, checked and with its time limit, before anything starts."""
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping
@@ -80,8 +81,17 @@ def plan(
 
 
 def _chosen(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
-    """Return what makes the points of comma lists small, where the first of them starts on the CPU that is here."""
-    return present.small([key for key, _ in overrides], config.request(expand(study, overrides)[0], config_dir))
+    """Return what makes the points of comma lists small, where the first of them starts on the CPU that is here; no
+    lengths where models differ in the tokens that they read."""
+    first, *others = expand(study, overrides)
+    asked = config.request(first, config_dir)
+    chosen = present.small([key for key, _ in overrides], asked)
+    learners = {tuple(pair for pair in pairs if pair[0] in ("model", "objective")): pairs for pairs in others}
+    for pairs in learners.values():
+        with contextlib.suppress(UserError):  # told, or left out by a rule, when all points are decoded
+            if config.request(pairs, config_dir).spec.sequence.keys() != asked.spec.sequence.keys():
+                return [(key, value) for key, value in chosen if not key.startswith("sequence.")]
+    return chosen
 
 
 def _options(found: Expansion, etiquette: Mapping[str, Any], autopilot: bool) -> Limits:

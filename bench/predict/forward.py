@@ -13,6 +13,8 @@ RMS_PASSES = 6
 """Reads and writes of a tensor in fp32 in T5LayerNorm: squared, averaged, scaled."""
 LAYER_NORM_PASSES = 3
 """Reads and writes of a tensor in torch's layer norm: read for its mean and deviation, and again to be scaled."""
+ROTARY_PASSES = 10
+"""Reads and writes of queries and keys in a rotation: times cosines, halves turned round, times sines, both added."""
 ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2, "relu": 2}
 """Reads and writes of a tensor: gelu_new is written out, with a power, three scalings, two sums, a tanh, a product."""
 
@@ -59,16 +61,20 @@ def _attention(network: Stacks, part: Attention, load: Workload, queries: int, k
     written_out = load.attention == "eager" or (load.device == "cpu" and (biased or not fused(load, part)))
     passes = 8 if written_out else biased  # scores, their sum with the bias, softmax, weights; else the bias is read
     traffic = load.width * (passes * pairs + 2 * rows * part.inner + 3 * rows * network.width)  # a copy, the residual
+    rotated = part.rotary * (rows * part.inner + others * part.key_inner)
+    traffic += load.width * ROTARY_PASSES * rotated
     products = _projections(network, part, rows, others)[: None if whole else -1]
-    return _norm(network, load, rows).plus(Work(products, flops, traffic, 14 + 6 * written_out))
+    operations = 14 + 6 * written_out + 10 * part.rotary
+    return _norm(network, load, rows).plus(Work(products, flops, traffic, operations))
 
 
 def _projections(network: Stacks, part: Attention, rows: int, others: int) -> tuple[Matmul, ...]:
     width, inner = network.width, part.inner
     last = Matmul(rows, inner, width)
     if part.fused and part.over is None:
-        return Matmul(rows, width, 3 * inner), last
-    keys_and_values = Matmul(others, width, 2 * inner) if part.fused else Matmul(others, width, inner, 2)
+        return Matmul(rows, width, inner + 2 * part.key_inner), last
+    key = part.key_inner
+    keys_and_values = Matmul(others, width, 2 * key) if part.fused else Matmul(others, width, key, 2)
     return Matmul(rows, width, inner), keys_and_values, last
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from bench import models
+from bench import models, objectives
 from bench.errors import NoPrediction
 from bench.spec import WIDTH, Device, RunSpec
 from bench.stacks import Attention, Stacks
@@ -20,6 +20,7 @@ class Workload(NamedTuple):
     device: Device
     fp16: bool
     chunk: int | None  # tokens whose loss is taken at a time; None: all
+    documents: bool = False  # a token sees those of its own document alone
 
     def tokens(self, kind: str) -> int:
         """Return the tokens of a kind in a sample; NoPrediction for a kind that a sample has none of."""
@@ -44,7 +45,7 @@ def workload(spec: RunSpec, device: Device) -> Workload:
     return Workload(
         spec.batch.micro, tuple(spec.sequence.items()), WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
-        spec.model.loss_chunk_tokens,
+        spec.model.loss_chunk_tokens, any(kind.positions for kind in objectives.load(spec.objective).KINDS),
     )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def fused(load: Workload, attention: Attention) -> bool:
     """Whether scores are never written out. torch's sdpa writes them out on a CPU where a bias needs a gradient; with
     checkpointing transformers has zeros in the bias's place need one, too."""
     if load.attention == "sdpa" and load.device == "cpu":
-        needs_gradient = attention.position_bias or (attention.zero_bias and load.checkpointing)
+        made_before = attention.zero_bias and not attention.bias_per_layer
+        needs_gradient = attention.position_bias or (made_before and load.checkpointing)
         return not (needs_gradient or load.dropout)
     return load.attention != "eager"

@@ -16,6 +16,7 @@ from analysis.report.evidence import Evidence, evidence, pretty, tail
 from analysis.report.files import tables
 from analysis.report.findings import findings
 from analysis.table import plain, read_csv
+from bench.spec import RunSpec
 
 QUIET = steps(scattered(0.09, 0.1, 0.11))
 
@@ -32,6 +33,24 @@ def test_the_runs_as_csv_are_exact(files: dict[str, str], tmp_path: Path) -> Non
     (tmp_path / "runs.csv").write_text(files["runs.csv"])
     again = read_csv(tmp_path / "runs.csv")
     assert again["step_s"].tolist()[:1] == [0.1] and again["outcome"].tolist() == ["ok", "oom", "ok"]
+
+
+DECODER = {
+    "model": {"family": "gpt", "shape": {"width": 4, "layers": 1, "heads": 1, "inner": 8, "vocab": 16, "positions": 8}},
+    "objective": "causal_lm", "sequence": {"tokens": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("specs", "unit"),
+    [
+        ([spec("ddp", **DECODER)], "tokens/s, with padding"),
+        ([spec("ddp", **DECODER), spec("ddp")], "tokens/s of all kinds, with padding"),
+    ],
+)
+def test_a_rate_says_which_tokens_it_counts(specs: list[RunSpec], unit: str) -> None:
+    of = tables(findings(results(*(run(one, steps=QUIET) for one in specs))))
+    assert f"throughput ({unit})" in of["configurations.md"].decode().splitlines()[0]
 
 
 def test_tables_for_readers_have_units_and_digits_and_say_what_failed(files: dict[str, str]) -> None:

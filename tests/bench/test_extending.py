@@ -84,7 +84,7 @@ def test_a_figure_is_a_picture_of_the_report(house: House, runs: Path, tmp_path:
 
 CPU = ("machine=cpu", *(word for word in QUICK if not word.startswith(("model=", "sequence.", "batch."))))
 COUNTING = (
-    *CPU, "model=gpt_tiny", "objective=continuation", "data=counting", "sequence.tokens=64", "batch.micro=4",
+    *CPU, "model=decoder_tiny", "objective=continuation", "data=counting", "sequence.tokens=64", "batch.micro=4",
     "optimizer.lr=3e-3",
 )  # fmt: skip
 ENGINES = {
@@ -106,7 +106,7 @@ def counting(house: House) -> dict[str, RunRecord]:
 
 def test_a_plan_shows_family_objective_and_source(house: House) -> None:
     text = house.zeroscale("sweep", *COUNTING, "engine=ddp,zero3", "--dry-run", "--results", str(house.results))
-    assert text.count("64 tokens  counting  continuation") == text.count("gpt_tiny") == 2
+    assert text.count("64 tokens  counting  continuation") == text.count("decoder_tiny") == 2
 
 
 def test_every_engine_begins_with_the_same_weights_and_samples_and_learns(counting: dict[str, RunRecord]) -> None:
@@ -129,10 +129,10 @@ def test_memory_of_a_described_family_is_what_its_runs_take(
 
 
 def test_time_and_advice_of_a_described_family_are_told(house: House) -> None:
-    words = ("model=gpt_tiny", "objective=causal_lm", "sequence.tokens=64", "machine=h200", "devices_per_node=8")
+    words = ("model=decoder_tiny", "objective=causal_lm", "sequence.tokens=64", "machine=h200", "devices_per_node=8")
     (predicted,) = json.loads(house.zeroscale("predict", *words, "engine=zero1", "--json"))
     assert predicted["time"]["step_s"] > 0 and predicted["fits"]
-    assert "gpt_tiny" in house.zeroscale("advise", *words, "nodes=1")
+    assert "decoder_tiny" in house.zeroscale("advise", *words, "nodes=1")
 
 
 def test_table_and_report_show_what_was_added(house: House, counting: dict[str, RunRecord], tmp_path: Path) -> None:
@@ -140,17 +140,17 @@ def test_table_and_report_show_what_was_added(house: House, counting: dict[str, 
     text = house.zeroscale("table", str(house.root / "counting"), "--columns", columns, "--format", "csv")
     table = pd.read_csv(io.StringIO(text))
     assert table[["model", "objective", "data", "lengths"]].drop_duplicates().values.tolist() == [
-        ["gpt_tiny", "continuation", "counting", "64 tokens"]
+        ["decoder_tiny", "continuation", "counting", "64 tokens"]
     ]
     assert (table[["tokens_per_s", "model_tflops_per_device"]] > 0).all(axis=None)
     house.zeroscale("report", str(house.root / "counting"), "--out", str(tmp_path))
     page = (tmp_path / "report.html").read_text()
-    assert "gpt_tiny" in page and "continuation" in page
+    assert "decoder_tiny" in page and "continuation" in page
 
 
 def test_doctor_names_what_was_added(house: House) -> None:
     findings = {found["subject"]: found["found"] for found in json.loads(house.zeroscale("doctor", "--json"))}
-    for kind, name in (("family", "gpt"), ("objective", "continuation"), ("data", "counting")):
+    for kind, name in (("family", "decoder"), ("objective", "continuation"), ("data", "counting")):
         assert name in findings[f"{kind} plug-ins"].split(", ")
 
 
@@ -158,7 +158,7 @@ def test_doctor_names_what_was_added(house: House) -> None:
     ("words", "told"),
     [
         (("sequence.tokens=512",), "sequence.tokens=512: the model has 256 positions; "),
-        (("model.attention=eager",), "model.attention=eager: family gpt knows nothing but the usual one"),
+        (("model.attention=eager",), "model.attention=eager: family decoder knows nothing but the usual one"),
         (("model.shape.heads=5",), "model.shape.heads=5: does not divide width=128"),
         (("model=tiny",), "objective=continuation: a model of family t5 learns from encoder and decoder tokens"),
         (("model.shape.vocab=2",), "a vocabulary of 2: ids 0 and 1 are no numbers"),
@@ -179,14 +179,15 @@ def test_text_serves_an_objective_that_it_does_not_know(house: House) -> None:
 def test_a_family_reads_configs_of_its_kind_and_another_is_measured_and_not_predicted(
     house: House, tmp_path: Path
 ) -> None:
-    for kind in ("gpt2", "opt"):
-        config = {"model_type": kind, "n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 64}
+    sizes = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 64, "multi_query": False}
+    for kind in ("gpt_bigcode", "opt"):
+        config = {"model_type": kind, **sizes}
         (tmp_path / f"{kind}.json").write_text(json.dumps(config))
     told = {}
-    for kind in ("gpt2", "opt"):
+    for kind in ("gpt_bigcode", "opt"):
         words = (f"model.config_file={tmp_path / kind}.json", "model=hugging_face", f"model.name={kind}")
         told[kind] = house.zeroscale("predict", *CPU, *words, "objective=causal_lm", "sequence.tokens=64", "engine=ddp")
-    assert "A device needs" in told["gpt2"]
+    assert "A device needs" in told["gpt_bigcode"]
     assert "no prediction" in told["opt"]
 
 

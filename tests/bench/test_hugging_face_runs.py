@@ -1,4 +1,4 @@
-"""A user's config.json, trained for real: the same losses under every engine, FLOPs counted, nothing predicted."""
+"""A user's config.json, trained by the family without formulas: equal losses, FLOPs counted, nothing predicted."""
 
 import io
 import json
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.untimed]
 def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     file = tmp_path_factory.mktemp("model") / "config.json"
     file.write_text(json.dumps(GPT2))
-    model = ["model=hugging_face", f"model.config_file={file}", "model.name=own"]
+    model = ["model=hugging_face", f"model.config_file={file}", "model.name=own", "model.family=hugging_face"]
     return [*model, *OWN, "objective=causal_lm", "sequence.tokens=32", "machine=cpu"]
 
 

@@ -134,6 +134,48 @@ def test_packed_text_of_a_causal_objective_is_the_corpus_cut(tmp_path: Path) -> 
         assert padding == {"tokens": 0}
 
 
+def test_packed_documents_have_positions_of_their_own_and_none_is_predicted_from_another(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
+    (tmp_path / "text.txt").write_text("\n".join(["abcd", "ef", "ghijk"]))
+    options = {"files": [str(tmp_path / "text.txt")], "sample_by": "line"}
+    made = spec("causal_lm_documents", {"tokens": 14}, "text", **options)  # with an EOS behind each of them
+    tensors, _ = next(data.load("text").micro_batches(made, 0))
+    assert tensors["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 4, 5]] * 2
+    begins = tensors["position_ids"] == 0
+    assert (tensors["labels"][begins] == -100).all()
+    assert torch.equal(tensors["labels"][~begins], tensors["input_ids"][~begins])
+    alone, _ = next(data.load("synthetic").micro_batches(spec("causal_lm_documents", {"tokens": 5}), 0))
+    assert alone["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "learns"),
+    [
+        ("gpt2_tiny", "causal_lm"),
+        ("llama_3_8b", "causal_lm"),
+        ("tiny", "span_corruption"),
+        ("mt5_xl", "span_corruption"),
+    ],
+)
+def test_a_model_learns_what_its_kind_does_where_nobody_says_it(model: str, learns: str) -> None:
+    assert ask(f"model={model}").spec.objective == learns
+
+
+def test_a_sweep_over_both_kinds_of_models_gives_each_its_own() -> None:
+    study = Study(name="s", base={"machine": "cpu", "devices_per_node": 1}, axes={"model": ["tiny", "llama_tiny"]})
+    found = [point.asked.spec for point in config.points(study, []).points]
+    assert [(spec.objective, tuple(spec.sequence)) for spec in found] == [
+        ("span_corruption", ("encoder", "decoder")), ("causal_lm", ("tokens",)),
+    ]  # fmt: skip
+
+
+def test_an_objective_that_was_chosen_stays() -> None:
+    assert ask("model=gpt2_tiny", "objective=causal_lm_documents").spec.objective == "causal_lm_documents"
+    with pytest.raises(UserError, match="objective=span_corruption: a model of family gpt learns from tokens"):
+        ask("model=gpt2_tiny", "objective=span_corruption")
+
+
 def test_unpacked_text_of_a_causal_objective_is_padded_where_there_is_no_loss(tmp_path: Path) -> None:
     pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
     (tmp_path / "text.txt").write_text("abc\nabcdef")

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from bench import objectives
 from bench.data import MicroBatch
 from bench.spec import RunSpec
+from bench.tokens import TokenKind
 
 
 class Samples(Protocol):
@@ -49,6 +50,9 @@ class _MicroBatches(Dataset[MicroBatch]):
             length = sequence[kind.name]
             for argument, filler in kind.arguments.items():
                 tensors[argument] = _filled(of_kind, length, filler, kind.hidden.get(argument, 0.0))
+            if kind.positions:
+                eos = getattr(self.samples, "eos", None)  # of a source that packs several documents into one sample
+                tensors |= _by_document(of_kind, length, eos, kind, tensors)
             if kind.mask and kind.name in self.samples.padded:
                 masks[kind.mask] = _filled([np.ones_like(row) for row in of_kind], length, 0)
             padding[kind.name] = micro * length - sum(map(len, of_kind))
@@ -95,6 +99,25 @@ def _end_with_rank(_worker: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _by_document(
+    rows: Any, length: int, eos: int | None, kind: TokenKind, tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return each token's place in its document, and the labels without those that begin a document: they would be
+    predicted from the one before."""
+    assert kind.positions
+    places = [_places(row, eos) for row in rows]
+    begins = _filled(places, length, 0) == 0
+    labels = {name: tensors[name].masked_fill(begins, filler) for name, filler in kind.arguments.items() if filler < 0}
+    return {kind.positions: _filled(places, length, 0), **labels}
+
+
+def _places(row: NDArray[Any], eos: int | None) -> NDArray[np.int64]:
+    """Return 0, 1, 2 … for each document of a row, which ends with its EOS."""
+    places = np.arange(len(row))
+    begins = np.concatenate([[0], np.flatnonzero(row == eos) + 1]) if eos is not None else np.zeros(1, np.int64)
+    return places - begins[np.searchsorted(begins, places, side="right") - 1]
 
 
 def _filled(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:

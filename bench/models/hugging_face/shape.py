@@ -54,6 +54,9 @@ def check(shape: Shape, spec: RunSpec) -> None:
     for kind, length in spec.sequence.items():
         if isinstance(positions, int) and length > positions:
             raise UserError(f"sequence.{kind}={length}", f"the model has {positions} positions", "give fewer tokens")
+    if any(kind.positions for kind in objectives.load(spec.objective).KINDS):
+        rule = "not every model of transformers keeps documents apart"
+        raise UserError(f"objective={spec.objective}", rule, "choose objective=causal_lm")
     reduction = objectives.load(spec.objective).REDUCTION
     if reduction != "mean":
         rule = f"its loss is a {reduction} over tokens, and transformers takes their mean"

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration, UMT5Config, UMT5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from bench.models import derived_seed
@@ -15,8 +15,15 @@ from bench.models.t5.shape import NAMES, Shape
 from bench.spec import ModelSpec, RunSpec
 
 
-class WithChunkedLoss(T5ForConditionalGeneration):  # type: ignore[misc]
-    """A T5 for training alone: its head, a ChunkedHead, makes the loss, and there are no logits."""
+class ChunkedLoss:
+    """A T5 or umT5 for training alone: its head, a ChunkedHead, makes the loss, and there are no logits."""
+
+    config: Any
+    encoder: Any
+    decoder: Any
+    lm_head: Any
+    model_dim: int
+    _shift_right: Any
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor | None = None
@@ -32,13 +39,30 @@ class WithChunkedLoss(T5ForConditionalGeneration):  # type: ignore[misc]
         return Seq2SeqLMOutput(loss=self.lm_head(decoded, labels))
 
 
+class WithChunkedLoss(ChunkedLoss, T5ForConditionalGeneration):  # type: ignore[misc]
+    """A T5 with it."""
+
+
+class Umt5WithChunkedLoss(ChunkedLoss, UMT5ForConditionalGeneration):  # type: ignore[misc]
+    """A umT5 with it."""
+
+
+KINDS: dict[tuple[bool, bool], Any] = {
+    (False, False): T5ForConditionalGeneration,
+    (False, True): WithChunkedLoss,
+    (True, False): UMT5ForConditionalGeneration,
+    (True, True): Umt5WithChunkedLoss,
+}
+"""What is built, by whether there is a position bias in every layer and whether the loss is chunked."""
+
+
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> torch.nn.Module:
-    """Return an uninitialised T5ForConditionalGeneration in fp32, built inside `construction`.
+    """Return an uninitialised T5ForConditionalGeneration, or UMT5's, in fp32, built inside `construction`.
 
     `construction` decides where the weights live: an engine's context, or `torch.device("meta")`.
     """
     shape = Shape.model_validate(spec.model.shape)
-    kind: Any = WithChunkedLoss if spec.model.loss_chunk_tokens else T5ForConditionalGeneration
+    kind = KINDS[shape.bias_per_layer, bool(spec.model.loss_chunk_tokens)]
     with construction or nullcontext(), SkippedInitialisation():
         model = kind(_config(shape, spec.model))
     if shape.separate_head:  # nothing is tied then: share what T5 always shares, as transformers does it
@@ -56,8 +80,9 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     return model  # type: ignore[no-any-return]
 
 
-def _config(shape: Shape, model: ModelSpec) -> T5Config:
-    config = T5Config(
+def _config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:
+    kind: Any = UMT5Config if shape.bias_per_layer else T5Config
+    config: T5Config | UMT5Config = kind(
         **{theirs: getattr(shape, ours) for ours, theirs in NAMES.items()},
         feed_forward_proj=f"gated-{shape.activation}" if shape.gated else shape.activation,
         dropout_rate=model.dropout,

@@ -30,11 +30,18 @@ class Shape(Frozen):
     separate_head: bool  # false: the head is the embedding, its input scaled by d_model^-1/2, as in the first T5
     relative_attention_buckets: Positive = 32
     relative_attention_max_distance: Positive = 128  # tokens
+    bias_per_layer: bool = False  # a table of position biases in every layer, as in umT5, not in the first alone
 
     @property
     def d_inner(self) -> int:
         """Width of queries, keys and values over all heads."""
         return self.heads * self.d_kv
+
+    @model_validator(mode="after")
+    def _head_of_its_own(self) -> Self:
+        if self.bias_per_layer and not self.separate_head:
+            raise ValueError("bias_per_layer=true with separate_head=false: no umT5 is tied; set separate_head=true")
+        return self
 
     @model_validator(mode="after")
     def _buckets_cover_distances(self) -> Self:
@@ -49,7 +56,7 @@ class Shape(Frozen):
         return self
 
 
-MODEL_TYPES = ("t5", "mt5")  # umt5 has a position bias in every layer
+MODEL_TYPES = ("t5", "mt5", "umt5")
 NAMES = {  # ours: transformers'
     "d_model": "d_model",
     "d_kv": "d_kv",
@@ -64,7 +71,7 @@ NAMES = {  # ours: transformers'
 
 
 def from_hugging_face(config: dict[str, Any]) -> Shape:
-    """Return the Shape of a Hugging Face config.json of model_type t5 or mt5; raise UserError for any other.
+    """Return the Shape of a Hugging Face config.json of model_type t5, mt5 or umt5; raise UserError for any other.
 
     Only sizes are read: dropout and precision belong to the spec, and weights are always random.
     """
@@ -72,7 +79,9 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
         raise UserError("config.json", "not an object of names and values", "give the complete config.json")
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
-        raise UserError(f"model_type={kind}", "not of the T5 family built here", "give a config of t5 or mt5")
+        raise UserError(
+            f"model_type={kind}", "not of the T5 family built here", f"give one of {', '.join(MODEL_TYPES)}"
+        )
     sizes = {ours: config[theirs] for ours, theirs in NAMES.items() if config.get(theirs) is not None}
     sizes = {"decoder_layers": sizes.get("encoder_layers"), **sizes}  # transformers' default
     missing = [NAMES[ours] for ours in NAMES if ours not in sizes and Shape.model_fields[ours].is_required()]
@@ -84,11 +93,12 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
     if gate not in ([], ["gated"]) or activation not in get_args(Activation):
         known = ", ".join(get_args(Activation))
         raise UserError(f"feed_forward_proj={form}", "unknown", f"choose from {known}, plain or after gated-")
-    # transformers 5 writes tie_word_embeddings=true into every file, whatever the model has. Every mT5 has a head
-    # of its own; for a T5, scale_decoder_outputs then keeps what the file it was read from had said.
+    # transformers 5 writes tie_word_embeddings=true into every file, whatever the model has. Every mT5 and umT5
+    # has a head of its own; for a T5, scale_decoder_outputs then keeps what the file it was read from had said.
     untied = False in (config.get("tie_word_embeddings"), config.get("scale_decoder_outputs"))
-    separate = kind == "mt5" or untied
+    separate = kind != "t5" or untied
     form_and_head = {"gated": bool(gate), "activation": activation, "separate_head": separate}
+    form_and_head["bias_per_layer"] = kind == "umt5"
     return Shape.model_validate(sizes | form_and_head)
 
 
@@ -112,8 +122,9 @@ def vocabulary(shape: Shape) -> int:
 
 def stacks(shape: Shape) -> Stacks:
     """Return the network: an encoder, and a decoder that attends to its output, as transformers builds them."""
-    own = Attention(shape.heads, shape.d_kv, position_bias=shape.relative_attention_buckets)
-    cross = Attention(shape.heads, shape.d_kv, over="encoder", zero_bias=True)
+    per_layer = shape.bias_per_layer
+    own = Attention(shape.heads, shape.d_kv, position_bias=shape.relative_attention_buckets, bias_per_layer=per_layer)
+    cross = Attention(shape.heads, shape.d_kv, over="encoder", zero_bias=True, bias_per_layer=per_layer)
     mlp = Mlp(shape.d_ff, shape.activation, gated=shape.gated, inner_dropout=True)
     encoder = Stack("encoder", "encoder", shape.encoder_layers, (own, mlp))
     decoder = Stack("decoder", "decoder", shape.decoder_layers, (replace(own, causal=True), cross, mlp))

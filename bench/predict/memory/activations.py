@@ -96,8 +96,12 @@ def _embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     rows, heads = stack.bias_table or (0, 0)
     positions = stack.positions * network.width
     indices = load.micro * length + (length * length if rows else 0) + (length if positions else 0)
+    if positions and load.documents:
+        indices += (load.micro - 1) * length
+    tables = _rotation(stack, load) + _documents(load, length)
+    dropped = _mask(load, load.micro * length * network.width)
     own = Segment(
-        saved=INDEX * indices + _mask(load, load.micro * length * network.width) + _zero_biases(network, stack, load),
+        saved=INDEX * indices + dropped + _zero_biases(network, stack, load) + tables,
         parameters=rows * heads + positions,
         largest=positions,
     )
@@ -106,12 +110,26 @@ def _embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     return own._replace(backward=table * load.width, transposed=table if last else 0)
 
 
+def _rotation(stack: Stack, load: Workload) -> int:
+    """Bytes of the cosines and sines by which queries and keys are rotated: made once, for all blocks."""
+    widths = [part.head_width for part in stack.block if isinstance(part, Attention) and part.rotary]
+    rows = load.tokens(stack.tokens) * (load.micro if load.documents else 1)
+    return 2 * rows * max(widths, default=0) * load.width
+
+
+def _documents(load: Workload, length: int) -> int:
+    """Bytes of the mask that says which tokens are of one document, as long as checkpoints keep it."""
+    kept = load.documents and load.checkpointing
+    return load.micro * length * length * (load.width if load.attention == "eager" else 1) if kept else 0
+
+
 def _zero_biases(network: Stacks, stack: Stack, load: Workload) -> int:
     """Bytes of the zeros in place of a position bias: made once, for all blocks."""
     elements = [
         part.heads * load.tokens(stack.tokens) * _keys(network, stack, part, load)
         for part in stack.block
-        if isinstance(part, Attention) and part.zero_bias and (fused(load, part) or load.checkpointing)
+        if isinstance(part, Attention) and part.zero_bias and not part.bias_per_layer
+        if fused(load, part) or load.checkpointing
     ]
     return sum(elements) * load.width
 
@@ -129,13 +147,25 @@ def _attention(network: Stacks, load: Workload, part: Attention, queries: int, k
     mask = queries * keys if part.causal and load.attention == "sdpa" and (part.position_bias or part.zero_bias) else 0
     states = rows * network.width
     sizes = part_sizes(network, part)
+    bias, indices = _own_bias(load, part, queries, keys)
     return Segment(
-        saved=_norm(network, load, rows) + saved + mask + _mask(load, states) + _clamp(network, load, states),
-        forward=forward,
-        backward=backward + states * load.width,
+        saved=_norm(network, load, rows) + saved + mask + _mask(load, states) + _clamp(network, load, states) + indices,
+        forward=forward + bias,
+        backward=backward + states * load.width + bias,
         parameters=sum(sizes),
         largest=max(sizes),
     )
+
+
+def _own_bias(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int]:
+    """Return bytes of a layer's own position bias, which is there while scores are made, and of what stays of it: the
+    indices into its table, or the zeros in its place where a kernel takes them."""
+    if not part.bias_per_layer:
+        return 0, 0
+    bias = load.width * part.heads * queries * keys
+    if part.position_bias:
+        return bias, INDEX * queries * keys
+    return bias, bias if fused(load, part) else 0
 
 
 def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int, int]:
@@ -144,10 +174,14 @@ def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[i
     A position bias is a mask that needs a gradient. No flash kernel takes one: sdpa writes attention out in fp32 on a
     CPU (where it needs none, it does not) and takes the memory-efficient kernel on a GPU.
     """
-    query, key = load.micro * queries * part.inner, load.micro * keys * part.inner
+    query, key = load.micro * queries * part.inner, load.micro * keys * _kept_width(load, part)
     scores = load.micro * part.heads * queries * keys
+    turned = 2 * query * load.width if part.rotary else 0  # what a rotation needs beside its result
     if fused(load, part):
-        return _fused_kernel(load, part, queries, query, key, scores)
+        saved, forward, backward = _fused_kernel(load, part, queries, query, key, scores)
+        if load.documents:  # the kernel's own form of the mask, in every layer
+            saved += load.width * load.micro * queries * keys
+        return saved, forward + turned, backward + turned
     wide = load.width if load.attention == "eager" else FULL
     dropped = (wide + (wide if load.device == "cpu" else 1)) * scores if load.dropout else 0
     saved = wide * (query + 2 * key + scores) + dropped + load.width * query
@@ -157,6 +191,13 @@ def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[i
         forward += wide * query + 2 * load.width * key
     # two gradients of scores, when the output has gone; where scores are few, before that
     return saved, forward, max(0, 2 * wide * scores - load.width * query)
+
+
+def _kept_width(load: Workload, part: Attention) -> int:
+    """Width of the keys that are kept: repeated for each head that shares them, unless a kernel takes groups. None does
+    that with a mask, and a GPU's below fp32 alone."""
+    takes_groups = fused(load, part) and not load.documents and (load.device == "cpu" or load.width < FULL)
+    return part.key_inner if takes_groups else part.inner
 
 
 def _fused_kernel(
@@ -198,10 +239,13 @@ def _final_norm(network: Stacks, load: Workload, rows: int) -> Segment:
 
 def _norm(network: Stacks, load: Workload, rows: int) -> int:
     """Bytes kept by a norm and by what follows: its input and output. Written out, also the normalised input, one scale
-    per token and, below fp32, the input in fp32; torch's kernel keeps a mean and a scale per token, a GPU's in fp32."""
+    per token and, below fp32, the input in fp32, `rms_wide` in place of the input itself; torch's kernel keeps a mean
+    and a scale per token, a GPU's in fp32."""
     states = rows * network.width
     if network.norm == "layer":
         return 2 * states * load.width + 2 * rows * (load.width if load.device == "cpu" else FULL)
+    if network.norm == "rms_wide":
+        return states * (2 * load.width + FULL) + FULL * rows
     return states * (3 * load.width + (FULL if load.width < FULL else 0)) + FULL * rows
 
 

@@ -11,7 +11,7 @@ from pages import write
 from saved_tensors import kept_by_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, GPTBigCodeConfig
 
 from bench import data, models, objectives, plugins
 from bench.predict.flops import recomputed_flops, training_flops
@@ -23,7 +23,7 @@ from bench.tokens import IGNORED
 
 SIZES = {"width": 48, "layers": 3, "heads": 4, "vocab": 96, "positions": 64}
 TOKENS = 20
-ADDED = ((models, "gpt"), (objectives, "continuation"), (data, "counting"))
+ADDED = ((models, "decoder"), (objectives, "continuation"), (data, "counting"))
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +47,13 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def gpt(inside: None) -> Any:
     """What builds the page's family."""
-    return importlib.import_module("bench.models.gpt.build")
+    return importlib.import_module("bench.models.decoder.build")
 
 
 def small(**more: Any) -> RunSpec:
     """A spec of a model in which no two sizes are the same."""
     return RunSpec.model_validate({
-        "model": {"name": "small", "family": "gpt", "shape": SIZES}, "engine": {"name": "ddp", "backend": "ddp"},
+        "model": {"name": "small", "family": "decoder", "shape": SIZES}, "engine": {"name": "ddp", "backend": "ddp"},
         "data": {"name": "synthetic", "source": "synthetic"}, "objective": "causal_lm", "sequence": {"tokens": TOKENS},
         "batch": {"micro": 3}, "precision": "fp32", **more,
     })  # fmt: skip
@@ -69,8 +69,8 @@ def test_the_described_parameters_are_those_that_are_built_and_those_that_gpt2_h
     spec = small()
     described = models.network(spec.model)
     assert described and parameter_count(described) == sum(p.numel() for p in gpt.build(spec).parameters())
-    family = models.load(models.family_of({"model_type": "gpt2"}))
-    published = family.stacks(family.from_hugging_face(GPT2Config().to_dict()))
+    family = models.load(models.family_of({"model_type": "gpt_bigcode"}))
+    published = family.stacks(family.from_hugging_face(GPTBigCodeConfig(multi_query=False).to_dict()))
     assert published and parameter_count(published) == 124_439_808
 
 
@@ -106,7 +106,7 @@ def test_the_described_flops_are_those_that_torch_counts(gpt: Any, checkpointing
 def test_the_described_activations_are_to_the_byte_what_autograd_keeps(
     gpt: Any, precision: str, dropout: float, checkpointing: bool
 ) -> None:
-    model = {"name": "small", "family": "gpt", "shape": SIZES, "dropout": dropout}
+    model = {"name": "small", "family": "decoder", "shape": SIZES, "dropout": dropout}
     spec = small(precision=precision, activation_checkpointing=checkpointing, model=model)
     built = gpt.build(spec).to({"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
     gpt.initialise(built, spec)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import MT5Config, T5Config, T5ForConditionalGeneration
+from transformers import MT5Config, T5Config, T5ForConditionalGeneration, UMT5Config, UMT5ForConditionalGeneration
 
 from bench.errors import UserError
 from bench.models import t5
@@ -21,7 +21,7 @@ from bench.spec import RunSpec
 from bench.stacks import parameter_count
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
-PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "hugging_face")
+PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if "family: t5\n" in path.read_text() or path.stem == "tiny")
 SMALL = {
     "d_model": 48, "d_kv": 8, "d_ff": 80, "encoder_layers": 2, "decoder_layers": 3, "heads": 4, "vocab": 96,
     "gated": True, "activation": "gelu_new", "separate_head": True,
@@ -64,12 +64,75 @@ def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts(name: str) -> None:
+    """The latter of three layers: every other has as many."""
     model = preset(name)
     network = t5.stacks(t5.Shape.model_validate(model["shape"]))
     module = build(spec_of(model["shape"]), torch.device("meta"))
     published = model["parameters"]
     assert parameter_count(network) == sum(p.numel() for p in module.parameters()) == published
-    assert training_flops(network, {"encoder": 512, "decoder": 128}) == counted_flops(module, 512, 128)
+    few = model["shape"] | {"encoder_layers": 2, "decoder_layers": 1}
+    counted = counted_flops(build(spec_of(few), torch.device("meta")), 512, 128)
+    assert training_flops(t5.stacks(t5.Shape.model_validate(few)), {"encoder": 512, "decoder": 128}) == counted
+
+
+PRINTED = {
+    # ByT5 (arXiv 2105.13626, table 1); T5 v1.1 and FLAN-T5 as the Hugging Face Hub counts google's weights
+    "byt5_small": 300e6, "byt5_base": 582e6, "byt5_large": 1.23e9, "byt5_xl": 3.74e9, "byt5_xxl": 12.9e9,
+    "flan_t5_small": 77.0e6, "flan_t5_base": 248e6, "flan_t5_large": 783e6, "flan_t5_xl": 2.85e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_variants_have_the_parameters_that_were_printed(name: str) -> None:
+    model = preset(name)
+    assert float(f"{model['parameters']:.3g}") == PRINTED[name]
+    assert name.startswith("flan") or model["shape"]["encoder_layers"] == 3 * model["shape"]["decoder_layers"]
+
+
+@pytest.mark.parametrize("size", ["small", "base", "large", "xl", "xxl"])
+def test_flan_t5_is_t5_v1_1s_network(size: str) -> None:
+    assert preset(f"flan_t5_{size}")["shape"] == preset(f"t5_v1_1_{size}")["shape"]
+
+
+@pytest.mark.parametrize("size", ["small", "base", "xl", "xxl"])
+def test_umt5_is_mt5_with_more_words_and_a_bias_in_every_layer(size: str) -> None:
+    """Its tables, each 32 × heads, in all layers but the two that mT5 has them in."""
+    ours, mt5 = preset(f"umt5_{size}"), preset(f"mt5_{size}")
+    more = 2 * (256_384 - 250_112) * ours["shape"]["d_model"]
+    tables = 32 * ours["shape"]["heads"] * 2 * (ours["shape"]["encoder_layers"] - 1)
+    assert ours["parameters"] == mt5["parameters"] + more + tables
+
+
+UMT5 = SMALL | {"bias_per_layer": True}
+
+
+@pytest.mark.parametrize("shape", [SMALL | {"encoder_layers": 6, "decoder_layers": 2}, UMT5], ids=["byt5", "umt5"])
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_a_variant_loses_what_transformers_class_does(shape: dict[str, Any], chunk: int | None) -> None:
+    ours = initialised(spec_of(shape, {"loss_chunk_tokens": chunk}))
+    sizes = {theirs: shape[name] for name, theirs in t5.shape.NAMES.items() if name in shape}
+    config, kind = (UMT5Config, UMT5ForConditionalGeneration) if "bias_per_layer" in shape else (T5Config, None)
+    untied = config(**sizes, feed_forward_proj="gated-gelu", dropout_rate=0, decoder_start_token_id=0)
+    untied.tie_word_embeddings = untied.scale_decoder_outputs = False
+    theirs = (kind or T5ForConditionalGeneration)(untied)
+    theirs.load_state_dict(ours.state_dict())
+    assert loss_of(ours).item() == pytest.approx(loss_of(theirs).item(), rel=1e-6)
+
+
+def test_a_config_of_umt5_is_read_with_its_biases_and_its_head() -> None:
+    saved = UMT5Config(d_model=768, d_ff=2048, num_layers=12, num_heads=12, vocab_size=256384).to_dict()
+    assert t5.from_hugging_face(saved) == t5.Shape.model_validate(preset("umt5_base")["shape"])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_checkpointed_umt5_has_the_gradients_of_a_plain_one(attention: str) -> None:
+    modules = [initialised(spec_of(UMT5, {"attention": attention}, activation_checkpointing=c)) for c in (False, True)]
+    losses = [loss_of(module) for module in modules]
+    torch.stack(losses).sum().backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for (name, plain), again in zip(modules[0].named_parameters(), modules[1].parameters(), strict=True):
+        assert plain.grad is not None, name
+        torch.testing.assert_close(plain.grad, again.grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "hugging_face"])
@@ -87,8 +150,8 @@ layers, lengths = st.integers(1, 3), st.integers(1, 40)
 shapes = st.fixed_dictionaries(
     {"d_model": sizes, "d_kv": sizes, "d_ff": sizes, "encoder_layers": layers, "decoder_layers": layers}
     | {"heads": st.integers(1, 5), "vocab": sizes, "gated": st.booleans(), "separate_head": st.booleans()}
-    | {"activation": st.sampled_from(["relu", "gelu_new", "silu"])}
-)
+    | {"activation": st.sampled_from(["relu", "gelu_new", "silu"]), "bias_per_layer": st.booleans()}
+).filter(lambda shape: shape["separate_head"] or not shape["bias_per_layer"])
 
 
 @settings(max_examples=15)
@@ -265,7 +328,7 @@ def test_an_old_t5_config_has_plain_feed_forward_a_tied_head_and_as_many_layers_
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "umt5"}, "model_type=umt5"),
+        ({"model_type": "umt5", "d_model": 8}, "umt5 config: lacks d_kv"),
         ({"model_type": "longt5"}, "model_type=longt5"),
         ({"model_type": "t5", "d_model": 8}, "lacks d_kv, d_ff, num_layers, num_heads, vocab_size"),
         (T5Config(feed_forward_proj="gated-swish").to_dict(), "feed_forward_proj=gated-swish"),

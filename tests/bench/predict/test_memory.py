@@ -81,8 +81,9 @@ def spec_of(shape: dict[str, Any], attention: str = "sdpa", dropout: float = 0.0
         {"activation": "silu"},
         {"activation": "relu"},
         {"gated": False},
+        {"bias_per_layer": True},
     ],
-    ids=["mt5", "first_t5", "silu", "gated_relu", "plain_gelu"],
+    ids=["mt5", "first_t5", "silu", "gated_relu", "plain_gelu", "umt5"],
 )
 def test_activations_are_to_the_byte_what_autograd_keeps(
     shape: dict[str, Any], attention: str, dropout: float, precision: str

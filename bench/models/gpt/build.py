@@ -1,0 +1,46 @@
+"""A decoder-only model in torch, and its weights."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench import objectives
+from bench.models import derived_seed
+from bench.models.gpt.decoder import CausalLanguageModel
+from bench.models.gpt.shape import Shape
+from bench.models.modules.weights import SkippedInitialisation, draw
+from bench.plugins import Whole
+from bench.spec import RunSpec
+
+DEVIATION = 0.02
+"""Standard deviation of every matrix and embedding, `initializer_range` of transformers' GPT-2 and Llama."""
+
+
+def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> nn.Module:
+    """Return the uninitialised model, built inside `construction`."""
+    shape, reduction = Shape.model_validate(spec.model.shape), objectives.load(spec.objective).REDUCTION
+    with construction or nullcontext(), SkippedInitialisation():
+        model = CausalLanguageModel(shape, spec.model, checkpointing=spec.activation_checkpointing, reduction=reduction)
+    if spec.model.compile == "blocks":
+        for layer in model.model.layers:
+            layer.compile()  # in place: names of parameters, and so their weights, stay
+    return model
+
+
+def initialise(module: nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
+    """Set every weight of `module` from (spec.seed, parameter name): biases are 0 and norms 1, as in transformers.
+
+    GPT-2 draws the matrix that ends a sub-layer by 1 / √(sub-layers) smaller. Every rank draws the same.
+    """
+    shape = Shape.model_validate(spec.model.shape)
+    residual = DEVIATION * (2 * shape.layers) ** -0.5 if shape.scaled_residuals else DEVIATION
+    for name, parameter in module.named_parameters():  # shared ones appear once
+        *_, owner, kind = name.split(".")
+        with whole([parameter]), torch.no_grad():
+            if kind == "bias" or owner.endswith("norm"):
+                parameter.fill_(float(kind == "weight"))
+            else:
+                deviation = residual if owner in ("o_proj", "down_proj") else DEVIATION
+                draw(parameter, deviation, derived_seed(spec.seed, name))

@@ -1,0 +1,211 @@
+"""The decoder in torch, by traits. Modules are called as in transformers' Llama, whose weights are this one's name by
+name, and as in OPT and Phi-3 where Llama has none."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from bench.models.gpt.rotary import rotate, tables
+from bench.models.gpt.shape import Shape
+from bench.models.modules.chunked_loss import ChunkedHead
+from bench.spec import ModelSpec
+from bench.tokens import IGNORED
+
+
+class Output(NamedTuple):
+    """What an engine reads of a forward pass."""
+
+    loss: Tensor
+
+
+class WideRmsNorm(nn.Module):
+    """Llama's norm: all but the product with its scale is computed in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        wide = states.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * scaled.to(states.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Causal attention over a sample's own tokens. The rows of a fused matrix go head by head, each with its query, key
+    and value, so that the heads of a tensor-parallel rank are a run of rows."""
+
+    def __init__(self, shape: Shape, model: ModelSpec) -> None:
+        super().__init__()
+        self.heads, self.d_head, self.dropout = shape.heads, shape.d_head, model.dropout
+        self.groups = shape.heads // (shape.key_heads or shape.heads)
+        self.eager, self.fused = model.attention == "eager", shape.fused
+        inner, key_inner = shape.heads * shape.d_head, shape.heads // self.groups * shape.d_head
+        if shape.fused:
+            self.qkv_proj = nn.Linear(shape.width, 3 * inner, bias=shape.biases)
+        else:
+            self.q_proj = nn.Linear(shape.width, inner, bias=shape.biases)
+            self.k_proj = nn.Linear(shape.width, key_inner, bias=shape.biases)
+            self.v_proj = nn.Linear(shape.width, key_inner, bias=shape.biases)
+        self.o_proj = nn.Linear(inner, shape.width, bias=shape.biases)
+
+    def forward(self, states: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        query, key, value = self.projected(states)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        attend = self.written_out if self.eager else self.by_kernel
+        attended: Tensor = self.o_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        return attended
+
+    def projected(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (samples, heads, tokens, d_head) each."""
+        if self.fused:
+            query, key, value = self.qkv_proj(states).unflatten(-1, (self.heads, 3, self.d_head)).unbind(-2)
+            return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        query, key, value = (
+            projection(states).unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return query, key, value
+
+    def written_out(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention as products and a softmax; `mask` is added to the scores."""
+        key, value = self.repeated(key), self.repeated(value)
+        scores = torch.matmul(query, key.transpose(2, 3)) * self.d_head**-0.5
+        scores = scores if mask is None else scores + mask
+        weights = F.dropout(F.softmax(scores, dim=-1), self.dropout)
+        return torch.matmul(weights, value)
+
+    def by_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention by torch's kernel; `mask` is true where a token is seen. Those of a GPU that take groups take no
+        mask and no fp32: elsewhere keys and values are repeated, or torch would write the scores out."""
+        takes_groups = mask is None and (not query.is_cuda or query.dtype != torch.float32)
+        if self.groups > 1 and not takes_groups:
+            key, value = self.repeated(key), self.repeated(value)
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, self.dropout, is_causal=mask is None, enable_gqa=self.groups > 1 and takes_groups
+        )
+
+    def repeated(self, of_groups: Tensor) -> Tensor:
+        """Return keys or values once for each head that shares them."""
+        return of_groups if self.groups == 1 else of_groups.repeat_interleave(self.groups, dim=1)
+
+
+class FeedForward(nn.Module):
+    """Two matrices with an activation between them, or three where it is gated."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.activation, self.gated = shape.activation, shape.gated
+        first = nn.Linear(shape.width, shape.inner, bias=shape.biases)
+        if shape.gated:
+            self.gate_proj = first
+            self.up_proj = nn.Linear(shape.width, shape.inner, bias=shape.biases)
+        else:
+            self.up_proj = first
+        self.down_proj = nn.Linear(shape.inner, shape.width, bias=shape.biases)
+
+    def forward(self, states: Tensor) -> Tensor:
+        made: Tensor
+        if self.gated:
+            made = self.down_proj(self.activated(self.gate_proj(states)) * self.up_proj(states))
+        else:
+            made = self.down_proj(self.activated(self.up_proj(states)))
+        return made
+
+    def activated(self, states: Tensor) -> Tensor:
+        if self.activation == "silu":
+            return F.silu(states)
+        return F.gelu(states, approximate="tanh" if self.activation == "gelu_new" else "none")
+
+
+class DecoderLayer(nn.Module):
+    """Attention and an MLP, each with a norm before it and a residual sum behind it."""
+
+    def __init__(self, shape: Shape, model: ModelSpec) -> None:
+        super().__init__()
+        self.dropout = model.dropout
+        self.input_layernorm, self.self_attn = _norm(shape), SelfAttention(shape, model)
+        self.post_attention_layernorm, self.mlp = _norm(shape), FeedForward(shape)
+
+    def forward(self, states: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(states), rotation, mask)
+        states = states + F.dropout(attended, self.dropout)
+        return states + F.dropout(self.mlp(self.post_attention_layernorm(states)), self.dropout)
+
+
+class Decoder(nn.Module):
+    """The stack of layers between the embedding and the last norm. It is only trained here, so dropout asks for no
+    mode."""
+
+    def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool) -> None:
+        super().__init__()
+        self.shape, self.eager, self.dropout = shape, model.attention == "eager", model.dropout
+        self.checkpointing = checkpointing
+        self.embed_tokens = nn.Embedding(shape.vocab, shape.width)
+        if shape.rotary_base is None:
+            self.embed_positions = nn.Embedding(shape.positions, shape.width)
+        self.layers = nn.ModuleList(DecoderLayer(shape, model) for _ in range(shape.layers))
+        self.norm = _norm(shape)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Return the last states. `position_ids`, (samples, tokens), begin anew with each document of a sample: a token
+        then sees its own document alone."""
+        places = torch.arange(input_ids.shape[1], device=input_ids.device) if position_ids is None else position_ids
+        states = self.embed_tokens(input_ids)
+        rotation = None
+        if self.shape.rotary_base is None:
+            states = states + self.embed_positions(places)
+        else:
+            rotation = tables(self.shape, places, states.dtype)
+        states, mask = F.dropout(states, self.dropout), self.mask(position_ids, states)
+        for layer in self.layers:
+            if self.checkpointing:
+                states = checkpoint(layer, states, rotation, mask, use_reentrant=False)
+            else:
+                states = layer(states, rotation, mask)
+        return self.norm(states)  # type: ignore[no-any-return]
+
+    def mask(self, position_ids: Tensor | None, states: Tensor) -> Tensor | None:
+        """Return what the attention takes as a mask: None where its kernel knows causality by itself."""
+        if position_ids is None and not self.eager:
+            return None
+        tokens = states.shape[1]
+        seen = torch.ones(tokens, tokens, dtype=torch.bool, device=states.device).tril()
+        if position_ids is not None:
+            document = (position_ids == 0).cumsum(-1)
+            seen = (seen & (document.unsqueeze(-1) == document.unsqueeze(-2))).unsqueeze(1)
+        if not self.eager:
+            return seen
+        return torch.zeros_like(seen, dtype=states.dtype).masked_fill_(~seen, torch.finfo(states.dtype).min)
+
+
+class CausalLanguageModel(nn.Module):
+    """The decoder with its head and its loss: each label is predicted from the tokens before it."""
+
+    def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool, reduction: str) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.model = Decoder(shape, model, checkpointing=checkpointing)
+        self.lm_head: nn.Module = nn.Linear(shape.width, shape.vocab, bias=False)
+        if not shape.separate_head:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        if model.loss_chunk_tokens:
+            assert isinstance(self.lm_head, nn.Linear)
+            self.lm_head = ChunkedHead(self.lm_head, model.loss_chunk_tokens)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Output:
+        states, following = self.model(input_ids, position_ids), F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        if isinstance(self.lm_head, ChunkedHead):
+            return Output(self.lm_head(states, following))
+        logits = self.lm_head(states).float().flatten(0, 1)
+        return Output(F.cross_entropy(logits, following.flatten(), reduction=self.reduction, ignore_index=IGNORED))
+
+
+def _norm(shape: Shape) -> nn.Module:
+    if shape.norm == "layer":
+        return nn.LayerNorm(shape.width, eps=shape.norm_eps)
+    return WideRmsNorm(shape.width, shape.norm_eps)

@@ -1,0 +1,138 @@
+"""Sizes and traits of a decoder-only model, and the network that they make."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from bench import objectives
+from bench.errors import UserError
+from bench.models.gpt.configs import MODEL_TYPES, traits_of
+from bench.spec import Frozen, Positive, RunSpec
+from bench.stacks import Activation, Attention, Mlp, Stack, Stacks
+
+__all__ = ["MODEL_TYPES", "RotaryScaling", "Shape", "check", "from_hugging_face", "stacks", "token_kinds", "vocabulary"]
+
+Layers = Annotated[int, Field(gt=0, le=10_000)]
+"""Far more than anybody trains: predictions go through them one by one."""
+
+
+class RotaryScaling(Frozen):
+    """Slower rotation of the dimensions that turn slowly, for longer texts than were trained on first, as Llama 3.1 has
+    it (`rope_type=llama3` in transformers)."""
+
+    factor: float = Field(gt=1)
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float = Field(gt=0)
+    original_positions: Positive
+
+    @model_validator(mode="after")
+    def _low_below_high(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            low, high = self.low_freq_factor, self.high_freq_factor
+            raise ValueError(f"low_freq_factor={low} is not below high_freq_factor={high}; lower it")
+        return self
+
+
+class Shape(Frozen):
+    """The sizes and traits of a decoder-only model: what is not given is as in GPT-2."""
+
+    width: Positive  # elements of a token's state
+    layers: Layers
+    heads: Positive
+    inner: Positive  # between the matrices of an MLP
+    vocab: Positive
+    positions: Positive  # tokens that a sample has at most
+    head_width: Positive | None = None  # elements of a head; None: width ÷ heads
+    key_heads: Positive | None = None  # heads of keys and values, each for a group of those of queries; None: `heads`
+    norm: Literal["layer", "rms"] = "layer"
+    norm_eps: float = Field(1e-5, gt=0)
+    activation: Literal["gelu_new", "gelu", "silu"] = "gelu_new"  # gelu_new: its tanh form
+    gated: bool = False  # a third matrix in an MLP
+    biases: bool = True  # of all matrices but the head
+    fused: bool = True  # one matrix for queries, keys and values
+    separate_head: bool = False  # the head is a matrix of its own, not the embedding
+    scaled_residuals: bool = True  # what ends a sub-layer starts smaller by the root of their number
+    rotary_base: float | None = Field(None, gt=0)  # positions by rotation, not by a learned table
+    rotary_scaling: RotaryScaling | None = None
+
+    @property
+    def d_head(self) -> int:
+        """Elements of a query, key or value."""
+        return self.head_width or self.width // self.heads
+
+    @model_validator(mode="after")
+    def _divided(self) -> Self:
+        if not self.head_width and self.width % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide width={self.width}; give a divisor, or head_width")
+        if self.heads % (self.key_heads or self.heads):
+            raise ValueError(f"key_heads={self.key_heads} does not divide heads={self.heads}; give a divisor")
+        if self.fused and self.key_heads not in (None, self.heads):
+            raise ValueError(
+                f"key_heads={self.key_heads} with fused=true: one matrix has as many of each; set it false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rotated(self) -> Self:
+        if self.rotary_base is not None and self.d_head % 2:
+            raise ValueError(f"head_width={self.d_head} is odd, and a rotation turns pairs; give an even one")
+        if self.rotary_scaling is not None and self.rotary_base is None:
+            raise ValueError("rotary_scaling comes without rotary_base; give it, or leave the scaling out")
+        return self
+
+
+def from_hugging_face(config: dict[str, Any]) -> Shape:
+    """Return the Shape of a Hugging Face config.json of model_type gpt2 or llama; raise UserError for any other.
+
+    Only sizes are read: dropout and precision belong to the spec, and weights are always random.
+    """
+    return Shape.model_validate(traits_of(config))
+
+
+def check(shape: Shape, spec: RunSpec) -> None:
+    """Raise UserError for what `build` cannot build."""
+    tokens = spec.sequence["tokens"]
+    if tokens > shape.positions:
+        rule = f"the model has {shape.positions} positions"
+        raise UserError(f"sequence.tokens={tokens}", rule, "shorten it, or raise model.shape.positions")
+    if spec.model.attention == "flex":
+        raise UserError("model.attention=flex", "family gpt has no position bias to add", "set model.attention=sdpa")
+    reduction = objectives.load(spec.objective).REDUCTION
+    if spec.model.loss_chunk_tokens and reduction != "mean":
+        rule = f"a chunked loss is a mean, and objective={spec.objective} takes a {reduction}"
+        raise UserError(f"model.loss_chunk_tokens={spec.model.loss_chunk_tokens}", rule, "leave it out")
+
+
+def token_kinds(shape: Shape) -> tuple[str, ...]:
+    """Return the kinds of tokens that a sample holds."""
+    return ("tokens",)
+
+
+def vocabulary(shape: Shape) -> int:
+    """Return the number of tokens that the model knows."""
+    return shape.vocab
+
+
+def stacks(shape: Shape) -> Stacks:
+    """Return the network, module for module as `build` makes it."""
+    attention = Attention(
+        shape.heads,
+        shape.d_head,
+        causal=True,
+        fused=shape.fused,
+        biases=shape.biases,
+        key_heads=shape.key_heads,
+        rotary=shape.rotary_base is not None,
+    )
+    kernel: Activation = "silu" if shape.activation == "silu" else "gelu"  # torch's own does both forms of gelu
+    mlp = Mlp(shape.inner, kernel, gated=shape.gated, biases=shape.biases)
+    learned = shape.positions if shape.rotary_base is None else 0
+    return Stacks(
+        vocab=shape.vocab,
+        width=shape.width,
+        stacks=(Stack("decoder", "tokens", shape.layers, (attention, mlp), positions=learned),),
+        tied=not shape.separate_head,
+        norm="layer" if shape.norm == "layer" else "rms_wide",
+        full_loss=True,
+        discarded=0 if shape.separate_head else shape.vocab * shape.width,  # a head that is tied
+    )

@@ -1,0 +1,122 @@
+"""Decoder-only models in real runs: every engine trains the same one, and needs the memory that was predicted."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from started_runs import PATIENCE_S, QUICK
+
+from bench import store
+from bench.predict.flops import flops_per_step
+from bench.predict.memory import memory
+from bench.record import RunRecord
+
+pytestmark = [pytest.mark.processes, pytest.mark.untimed, pytest.mark.timeout(900)]
+
+POINT = (*(word for word in QUICK if not word.startswith(("model=", "sequence."))), "machine=cpu", "sequence.tokens=64")
+BUCKET = "engine.reduce_bucket_size=100000"  # the usual bucket hides all other memory
+RUNS = {
+    "gpt2_tiny": (("engine=ddp",), ("engine=zero2", BUCKET)),
+    "llama_tiny": (("engine=ddp", "activation_checkpointing=true"), ("engine=zero1", BUCKET), ("engine=zero3", BUCKET)),
+}
+PEAK = {"ddp": 0.01, "zero1": 0.10, "zero2": 0.10, "zero3": 0.05}
+"""How far predicted peaks were from real ones: stages 1 and 2 in fp32 need up to a tenth less than is predicted."""
+
+
+def zeroscale(*words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.cli", *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, (words, done.stdout, done.stderr)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real runs of two ranks. Nobody names an objective."""
+    results = tmp_path_factory.mktemp("decoders")
+    for model, asked in RUNS.items():
+        for words in asked:
+            zeroscale("sweep", *POINT, f"model={model}", *words, "--results", str(results))
+    text = ("data=text", "objective=causal_lm_documents", "data.sample_by=paragraph", "data.max_bytes=100000")
+    zeroscale("sweep", *POINT, "model=llama_tiny", "engine=ddp", *text, "--results", str(results / "text"))
+    return results
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path) -> list[RunRecord]:
+    found = [store.read_record(path) for path in store.find_records([folder / "adhoc"])]
+    assert len(found) == 5 and all(record.observations and record.observations.steps for record in found)
+    return found
+
+
+def losses(record: RunRecord) -> list[float]:
+    assert record.observations and record.observations.steps
+    return [loss or 0.0 for loss in record.observations.steps.loss][:6]
+
+
+@pytest.mark.parametrize("model", RUNS)
+def test_every_engine_loses_what_ddp_does(model: str, records: list[RunRecord]) -> None:
+    of = [record for record in records if record.spec.model.name == model]
+    (reference,) = (losses(record) for record in of if record.spec.engine.name == "ddp")
+    assert {record.spec.objective for record in of} == {"causal_lm"}
+    assert 5.9 < reference[0] < 6.1, "ln 384"
+    for record in of:
+        assert losses(record) == pytest.approx(reference, rel=1e-5), record.spec.engine.name
+
+
+def test_memory_is_what_was_predicted(records: list[RunRecord]) -> None:
+    for record in records:
+        assert record.observations
+        seen, predicted = record.observations.memory, memory(record.spec, "cpu")
+        peak, resident = (max(m.peak_allocated_bytes or 0 for m in seen), max(m.resident_bytes or 0 for m in seen))
+        bound = PEAK[record.spec.engine.name]
+        assert predicted.peak == pytest.approx(peak, rel=bound), (record.spec.model.name, record.spec.engine.name)
+        assert predicted.resident == pytest.approx(resident, rel=0.001)
+
+
+def test_rates_count_all_tokens_and_formulas_flops(folder: Path, records: list[RunRecord]) -> None:
+    columns = "model,engine,objective,lengths,step_s,tokens_per_s,model_tflops_per_device,flags"
+    text = zeroscale("table", str(folder / "adhoc"), "--columns", columns, "--format", "csv")
+    table = pd.read_csv(io.StringIO(text))
+    assert set(table["lengths"]) == {"64 tokens"} and not table["flags"].str.contains("counted_flops").any()
+    for ours in {record.spec.model.name: record.spec for record in records}.values():
+        of_model = table[table["model"] == ours.model.name]
+        per_token = flops_per_step(ours).model / ours.global_batch / 64 / ours.world_size / 1e12
+        assert (of_model["model_tflops_per_device"] / of_model["tokens_per_s"]).tolist() == pytest.approx(
+            [per_token] * len(of_model)
+        )
+    zeroscale("report", str(folder / "adhoc"), "--out", str(folder / "report"))
+    assert "tokens/s, with padding" in (folder / "report" / "report.html").read_text()
+
+
+def test_text_is_learned_document_by_document(folder: Path) -> None:
+    (record,) = (store.read_record(path) for path in store.find_records([folder / "text"]))
+    assert record.outcome.kind == "ok" and record.observations and record.observations.steps
+    assert record.observations.data and record.observations.data["source"] == "text"
+    predicted = memory(record.spec, "cpu").peak
+    assert predicted == pytest.approx(max(m.peak_allocated_bytes or 0 for m in record.observations.memory), rel=0.02)
+
+
+def test_a_large_one_is_predicted_advised_and_planned_without_naming_its_objective(tmp_path: Path) -> None:
+    where = ("machine=h100", "devices_per_node=8")
+    (told,) = json.loads(zeroscale("predict", "model=llama_2_7b", *where, "engine=zero3", "nodes=2", "--json"))
+    assert told["fits"] and told["time"]["step_s"] > 0
+    assert "llama_3_8b" in zeroscale("advise", "model=llama_3_8b", *where, "nodes=4")
+    plan = zeroscale(
+        "sweep", "model=gpt2,mt5_base", "engine=ddp,zero2", *where, "launcher=slurm", "--dry-run",
+        "--results", str(tmp_path),
+    )  # fmt: skip
+    assert plan.count("causal_lm") == 2 and "512" in plan
+
+
+def test_one_rank_of_many_is_rehearsed(tmp_path: Path) -> None:
+    words = ("model=gpt2_tiny", "engine=zero2", BUCKET, "nodes=16", *POINT)
+    out = zeroscale("rehearse", *words, "--results", str(tmp_path))
+    assert "gpt2_tiny" in out
