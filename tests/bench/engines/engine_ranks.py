@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from bench import engines, models
@@ -75,6 +76,9 @@ def whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[str, 
     """Return a copy of every parameter by its name."""
     copies = {}
     for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor):  # built into FSDP, which shows what it has divided as such
+            copies[name] = parameter.full_tensor().detach()
+            continue
         with backend.whole([parameter]):
             copies[name] = parameter.detach().clone()
     return copies
