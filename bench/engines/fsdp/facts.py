@@ -1,8 +1,13 @@
 """What FSDP2 says of itself: what it divides among which ranks, and what it can do beside training."""
 
+from typing import TYPE_CHECKING
+
 from bench.engine_facts import Division, EngineFacts, Rehearsal
 from bench.engines.fsdp.options import Options, options_of, shard_ranks
-from bench.spec import RunSpec
+from bench.spec import Device, RunSpec
+
+if TYPE_CHECKING:
+    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 
 def facts(spec: RunSpec) -> EngineFacts:
@@ -16,6 +21,8 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=Division(weights=ranks, gradients=ranks, optimizer=ranks),
         rehearsal=Rehearsal("any"),
         members=frozenset({"evaluate", "save", "load"}),
+        memory=_memory,
+        step=_step,
     )
 
 
@@ -25,3 +32,15 @@ def _label(options: Options, hybrid: bool) -> str:
     kept = ", weights kept for backward" if again is False else f", weights kept among {again} for backward"
     parts = (", hybrid shards" * hybrid, kept * (again is not True), ", offloaded" * options.offload)
     return f"FSDP2{''.join(parts)}"
+
+
+def _memory(spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool) -> "EngineMemory":
+    from bench.engines.fsdp import costs  # numpy, which readers of facts need not have
+
+    return costs.memory(options_of(spec), spec, model, device, rehearsed)
+
+
+def _step(spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
+    from bench.engines.fsdp import costs
+
+    return costs.step(options_of(spec), spec, model, device)

@@ -22,13 +22,17 @@ class Update:
     def __init__(self, parameters: Sequence[Parameter], optimizer: OptimizerSpec) -> None:
         self._parameters = list(parameters)
         self._clipping = optimizer.gradient_clipping
+        fused = optimizer.implementation == "fused"
+        on_gpu = self._parameters[0].device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
             self._parameters,
             lr=optimizer.lr,
             betas=optimizer.betas,
             eps=optimizer.eps,
             weight_decay=optimizer.weight_decay,
-            fused=True if optimizer.implementation == "fused" else None,
+            # on a GPU torch takes all tensors at once by itself, but not where they are DTensors
+            foreach=True if on_gpu and not fused else None,
+            fused=True if fused else None,
         )
         self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
 
