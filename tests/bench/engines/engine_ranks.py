@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from bench import engines, models
+from bench.measure.collectives import CollectiveCounter
 from bench.plugins import EngineBuilder
 from bench.spec import RunSpec
 
@@ -67,6 +68,9 @@ def train(spec: RunSpec) -> dict[str, Any]:
         "skipped": engine.skipped_steps(),
         "config": engine.config(),
     }
+    with CollectiveCounter(wait=lambda: None) as counter:
+        engine.train_step(micro_batches(spec, STEPS))
+    seen["collectives"] = {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()}
     if spec.engine.backend == "deepspeed":
         engine._engine.destroy()
     return seen

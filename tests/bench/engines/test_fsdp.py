@@ -7,6 +7,9 @@ import pytest
 from started_ranks import Seen, start_ranks
 from test_engines_agree import same, spec
 
+from bench.predict.engine import engine_step
+from bench.spec import RunSpec
+
 RANKS = 4
 GRID: dict[str, Any] = {"nodes": 2, "devices_per_node": 2}
 JOBS = {
@@ -24,6 +27,16 @@ SAVED = {
 }
 
 pytestmark = [pytest.mark.processes, pytest.mark.untimed]
+
+
+def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
+    """Calls and payload bytes of a step by kind."""
+    found: dict[str, tuple[int, int]] = {}
+    for transfer in engine_step(spec, "cpu").transfers:
+        calls, payload = found.get(transfer.kind, (0, 0))
+        once = transfer.calls, transfer.payload_bytes
+        found[transfer.kind] = calls + transfer.passes * once[0], payload + transfer.passes * once[1]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +63,26 @@ def test_every_rank_starts_from_the_weights_of_ddp(seen: Seen) -> None:
 def test_the_record_says_how_ranks_were_divided(seen: Seen) -> None:
     given = seen[0]["hybrid"]["config"]["fsdp"]
     assert (given["shard_ranks"], given["copies"]) == (2, 2)
+
+
+@pytest.mark.parametrize("label", [label for label in JOBS if not label.startswith("ddp")])
+def test_collectives_are_those_that_are_predicted(seen: Seen, label: str) -> None:
+    said = predicted(RunSpec.model_validate(JOBS[label]))
+    for rank in seen:
+        assert {kind: tuple(found) for kind, found in rank[label]["collectives"].items()} == said
+
+
+def test_every_block_is_gathered_twice_in_a_micro_step_and_the_rest_once(seen: Seen) -> None:
+    """By hand: two micro-steps, two blocks in each stack, fp32. Of 32 numbers a token, heads of 8 × 4, MLPs of 64."""
+    attention, mlp, table = 4 * 32 * 32 + 32, 3 * 32 * 64 + 32, 128 * 32
+    blocks = 2 * (attention + mlp) + 2 * (2 * attention + mlp) + 2 * 32 * 4  # the position bias of each stack
+    outside = 2 * table + 2 * 32
+    collectives = seen[0]["among neighbours"]["collectives"]
+    assert collectives["all_gather"] == [2 * (2 * 4 + 1), 4 * 2 * (2 * blocks + outside)]
+    assert collectives["reduce_scatter"] == [2 * (4 + 1), 4 * 2 * (blocks + outside)]
+    assert collectives["all_reduce"] == [1, 4]  # the norm
+    halves = seen[0]["hybrid"]["collectives"]["all_reduce"]
+    assert halves == [1 + 5, 4 + 4 * (blocks + outside) // 2]
 
 
 def test_a_fresh_process_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:

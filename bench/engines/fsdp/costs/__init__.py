@@ -35,7 +35,7 @@ class FsdpMemory(NamedTuple):
         run, largest = self.run, self.run.model.largest
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.part - largest // run.ranks), "working memory": drawn}
-        ready = {"weights": FULL * run.part, "working memory": FULL * max(size.elements for size in run.sizes.shards)}
+        ready = {"weights": FULL * run.part, "working memory": run.width * largest // run.ranks}
         return built if run.offloaded else max(built, ready, key=total_bytes)
 
     def forward(self, segments: int) -> Beside:
