@@ -136,4 +136,5 @@ def _reduction(run: FsdpRun, elements: Array) -> Array:
     copied = run.reduced * elements
     output = run.reduced + (FULL if run.reduced < FULL else 0)
     gone = (run.reduced if run.accumulates_whole else run.width) * elements
-    return np.maximum(copied, (1 + run.gloo) * copied + output * (elements // run.ranks) - gone)
+    found: Array = np.maximum(copied, (1 + run.gloo) * copied + output * (elements // run.ranks) - gone)
+    return found
