@@ -1,5 +1,5 @@
-"""FSDP2 on four ranks: hybrid shards and neighbours train as ddp does, what they move and hold is what is predicted, one
-of them alone holds as much in a rehearsal; and a checkpoint is taken up to the bit."""
+"""FSDP2 on four ranks: hybrid shards and neighbours train as ddp does, they move and hold what is predicted, and one of
+them alone holds as much in a rehearsal. A checkpoint is taken up to the bit."""
 
 from pathlib import Path
 from typing import Any
