@@ -17,7 +17,7 @@ class Options(Frozen):
     # they are divided among so many neighbours, which alone gather them for backward
     reshard_after_forward: StrictBool | Positive
     # ranks that share one copy of weights, gradients and optimizer state; copies are kept equal by an all-reduce.
-    # None: all ranks; node: those of a node (hybrid shards)
+    # None: all ranks; node: those of a node (hybrid shards), where it has several
     shard_ranks: Literal["node"] | Positive | None = None
     reduce_dtype: Literal["bf16", "fp32"] | None  # in which gradients are reduced; None: the run's precision
     # gradients are divided after every micro-step; false: after the last one, and until then each rank keeps all of
@@ -62,7 +62,7 @@ def shard_ranks(options: Options, spec: RunSpec) -> int:
     if options.shard_ranks is None:
         return spec.data_parallel
     if options.shard_ranks == "node":
-        return min(spec.devices_per_node, spec.data_parallel)
+        return spec.devices_per_node if 1 < spec.devices_per_node < spec.data_parallel else spec.data_parallel
     return options.shard_ranks
 
 

@@ -13,7 +13,7 @@ from bench.predict.engine import engine_memory, engine_step
 from bench.predict.step_time import step_time
 from bench.spec import RunSpec
 
-PRESETS = ("fsdp", "fsdp_no_reshard", "fsdp_hybrid", "fsdp_offload")
+PRESETS = ("fsdp", "fsdp_no_reshard", "fsdp_hybrid")
 
 
 WRITTEN_OUT = {"reshard_after_forward": True, "reduce_dtype": None}
@@ -43,7 +43,6 @@ def check(asked: RunSpec) -> None:
     ({"reduce_dtype": "bf16"}, {"precision": "fp32"}, "the run's precision is fp32"),
     ({"shard_ranks": 3}, {}, "does not divide 8 data-parallel ranks"),
     ({"shard_ranks": 1}, {}, "nothing is divided; choose engine=ddp"),
-    ({"shard_ranks": "node"}, {"devices_per_node": 1}, "nothing is divided"),
     ({"reshard_after_forward": 3}, {}, "of the 8 ranks that share the weights, neighbours are a divisor"),
     ({"reshard_after_forward": 4, "shard_ranks": 4}, {}, "fewer than all"),
     ({"reshard_after_forward": 1}, {}, "at least 2"),
@@ -68,6 +67,8 @@ def test_a_copy_is_among_all_ranks_those_of_a_node_or_as_many_as_one_says() -> N
         asked = spec(given)
         found.append(shard_ranks(options.model_validate(asked.engine.options), asked))
     assert found == [8, 4, 2]
+    single = spec({"shard_ranks": "node"}, devices_per_node=1)
+    assert shard_ranks(options.model_validate(single.engine.options), single) == 2  # a node's one rank divides nothing
 
 
 def test_its_label_tells_it_from_its_plain_form() -> None:
@@ -76,7 +77,6 @@ def test_its_label_tells_it_from_its_plain_form() -> None:
         "fsdp": "FSDP2",
         "fsdp_no_reshard": "FSDP2, weights kept for backward",
         "fsdp_hybrid": "FSDP2, hybrid shards",
-        "fsdp_offload": "FSDP2, offloaded",
     }
 
 
@@ -101,7 +101,7 @@ def test_mt5_base_at_rest_is_twelve_bytes_per_parameter_divided_among_a_node() -
 
 
 def test_what_is_offloaded_lies_in_the_host_and_its_time_is_not_predicted() -> None:
-    run = asked("engine=fsdp_offload", "devices_per_node=8")
+    run = asked("engine=fsdp", "engine.offload=true", "devices_per_node=8")
     needed = engine_memory(run, "cuda")
     assert needed.resident() == {}
     host = needed.host()
