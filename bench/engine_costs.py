@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bench.machine import CollectiveKind
 from bench.stacks import Module, Tensors
+from bench.units import Unit
 
 Array = NDArray[np.int64]
 """One value per segment of the model, in the order of forward."""
@@ -34,11 +35,17 @@ class ModelSizes:
 
     tensors: tuple[Tensors, ...]
     modules_of: Callable[[], Sequence[Module]]  # many, and needed by few
+    units_of: Callable[[], Sequence[Unit]] = tuple  # as modules
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:
         """The modules in the order of forward."""
         return tuple(self.modules_of())
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """What is in no block, then the blocks in the order of forward."""
+        return tuple(self.units_of())
 
     @cached_property
     def elements(self) -> int:
@@ -130,6 +137,8 @@ class Transfer(NamedTuple):
     overlaps: bool  # runs while the pass computes; else the pass waits
     ranks: int  # that take part
     alone_bytes: int = 0  # of the first gather or the last reduction, beside which nothing computes; 0: as any other
+    nodes: int | None = None  # on which the ranks are; None: they are neighbours, on as few as can be
+    at_once: int = 1  # so many of these, each of other ranks of a node, share the links between nodes
 
 
 class EngineStep(NamedTuple):

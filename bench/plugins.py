@@ -150,7 +150,8 @@ class EngineBuilder(Protocol):
         ...
 
     def whole(self, parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
-        """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
+        """Return a context in which `parameters` of a module that is not yet built into its engine are whole on every
+        rank; rank 0's changes to them stay. Collective."""
         ...
 
     def parameter_count(self, parameters: "Iterable[Parameter]") -> int:

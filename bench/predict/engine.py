@@ -8,6 +8,7 @@ from bench.errors import NoPrediction
 from bench.predict.workload import network_of
 from bench.spec import Device, RunSpec
 from bench.stacks import Stacks, modules, tensors
+from bench.units import units
 
 
 def engine_memory(spec: RunSpec, device: Device, room: int | None = None, *, rehearsed: bool = False) -> EngineMemory:
@@ -34,4 +35,4 @@ def _unknown(spec: RunSpec, what: str) -> NoPrediction:
 @functools.lru_cache(maxsize=1024)  # an engine's own caches know a model by this value
 def model_sizes(network: Stacks) -> ModelSizes:
     """Return a network as engines see it, the same value each time."""
-    return ModelSizes(tuple(tensors(network)), functools.partial(modules, network))
+    return ModelSizes(tuple(tensors(network)), functools.partial(modules, network), functools.partial(units, network))

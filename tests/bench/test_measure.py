@@ -12,6 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -114,6 +117,18 @@ def test_payloads_are_counted_as_nccl_tests_does() -> None:
         "reduce_scatter": 16000,
         "broadcast": 4000,
     }
+
+
+@pytest.mark.usefixtures("group")
+def test_functional_collectives_and_those_of_dtensor_are_counted_alike() -> None:
+    """What rank 0 of four has: a quarter of 32 numbers, of which DTensor gathers all and sums up one."""
+    rows = DTensor.from_local(torch.ones(2, 4), init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False)
+    with CollectiveCounter(wait=lambda: None) as counter:
+        (all_reduce(torch.ones(1000), "sum", dist.group.WORLD) + 1).sum()
+        rows.full_tensor()
+        (2 * rows).sum().full_tensor()
+    assert dict(counter.calls) == {"all_reduce": 2, "all_gather": 1}
+    assert dict(counter.payload_bytes) == {"all_reduce": 4000 + 4, "all_gather": 4 * 32}
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -116,10 +116,11 @@ def _moved(found: list[Transfer], own: Compute, spec: RunSpec, machine: Machine)
 
 
 def _seconds(transfer: Transfer, spec: RunSpec, machine: Machine) -> float:
-    nodes = max(1, -(-transfer.ranks // spec.devices_per_node))
+    nodes = transfer.nodes or max(1, -(-transfer.ranks // spec.devices_per_node))
     calls = max(transfer.calls, 1)
     span = Span(min(nodes, spec.nodes), transfer.ranks)
-    return transfer.passes * calls * collective_s(transfer.kind, transfer.payload_bytes / calls, span, machine)
+    payload = transfer.payload_bytes / calls * (transfer.at_once if nodes > 1 else 1)
+    return transfer.passes * calls * collective_s(transfer.kind, payload, span, machine)
 
 
 def _exposed_by_kind(moved: list[Moved]) -> dict[str, float]:

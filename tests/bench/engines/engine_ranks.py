@@ -1,9 +1,11 @@
 """One rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables set. The
 ranks meet in a file beside OUT: a port that was free may be taken when they come to it.
 
-JOBS is a JSON object from label to RunSpec; OUT-<rank>.json gets what each one did.
+JOBS is a JSON object from label to RunSpec; OUT-<rank>.json gets what each one did, of a label that begins with MEMORY
+its bytes. With PRETENDED set the rank's collectives are those of a rehearsal, and no other rank is there.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -13,13 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench import engines, models
+from bench.measure import memory
+from bench.measure.collectives import CollectiveCounter
 from bench.plugins import EngineBuilder
 from bench.spec import RunSpec
 
 STEPS = 6
+MEMORY = "memory: "
+CPU = torch.device("cpu")
 FROZEN = "frozen"
 """The name of a model of which only the decoder is trained."""
 
@@ -27,12 +35,18 @@ FROZEN = "frozen"
 def main() -> None:
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting", rank=rank, world_size=ranks)
+    if "PRETENDED" in os.environ:
+        distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    else:
+        distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting", rank=rank, world_size=ranks)
     jobs = json.loads(Path(sys.argv[1]).read_text())
+    if any(label.startswith(MEMORY) for label in jobs):
+        memory.count_on(CPU)
     linear = functional.linear
-    seen = {}
+    seen: dict[str, Any] = {}
     for label, plain in jobs.items():
-        seen[label] = train(RunSpec.model_validate(plain))
+        spec = RunSpec.model_validate(plain)
+        seen[label] = take_memory(spec) if label.startswith(MEMORY) else train(spec)
         functional.linear = linear  # memory_efficient_linear of stage 3 replaces it for good
     Path(f"{sys.argv[2]}-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_process_group()
@@ -66,15 +80,42 @@ def train(spec: RunSpec) -> dict[str, Any]:
         "skipped": engine.skipped_steps(),
         "config": engine.config(),
     }
+    with CollectiveCounter(wait=lambda: None) as counter:
+        engine.train_step(micro_batches(spec, STEPS))
+    seen["collectives"] = {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()}
     if spec.engine.backend == "deepspeed":
         engine._engine.destroy()
     return seen
+
+
+def take_memory(spec: RunSpec) -> dict[str, int]:
+    """Return the live tensor bytes at the peak of building, between two steps, and at the peak of the third one."""
+    gc.collect()
+    before = memory.live_bytes(CPU)
+    memory.forget_peak(CPU)
+    backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
+    module = family.build(spec, backend.construction(spec))
+    family.initialise(module, spec, backend.whole)
+    engine = backend.build(module, spec)
+    built = memory.peak_bytes(CPU)
+    for step in range(2):
+        engine.train_step(micro_batches(spec, step))
+    gc.collect()
+    resident = memory.live_bytes(CPU)
+    memory.forget_peak(CPU)
+    engine.train_step(micro_batches(spec, 2))
+    peak = memory.peak_bytes(CPU)
+    assert before is not None and built is not None and resident is not None and peak is not None
+    return {"init_peak": built - before, "resident": resident - before, "peak": peak - before}
 
 
 def whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[str, Tensor]:
     """Return a copy of every parameter by its name."""
     copies = {}
     for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor):  # built into FSDP, which shows what it has divided as such
+            copies[name] = parameter.full_tensor().detach()
+            continue
         with backend.whole([parameter]):
             copies[name] = parameter.detach().clone()
     return copies

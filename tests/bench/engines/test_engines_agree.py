@@ -1,14 +1,11 @@
 """Every engine trains the same model: real processes over gloo, one pair of them for all engines."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from started_ranks import Seen, start_ranks
 
 from bench.spec import RunSpec
 
@@ -31,6 +28,8 @@ SMALL: dict[str, dict[str, Any]] = {  # buckets that this model fills more than 
         "stage3_max_live_parameters": 10_000,
         "stage3_max_reuse_distance": 0,
     },
+    "fsdp": {},
+    "fsdp_no_reshard": {},
 }
 SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2, "decoder_layers": 2, "heads": 4, "vocab": 128,
          "gated": True, "activation": "gelu_new", "separate_head": True}  # fmt: skip
@@ -38,7 +37,7 @@ SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2, "decoder_lay
 
 def spec(engine: str, precision: str = "fp32", more: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     """The preset `engine` on a tiny T5, with clipping that clips, weight decay and accumulation."""
-    options = yaml.safe_load((CONF / f"{engine}.yaml").read_text()) | SMALL[engine] | (more or {})
+    options = yaml.safe_load((CONF / f"{engine}.yaml").read_text()) | SMALL.get(engine, {}) | (more or {})
     plain = {
         "model": {"name": "test", "shape": SHAPE},
         "engine": {"name": options.pop("name"), "backend": options.pop("backend"), "options": options},
@@ -55,6 +54,8 @@ def spec(engine: str, precision: str = "fp32", more: dict[str, Any] | None = Non
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "zero_force_ds_cpu_optimizer": False}
 CHUNKED = {"model": {"name": "test", "shape": SHAPE, "loss_chunk_tokens": 5}}  # of 12 tokens in a micro-step
 UNCLIPPED = {"optimizer": {"gradient_clipping": 0, "implementation": "fused"}}
+LEFT_OUT = "ddp", "zero1", "zero3", "fsdp"
+"""Engines that train a model of which a part is not trained."""
 JOBS = {
     **{f"{name} {precision}": spec(name, precision) for precision in ("fp32", "bf16") for name in SMALL},
     "zero1 without overlap": spec("zero1", more={"overlap_comm": False}),
@@ -63,40 +64,22 @@ JOBS = {
     "zero3 checkpointed": spec("zero3", activation_checkpointing=True),
     "zero3 kept whole": spec("zero3", more={"stage3_max_live_parameters": 10**9}),
     "zero1 bf16 summed in fp32": spec("zero1", "bf16", {"data_types": {"grad_accum_dtype": "fp32"}}),
-    **{f"{name} unclipped": spec(name, **UNCLIPPED) for name in ("ddp", "zero0", "zero1")},
+    **{f"{name} unclipped": spec(name, **UNCLIPPED) for name in ("ddp", "zero0", "zero1", "fsdp")},
     "ddp fp16": spec("ddp", "fp16"),
-    **{f"{name} chunked": spec(name, **CHUNKED) for name in ("ddp", "zero2", "zero3")},
+    **{f"{name} chunked": spec(name, **CHUNKED) for name in ("ddp", "zero2", "zero3", "fsdp")},
+    "fsdp reduced once": spec("fsdp", more={"reduce_every_micro_step": False}),
+    "fsdp checkpointed": spec("fsdp", activation_checkpointing=True),
+    "fsdp offloaded": spec("fsdp", more={"offload": True}),
+    "fsdp bf16 reduced in fp32": spec("fsdp", "bf16", {"reduce_dtype": "fp32"}),
     "zero3 bf16 chunked": spec("zero3", "bf16", **CHUNKED),
-    **{f"{name} {FROZEN}": spec(name, model={"name": FROZEN, "shape": SHAPE}) for name in ("ddp", "zero1", "zero3")},
+    **{f"{name} {FROZEN}": spec(name, model={"name": FROZEN, "shape": SHAPE}) for name in LEFT_OUT},
 }
-Seen = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw of every job."""
-    folder = tmp_path_factory.mktemp("ranks")
-    (folder / "jobs.json").write_text(json.dumps(JOBS))
-    meeting = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    script = [sys.executable, str(Path(__file__).with_name("engine_ranks.py"))]
-    processes = [
-        subprocess.Popen(
-            [*script, str(folder / "jobs.json"), str(folder / "seen")],
-            env=os.environ | meeting | quiet | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        printed = [process.communicate(timeout=280)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * RANKS, printed
-    return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(RANKS)]
+    return start_ranks("engine_ranks.py", JOBS, RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 def same(seen: Seen, label: str, reference: str, losses: float, norms: float | None = None) -> None:
@@ -124,13 +107,14 @@ def test_clipping_clips_and_ranks_see_different_data(seen: Seen) -> None:
 @pytest.mark.parametrize("label", [
     "zero0 fp32", "zero1 fp32", "zero2 fp32", "zero3 fp32", "zero1 without overlap", "zero2 offloaded",
     "zero3 divided within a node", "zero3 checkpointed", "zero3 kept whole", "ddp chunked", "zero2 chunked",
-    "zero3 chunked",
+    "zero3 chunked", "fsdp fp32", "fsdp_no_reshard fp32", "fsdp reduced once", "fsdp checkpointed", "fsdp offloaded",
+    "fsdp chunked",
 ])  # fmt: skip
 def test_losses_and_norms_are_those_of_ddp_in_fp32(seen: Seen, label: str) -> None:
     same(seen, label, "ddp fp32", losses=1e-5, norms=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "zero1", "zero3"])
+@pytest.mark.parametrize("engine", LEFT_OUT)
 def test_a_parameter_that_is_not_trained_stays_as_it_is(seen: Seen, engine: str) -> None:
     trained, whole = (seen[0][f"{engine} {kind}"] for kind in (FROZEN, "fp32"))
     assert all(name.startswith(("decoder.", "lm_head.")) for name in trained["changed"])
@@ -145,7 +129,10 @@ def test_bf16_is_ddp_where_gradients_are_rounded_alike(seen: Seen, label: str) -
     same(seen, label, "ddp bf16", losses=4e-3, norms=1e-3)
 
 
-@pytest.mark.parametrize("label", ["zero1 bf16", "zero2 bf16", "zero3 bf16", "zero3 bf16 chunked"])
+@pytest.mark.parametrize("label", [
+    "zero1 bf16", "zero2 bf16", "zero3 bf16", "zero3 bf16 chunked", "fsdp bf16", "fsdp_no_reshard bf16",
+    "fsdp bf16 reduced in fp32",
+])  # fmt: skip
 def test_bf16_is_near_ddp_in_every_stage(seen: Seen, label: str) -> None:
     # a bf16 loss near 11 is a multiple of 1/16, 0.6 % of it
     same(seen, label, "ddp bf16", losses=2e-2, norms=2e-2)
@@ -154,7 +141,8 @@ def test_bf16_is_near_ddp_in_every_stage(seen: Seen, label: str) -> None:
 def test_without_clipping_the_fused_engines_agree(seen: Seen) -> None:
     for label in ("zero0 unclipped", "zero1 unclipped"):
         same(seen, label, "ddp unclipped", losses=1e-5)
-    same(seen, "zero1 unclipped", "ddp unclipped", losses=1e-5, norms=1e-5)
+    for label in ("zero1 unclipped", "fsdp unclipped"):
+        same(seen, label, "ddp unclipped", losses=1e-5, norms=1e-5)
     # nothing at stage 0 in fp32 computes it but the engine, once, for the comparison with the reference
     first, *later = seen[0]["zero0 unclipped"]["norms"]
     assert first == pytest.approx(seen[0]["ddp unclipped"]["norms"][0], rel=1e-5)

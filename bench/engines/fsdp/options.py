@@ -1,0 +1,76 @@
+"""What FSDP2 may be given, how it divides the ranks, and what it cannot do."""
+
+import functools
+import json
+from typing import Literal
+
+from pydantic import StrictBool
+
+from bench.errors import UserError
+from bench.spec import Frozen, Positive, RunSpec
+
+
+class Options(Frozen):
+    """What torch.distributed.fsdp.fully_shard may be given; what decides speed or memory has no default."""
+
+    # of a block's weights: true, they are gathered again for backward; false, they stay whole until then; a number,
+    # they are divided among so many neighbours, which alone gather them for backward
+    reshard_after_forward: StrictBool | Positive
+    # ranks that share one copy of weights, gradients and optimizer state; copies are kept equal by an all-reduce.
+    # None: all ranks; node: those of a node (hybrid shards), where it has several
+    shard_ranks: Literal["node"] | Positive | None = None
+    reduce_dtype: Literal["bf16", "fp32"] | None  # in which gradients are reduced; None: the run's precision
+    # gradients are divided after every micro-step; false: after the last one, and until then each rank keeps all of
+    # them whole
+    reduce_every_micro_step: bool = True
+    offload: bool = False  # weights, gradients and optimizer state lie in the host's memory, where AdamW runs
+    pin_memory: bool = True  # of what is offloaded
+
+
+def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
+    """Raise UserError for what this engine cannot do."""
+    if spec.optimizer.implementation == "native":
+        rule = f"engine {spec.engine.name} has no optimizer of its own"
+        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
+    if spec.precision == "fp16":
+        rule = f"engine {spec.engine.name} has no loss scale"
+        raise UserError("precision=fp16", rule, "choose precision=bf16, or engine=ddp")
+    if spec.precision == "fp32" and options.reduce_dtype == "bf16":
+        raise UserError("engine.reduce_dtype=bf16", "the run's precision is fp32", "leave it out, or precision=bf16")
+    if spec.model.compile != "none":
+        rule = f"engine {spec.engine.name} was not yet seen to train compiled blocks as ddp does"
+        raise UserError(f"model.compile={spec.model.compile}", rule, "leave it out, or choose another engine")
+    _check_shards(options, spec)
+
+
+def _check_shards(options: Options, spec: RunSpec) -> None:
+    """Raise UserError where ranks cannot be divided as it is asked."""
+    ranks, again = shard_ranks(options, spec), options.reshard_after_forward
+    value = f"engine.shard_ranks={options.shard_ranks}"
+    if spec.data_parallel % ranks:
+        rule = f"it does not divide {spec.data_parallel} data-parallel ranks"
+        raise UserError(value, rule, f"choose a divisor of {spec.data_parallel}, or leave it out")
+    if ranks == 1 < spec.data_parallel:
+        raise UserError(value, "with one rank to a copy nothing is divided", "choose engine=ddp, or raise it")
+    if not isinstance(again, bool) and (again == 1 or again >= ranks or ranks % again):
+        rule = f"of the {ranks} ranks that share the weights, neighbours are a divisor, at least 2 and fewer than all"
+        raise UserError(f"engine.reshard_after_forward={again}", rule, "choose such a number, or true or false")
+
+
+def shard_ranks(options: Options, spec: RunSpec) -> int:
+    """Return how many ranks share one copy of all states."""
+    if options.shard_ranks is None:
+        return spec.data_parallel
+    if options.shard_ranks == "node":
+        return spec.devices_per_node if 1 < spec.devices_per_node < spec.data_parallel else spec.data_parallel
+    return options.shard_ranks
+
+
+def options_of(spec: RunSpec) -> Options:
+    """Return the options that a spec holds as plain data."""
+    return _decoded(json.dumps(spec.engine.options))
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
+def _decoded(plain: str) -> Options:
+    return Options.model_validate_json(plain)

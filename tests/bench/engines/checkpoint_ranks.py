@@ -1,0 +1,56 @@
+"""One rank that trains jobs, saves each and goes on; or, where a job was saved, loads it and goes on from there:
+`python checkpoint_ranks.py JOBS OUT`, with torchrun's variables set. The checkpoints lie beside JOBS."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine_ranks import micro_batches
+from torch import distributed
+
+from bench import engines, models
+from bench.spec import RunSpec
+
+STEPS = 3
+"""Before the checkpoint, and after it."""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting", rank=rank, world_size=ranks)
+    jobs, folder = Path(sys.argv[1]), Path(sys.argv[1]).parent
+    seen = {
+        label: go_on(RunSpec.model_validate(plain), folder.parent / label, rank)
+        for label, plain in json.loads(jobs.read_text()).items()
+    }
+    Path(f"{sys.argv[2]}-{rank}.json").write_text(json.dumps(seen))
+    distributed.destroy_process_group()
+
+
+def go_on(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
+    backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
+    module = family.build(spec, backend.construction(spec))
+    family.initialise(module, spec, backend.whole)
+    engine = backend.build(module, spec)
+    fresh = not folder.exists()
+    distributed.barrier()
+    torch.manual_seed(spec.seed + rank + 100 * (not fresh))  # what is random is taken up, or it is another one
+    if fresh:
+        for step in range(STEPS):
+            engine.train_step(micro_batches(spec, step))
+        engine.save(folder, STEPS)
+        steps = STEPS
+    else:
+        steps = engine.load(folder)
+    before = float(engine.evaluate(micro_batches(spec, steps)))
+    losses = [float(engine.train_step(micro_batches(spec, steps + step))) for step in range(STEPS)]
+    norm = float(engine.gradient_norm())
+    return {"loaded": not fresh, "steps": steps, "before": before, "losses": losses, "norm": norm}
+
+
+if __name__ == "__main__":
+    main()

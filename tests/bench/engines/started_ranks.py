@@ -1,0 +1,36 @@
+"""Ranks of a script that meet over gloo and write down what they saw."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+Seen = list[dict[str, Any]]
+
+
+def start_ranks(script: str, jobs: dict[str, Any], ranks: int, folder: Path, pretended: int | None = None) -> Seen:
+    """Run a script of this folder with JOBS and OUT on so many ranks, or on the one of them that is rehearsed with
+    `pretended` others; return what each one wrote to OUT-<rank>.json."""
+    present = range(ranks) if pretended is None else [pretended]
+    folder.mkdir(exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    quiet |= {} if pretended is None else {"PRETENDED": "1"}
+    command = [sys.executable, str(Path(__file__).with_name(script)), str(folder / "jobs.json"), str(folder / "seen")]
+    processes = [
+        subprocess.Popen(
+            command, env=os.environ | meeting | quiet | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in present
+    ]  # fmt: skip
+    try:
+        printed = [process.communicate(timeout=280)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(present), printed
+    return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in present]

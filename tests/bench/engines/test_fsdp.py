@@ -1,0 +1,144 @@
+"""FSDP2 on four ranks: hybrid shards and neighbours train as ddp does, they move and hold what is predicted, and one of
+them alone holds as much in a rehearsal. A checkpoint is taken up to the bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from started_ranks import Seen, start_ranks
+from test_engines_agree import same, spec
+
+from bench.predict.engine import engine_step
+from bench.predict.memory import memory
+from bench.spec import RunSpec
+
+RANKS = 4
+GRID: dict[str, Any] = {"nodes": 2, "devices_per_node": 2}
+JOBS = {
+    "ddp fp32": spec("ddp", **GRID),
+    "ddp bf16": spec("ddp", "bf16", **GRID),
+    "hybrid": spec("fsdp_hybrid", **GRID),
+    "hybrid, reduced once": spec("fsdp_hybrid", more={"reduce_every_micro_step": False}, **GRID),
+    "among neighbours": spec("fsdp", more={"reshard_after_forward": 2}, **GRID),
+    "bf16": spec("fsdp", "bf16", **GRID),
+}
+SHAPE = {"d_model": 64, "d_kv": 16, "d_ff": 128, "encoder_layers": 3, "decoder_layers": 3, "heads": 4, "vocab": 2000,
+         "gated": True, "activation": "gelu_new", "separate_head": True}  # fmt: skip
+ONCE: dict[str, Any] = {**GRID, "model": {"name": "test", "shape": SHAPE}, "batch": {"micro": 2, "accumulation": 1}}
+TWICE: dict[str, Any] = {**ONCE, "batch": {"micro": 2, "accumulation": 2}}
+HELD = {
+    "memory: fp32": spec("fsdp", **ONCE),
+    "memory: bf16 reduced in fp32": spec("fsdp", "bf16", {"reduce_dtype": "fp32"}, **ONCE),
+    "memory: kept": spec("fsdp_no_reshard", "bf16", **ONCE),
+    "memory: checkpointed": spec("fsdp", "bf16", **ONCE, activation_checkpointing=True),
+    "memory: reduced once": spec("fsdp", more={"reduce_every_micro_step": False}, **TWICE),
+    "memory: hybrid": spec("fsdp_hybrid", "bf16", **TWICE),
+    "memory: among neighbours": spec("fsdp", more={"reshard_after_forward": 2}, **ONCE),
+}
+REHEARSED = 2
+"""The rank that is rehearsed."""
+DROPOUT: dict[str, Any] = {"model": {**spec("fsdp")["model"], "dropout": 0.1}}
+SAVED = {name: spec("fsdp", name, **DROPOUT) for name in ("fp32", "bf16")}
+
+pytestmark = [pytest.mark.processes, pytest.mark.untimed]
+
+
+def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
+    """Calls and payload bytes of a step by kind."""
+    found: dict[str, tuple[int, int]] = {}
+    for transfer in engine_step(spec, "cpu").transfers:
+        calls, payload = found.get(transfer.kind, (0, 0))
+        once = transfer.calls, transfer.payload_bytes
+        found[transfer.kind] = calls + transfer.passes * once[0], payload + transfer.passes * once[1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What each rank saw of every job."""
+    return start_ranks("engine_ranks.py", JOBS | HELD, RANKS, tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one rank took in a rehearsal."""
+    return start_ranks("engine_ranks.py", HELD, RANKS, tmp_path_factory.mktemp("alone"), REHEARSED)[0]
+
+
+@pytest.mark.parametrize("label", ["hybrid", "hybrid, reduced once", "among neighbours"])
+def test_however_ranks_are_divided_losses_and_norms_are_those_of_ddp(seen: Seen, label: str) -> None:
+    same(seen, label, "ddp fp32", losses=1e-6, norms=1e-6)
+
+
+def test_bf16_is_near_ddp(seen: Seen) -> None:
+    same(seen, "bf16", "ddp bf16", losses=2e-2, norms=2e-2)
+
+
+def test_every_rank_starts_from_the_weights_of_ddp(seen: Seen) -> None:
+    for precision, labels in (("fp32", ["hybrid", "among neighbours"]), ("bf16", ["bf16"])):
+        weights = {rank[label]["weights"] for rank in seen for label in (f"ddp {precision}", *labels)}
+        assert len(weights) == 1
+
+
+def test_the_record_says_how_ranks_were_divided(seen: Seen) -> None:
+    given = seen[0]["hybrid"]["config"]["fsdp"]
+    assert (given["shard_ranks"], given["copies"]) == (2, 2)
+
+
+@pytest.mark.parametrize("label", [label for label in JOBS if not label.startswith("ddp")])
+def test_collectives_are_those_that_are_predicted(seen: Seen, label: str) -> None:
+    said = predicted(RunSpec.model_validate(JOBS[label]))
+    for rank in seen:
+        assert {kind: tuple(found) for kind, found in rank[label]["collectives"].items()} == said
+
+
+def test_every_block_is_gathered_twice_in_a_micro_step_and_the_rest_once(seen: Seen) -> None:
+    """By hand: two micro-steps, two blocks in each stack, fp32. Of 32 numbers a token, heads of 8 × 4, MLPs of 64."""
+    attention, mlp, table = 4 * 32 * 32 + 32, 3 * 32 * 64 + 32, 128 * 32
+    blocks = 2 * (attention + mlp) + 2 * (2 * attention + mlp) + 2 * 32 * 4  # the position bias of each stack
+    outside = 2 * table + 2 * 32
+    collectives = seen[0]["among neighbours"]["collectives"]
+    assert collectives["all_gather"] == [2 * (2 * 4 + 1), 4 * 2 * (2 * blocks + outside)]
+    assert collectives["reduce_scatter"] == [2 * (4 + 1), 4 * 2 * (blocks + outside)]
+    assert collectives["all_reduce"] == [1, 4]  # the norm
+    halves = seen[0]["hybrid"]["collectives"]["all_reduce"]
+    assert halves == [1 + 5, 4 + 4 * (blocks + outside) // 2]
+
+
+@pytest.mark.parametrize("label", HELD)
+def test_between_steps_a_rehearsed_rank_holds_what_the_real_one_does(
+    seen: Seen, alone: dict[str, Any], label: str
+) -> None:
+    there, here = seen[REHEARSED][label], alone[label]
+    assert here["resident"] == pytest.approx(there["resident"], abs=64)
+    assert here["init_peak"] == pytest.approx(there["init_peak"], rel=0.01)
+    # gloo works on a copy of what it gathers or reduces, and nobody pretends that
+    assert 0.75 < here["peak"] / there["peak"] < 1.001
+
+
+@pytest.mark.parametrize("label", HELD)
+def test_predicted_memory_is_that_of_both(seen: Seen, alone: dict[str, Any], label: str) -> None:
+    for found, pretended, near in ((seen[0][label], False, 0.1), (alone[label], True, 0.05)):
+        said = memory(RunSpec.model_validate(HELD[label]), "cpu", rehearsed=pretended)
+        assert said.resident == pytest.approx(found["resident"], rel=0.002)
+        assert said.init_peak == pytest.approx(found["init_peak"], rel=0.11)
+        assert said.peak == pytest.approx(found["peak"], rel=near)
+
+
+def test_at_rest_there_are_twelve_bytes_per_parameter(seen: Seen) -> None:
+    """fp32 weights and two moments, divided among all ranks or among those of a node, whatever the run's precision."""
+    layer, mlp = 4 * 64 * 64 + 64, 3 * 64 * 128 + 64
+    parameters = 2 * 2000 * 64 + 3 * (layer + mlp) + 3 * (2 * layer + mlp) + 2 * 32 * 4 + 2 * 64
+    for label, ranks in (("fp32", 4), ("kept", 4), ("hybrid", 2)):
+        assert seen[0][f"memory: {label}"]["resident"] == pytest.approx(12 * parameters / ranks, rel=0.001)
+
+
+def test_a_fresh_process_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
+    """Dropout is drawn anew in every step, so the random state counts."""
+    first = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "first")
+    second = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "second")
+    for saved, loaded in zip(first, second, strict=True):
+        for label in SAVED:
+            assert (saved[label].pop("loaded"), loaded[label].pop("loaded")) == (False, True)
+            assert saved[label] == loaded[label]
+    assert first[0]["fp32"]["losses"] != first[1]["fp32"]["losses"]

@@ -1,0 +1,123 @@
+"""What FSDP2 cannot do is said before it starts; what it says of itself."""
+
+from typing import Any
+
+import pytest
+import yaml
+from test_engines_agree import CONF
+
+from bench import config, engines
+from bench.engines.fsdp.options import shard_ranks
+from bench.errors import UserError
+from bench.predict.engine import engine_memory, engine_step
+from bench.predict.step_time import step_time
+from bench.spec import RunSpec
+
+PRESETS = ("fsdp", "fsdp_no_reshard", "fsdp_hybrid")
+
+
+WRITTEN_OUT = {"reshard_after_forward": True, "reduce_dtype": None}
+
+
+def spec(options: dict[str, Any], **fields: Any) -> RunSpec:
+    plain = {
+        "model": {"name": "test", "shape": {}},
+        "engine": {"name": "fsdp", "backend": "fsdp", "options": WRITTEN_OUT | options},
+        "data": {"name": "test", "source": "test"},
+        "batch": {"micro": 1},
+        "nodes": 2,
+        "devices_per_node": 4,
+    }  # fmt: skip
+    return RunSpec.model_validate(plain | fields)
+
+
+def check(asked: RunSpec) -> None:
+    plugin = engines.load("fsdp")
+    plugin.check(plugin.Options.model_validate(asked.engine.options), asked)
+
+
+@pytest.mark.parametrize(("options", "fields", "told"), [
+    ({}, {"precision": "fp16"}, "has no loss scale"),
+    ({}, {"optimizer": {"implementation": "native"}}, "no optimizer of its own"),
+    ({}, {"model": {"name": "test", "shape": {}, "compile": "blocks"}}, "not yet seen to train compiled blocks"),
+    ({"reduce_dtype": "bf16"}, {"precision": "fp32"}, "the run's precision is fp32"),
+    ({"shard_ranks": 3}, {}, "does not divide 8 data-parallel ranks"),
+    ({"shard_ranks": 1}, {}, "nothing is divided; choose engine=ddp"),
+    ({"reshard_after_forward": 3}, {}, "of the 8 ranks that share the weights, neighbours are a divisor"),
+    ({"reshard_after_forward": 4, "shard_ranks": 4}, {}, "fewer than all"),
+    ({"reshard_after_forward": 1}, {}, "at least 2"),
+])  # fmt: skip
+def test_what_it_cannot_do_is_said_in_a_line(options: dict[str, Any], fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told) as refused:
+        check(spec(options, **fields))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"reshard_after_forward": 4}, {"shard_ranks": 2}, {"shard_ranks": "node"}, {"offload": True}]
+)
+def test_what_it_can_do_is_not_refused(options: dict[str, Any]) -> None:
+    check(spec(options))
+
+
+def test_a_copy_is_among_all_ranks_those_of_a_node_or_as_many_as_one_says() -> None:
+    options = engines.load("fsdp").Options
+    found = []
+    for given in ({}, {"shard_ranks": "node"}, {"shard_ranks": 2}):
+        asked = spec(given)
+        found.append(shard_ranks(options.model_validate(asked.engine.options), asked))
+    assert found == [8, 4, 2]
+    single = spec({"shard_ranks": "node"}, devices_per_node=1)
+    assert shard_ranks(options.model_validate(single.engine.options), single) == 2  # a node's one rank divides nothing
+
+
+def test_its_label_tells_it_from_its_plain_form() -> None:
+    labels = {name: engines.facts(preset(name)).label for name in PRESETS}
+    assert labels == {
+        "fsdp": "FSDP2",
+        "fsdp_no_reshard": "FSDP2, weights kept for backward",
+        "fsdp_hybrid": "FSDP2, hybrid shards",
+    }
+
+
+def preset(name: str) -> RunSpec:
+    options = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    assert (options.pop("name"), options.pop("backend")) == (name, "fsdp")
+    return spec(options, engine={"name": name, "backend": "fsdp", "options": options})
+
+
+def asked(*words: str) -> RunSpec:
+    return config.request(config.single(["model=mt5_base", "machine=a100_80", "launcher=slurm", *words])).spec
+
+
+def test_mt5_base_at_rest_is_twelve_bytes_per_parameter_divided_among_a_node() -> None:
+    """582,401,280 parameters; 8 ranks divide all rows."""
+    for name, ranks in (("fsdp", 16), ("fsdp_hybrid", 8)):
+        run = asked(f"engine={name}", "nodes=2", "devices_per_node=8")
+        held = engine_memory(run, "cuda").resident()
+        assert held["weights"] + held["optimizer moments"] == pytest.approx(12 * 582_401_280 / ranks, rel=1e-6)
+        assert engine_step(run, "cuda").updated == pytest.approx(582_401_280 / ranks, rel=1e-6)
+        assert engines.facts(run).division == (ranks, ranks, ranks)
+
+
+def test_what_is_offloaded_lies_in_the_host_and_its_time_is_not_predicted() -> None:
+    run = asked("engine=fsdp", "engine.offload=true", "devices_per_node=8")
+    needed = engine_memory(run, "cuda")
+    assert needed.resident() == {}
+    host = needed.host()
+    assert host is not None
+    assert sum(high for _, high in host.values()) == pytest.approx(16 * 582_401_280 / 8, rel=1e-6)
+    with pytest.raises(UserError, match="AdamW on the host"):
+        engine_step(run, "cuda")
+
+
+def test_hybrid_shards_move_only_gradients_between_nodes_a_share_from_each_device() -> None:
+    run = asked("engine=fsdp_hybrid", "nodes=4", "devices_per_node=8")
+    between = [transfer for transfer in engine_step(run, "cuda").transfers if transfer.nodes is not None]
+    (copies,) = between
+    assert (copies.kind, copies.ranks, copies.nodes, copies.at_once) == ("all_reduce", 4, 4, 8)
+    assert copies.payload_bytes == pytest.approx(2 * 582_401_280 / 8, rel=1e-6)
+    machine = config.request(config.single(["machine=a100_80", "launcher=slurm", "devices_per_node=8"])).machine
+    slower = machine.model_copy(update={"inter_node_bytes_per_s": machine.inter_node_bytes_per_s / 8})
+    hybrid = [step_time(run, of).parts["all-reduce"] for of in (machine, slower)]
+    assert hybrid[1] > 4 * hybrid[0]
