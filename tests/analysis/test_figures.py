@@ -69,6 +69,7 @@ def test_text_of_a_record_is_never_taken_for_mathematics() -> None:
         assert figures.render(picture, found)["svg"]
 
 
+@pytest.mark.processes
 def test_several_processes_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(run(), run(spec("ddp")))
     alone = [(picture.name, files) for picture, files in figures.rendered(found)]

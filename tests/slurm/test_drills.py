@@ -51,6 +51,7 @@ def test_what_befalls_a_point_is_its_record_and_the_next_one_follows(study: Stud
     assert study.check() == ["waiting"] * 4
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(300)
 def test_a_slow_link_and_a_slow_rank_are_named_and_the_slow_node_is_left_out(study: Study, drilled: Testbed) -> None:
     slow = drilled.node(3)
