@@ -1,3 +1,4 @@
+import os
 import signal
 from pathlib import Path
 
@@ -9,6 +10,9 @@ settings.load_profile("patient")
 
 # `nohup make test &` begins with it ignored, and so would all that tests start and interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# before torch is imported: threads of two who test on two cores wait for each other by spinning
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SLURM = Path(__file__).parent / "slurm"
 
