@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study testbed-study gpu-study wheels test lint bench bench-testbed predictions golden schema reference docs install clean
+.PHONY: study testbed-study gpu-study wheels check test lint bench bench-testbed predictions golden schema reference docs install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
@@ -22,10 +22,16 @@ gpu-study: $(INSTALLED)
 wheels: $(INSTALLED)
 	$(BIN)/python -m bench.gpu_study.wheels $(WHEELS)
 
-# What reads, draws, plans and predicts fills both cores; what measures and schedules has them for itself.
+# Two tests at a time; what measures time has both cores for itself, afterwards.
+TWO_AT_A_TIME := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+
+# Before every commit: all that needs no process besides those of the tests.
+check: lint
+	$(BIN)/pytest $(TWO_AT_A_TIME) -m "not processes"
+
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not processes or untimed"
-	$(BIN)/pytest -m "processes and not untimed" --durations 20
+	$(BIN)/pytest $(TWO_AT_A_TIME) -m "not timed" --durations 20
+	$(BIN)/pytest -m timed --durations 20
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

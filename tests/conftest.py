@@ -1,5 +1,8 @@
+import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("patient", deadline=None)  # an example may take long on a busy machine, and be right
@@ -7,3 +10,18 @@ settings.load_profile("patient")
 
 # `nohup make test &` begins with it ignored, and so would all that tests start and interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# before torch is imported: threads of two who test on two cores wait for each other by spinning
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+SLURM = Path(__file__).parent / "slurm"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where two work at the tests (`--dist loadgroup`): a file is for one of them, since its tests share what takes
+    long to make; so are all files on Slurm, which share testbeds and mostly wait. What takes longest comes first."""
+    starting = {item.path for item in items if item.get_closest_marker("processes")}
+    for item in items:
+        slurm = SLURM in item.path.parents
+        item.add_marker(pytest.mark.xdist_group("slurm" if slurm else item.path.name))
+    items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting))

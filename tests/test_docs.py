@@ -222,6 +222,7 @@ def test_a_command_that_is_none_is_found() -> None:
         verbs.parser("run").parse_intermixed_args(["--no-such-option"])
 
 
+@pytest.mark.processes
 def test_the_site_is_made_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet", "-d", str(tmp_path / "read")]

@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:

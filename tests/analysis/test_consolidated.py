@@ -275,6 +275,7 @@ def test_several_may_read_at_once(runs: Path) -> None:
     assert not [path for path in runs.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.processes
 def test_processes_find_what_one_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = anew(runs)
     monkeypatch.setattr(extraction, "_SHARE", 1)

@@ -33,7 +33,7 @@ def matplotlib_state() -> tuple[list[int], float]:
     return plt.get_fignums(), plt.rcParams["font.size"]
 
 
-def test_an_inline_figure_is_one_labelled_element_with_ids_of_its_own() -> None:
+def test_an_inline_figure_is_one_labelled_element_with_ids_of_its_own(svg_alone: None) -> None:
     found = results(*RUNS)
     for picture in figures.pictures(found):
         svg = figures.inline(picture.name, figures.render(picture, found)["svg"], picture.alt)
@@ -62,14 +62,15 @@ def test_a_figure_with_nothing_to_show_is_left_out() -> None:
     assert names[3] == ["throughput", "step_time", "memory", "memory_by_stage"], "out of memory is shown"
 
 
-def test_text_of_a_record_is_never_taken_for_mathematics() -> None:
+def test_text_of_a_record_is_never_taken_for_mathematics(svg_alone: None) -> None:
     odd = results(run(spec(model={"name": "tiny"}, optimizer={"eps": 1e-6})), run())
     found = dataclasses.replace(odd, table=odd.table.assign(engine="$zero_1$^{"))
     for picture in figures.pictures(found):
         assert figures.render(picture, found)["svg"]
 
 
-def test_several_processes_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.processes
+def test_several_processes_draw_what_one_does(svg_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(run(), run(spec("ddp")))
     alone = [(picture.name, files) for picture, files in figures.rendered(found)]
     monkeypatch.setattr(figures, "MANY", 1)

@@ -44,6 +44,7 @@ def test_a_notebook_is_kept_without_outputs_and_begins_with_its_parameters(path:
     assert code[0].source.startswith('RUNS = "../../results/runs"'), "the user's results, from where the notebook lies"
 
 
+@pytest.mark.processes
 def test_reading_results(tmp_path: Path) -> None:
     outputs = executed("reading_results", tmp_path, RUNS=str(RECORDED / "smoke"))
     first, picture = outputs[0], [output for output in outputs if "image/png" in output.get("data", {})]
@@ -53,6 +54,7 @@ def test_reading_results(tmp_path: Path) -> None:
         assert f"<th>{column}</th>" in told(outputs), "every column is explained"
 
 
+@pytest.mark.processes
 def test_a_scaling_study_ends_in_a_figure(tmp_path: Path) -> None:
     outputs = executed("scaling_study", tmp_path, RUNS=str(RECORDED / "testbed"), FIGURE="figure.svg")
     engines = set(results.read([RECORDED / "testbed"]).table["engine"])
@@ -61,6 +63,7 @@ def test_a_scaling_study_ends_in_a_figure(tmp_path: Path) -> None:
     assert "too few repeats to tell" in told(outputs), "two stages cross or do not only where runs were repeated"
 
 
+@pytest.mark.processes
 def test_two_machines_are_compared(tmp_path: Path) -> None:
     machines = ("testbed_400mbit", "testbed_100mbit")
     outputs = executed("comparing_machines", tmp_path, RUNS=str(RECORDED / "testbed"), MACHINES=machines)

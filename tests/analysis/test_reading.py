@@ -94,6 +94,7 @@ def test_load_takes_one_path_or_several_again_and_again(tmp_path: Path) -> None:
         assert len(analysis.load(paths)) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("statement", "unpaid"),
     [
@@ -115,6 +116,7 @@ def test_importing_stays_light(statement: str, unpaid: set[str]) -> None:
     assert not unpaid & set(told.stdout.split())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("verb", ["table", "report"])
 def test_reading_needs_nothing_of_what_running_needs(verb: str, tmp_path: Path) -> None:
     """As after `pip install zeroscale` without extras."""

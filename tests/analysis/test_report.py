@@ -132,7 +132,7 @@ def test_the_summary_comes_first(page: Page) -> None:
     ]  # fmt: skip
 
 
-def test_several_nodes_show_what_becomes_of_the_studys_claims(tmp_path: Path) -> None:
+def test_several_nodes_show_what_becomes_of_the_studys_claims(svg_alone: None, tmp_path: Path) -> None:
     seconds = {("zero2", 1): 0.25, ("zero3", 1): 0.5, ("zero2", 2): 0.75}
     records = [run(spec(engine, nodes=nodes), steps=steps((s,) * 30)) for (engine, nodes), s in seconds.items()]
     out = tmp_path / "out"
@@ -157,9 +157,8 @@ def test_a_second_report_replaces_the_first_and_nothing_else(runs: Path, out: Pa
 
 
 def test_a_disk_that_fills_up_leaves_the_older_report(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    svg_alone: None, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("analysis.figures.FORMATS", ("svg",))
     out = tmp_path / "out"
     out.mkdir()
     (out / "runs.csv").write_text("old")
@@ -177,7 +176,7 @@ def test_a_disk_that_fills_up_leaves_the_older_report(
     assert not list(out.glob(".new-*"))
 
 
-def test_a_file_in_the_way_is_said(runs: Path, tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_said(svg_alone: None, runs: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UserError, match="choose another --out"):
         report.write(results.read([runs]), tmp_path / "out")

@@ -126,6 +126,7 @@ def test_values_of_a_mapping_arrive_as_they_were_given(value: Any) -> None:
     assert config.parse(texts({"engine.some_key": [[value, 1]]})) == [("engine.some_key", [[value, 1]])]
 
 
+@pytest.mark.processes
 def test_the_face_loads_no_training_library() -> None:
     heavy = "{'torch', 'deepspeed', 'transformers', 'datasets', 'pandas'}"
     script = (

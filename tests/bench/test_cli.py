@@ -27,10 +27,12 @@ def imported_by(*words: str) -> set[str]:
     return {name.partition(".")[0] for name in lines}
 
 
+@pytest.mark.processes
 def test_help_imports_nothing_heavy() -> None:
     assert not imported_by("--help") & set(HEAVY)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words", [("run", "--dry-run"), ("sweep", "study=smoke", "--dry-run"), ("sweep", "study=testbed", "--dry-run")]
 )
@@ -38,6 +40,7 @@ def test_planning_imports_no_training_library(words: tuple[str, ...]) -> None:
     assert not imported_by(*words) & set(TRAINING)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb: str) -> None:
     told = zeroscale(verb, "--help")
@@ -45,6 +48,7 @@ def test_every_verb_explains_itself(verb: str) -> None:
     assert told.stdout.startswith(f"usage: zeroscale {verb}")
 
 
+@pytest.mark.processes
 def test_an_error_is_one_line_and_exit_code_2_and_v_shows_the_traceback() -> None:
     told = zeroscale("run", "batch.mico=3")
     assert told.returncode == 2
@@ -52,11 +56,13 @@ def test_an_error_is_one_line_and_exit_code_2_and_v_shows_the_traceback() -> Non
     assert "Traceback" in zeroscale("run", "batch.mico=3", "-v").stderr
 
 
+@pytest.mark.processes
 def test_an_unknown_verb_names_its_neighbour() -> None:
     told = zeroscale("swep")
     assert (told.returncode, told.stderr) == (2, "zeroscale: swep: no such verb; did you mean sweep?\n")
 
 
+@pytest.mark.processes
 def test_a_dry_run_shows_every_point_and_starts_nothing(tmp_path: Path) -> None:
     told = zeroscale("sweep", "engine=ddp,zero1,zero2", "batch.micro=1,2", "--dry-run", cwd=tmp_path)
     assert told.returncode == 0
@@ -64,6 +70,7 @@ def test_a_dry_run_shows_every_point_and_starts_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 def test_a_dry_run_speaks_json_to_programs() -> None:
     plain = json.loads(zeroscale("run", "model=t5_11b", "engine=zero3", "--dry-run", "--json").stdout)
     assert plain["spec"]["model"]["parameters"] == 11_307_321_344
@@ -71,11 +78,13 @@ def test_a_dry_run_speaks_json_to_programs() -> None:
     assert len({point["config_id"] for point in points}) == 20
 
 
+@pytest.mark.processes
 def test_a_study_that_is_not_there_names_its_neighbour() -> None:
     told = zeroscale("sweep", "study=smok", "--dry-run")
     assert told.stderr == "zeroscale: study=smok: no such file in conf/study; did you mean smoke?\n"
 
 
+@pytest.mark.processes
 def test_doctor_says_what_this_machine_can_do() -> None:
     findings = json.loads(zeroscale("doctor", "--json").stdout)
     by_subject = {finding["subject"]: finding for finding in findings}

@@ -24,7 +24,7 @@ from started_runs import ENDLESS, PATIENCE_S, QUICK
 from bench import store
 from bench.record import RunRecord
 
-pytestmark = [pytest.mark.processes, pytest.mark.untimed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 class House(NamedTuple):

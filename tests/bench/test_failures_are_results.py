@@ -54,6 +54,7 @@ def test_a_run_that_is_lost_after_its_window_is_measured_and_says_that_nobody_lo
     )
 
 
+@pytest.mark.timed
 def test_a_rank_that_sleeps_is_a_hang_with_every_ranks_stacks(zeroscale_run: Start) -> None:
     drill = os.environ | {"ZEROSCALE_DRILL": "rank=1 step=2 action=sleep"}
     record = zeroscale_run(*ENDLESS, "launcher.hang_s=4", env=drill).record()

@@ -16,7 +16,7 @@ OWN = [text for text in QUICK if not text.startswith(("model=", "sequence."))]
 FLOPS = 3 * 4 * 32 * (2 * (24 * 64**2 + 4 * 64 * 32) + 2 * 64 * 384)
 """Of a step with 4 samples of 32 tokens: 24 d² a layer and 2 d × vocabulary for a token, 4 d × tokens for attention."""
 
-pytestmark = [pytest.mark.processes, pytest.mark.untimed]
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")

@@ -80,6 +80,7 @@ print(json.dumps([found, time.perf_counter() - began]))
 """
 
 
+@pytest.mark.timed
 @pytest.mark.processes
 def test_a_slow_link_is_measured_and_its_node_alone_is_named(namespaces: list[str]) -> None:
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}

@@ -157,6 +157,7 @@ def test_what_is_compiled_stays_compiled() -> None:
     assert len(ran) == 2
 
 
+@pytest.mark.processes
 def test_a_collective_lasts_until_it_is_complete_though_nobody_waits_for_it(tmp_path: Path) -> None:
     """Two ranks over gloo: one comes half a second late to an all-reduce that both begin and leave to itself."""
     context = torch.multiprocessing.get_context("spawn")

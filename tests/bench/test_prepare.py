@@ -175,6 +175,7 @@ def test_a_job_in_a_container_is_checked_by_a_job_in_that_container(tmp_path: Pa
     assert last[2].strip() == f"python3 -P -m bench.cli {command}"
 
 
+@pytest.mark.processes
 def test_the_command_itself_imports_no_training_library() -> None:
     heavy = {"torch", "deepspeed", "transformers", "datasets"}
     script = (

@@ -37,6 +37,7 @@ def test_a_run_executes_no_code_of_the_current_folder(hostile: Path, tmp_path: P
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.processes
 def test_modules_of_pythonpath_are_found_and_those_of_the_current_folder_are_not(tmp_path: Path) -> None:
     for name in ("elsewhere", "here"):
         (tmp_path / name).mkdir()

@@ -91,6 +91,7 @@ def test_a_seed_fixes_a_run_with_dropout_too(zeroscale_run: Start, tmp_path: Pat
     assert derived_seed(0, "rank 0") != derived_seed(0, "rank 1")
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("engine", "action"), [("zero1", "slow"), ("zero3", "slow_compute")])
 def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine: str, action: str) -> None:
     drill = f"rank=1 step=0 action={action}"

@@ -112,6 +112,7 @@ def test_a_rank_that_raises_on_the_second_node_tells_the_lead(nodes: Callable[..
     assert record.outcome.reason == "rank 1 in fetch at step 2: RuntimeError: drill: rank 1 raises at step 2"
 
 
+@pytest.mark.timed
 def test_a_hang_has_the_stacks_of_every_node(nodes: Callable[..., Nodes]) -> None:
     drill = "rank=1 step=2 action=sleep"
     record = nodes((*ENDLESS, "engine=ddp"), hang_s=6, ZEROSCALE_DRILL=drill).record()

@@ -130,6 +130,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.processes
 def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_of_memory() -> None:
     """Anybody may have killed it: a count of the kernel's own kills says whether it was the kernel."""
     done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)

@@ -32,10 +32,16 @@ def ours(bed_name: str, folder: Path) -> list[str]:
     return found
 
 
-def stepping(node: str) -> Rank:
-    """Wait until the rank on a node makes steps, and return it."""
-    wait_for(lambda: any(rank.beat.step >= 0 for rank in _ranks(node)))
-    return next(_ranks(node))
+def stepping(node: str, after: Rank | None = None) -> Rank:
+    """Wait until a rank on a node makes steps, and return it: another one than `after`, which may still be ending."""
+    found: list[Rank] = []
+
+    def steps() -> bool:
+        found.extend(rank for rank in _ranks(node) if rank.beat.step >= 0 and (not after or rank.pid != after.pid))
+        return bool(found)
+
+    wait_for(steps)
+    return found[0]
 
 
 def _ranks(node: str) -> Iterator[Rank]:

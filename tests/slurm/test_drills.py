@@ -28,13 +28,13 @@ def test_what_befalls_a_point_is_its_record_and_the_next_one_follows(study: Stud
     kind, reason = told(study.next_record())
     assert kind == "error" and "rank 1 was killed by SIGKILL in" in reason, reason
 
-    stepping(second)
+    cut_off = stepping(second)
     drilled("link", second, "--down")
     kind, reason = told(study.next_record())
     assert kind == "node_failure" and f"({second}) has not been heard of" in reason, reason
     drilled("link", second, "--up")
 
-    stepping(second)
+    stepping(second, after=cut_off)
     drilled("controller", "stop")
     _, errors = study.start("status", str(study.folder)).communicate(timeout=PATIENCE_S)
     assert "Unable to contact" in errors and not study.new(), "of a scheduler that is away nothing is concluded"
@@ -51,6 +51,7 @@ def test_what_befalls_a_point_is_its_record_and_the_next_one_follows(study: Stud
     assert study.check() == ["waiting"] * 4
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(300)
 def test_a_slow_link_and_a_slow_rank_are_named_and_the_slow_node_is_left_out(study: Study, drilled: Testbed) -> None:
     slow = drilled.node(3)

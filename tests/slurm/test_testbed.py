@@ -87,6 +87,7 @@ def test_a_batch_job_starts_ranks_on_its_nodes_and_ends_in_the_completion_log(te
 # -- mishaps on demand
 
 
+@pytest.mark.timed
 def test_a_link_carries_the_rate_asked_for_and_another_when_changed(testbed: Testbed) -> None:
     one, two, three = (testbed.node(number) for number in (1, 2, 3))
     assert _mbit_per_s(testbed, one, two, megabytes=12) == pytest.approx(100, rel=0.15)

@@ -9,6 +9,8 @@ from playwright.sync_api import Page, expect
 
 from bench.record import SCHEMA_VERSION
 
+pytestmark = pytest.mark.processes
+
 Open = Callable[..., Opened]
 
 

@@ -81,6 +81,7 @@ def job_of_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.timed
 @pytest.mark.processes
 @pytest.mark.usefixtures("job_of_two_nodes")
 def test_two_nodes_measure_what_lies_between_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

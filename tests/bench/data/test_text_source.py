@@ -165,6 +165,7 @@ def test_text_too_short_for_one_sample_is_refused(make_spec: MakeSpec, tmp_path:
         batches(make_spec("text", {"files": [str(tmp_path / "a.txt")]}), 1)
 
 
+@pytest.mark.processes
 def test_checking_imports_nothing_heavy() -> None:
     code = (
         "import sys; from bench import data\n"

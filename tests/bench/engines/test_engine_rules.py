@@ -118,6 +118,7 @@ def test_packages_are_no_engines() -> None:
         engines.load("deepsped")
 
 
+@pytest.mark.processes
 def test_planning_with_an_engine_loads_no_torch() -> None:
     program = (
         "import sys; from bench import engines\n"

@@ -11,7 +11,7 @@ from bench.spec import RunSpec
 
 FROZEN = "frozen"  # of engine_ranks.py
 
-pytestmark = [pytest.mark.processes, pytest.mark.untimed]
+pytestmark = pytest.mark.processes
 
 RANKS = 2
 CLIPPING = 0.5

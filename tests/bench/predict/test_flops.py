@@ -4,6 +4,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from bench.predict.flops import flops_per_step, training_flops
 from bench.predict.workload import network_of
 from bench.spec import RunSpec
@@ -38,6 +40,7 @@ def test_recomputation_is_hardware_work_only_and_more_of_it_with_dropout_or_fp16
     assert plain.model < plain.hardware < full.hardware == fp16.hardware < 4 / 3 * plain.model
 
 
+@pytest.mark.processes
 def test_predicting_flops_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, bench.predict.flops, bench.models.t5; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

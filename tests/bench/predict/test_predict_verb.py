@@ -54,6 +54,7 @@ def test_a_machine_of_unknown_size_gets_no_verdict(capsys: pytest.CaptureFixture
     assert "Largest micro-batch" not in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_predicting_imports_no_training_library() -> None:
     code = (
         "import sys; from bench.cli import main; main(['predict', 'model=tiny', 'machine=a100_80']); "

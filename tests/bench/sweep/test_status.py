@@ -20,6 +20,7 @@ def zeroscale(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "bench.cli", *words], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.processes
 def test_status_shows_every_point_and_succeeds_once_all_are_answered(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     asked.write(tmp_path, sweep([point(four), point(eight)]))
@@ -34,6 +35,7 @@ def test_status_shows_every_point_and_succeeds_once_all_are_answered(tmp_path: P
     assert states == [("answered", "ok"), ("answered", "oom")]
 
 
+@pytest.mark.processes
 def test_a_record_that_cannot_be_read_is_named_and_no_answer(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
     asked.write(tmp_path, sweep([point(four), point(eight)]))
@@ -64,6 +66,7 @@ def put_back(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: st
     return cancelled
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("outcome", ["preempted", "ok"])
 def test_a_job_that_was_put_back_is_known_until_its_points_are_answered_and_cancelled_in_any_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: OutcomeKind
@@ -83,6 +86,7 @@ def test_a_job_that_was_put_back_is_known_until_its_points_are_answered_and_canc
     assert zeroscale("cancel", str(study)).returncode == 0 and cancelled.read_text().split()[-1] == "7"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("begun_in", "outcome"), [(0, "node_failure"), (1, "error")])
 def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last_one_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_in: int, outcome: OutcomeKind
@@ -104,12 +108,14 @@ def test_what_was_asked_twice_at_the_same_moment_is_kept_twice(tmp_path: Path) -
     assert len(asked.read(tmp_path)) == 2
 
 
+@pytest.mark.processes
 def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None:
     for verb in ("status", "resume", "cancel"):
         told = zeroscale(verb, str(tmp_path))
         assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "no sweep was asked for" in told.stderr
 
 
+@pytest.mark.processes
 def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
     """How long that takes is for the benchmark."""
     made = spec()
@@ -124,6 +130,7 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
     assert told.returncode == 0 and told.stdout.endswith("10000 points: 10000 ok\n"), told.stderr
 
 
+@pytest.mark.processes
 def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Path) -> None:
     """An earlier version wrote an infinite limit, which JSON has none for, as null."""
     asked.write(tmp_path, sweep([point(spec())]))
