@@ -7,6 +7,7 @@ from typing import NamedTuple
 from analysis.observed import job, slowest_link, slowest_rank, step_interval, window
 from analysis.stats.series import FEW, few
 from bench.nodelist import foreign
+from bench.others import BUSY_SHARE, is_busy
 from bench.record import RunRecord
 
 _SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
@@ -74,6 +75,11 @@ def _straggler(record: RunRecord) -> bool:
     return slowest_rank(record) is not None or slowest_link(record) is not None
 
 
+def _busy(record: RunRecord) -> bool:
+    timed = window(record)
+    return timed is not None and record.observations is not None and is_busy(record.observations, timed.seconds)
+
+
 def _foreign_hosts(record: RunRecord) -> bool:
     environment, around = record.environment, job(record.environment)
     return bool(environment and around and foreign(environment.hosts, around.nodelist))
@@ -89,6 +95,11 @@ FLAGS = {
     "foreign_hosts": Flag(
         "ran on a host that was not its job's: nodes of two jobs met, and it is never a measurement",
         _foreign_hosts,
+    ),
+    "busy": Flag(
+        f"shared its machine: others took more than {100 * BUSY_SHARE:g} % of a node's cores, or a quota held it back "
+        "as much, or they had memory on a device",
+        _busy,
     ),
     "short": Flag(f"has a window of less than {_SHORT_STEPS} steps and less than {_SHORT_S:g} s", _short),
     "unsteady": Flag("was timed before its steps were steady: the warm-up's budget ended first", _unsteady),

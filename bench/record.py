@@ -49,6 +49,8 @@ class Limits(Frozen):
     time_limit_min: float | None = Field(None, gt=0)  # for the whole attempt; None waits for ever
     hang_s: float = Field(300.0, gt=0)  # without a step, once steps are being made
     startup_s: float = Field(1800.0, gt=0)  # in any one phase before and after them
+    # others have so long to leave the machine, else it is given up; None measures beside them, flagged `busy`
+    quiet_within_s: float | None = Field(None, ge=0)
 
 
 class Network(Frozen):
@@ -204,13 +206,13 @@ class Link(Frozen):
 
 
 class NodeLoad(Frozen):
-    """What others took of one node during the window; a share is of the window's seconds and of all cores."""
+    """What others took of one node during the window; a share is of the time of the cores that the run may use."""
 
     node: int
     others_share: float | None = None  # processor time of processes that are not of this run
     stolen_share: float | None = None  # taken by the hypervisor
     throttled_s: float | None = None  # the control group's quota held this run's processes back
-    cpu_pressure_share: float | None = None  # some task waited for a core …
+    cpu_pressure_share: float | None = None  # of the window: some task, the run's too, waited for a core …
     memory_pressure_share: float | None = None  # … for memory …
     io_pressure_share: float | None = None  # … for a disk
 

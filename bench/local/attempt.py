@@ -1,5 +1,6 @@
 """One attempt at a point here: started, followed, and seen to its end."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from bench import launchers, store
 from bench.launching import Work
+from bench.local import lock
 from bench.record import Outcome, RunRecord
 from bench.sweep import survey
 from bench.sweep.asked import Todo
@@ -26,8 +28,14 @@ class MeasuredRun(NamedTuple):
 def measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, new_repeat: bool = False) -> MeasuredRun:
     """Run one attempt to its end; return its folder and its record. `follow` hears what it is doing.
 
-    Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
+    Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again. Where the launcher's
+    options have a `lock`, it waits for other local runs of this user first.
     """
+    with lock.alone(follow) if todo.circumstance.launcher.get("lock") else contextlib.nullcontext():
+        return _measure(todo, study_folder, follow, new_repeat=new_repeat)
+
+
+def _measure(todo: Todo, study_folder: Path, follow: Callable[[str], None], *, new_repeat: bool) -> MeasuredRun:
     update: dict[str, Any] = {"started_at": datetime.now(UTC).isoformat(timespec="seconds")}
     if todo.control:
         update["launcher"] = todo.circumstance.launcher | {"control": True}

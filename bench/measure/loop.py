@@ -146,10 +146,16 @@ class Trainer:
         series.blocks.append(steps)
 
 
-def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series: Series) -> None:
+def run(
+    trainer: Trainer,
+    spec: RunSpec,
+    open_window: Callable[[], None],
+    series: Series,
+    after_block: Callable[[], None] = lambda: None,
+) -> None:
     """Warm up until steady, then measure until the interval is narrow enough or a budget ends; fill `series` meanwhile.
 
-    `open_window` is called once in between, off the clock.
+    `open_window` is called once in between, `after_block` after every block of the window, both off the clock.
     """
     protocol, peers = spec.measure, trainer.peers
     sound = _finite if peers.real else _meaningless
@@ -166,6 +172,7 @@ def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series
     while not series.stopped:
         done = len(series.ranks) - series.warmup
         trainer.block(min(protocol.block_steps, protocol.max_steps - done), series)
+        after_block()
         reason = closes(series.step_s[series.warmup :], series.window_s, protocol) if sound(series) else "invalid"
         series.stopped = peers.agreed(reason) or ""
 

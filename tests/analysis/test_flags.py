@@ -35,6 +35,12 @@ def test_a_good_run_carries_none() -> None:
         ("drill", {"steps": steps(STEADY), "drill": "sleep:1"}),
         ("foreign_hosts", {"steps": steps(STEADY), "environment": MIXED}),
         ("foreign_hosts", {"steps": steps(STEADY), "environment": MIXED_ELSEWHERE}),
+        (
+            "busy",
+            {"steps": steps(STEADY), "load": ({"node": 0}, {"node": 1, "others_share": 0.04, "stolen_share": 0.02})},
+        ),
+        ("busy", {"steps": steps(STEADY), "load": ({"node": 0, "throttled_s": 1.3},)}),  # of 24 s
+        ("busy", {"steps": steps(STEADY), "device_use": ({"rank": 1, "other_processes": 1},)}),
         ("dirty", {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": True}}}),
     ],
 )
@@ -51,6 +57,11 @@ def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[s
         {"steps": steps(STEADY), "outside_collectives_s": (0.10, 0.12)},
         {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": False}}},
         {"steps": steps(STEADY), "environment": OWN},
+        {
+            "steps": steps(STEADY),
+            "load": ({"node": 0, "others_share": 0.03, "stolen_share": 0.02, "throttled_s": 1.1},),
+        },
+        {"steps": steps(STEADY), "device_use": ({"rank": 0, "other_processes": 1, "other_bytes": 2**27},)},
     ],
 )
 def test_what_is_just_good_enough_raises_none(observations: dict[str, Any]) -> None:
