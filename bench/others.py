@@ -8,7 +8,7 @@ others that took 60 to 86 % of them, five runs of one point did so within a fift
 from bench.record import NodeLoad, Observations
 
 BUSY_SHARE = 0.05
-"""Of the time of all cores that the run may use: its steps are 5 % longer, more than two configurations may differ by."""
+"""Of the time of all cores that the run may use: its steps are 5 % longer, as configurations differ."""
 FOREIGN_BYTES = 2**28
 """Of somebody else's processes on a device: a display, or a monitor, has less."""
 
