@@ -13,7 +13,7 @@ from bench.engines import Engine
 from bench.measure.clock import Clock
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
-from bench.measure.window import closes, is_steady, opens
+from bench.measure.window import closes, is_steady, opens, warmup_s
 from bench.spec import RunSpec
 from bench.step_times import completion_steps
 
@@ -93,6 +93,10 @@ class Trainer:
         self._has_loss = has_loss
         self._steps = 0
 
+    @property
+    def on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
     def step(self) -> tuple[torch.Tensor | None, Fetched]:
         """Make one optimizer step, its data's fetch and copy to the device included; return the loss, unsynchronised,
         None on a rank without one, and what was fetched."""
@@ -159,12 +163,14 @@ def run(
     """
     protocol, peers = spec.measure, trainer.peers
     sound = _finite if peers.real else _meaningless
+    least_s = warmup_s(protocol, on_gpu=trainer.on_gpu)
     while True:
-        trainer.block(min(protocol.block_steps, protocol.warmup_max_steps - len(series.ranks)), series)
+        left = protocol.warmup_max_steps - len(series.ranks)
+        trainer.block(min(protocol.block_steps, left) if left > 0 else protocol.block_steps, series)
         if not sound(series):
             series.stopped = "invalid"
             return
-        if peers.agreed(opens(series.step_s, protocol)):
+        if peers.agreed(opens(series.step_s, protocol, least_s)):
             break
     series.cut = len(series.ranks)
     series.steady = is_steady(series.step_s, protocol.block_steps)
