@@ -2,13 +2,17 @@
 
 python -m tests.benchmarks.windows [--runs 100]
 
-Runs are simulated step by step through the real rules (`bench.measure.window`), a block at a time, by the protocols of
-conf/measure: their noise is of one of NOISES, their level of one of CHANGES. A run is biased where the mean of its
-window is more than 2 % off the level that the machine keeps in the end; it is flagged if `unsteady` is: the
-warm-up's budget ended first, or the steps were still changing within the window. What begins after the end of a window
-no rule can see: such runs stand in a column of their own.
+Runs are simulated step by step through the real rules (`bench.measure.window`), a block at a time, by the protocol of
+conf/measure/full.yaml: their noise is one of NOISES, their level one of CHANGES. A run is biased where the mean of its
+window is more than 2 % off the level that the machine keeps in the end; it is flagged if it is `unsteady`, `wide`, `few`
+or `short`. What begins after the end of a window no rule can see: such runs stand in a column of their own.
 
-RESULTS
+With --runs 40: of the runs that are biased, and whose change had begun, 96 % carry a flag and 86 % are `unsteady`; the
+rest heat slowly under noise of 5 % and more. Of good runs 1.5 % are `unsteady`, at most 1 in 10 at any noise and step
+time. Any flag at all have 0 to 5 % of good runs whose steps scatter by up to 5 %, resemble each other little and take
+up to 1 s; where they scatter more or take longer most are `wide`, and where they resemble each other most are `few`.
+The median's interval covers 93 % of the times that there is one, and 82 to 95 % where neighbours resemble each other by
+0.9.
 """
 
 import argparse
