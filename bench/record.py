@@ -87,7 +87,7 @@ class EnvironmentClass(Frozen):
     devices_per_node: int
     container: str | None = None  # image digest
     versions: dict[str, str | None] = {}  # torch, cuda, nccl, driver, deepspeed, transformers
-    cores: int | None = None  # a node's, that its ranks may use
+    cores: int | None = None  # that its first rank may use
     threads: int | None = None  # per rank
     quota_cores: float | None = None  # processor time that the control group allows, in cores
 

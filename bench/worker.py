@@ -20,7 +20,7 @@ from bench.measure import allocation, devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.drill import Drill
 from bench.measure.failures import Refused
-from bench.record import Circumstance, Observations, RunRecord
+from bench.record import Circumstance, EnvironmentClass, Observations, RunRecord
 from bench.spec import RunSpec, config_id
 
 if TYPE_CHECKING:
@@ -266,13 +266,15 @@ class Rank:
         ranks: list[dict[str, Any]] = self.peers.gather(here)
         job = job_context.around(os.environ).context
         seats: list[allocation.Seat] = self.peers.gather(allocation.Seat.of(here["host"], job))
+        found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_uuid())
+        classes: list[EnvironmentClass] = self.peers.gather(found)
         if self.peers.writes:
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
-            found = environment.classify(self.device.type, self.spec.devices_per_node)
             description = environment.probe(found, hosts, {"ranks": ranks}, job)
             store.write_json(self.folder / store.ENVIRONMENT, description)
             self.environment = description
             allocation.check(seats, job.nodelist)
+            environment.check_alike(classes)
 
     def check_parameters(self, module: Any) -> int:
         """Count the model's parameters, partitions included; refuse one that is not what its name says."""

@@ -4,8 +4,8 @@ python -m tests.benchmarks.windows [--runs 100]
 
 Runs are simulated step by step through the real rules (`bench.measure.window`), a block at a time, by the protocol of
 conf/measure/full.yaml: their noise is one of NOISES, their level one of CHANGES. A run is biased where the mean of its
-window is more than 2 % off the level that the machine keeps in the end; it is flagged if it is `unsteady`, `wide`, `few`
-or `short`. What begins after the end of a window no rule can see: such runs stand in a column of their own.
+window is more than 2 % off the level that the machine keeps in the end; it is flagged if it is `unsteady`, `wide`,
+`few` or `short`. What begins after the end of a window no rule can see: such runs stand in a column of their own.
 
 With --runs 40: of the runs that are biased, and whose change had begun, 96 % carry a flag and 86 % are `unsteady`; the
 rest heat slowly under noise of 5 % and more. Of good runs 1.5 % are `unsteady`, at most 1 in 10 at any noise and step
