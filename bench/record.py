@@ -58,6 +58,7 @@ class Network(Frozen):
 
     rendezvous_host: str = "{host}"  # of the first node; e.g. "{host}-ib0"
     interface: str | None = None  # for gloo's and NCCL's sockets
+    expects: Literal["infiniband", "sockets"] | None = None  # between nodes; a run over anything else is `invalid`
 
     def address(self, host: str) -> str:
         """Return the name under which the others reach `host`."""

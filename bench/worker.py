@@ -72,7 +72,7 @@ class Rank:
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
         with self.phase("imports"):
-            from bench.measure import link, memory, peers
+            from bench.measure import link, memory, peers, transport
             from bench.measure.device import find_device
 
             self.peers: peers.Peers = peers.Alone() if self.rehearses else peers.Group()
@@ -91,6 +91,8 @@ class Rank:
                 self.surroundings.wait_until_quiet(within_s, self.peers, lambda: self.channel.beat("quiet"))
         with self.phase("link"):
             self.link = None if self.rehearses else link.probe(self.device, self.spec)
+            if self.link and self.spec.nodes > 1:
+                transport.check(self.link, self.circumstance.network, self.circumstance.machine)
 
     def build(self) -> None:
         """Open the data, build the model inside its engine, and make sure that it is the one it is called."""

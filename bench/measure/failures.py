@@ -13,9 +13,14 @@ class Refused(Exception):
     """The run would not measure what it claims: another model, another machine, a transport that fell back."""
 
 
+class WrongTransport(Refused):
+    """What lies between the nodes is not what the site says: nothing measured over it would be of this machine."""
+
+
 _TYPES: dict[str, OutcomeKind] = {
     "OutOfMemoryError": "oom",  # torch: the device's allocator
     "MemoryError": "host_oom",
+    "WrongTransport": "invalid",
     "DistBackendError": "comm_error",
     "DistNetworkError": "comm_error",
     "DistStoreError": "comm_error",
