@@ -7,7 +7,9 @@ from typing import NamedTuple
 from analysis.observed import job, slowest_link, slowest_rank, step_interval, window
 from analysis.stats.series import FEW, few
 from bench.nodelist import foreign
+from bench.others import BUSY_SHARE, is_busy
 from bench.record import RunRecord
+from bench.statistics import is_changing
 
 _SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
 _DRIFT = 0.01
@@ -31,12 +33,14 @@ def _drill(record: RunRecord) -> bool:
 
 def _short(record: RunRecord) -> bool:
     timed = window(record)
-    return timed is not None and len(timed.step_s) < _SHORT_STEPS and timed.seconds < _SHORT_S
+    return timed is not None and (len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S)
 
 
 def _unsteady(record: RunRecord) -> bool:
-    steps = record.observations.steps if record.observations else None
-    return window(record) is not None and steps is not None and not steps.steady
+    steps, timed = record.observations.steps if record.observations else None, window(record)
+    if timed is None or steps is None:
+        return False
+    return not steps.steady or is_changing(timed.step_s, record.spec.measure.width)
 
 
 def _wide(record: RunRecord) -> bool:
@@ -74,6 +78,11 @@ def _straggler(record: RunRecord) -> bool:
     return slowest_rank(record) is not None or slowest_link(record) is not None
 
 
+def _busy(record: RunRecord) -> bool:
+    timed = window(record)
+    return timed is not None and record.observations is not None and is_busy(record.observations, timed.seconds)
+
+
 def _foreign_hosts(record: RunRecord) -> bool:
     environment, around = record.environment, job(record.environment)
     return bool(environment and around and foreign(environment.hosts, around.nodelist))
@@ -90,8 +99,16 @@ FLAGS = {
         "ran on a host that was not its job's: nodes of two jobs met, and it is never a measurement",
         _foreign_hosts,
     ),
-    "short": Flag(f"has a window of less than {_SHORT_STEPS} steps and less than {_SHORT_S:g} s", _short),
-    "unsteady": Flag("was timed before its steps were steady: the warm-up's budget ended first", _unsteady),
+    "busy": Flag(
+        f"shared its machine: others took more than {100 * BUSY_SHARE:g} % of a node's cores, or a quota held it back "
+        "as much, or they had memory on a device",
+        _busy,
+    ),
+    "short": Flag(f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s", _short),
+    "unsteady": Flag(
+        "was timed before its steps were steady: the warm-up's budget ended first, or they changed within the window",
+        _unsteady,
+    ),
     "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _wide),
     "few": Flag(f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _few),
     "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _skipped_steps),

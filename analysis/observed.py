@@ -92,10 +92,18 @@ def token_rate(record: RunRecord, counted: Callable[[Tokens], float | None]) -> 
 
 
 def energy_j(record: RunRecord) -> float | None:
-    """Return what all devices used over the window; None unless every one told."""
-    told = record.observations.energy_j if record.observations else ()
-    known = [energy for energy in told if energy is not None]
-    return sum(known) if window(record) and len(known) == record.spec.world_size else None
+    """Return what all devices used over the window; None unless every one told. What was read includes the pauses
+    between blocks: where its own seconds are known, it is the power over them for the seconds of the window."""
+    observed, timed = record.observations, window(record)
+    if observed is None or timed is None:
+        return None
+    seconds = observed.energy_s or (None,) * len(observed.energy_j)
+    known = [
+        energy if over is None or over <= 0 else energy / over * timed.seconds
+        for energy, over in zip(observed.energy_j, seconds, strict=True)
+        if energy is not None
+    ]
+    return sum(known) if len(known) == record.spec.world_size else None
 
 
 def worst_rank(record: RunRecord, quantity: str) -> int | None:

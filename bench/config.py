@@ -34,7 +34,7 @@ __all__ = [
 
 _LONGEST_NAME = 200
 """Of a group's file: file systems take 255 bytes."""
-GROUPS = ("model", "objective", "engine", "data", "machine", "launcher")
+GROUPS = ("model", "objective", "engine", "data", "measure", "machine", "launcher")
 
 
 class Point(NamedTuple):

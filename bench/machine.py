@@ -67,6 +67,7 @@ class Machine(Frozen):
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per device
     inter_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per node, all its network cards together
+    inter_node_floor_bytes_per_s: float | None = Field(None, gt=0)  # one way, of one pair of ranks; less is `invalid`
     nodes_share_processor: bool = False  # nodes that are namespaces of one machine: slurm/testbed
     power_w: float | None = Field(None, gt=0)  # board limit per device
     host_memory_bytes: Positive | None = None  # per node
@@ -103,6 +104,7 @@ _PLAUSIBLE = {
     "memory_bytes_per_s": _Plausible(1e8, 1e14, "give bytes per second, for example 2.039e12"),
     "intra_node_bytes_per_s": _Plausible(1e5, 1e13, _LINK),
     "inter_node_bytes_per_s": _Plausible(1e5, 1e13, _LINK),
+    "inter_node_floor_bytes_per_s": _Plausible(1e5, 1e13, _LINK),
     "host_link_bytes_per_s": _Plausible(1e6, 1e13, _LINK),
     "host_memory_bytes": _Plausible(1e8, 1e14, "give bytes, for example 1e12"),
     "power_w": _Plausible(0.1, 1e5, "give watts, for example 400"),

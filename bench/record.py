@@ -49,6 +49,8 @@ class Limits(Frozen):
     time_limit_min: float | None = Field(None, gt=0)  # for the whole attempt; None waits for ever
     hang_s: float = Field(300.0, gt=0)  # without a step, once steps are being made
     startup_s: float = Field(1800.0, gt=0)  # in any one phase before and after them
+    # others have so long to leave the machine, else it is given up; None measures beside them, flagged `busy`
+    quiet_within_s: float | None = Field(None, ge=0)
 
 
 class Network(Frozen):
@@ -56,6 +58,7 @@ class Network(Frozen):
 
     rendezvous_host: str = "{host}"  # of the first node; e.g. "{host}-ib0"
     interface: str | None = None  # for gloo's and NCCL's sockets
+    expects: Literal["infiniband", "sockets"] | None = None  # between nodes; a run over anything else is `invalid`
 
     def address(self, host: str) -> str:
         """Return the name under which the others reach `host`."""
@@ -85,7 +88,7 @@ class EnvironmentClass(Frozen):
     devices_per_node: int
     container: str | None = None  # image digest
     versions: dict[str, str | None] = {}  # torch, cuda, nccl, driver, deepspeed, transformers
-    cores: int | None = None  # a node's, that its ranks may use
+    cores: int | None = None  # that its first rank may use
     threads: int | None = None  # per rank
     quota_cores: float | None = None  # processor time that the control group allows, in cores
 
@@ -204,13 +207,13 @@ class Link(Frozen):
 
 
 class NodeLoad(Frozen):
-    """What others took of one node during the window; a share is of the window's seconds and of all cores."""
+    """What others took of one node during the window; a share is of the time of the cores that the run may use."""
 
     node: int
     others_share: float | None = None  # processor time of processes that are not of this run
     stolen_share: float | None = None  # taken by the hypervisor
     throttled_s: float | None = None  # the control group's quota held this run's processes back
-    cpu_pressure_share: float | None = None  # some task waited for a core …
+    cpu_pressure_share: float | None = None  # of the window: some task, the run's too, waited for a core …
     memory_pressure_share: float | None = None  # … for memory …
     io_pressure_share: float | None = None  # … for a disk
 

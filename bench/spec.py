@@ -125,14 +125,18 @@ class OptimizerSpec(Frozen):
     gradient_clipping: float = Field(1.0, ge=0)  # global L2 norm; 0 clips nothing
 
 
+GPU_WARMUP = 1.5
+"""A GPU warms up for at least so many times `min_s`."""
+
+
 class MeasureSpec(Frozen):
     """The measurement protocol. Steps are optimizer steps."""
 
     warmup_steps: Positive = 5  # never measured, whatever the steady-state test says
-    warmup_max_steps: Positive = 60  # after these the window opens anyway, flagged `unsteady`
+    warmup_max_steps: Positive = 60  # after these, and a GPU's seconds, it opens anyway, flagged `unsteady`
     block_steps: Positive = 5  # rank 0 decides between blocks whether to go on
-    min_steps: Positive = 30  # the window is long enough with this many steps …
-    min_s: float = Field(20.0, ge=0)  # … or this many seconds; a shorter one is flagged `short`
+    min_steps: Positive = 30  # the window has at least so many steps …
+    min_s: float = Field(20.0, ge=0)  # … and so many seconds, unless a budget ends it before
     max_steps: Positive = 500
     max_s: float = Field(300.0, gt=0)
     width: float = Field(0.02, gt=0)  # asked width of the median's 95 % interval, relative to the median

@@ -28,6 +28,10 @@ LEAST = 6
 """Independent values that a median's interval needs: of fewer not even the extremes hold it at 95 %."""
 
 
+SURE, LIKELY = 0.998, 0.95
+"""Of a change at one place; among all places the likeliest is taken."""
+
+
 class Bounds(NamedTuple):
     """An interval of each series, infinite where it is too short, and its degrees of freedom."""
 
@@ -126,6 +130,39 @@ def effective_size(series: Array) -> Array:
     slowdown: Array = np.maximum(2 * kept.sum(axis=-1) - 1, 1)
     size: Array = n / slowdown
     return size
+
+
+def is_changing(step_s: ArrayLike, width: float, level: float = SURE) -> bool:
+    """Whether the steps of a window were still changing: the means before and after some step differ by more than a
+    quarter of `width`, relative to the median, which is less than what a trend hides from them; and by more than what
+    neighbours that resemble each other may differ by.
+
+    The likeliest such step is looked for between the first and the last eighth (Quandt's statistic, Journal of the
+    American Statistical Association 55, 1960); a slow trend is found by it as well. The variance is that of the steps
+    around two means and a trend, by their effective size, and its degrees of freedom a third of that: so few that steps
+    which resemble each other over the whole window are not taken for a change. Rare slow steps are cut off at four
+    scaled median absolute deviations. `tests/benchmarks/windows.py` says how often it finds what is there, or is not.
+    """
+    steps = np.asarray(step_s, float)
+    n, edge = steps.size, max(3, steps.size // 8)
+    if n < 2 * LEAST:
+        return False
+    median = np.median(steps)
+    reach = 4 * 1.4826 * np.median(np.abs(steps - median))
+    cut = np.clip(steps, median - reach, median + reach) if reach > 0 else steps
+    sums, at = np.cumsum(cut), np.arange(edge, n - edge + 1)
+    apart = np.abs(sums[at - 1] / at - (sums[-1] - sums[at - 1]) / (n - at))
+    weight = np.sqrt(at * (n - at) / n)
+    likeliest = int(np.argmax(apart * weight))
+    if apart[likeliest] <= width / 4 * median:
+        return False
+    number = np.arange(n, dtype=float)
+    model = np.stack([np.ones(n), number / n, number >= at[likeliest]], axis=1)
+    around = cut - model @ np.linalg.lstsq(model, cut)[0]
+    size = float(effective_size(around))
+    error = np.sqrt((around**2).sum() / (n - 3) * n / size)
+    limit = float(student(np.asarray(max(size / 3, 1.0)), level))
+    return bool(apart[likeliest] * weight[likeliest] > limit * error)
 
 
 def autocorrelation(series: Array) -> Array:

@@ -20,7 +20,7 @@ from bench.measure import allocation, devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.drill import Drill
 from bench.measure.failures import Refused
-from bench.record import Circumstance, Observations, RunRecord
+from bench.record import Circumstance, EnvironmentClass, Observations, RunRecord
 from bench.spec import RunSpec, config_id
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 def main() -> None:
     """Measure the attempt in the folder named on the command line; a failure is told to the supervisor."""
     channel = Channel.open()
-    status = 0
+    status, rank = 0, None
     try:
-        Rank(Path(sys.argv[1]), channel).measure()
+        rank = Rank(Path(sys.argv[1]), channel)
+        rank.measure()
     except BaseException as error:
-        channel.fail(error)
+        channel.fail(error, rank.device_memory(error) if rank else None)
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
@@ -71,7 +72,7 @@ class Rank:
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
         with self.phase("imports"):
-            from bench.measure import link, memory, peers
+            from bench.measure import link, memory, peers, transport
             from bench.measure.device import find_device
 
             self.peers: peers.Peers = peers.Alone() if self.rehearses else peers.Group()
@@ -84,8 +85,14 @@ class Rank:
         with self.phase("rendezvous"):
             self.rendezvous()
             self.describe_environment()
+            self.look_around()
+        if (within_s := self.circumstance.limits.quiet_within_s) is not None:
+            with self.phase("quiet"):
+                self.surroundings.wait_until_quiet(within_s, self.peers, lambda: self.channel.beat("quiet"))
         with self.phase("link"):
             self.link = None if self.rehearses else link.probe(self.device, self.spec)
+            if self.link and self.spec.nodes > 1:
+                transport.check(self.link, self.circumstance.network, self.circumstance.machine)
 
     def build(self) -> None:
         """Open the data, build the model inside its engine, and make sure that it is the one it is called."""
@@ -118,14 +125,18 @@ class Rank:
         """Warm up and measure."""
         from bench.measure import loop, memory, observe
         from bench.measure.clock import clock_for
+        from bench.measure.collectives import wait_for
+        from bench.measure.surroundings import Surrounded
 
-        opened: list[tuple[float | None, float]] = []
+        opened: list[bool] = []
         self.warmup_peak: int | None = None
 
         def open_window() -> None:
             self.warmup_peak = memory.peak_bytes(self.device)
             memory.forget_peak(self.device)
-            opened.append((self.energy_so_far(), time.perf_counter()))
+            opened.append(True)
+            wait_for(self.device)
+            self.surroundings.open()
 
         memory.forget_peak(self.device)  # that of the initialisation is kept for itself
         clock = clock_for(self.device)
@@ -136,12 +147,10 @@ class Rank:
         )  # fmt: skip
         series = loop.Series(tuple(self.spec.sequence), None if self.rehearses else with_loss)
         with self.kept_if_asked_to_end(series):
-            loop.run(self.trainer, self.spec, open_window, series)
-        closed, closed_at = self.energy_so_far(), time.perf_counter()
+            loop.run(self.trainer, self.spec, open_window, series, self.surroundings.look)
+        wait_for(self.device)
+        self.surrounded = self.surroundings.close() if opened else Surrounded()
         self.devices_after = tuple(devices.snapshot()) if self.device.type == "cuda" else ()
-        before, opened_at = opened[0] if opened else (None, 0.0)
-        self.energy_j = closed - before if before is not None and closed is not None else None
-        self.energy_s = None if self.energy_j is None else closed_at - opened_at
         self.memory = observe.rank_memory(
             self.rank, self.device, self.initialisation, self.initialisation_rss, self.warmup_peak, bool(opened)
         )
@@ -164,14 +173,13 @@ class Rank:
         yield
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def energy_so_far(self) -> float | None:
-        """Return what this rank's device has used, in joules, up to now; None on a CPU."""
-        import torch
+    def look_around(self) -> None:
+        """Learn where the other ranks are: whatever else runs there are others."""
+        from bench.measure.surroundings import Surroundings
 
-        if self.device.type != "cuda":
-            return None
-        torch.cuda.synchronize(self.device)
-        return devices.energy_j(str(self.device_uuid()))
+        node = self.rank // self.spec.devices_per_node
+        watches = self.local_rank == 0 or self.rehearses
+        self.surroundings = Surroundings(self.rank, node, self.device_uuid(), self.peers, watches_node=watches)
 
     def device_uuid(self) -> str | None:
         """Return the name under which the driver knows this rank's device; None on a CPU."""
@@ -180,6 +188,15 @@ class Rank:
         if self.device.type != "cuda":
             return None
         return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
+
+    def device_memory(self, error: BaseException) -> dict[str, int | None] | None:
+        """Return what fills this rank's device as it fails; None on a CPU, and of a device that does not answer."""
+        with contextlib.suppress(Exception):
+            from bench.measure import memory
+
+            if self.device.type == "cuda":
+                return memory.shortage(self.device, error, self.surroundings.other_bytes())
+        return None
 
     def inspect(self) -> "Inspection":
         """Look closer at a few untimed steps."""
@@ -194,7 +211,7 @@ class Rank:
         from bench.measure import observe
 
         self.channel.beat("record")
-        views = self.peers.gather(observe.RankView(self.memory, self.phases_s, seen, self.energy_j, self.energy_s))
+        views = self.peers.gather(observe.RankView(self.memory, self.phases_s, seen, self.surrounded))
         if self.peers.writes:
             observed = observe.observations(
                 self.spec,
@@ -251,13 +268,15 @@ class Rank:
         ranks: list[dict[str, Any]] = self.peers.gather(here)
         job = job_context.around(os.environ).context
         seats: list[allocation.Seat] = self.peers.gather(allocation.Seat.of(here["host"], job))
+        found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_uuid())
+        classes: list[EnvironmentClass] = self.peers.gather(found)
         if self.peers.writes:
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
-            found = environment.classify(self.device.type, self.spec.devices_per_node)
             description = environment.probe(found, hosts, {"ranks": ranks}, job)
             store.write_json(self.folder / store.ENVIRONMENT, description)
             self.environment = description
             allocation.check(seats, job.nodelist)
+            environment.check_alike(classes)
 
     def check_parameters(self, module: Any) -> int:
         """Count the model's parameters, partitions included; refuse one that is not what its name says."""

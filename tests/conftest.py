@@ -1,5 +1,6 @@
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         slurm = SLURM in item.path.parents
         item.add_marker(pytest.mark.xdist_group("slurm" if slurm else item.path.name))
     items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting))
+
+
+# local runs of a session of tests wait for each other, and not for those of another
+_SESSION = tempfile.TemporaryDirectory(prefix="zeroscale-tests-")
+os.environ["XDG_RUNTIME_DIR"] = _SESSION.name

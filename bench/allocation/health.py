@@ -11,6 +11,7 @@ from bench.sweep import exclusions
 from bench.sweep.exclusions import Exclusion
 
 _CONFIRMED = 2  # runs in a row that show the same; one may have met somebody else's traffic
+_SLOWED_SHARE = 0.02  # of the window
 _SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
 
 
@@ -54,6 +55,13 @@ def complaints(record: RunRecord) -> dict[str, str]:
         for node in slow_links(link.nodes_bytes_per_s):
             rate = link.nodes_bytes_per_s[node] or 0.0
             found[hosts[node]] = f"its link carried {rate / 1e6:.1f} MB/s where others carried up to {best / 1e6:.1f}"
+    window_s = record.observations.steps.window_s if record.observations.steps else 0.0
+    for use in record.observations.device_use or ():
+        if (use.thermal_throttled_s or 0.0) > _SLOWED_SHARE * window_s > 0:
+            host = hosts[use.rank // record.spec.devices_per_node]
+            found[host] = (
+                f"the device of rank {use.rank} was held back by its temperature for {use.thermal_throttled_s:.1f} s"
+            )
     for number, device in enumerate(record.environment.devices_after):  # of the first node
         if (device.get("throttle_reasons") or 0) & _SLOWED_BY_HARDWARE:
             found[hosts[0]] = f"the hardware slowed its device {number} down ({device['throttle_reasons']:#x})"

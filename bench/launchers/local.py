@@ -15,7 +15,9 @@ QUEUES = False
 
 
 class Options(Limits):
-    """What a user may set in conf/launcher/local.yaml: when to give up."""
+    """What a user may set in conf/launcher/local.yaml: when to give up, and whether to wait for other local runs."""
+
+    lock: bool = True
 
 
 def check(options: Options, spec: RunSpec) -> None:

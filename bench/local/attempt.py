@@ -1,5 +1,6 @@
 """One attempt at a point here: started, followed, and seen to its end."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from bench import launchers, store
 from bench.launching import Work
+from bench.local import lock
 from bench.local.watching import Watch
 from bench.record import Outcome, RunRecord
 from bench.sweep.asked import Todo
@@ -29,8 +31,18 @@ def measure(
 ) -> MeasuredRun:
     """Run one attempt to its end; return its folder and its record. `follow` hears how far it is.
 
-    Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
+    Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again. Where the launcher's
+    options have a `lock`, it waits for other local runs of this user first.
     """
+
+    def wait(text: str) -> None:
+        follow(Progress(text))
+
+    with lock.alone(wait) if todo.circumstance.launcher.get("lock") else contextlib.nullcontext():
+        return _measure(todo, study_folder, follow, new_repeat=new_repeat)
+
+
+def _measure(todo: Todo, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool) -> MeasuredRun:
     update: dict[str, Any] = {"started_at": datetime.now(UTC).isoformat(timespec="seconds")}
     if todo.control:
         update["launcher"] = todo.circumstance.launcher | {"control": True}

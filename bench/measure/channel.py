@@ -13,7 +13,8 @@ import struct
 import sys
 import time
 import traceback
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from bench.measure.failures import count_oom_kills, outcome_of
 
@@ -82,12 +83,13 @@ class Channel:
         if self._pulse:
             self._pulse.write(self._slot, phase, step)
 
-    def fail(self, error: BaseException) -> None:
-        """Say what ended this rank: the typed evidence of its outcome."""
+    def fail(self, error: BaseException, device: Mapping[str, Any] | None = None) -> None:
+        """Say what ended this rank: the typed evidence of its outcome. `device` is what its device's memory held."""
         if self._pipe is None:
             return
-        kind, rule = outcome_of(error, count_oom_kills() - self._oom_kills)
-        message = {
+        others_bytes = device.get("others_bytes") if device else None
+        kind, rule = outcome_of(error, count_oom_kills() - self._oom_kills, others_bytes)
+        message: dict[str, Any] = {
             "outcome": kind,
             "rule": rule,
             "exception": type(error).__name__,
@@ -95,6 +97,8 @@ class Channel:
             "phase": self.phase,
             "traceback": without_folders("".join(traceback.format_exception(error)))[-_TRACEBACK_CHARACTERS:],
         }
+        if device and "memory" in rule.lower():
+            message["device_memory"] = dict(device)
         line = (json.dumps(message) + "\n").encode()
         while line:
             line = line[os.write(self._pipe, line) :]

@@ -1,8 +1,8 @@
 """NVIDIA devices as the driver's own library (NVML) tells of them: names, clocks, power, energy. Empty without any."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 
 @functools.cache
@@ -47,17 +47,62 @@ def energy_j(device: int | str) -> float | None:
     return answer
 
 
+class Others(NamedTuple):
+    """Processes on a device that are not of a run; None where the driver does not tell."""
+
+    processes: int | None = None
+    bytes: int | None = None
+
+
+def others(device: int | str, own: Collection[int]) -> Others:
+    """Return who else computes on a device; `own` are process numbers of the run. In a container the driver may know
+    its processes by other numbers: then those that are more than one are others, and their memory is unknown."""
+    found = _ask(device, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    if found is None:
+        return Others()
+    if any(process.pid in own for process in found) or not found:
+        foreign = [process for process in found if process.pid not in own]
+        told = [process.usedGpuMemory for process in foreign]
+        return Others(len(foreign), None if None in told else sum(told))
+    return Others(len(found) - 1, 0 if len(found) == 1 else None)
+
+
+def throttled_s(device: int | str) -> dict[str, float]:
+    """Return for how long a device has been held back so far, in seconds by reason: `power` by its power cap, `thermal`
+    by its temperature."""
+    reasons = {"power": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
+    told = {
+        reason: _ask(
+            device,
+            lambda nvml, handle, policy=policy: (  # type: ignore[misc]
+                nvml.nvmlDeviceGetViolationStatus(handle, getattr(nvml, policy)).violationTime / 1e9
+            ),
+        )
+        for reason, policy in reasons.items()
+    }
+    return {reason: seconds for reason, seconds in told.items() if seconds is not None}
+
+
+def state(device: int | str) -> dict[str, float | None]:
+    """Return how a device is now: its clock in MHz, its temperature in °C, its memory in use by all in bytes."""
+    asked = {name: _QUESTIONS[name] for name in ("sm_clock_mhz", "temperature_c")}
+    asked["used_bytes"] = lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
+    return {name: _ask(device, question) for name, question in asked.items()}
+
+
+_QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "name": lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)),
+    "sm_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+    "power_cap_w": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+    "temperature_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+    "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+}
+
+
 def snapshot() -> list[dict[str, Any]]:
     """Return name, clocks in MHz, power cap in W and temperature in °C of every device, now."""
-    questions: dict[str, Callable[[Any, Any], Any]] = {
-        "name": lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)),
-        "sm_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        "power_cap_w": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
-        "temperature_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-    }
-    return [{key: _ask(index, question) for key, question in questions.items()} for index in range(count())]
+    return [{key: _ask(index, question) for key, question in _QUESTIONS.items()} for index in range(count())]
 
 
 def _ask(device: int | str, question: Callable[[Any, Any], Any]) -> Any:

@@ -9,11 +9,13 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.measure import devices
+from bench.measure.control_group import quota_cores
+from bench.measure.failures import Refused
 from bench.private import is_secret
 from bench.record import Environment, EnvironmentClass, ScheduledJob
 from bench.scheduling import JobContext
@@ -72,8 +74,9 @@ def _visible() -> int | None:
     return sum(1 for _ in itertools.takewhile(lambda one: one.strip() not in ("", "-1"), named.split(",")))
 
 
-def classify(device: str, devices_per_node: int) -> EnvironmentClass:
-    """Return what an answer measured here with `device` ("cpu" or "cuda") depends on besides its spec."""
+def classify(device: str, devices_per_node: int, uuid: str | None = None) -> EnvironmentClass:
+    """Return what an answer measured here with `device` ("cpu" or "cuda") depends on besides its spec; of the device
+    with that `uuid`, or else of the first that is not hidden. Cores and threads are those of one rank."""
     on_gpu = device == "cuda"
     versions = {
         "torch": version("torch"),
@@ -84,11 +87,38 @@ def classify(device: str, devices_per_node: int) -> EnvironmentClass:
         "transformers": version("transformers"),
     }
     return EnvironmentClass(
-        device=(devices.name(0) or "unknown") if on_gpu else cpu_model(),
+        device=(devices.name(uuid or _first_visible()) or "unknown") if on_gpu else cpu_model(),
         devices_per_node=devices_per_node,
+        cores=cores(),
+        threads=_threads(devices_per_node),
+        quota_cores=quota_cores(),
         container=os.environ.get("ZEROSCALE_CONTAINER_DIGEST"),
         versions=versions,
     )
+
+
+def check_alike(classes: Sequence[EnvironmentClass]) -> None:
+    """Raise Refused where ranks are of different environments: one answer would be of none of them. How many cores a
+    rank is bound to may differ."""
+    bound = {"cores": None, "threads": None}
+    first, *others = (one.model_copy(update=bound) for one in classes)
+    for rank, other in enumerate(others, start=1):
+        if other != first:
+            differ = [name for name in EnvironmentClass.model_fields if getattr(other, name) != getattr(first, name)]
+            shown = "; ".join(f"{name} {getattr(other, name)} and {getattr(first, name)}" for name in differ)
+            raise Refused(f"ranks {rank} and 0 are of different environments: {shown}")
+
+
+def _first_visible() -> int | str:
+    """Return the driver's name of the first GPU that CUDA_VISIBLE_DEVICES leaves."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    return int(first) if first.isdigit() else first or 0
+
+
+def _threads(devices_per_node: int) -> int:
+    """Return the threads of a rank: as many as the user says, or its part of the cores, as supervisors choose it."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() else max(1, cores() // devices_per_node)
 
 
 def environment_id(classification: EnvironmentClass) -> str:

@@ -4,6 +4,8 @@ message where the library has no type of its own. Never by a search in a log."""
 import traceback
 from pathlib import Path
 
+from bench.measure.control_group import own_groups
+from bench.others import FOREIGN_BYTES
 from bench.record import OutcomeKind
 
 
@@ -11,9 +13,14 @@ class Refused(Exception):
     """The run would not measure what it claims: another model, another machine, a transport that fell back."""
 
 
+class WrongTransport(Refused):
+    """What lies between the nodes is not what the site says: nothing measured over it would be of this machine."""
+
+
 _TYPES: dict[str, OutcomeKind] = {
     "OutOfMemoryError": "oom",  # torch: the device's allocator
     "MemoryError": "host_oom",
+    "WrongTransport": "invalid",
     "DistBackendError": "comm_error",
     "DistNetworkError": "comm_error",
     "DistStoreError": "comm_error",
@@ -44,9 +51,17 @@ _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
 _LOADER_LOST = ("is killed by signal: Killed", "exited unexpectedly")
 
 
-def outcome_of(error: BaseException, oom_kills: int = 0) -> tuple[OutcomeKind, str]:
+def outcome_of(error: BaseException, oom_kills: int = 0, others_bytes: int | None = None) -> tuple[OutcomeKind, str]:
     """Return the outcome that a caught exception is evidence of, and the rule that says so. `oom_kills` is how many
-    processes near this one the kernel's out-of-memory killer has ended meanwhile."""
+    processes near this one the kernel's out-of-memory killer has ended meanwhile, `others_bytes` what somebody else has
+    on the rank's device: memory that is short beside it may suffice another time."""
+    kind, rule = _outcome_of(error, oom_kills)
+    if kind == "oom" and others_bytes is not None and others_bytes >= FOREIGN_BYTES:
+        return "error", f"{rule}, beside {others_bytes / 1e9:.1f} GB of somebody else's on the device"
+    return kind, rule
+
+
+def _outcome_of(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, str]:
     names, message = [base.__name__ for base in type(error).__mro__], str(error)
     if _lost_loader(error, message):
         rule = f"a loader's process was lost, {oom_kills} ended by the kernel's out-of-memory killer"
@@ -66,7 +81,9 @@ def outcome_of(error: BaseException, oom_kills: int = 0) -> tuple[OutcomeKind, s
 def count_oom_kills(root: Path = Path("/")) -> int:
     """Return how many processes of this one's control group the kernel's out-of-memory killer has ended so far; of the
     host, where no group tells. Files are looked for under `root`."""
-    for path in (*_group_files(root), root / "proc/vmstat"):
+    names = ("memory.events", "memory.oom_control")  # of either version
+    groups = [folder / name for folder in own_groups("memory", root) for name in names]
+    for path in (*groups, root / "proc/vmstat"):
         try:
             lines = path.read_text().splitlines()
         except OSError:
@@ -75,23 +92,6 @@ def count_oom_kills(root: Path = Path("/")) -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
-
-
-def _group_files(root: Path) -> list[Path]:
-    """Return the files that may count the kills of this process's control group, of either version. In a container its
-    path may be that on the host, and what is mounted is the group itself."""
-    found = []
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for line in groups:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" or "memory" in controllers.split(","):
-            folder = root / "sys/fs/cgroup" / controllers
-            name = "memory.oom_control" if controllers else "memory.events"
-            found += [folder / path.strip("/") / name, folder / name]
-    return found
 
 
 def _lost_loader(error: BaseException, message: str) -> bool:

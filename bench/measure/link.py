@@ -1,13 +1,15 @@
-"""What the ranks really talk over: a short all-reduce before the window, and the bandwidth of every node."""
+"""What the ranks really talk over: a short all-reduce, what carried its bytes, and the bandwidth of every rank."""
 
 import os
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bench.measure import transport
 from bench.measure.collectives import wait_for
 from bench.record import Link
 from bench.spec import RunSpec
@@ -36,7 +38,9 @@ def probe(device: torch.device, spec: RunSpec) -> Link:
     if world == 1:
         return link
     tensor = torch.ones(size // 4, device=device)
-    seconds = []
+    seconds, told = [], dict[str, Any]()
+    dist.barrier()
+    before = transport.sent_bytes()
     for _ in range(_REPEATS + 1):
         dist.barrier()
         begin = time.perf_counter()
@@ -45,9 +49,22 @@ def probe(device: torch.device, spec: RunSpec) -> Link:
         seconds.append(time.perf_counter() - begin)
         tensor.fill_(1.0)
     seconds.pop(0)  # opens the connections
-    bus = 2 * (world - 1) / world * size / statistics.median(seconds)
-    nodes = probe_nodes(device, spec) if spec.nodes > 1 else ()
-    return link.model_copy(update={"bus_bytes_per_s": bus, "nodes_bytes_per_s": nodes})
+    told["bus_bytes_per_s"] = 2 * (world - 1) / world * size / statistics.median(seconds)
+    if spec.nodes > 1:
+        told |= _carried(before, spec, size)
+        ranks = probe_ranks(device, spec)
+        told |= {"ranks_bytes_per_s": ranks, "nodes_bytes_per_s": ranks[:: spec.devices_per_node]}
+    return link.model_copy(update=told)
+
+
+def _carried(before: dict[str, int], spec: RunSpec, payload_bytes: int) -> dict[str, Any]:
+    """Return what the counters of all nodes say of the all-reduces just made. Over a ring, or any better way, they move
+    at least the payload from every node once; a node's counters are read by its first rank."""
+    sent = transport.between(before, transport.sent_bytes()) if dist.get_rank() % spec.devices_per_node == 0 else {}
+    hosts: list[dict[str, int]] = [{} for _ in range(spec.world_size)]
+    dist.all_gather_object(hosts, sent)
+    total = transport.together(hosts)
+    return {"sent_bytes": total, "transport": transport.kind(total, (_REPEATS + 1) * payload_bytes * spec.nodes)}
 
 
 def rounds(nodes: int) -> list[list[tuple[int, int]]]:
@@ -64,23 +81,33 @@ def by_node(pairs: Sequence[float]) -> tuple[float, ...]:
     return tuple(max(pairs[node], pairs[node - 1]) for node in range(len(pairs)))
 
 
-def probe_nodes(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
-    """Exchange something between the first ranks of neighbours; return each node's bytes per second, on those ranks."""
-    first = [node * spec.devices_per_node for node in range(spec.nodes)]
-    group = dist.new_group(first)  # of its own, so that NCCL's communicators of the pairs can be given back
-    if dist.get_rank() not in first:
-        return ()
-    own, pairs = first.index(dist.get_rank()), torch.zeros(spec.nodes, dtype=torch.float64)
-    for together in rounds(spec.nodes):
+def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
+    """Exchange something between neighbouring nodes, over each local rank in turn, since each may have a network card
+    of its own; return every rank's bytes per second, on all of them."""
+    rates = torch.zeros(spec.world_size, dtype=torch.float64)
+    for local_rank in range(spec.devices_per_node):
+        members = [node * spec.devices_per_node + local_rank for node in range(spec.nodes)]
+        group = dist.new_group(members)  # of its own, so that NCCL's communicators of the pairs can be given back
+        if dist.get_rank() in members:
+            rates[dist.get_rank()] = _ring(members, device, group)
+            dist.destroy_process_group(group)
+        dist.barrier()
+    dist.all_reduce(rates)
+    return tuple(rates.tolist())
+
+
+def _ring(members: list[int], device: torch.device, group: dist.ProcessGroup) -> float:
+    """Exchange something between neighbours among `members`, a rank of each node; return this one's rate."""
+    own, pairs = members.index(dist.get_rank()), torch.zeros(len(members), dtype=torch.float64)
+    for together in rounds(len(members)):
         dist.all_reduce(torch.zeros(1), group=group)  # over gloo, with any device
         for one, other in together:
             if own == one:
-                pairs[one] = _exchange(first[other], device, group)
+                pairs[one] = _exchange(members[other], device, group)
             elif own == other:
-                _answer(first[one], device, group)
+                _answer(members[one], device, group)
     dist.all_reduce(pairs, group=group)
-    dist.destroy_process_group(group)
-    return by_node(pairs.tolist())
+    return by_node(pairs.tolist())[own]
 
 
 def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> float:

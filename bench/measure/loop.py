@@ -13,7 +13,7 @@ from bench.engines import Engine
 from bench.measure.clock import Clock
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
-from bench.measure.window import closes, is_steady, opens
+from bench.measure.window import closes, is_steady, opens, warmup_s
 from bench.spec import RunSpec
 from bench.step_times import completion_steps
 
@@ -93,6 +93,10 @@ class Trainer:
         self._has_loss = has_loss
         self._steps = 0
 
+    @property
+    def on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
     def step(self) -> tuple[torch.Tensor | None, Fetched]:
         """Make one optimizer step, its data's fetch and copy to the device included; return the loss, unsynchronised,
         None on a rank without one, and what was fetched."""
@@ -146,19 +150,27 @@ class Trainer:
         series.blocks.append(steps)
 
 
-def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series: Series) -> None:
+def run(
+    trainer: Trainer,
+    spec: RunSpec,
+    open_window: Callable[[], None],
+    series: Series,
+    after_block: Callable[[], None] = lambda: None,
+) -> None:
     """Warm up until steady, then measure until the interval is narrow enough or a budget ends; fill `series` meanwhile.
 
-    `open_window` is called once in between, off the clock.
+    `open_window` is called once in between, `after_block` after every block of the window, both off the clock.
     """
     protocol, peers = spec.measure, trainer.peers
     sound = _finite if peers.real else _meaningless
+    least_s = warmup_s(protocol, on_gpu=trainer.on_gpu)
     while True:
-        trainer.block(min(protocol.block_steps, protocol.warmup_max_steps - len(series.ranks)), series)
+        left = protocol.warmup_max_steps - len(series.ranks)
+        trainer.block(min(protocol.block_steps, left) if left > 0 else protocol.block_steps, series)
         if not sound(series):
             series.stopped = "invalid"
             return
-        if peers.agreed(opens(series.step_s, protocol)):
+        if peers.agreed(opens(series.step_s, protocol, least_s)):
             break
     series.cut = len(series.ranks)
     series.steady = is_steady(series.step_s, protocol.block_steps)
@@ -166,6 +178,7 @@ def run(trainer: Trainer, spec: RunSpec, open_window: Callable[[], None], series
     while not series.stopped:
         done = len(series.ranks) - series.warmup
         trainer.block(min(protocol.block_steps, protocol.max_steps - done), series)
+        after_block()
         reason = closes(series.step_s[series.warmup :], series.window_s, protocol) if sound(series) else "invalid"
         series.stopped = peers.agreed(reason) or ""
 

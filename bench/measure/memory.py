@@ -10,6 +10,7 @@ import functools
 import gc
 import hashlib
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -108,6 +109,24 @@ def device_counters(device: torch.device) -> tuple[int | None, int | None]:
         return None, None
     free, total = torch.cuda.mem_get_info(device)
     return torch.cuda.max_memory_reserved(device), total - free
+
+
+def shortage(device: torch.device, error: BaseException, others_bytes: int | None) -> dict[str, int | None]:
+    """Return what fills a GPU as a rank runs out of its memory, in bytes, and what was lacking: `asked` by the
+    allocation that failed, in its exception's own words, of which `free` was there. `others` is somebody else's."""
+    told = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", str(error))
+    asked = round(float(told[1]) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(told[2])) if told else None
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "asked_bytes": asked,
+        "free_bytes": free,
+        "lacking_bytes": max(0, asked - free) if asked is not None else None,
+        "total_bytes": total,
+        "allocated_bytes": torch.cuda.memory_allocated(device),
+        "reserved_bytes": torch.cuda.memory_reserved(device),
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "others_bytes": others_bytes,
+    }
 
 
 @functools.cache

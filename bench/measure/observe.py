@@ -13,6 +13,7 @@ from bench.measure import memory
 from bench.measure.inspection import Inspection
 from bench.measure.loop import Series
 from bench.measure.memory import Trace
+from bench.measure.surroundings import Surrounded
 from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, Tokens
 from bench.spec import RunSpec
 
@@ -24,8 +25,7 @@ class RankView:
     memory: RankMemory
     phases_s: dict[str, float]
     seen: Inspection | None
-    energy_j: float | None
-    energy_s: float | None  # between the two readings that it is the difference of
+    surrounded: Surrounded
 
 
 def rank_memory(
@@ -68,7 +68,8 @@ def observations(
 ) -> Observations:
     """Return what the attempt observed; `views` are by rank."""
     seen = [view.seen for view in views if view.seen]
-    told = any(view.energy_j is not None for view in views)
+    around = [view.surrounded for view in views]
+    energy = any(one.energy_j is not None for one in around)
     return Observations(
         parameters=parameters,
         trainable_parameters=trainable_parameters,
@@ -84,8 +85,10 @@ def observations(
         counted_flops=_flops(spec, seen),
         uninspected=uninspected,
         link=link,
-        energy_j=tuple(view.energy_j for view in views) if told else (),
-        energy_s=tuple(view.energy_s for view in views) if told else None,
+        load=tuple(one.load for one in around if one.load) or None,
+        device_use=tuple(one.use for one in around if one.use) or None,
+        energy_j=tuple(one.energy_j for one in around) if energy else (),
+        energy_s=tuple(one.energy_s for one in around) if energy else None,
         data=data,
         drill=drill,
     )

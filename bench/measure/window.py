@@ -6,10 +6,11 @@ Rank 0 asks between blocks of steps and tells the others; a decision per rank wo
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
-from bench.spec import MeasureSpec
-from bench.statistics import series_interval
+from bench.spec import GPU_WARMUP, MeasureSpec
+from bench.statistics import LIKELY, is_changing, series_interval
 
 Stop = Literal["width", "steps", "time"]
 _NOISE_FLOOR = 0.05  # medians of two neighbouring blocks that differ by less are steady whatever their scatter
@@ -27,14 +28,23 @@ def is_steady(step_s: Sequence[float], block: int) -> bool:
     return apart <= max(_NOISE_FLOOR * centre, 2 * scatter * math.sqrt(2 / block))
 
 
-def opens(step_s: Sequence[float], protocol: MeasureSpec) -> bool:
-    """Whether the warm-up is over after the steps seen so far: enough of them and steady, or its budget is spent."""
-    enough = len(step_s) >= protocol.warmup_steps and is_steady(step_s, protocol.block_steps)
-    return enough or len(step_s) >= protocol.warmup_max_steps
+def opens(step_s: Sequence[float], protocol: MeasureSpec, least_s: float = 0.0) -> bool:
+    """Whether the warm-up is over after the steps seen so far: after `least_s`, enough of them and steady, or a budget
+    of steps spent that begins then."""
+    late = sum(seconds >= least_s for seconds in accumulate(step_s)) if least_s else len(step_s)
+    enough = late > 0 and len(step_s) >= protocol.warmup_steps and is_steady(step_s, protocol.block_steps)
+    return enough or late >= protocol.warmup_max_steps
+
+
+def warmup_s(protocol: MeasureSpec, on_gpu: bool) -> float:
+    """Return the seconds that a warm-up takes at least. Under load a GPU's clock settles with its temperature, in half
+    a minute and more."""
+    return GPU_WARMUP * protocol.min_s if on_gpu else 0.0
 
 
 def closes(step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec) -> Stop | None:
-    """Why the window ends now, or None: its interval is as narrow as asked, or a budget is spent.
+    """Why the window ends now, or None: its interval is as narrow as asked and nothing hints at a change, or a budget
+    is spent. A change that only seems to be there takes some more steps to go away, one that is there to be proved.
 
     `step_s` are the window's own steps, `elapsed_s` its seconds so far.
     """
@@ -42,7 +52,7 @@ def closes(step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec) -> 
         return "steps"
     if elapsed_s >= protocol.max_s:
         return "time"
-    long_enough = len(step_s) >= protocol.min_steps or (elapsed_s >= protocol.min_s > 0)
+    long_enough = len(step_s) >= protocol.min_steps and elapsed_s >= protocol.min_s
     interval = series_interval(step_s) if long_enough else None
     narrow = interval and interval[1] - interval[0] <= protocol.width * statistics.median(step_s)
-    return "width" if narrow else None
+    return "width" if narrow and not is_changing(step_s, protocol.width, LIKELY) else None

@@ -33,7 +33,7 @@ class RankState(NamedTuple):
 _NAMED = 8  # ranks in one line
 
 # A lost peer makes the others fail too: what can be a consequence stands behind what cannot.
-_ORDER: tuple[OutcomeKind, ...] = ("oom", "host_oom", "error", "comm_error")
+_ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_error")
 
 
 def verdict(states: Sequence[RankState], stop: Stop | None, why_stopped: str) -> Outcome:

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from bench.spec import MeasureSpec
+from bench.spec import GPU_WARMUP, MeasureSpec
 
 START_S = (2.5, 17.0)
 """Seconds that an attempt takes beside its steps: forked from a process that has done its imports (README, packing);
@@ -32,18 +32,18 @@ def shortest_s(protocol: MeasureSpec, step_s: float) -> float:
     """Return the seconds of all steps if the protocol ends as soon as it may."""
     block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
     warm = min(_blocks(max(protocol.warmup_steps, _STEADY_BLOCKS * block), block), protocol.warmup_max_steps)
-    enough = min(protocol.min_steps, math.ceil(protocol.min_s / step_s) if protocol.min_s else protocol.min_steps)
-    enough = max(enough, FEWEST)
+    enough = max(protocol.min_steps, math.ceil(protocol.min_s / step_s), FEWEST)
     spent = math.ceil(protocol.max_s / step_s)
     window = min(_blocks(min(enough, spent), block), protocol.max_steps)
     return (warm + window + inspected) * step_s
 
 
 def longest_s(protocol: MeasureSpec, step_s: float) -> float:
-    """Return the seconds of all steps if it uses its budget; the window's time is looked at between blocks."""
+    """Return the seconds of all steps if it uses its budget, on a GPU, which warms up by time too; times are looked at
+    between blocks."""
     block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
     window = min(protocol.max_steps, _blocks(math.ceil(protocol.max_s / step_s), block))
-    return (protocol.warmup_max_steps + window + inspected) * step_s
+    return (protocol.warmup_max_steps + window + inspected) * step_s + GPU_WARMUP * protocol.min_s
 
 
 def _blocks(steps: int, block: int) -> int:

@@ -23,7 +23,6 @@ def test_a_good_run_carries_none() -> None:
 @pytest.mark.parametrize(
     ("flag", "observations"),
     [
-        ("few", {"steps": steps((1.2, 1.201) * 9)}),  # 18 steps, in more than 20 s
         ("few", {"steps": steps(ALIKE)}),  # 240 steps, neighbours alike
         ("unsteady", {"steps": steps(STEADY, steady=False)}),
         ("wide", {"steps": steps(SCATTERED)}),
@@ -35,6 +34,12 @@ def test_a_good_run_carries_none() -> None:
         ("drill", {"steps": steps(STEADY), "drill": "sleep:1"}),
         ("foreign_hosts", {"steps": steps(STEADY), "environment": MIXED}),
         ("foreign_hosts", {"steps": steps(STEADY), "environment": MIXED_ELSEWHERE}),
+        (
+            "busy",
+            {"steps": steps(STEADY), "load": ({"node": 0}, {"node": 1, "others_share": 0.04, "stolen_share": 0.02})},
+        ),
+        ("busy", {"steps": steps(STEADY), "load": ({"node": 0, "throttled_s": 1.3},)}),  # of 24 s
+        ("busy", {"steps": steps(STEADY), "device_use": ({"rank": 1, "other_processes": 1},)}),
         ("dirty", {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": True}}}),
     ],
 )
@@ -45,12 +50,17 @@ def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[s
 @pytest.mark.parametrize(
     "observations",
     [
-        {"steps": steps((1.0, 1.001) * 10)},
+        {"steps": steps((1.0, 1.001) * 15)},
         {"steps": steps(STEADY, skipped=(2,))},  # before the window
         {"steps": steps(STEADY), "memory": memory(2, drift=0.01)},
         {"steps": steps(STEADY), "outside_collectives_s": (0.10, 0.12)},
         {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": False}}},
         {"steps": steps(STEADY), "environment": OWN},
+        {
+            "steps": steps(STEADY),
+            "load": ({"node": 0, "others_share": 0.03, "stolen_share": 0.02, "throttled_s": 1.1},),
+        },
+        {"steps": steps(STEADY), "device_use": ({"rank": 0, "other_processes": 1, "other_bytes": 2**27},)},
     ],
 )
 def test_what_is_just_good_enough_raises_none(observations: dict[str, Any]) -> None:
@@ -58,8 +68,14 @@ def test_what_is_just_good_enough_raises_none(observations: dict[str, Any]) -> N
 
 
 def test_a_short_window_may_be_of_few_steps_too() -> None:
-    assert flags(run(steps=steps(STEADY[:29]))) == ("short",)
+    assert flags(run(steps=steps((1.2, 1.201) * 14))) == ("short",), "28 steps, in more than 20 s"
+    assert flags(run(steps=steps(STEADY[:199]))) == ("short",), "less than 20 s, of many steps"
     assert flags(run(steps=steps(STEADY[:18]))) == ("short", "few")
+
+
+def test_a_change_within_the_window_is_unsteady_too() -> None:
+    changed = (*STEADY[:80], *(1.008 * step for step in STEADY[80:]))
+    assert flags(run(steps=steps(changed))) == ("unsteady", "wide"), "and its steps tell no median"
 
 
 def test_no_interval_at_all_is_wide() -> None:

@@ -72,6 +72,13 @@ def test_energy_is_of_all_devices_over_the_tokens_of_the_window() -> None:
     assert told.energy_j_per_million_tokens == pytest.approx(800 / (30 * 40) * 1e6)
 
 
+def test_energy_of_the_pauses_between_blocks_is_not_the_windows() -> None:
+    """300 J in five quarters of the window's seconds are 240 J in these; the other device told no seconds."""
+    window_s = sum(SECONDS.step_s[SECONDS.cut :])
+    told = row(run(steps=SECONDS, energy_j=(300.0, 500.0), energy_s=(1.25 * window_s, None)))
+    assert told.energy_j_per_million_tokens == pytest.approx((240 + 500) / (30 * 40) * 1e6)
+
+
 @pytest.mark.parametrize("energy", [(), (300.0,), (300.0, None)])
 def test_energy_is_unknown_unless_every_device_told(energy: tuple) -> None:
     assert row(run(steps=SECONDS, energy_j=energy)).energy_j_per_million_tokens is None

@@ -30,6 +30,8 @@ def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
     asked = config.request([(group, name), ("devices_per_node", 2)])
     if group == "launcher":  # slurm_<site> is slurm with a site's options
         assert asked.launcher == name.partition("_")[0]
+    elif group == "measure":
+        assert asked.spec.measure.min_s == {"full": 20, "quick": 5, "smoke": 2}[name]
     elif group == "objective":
         assert asked.spec.objective == name
     else:

@@ -72,11 +72,13 @@ from types import SimpleNamespace
 from bench.measure import link
 rank, nodes = int(sys.argv[1]), int(sys.argv[2])
 dist.init_process_group("gloo", init_method="tcp://10.200.0.1:29500", rank=rank, world_size=nodes)
-spec = SimpleNamespace(nodes=nodes, devices_per_node=1)
+spec = SimpleNamespace(nodes=nodes, devices_per_node=1, world_size=nodes)
 dist.barrier()
 began = time.perf_counter()
-found = link.probe_nodes(torch.device("cpu"), spec)
-print(json.dumps([found, time.perf_counter() - began]))
+found = link.probe_ranks(torch.device("cpu"), spec)
+took = time.perf_counter() - began
+carried = link.probe(torch.device("cpu"), SimpleNamespace(nodes=nodes, devices_per_node=1, world_size=nodes))
+print(json.dumps([found, took, carried.transport, carried.sent_bytes]))
 """
 
 
@@ -93,8 +95,9 @@ def test_a_slow_link_is_measured_and_its_node_alone_is_named(namespaces: list[st
     finally:
         for rank in ranks:
             rank.kill()
-    rates, seconds = answers[0]
-    assert all(found == rates for found, _ in answers)
+    rates, seconds, transport, sent = answers[0]
+    assert all(found[:1] + found[2:] == [rates, transport, sent] for found in answers)
+    assert transport == "sockets" and sent["eth0"] > 6 * NODES * 4 * 2**20, "six all-reduces of 4 MiB"
     in_mbit = [8 * rate / 1e6 for rate in rates]
     assert in_mbit == pytest.approx(RATES_MBIT, rel=0.3)
     assert slow_links(rates) == [2]

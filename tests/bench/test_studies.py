@@ -10,11 +10,20 @@ import pytest
 from bench import config
 from bench.config import Expansion
 from bench.errors import UserError
+from bench.spec import GPU_WARMUP, MeasureSpec
 from bench.study import Study, control_pairs
 
 STUDIES = sorted(path.stem for path in (config.conf_dir() / "study").glob("*.yaml"))
 ON_A_CLUSTER = ["data_loading", "paper", "precision", "strong_scaling", "weak_scaling"]
 SMOKE_RECORDS = Path(__file__).parents[1] / "data/runs/smoke"
+
+
+def least_s(protocol: MeasureSpec) -> float:
+    return (GPU_WARMUP + 1) * protocol.min_s
+
+
+def most_s(protocol: MeasureSpec) -> float:
+    return GPU_WARMUP * protocol.min_s + protocol.max_s
 
 
 def points_of(name: str) -> Expansion:
@@ -65,6 +74,10 @@ def test_a_study_on_a_cluster_costs_at_most_what_it_says(name: str) -> None:
     assert study.repeats == stated(r"× (\d+) repeats", said)
     assert "points × repeats × nodes × (10 min of setup + 2 × measure.max_s)" in said
     assert study.control
+    least, most = (
+        sum(study.repeats * spec.nodes * seconds(spec.measure) for spec in specs) for seconds in (least_s, most_s)
+    )
+    assert f"Of that {least / 3600:.0f} to {most / 3600:.0f} are warm-up and window by time" in said
 
 
 def test_the_reproduction_is_five_models_by_five_engines_by_micro_batches_by_four_node_counts() -> None:

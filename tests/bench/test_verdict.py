@@ -141,6 +141,17 @@ def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_
 
 
 @pytest.mark.parametrize(
+    ("others_bytes", "kind"), [(None, "oom"), (0, "oom"), (2**27, "oom"), (2**28, "error"), (40_000_000_000, "error")]
+)
+def test_out_of_memory_beside_somebody_elses_is_no_final_answer(others_bytes: int | None, kind: str) -> None:
+    """What a display or a monitor of the site has does not matter."""
+    found, rule = outcome_of(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
+    assert found == kind
+    assert ("somebody else's on the device" in rule) == (kind == "error")
+    assert outcome_of(MemoryError(), 0, others_bytes)[0] == "host_oom", "the device's memory is not the host's"
+
+
+@pytest.mark.parametrize(
     ("files", "kills"),
     [
         ({"proc/self/cgroup": "0::/job/step\n", "sys/fs/cgroup/job/step/memory.events": "oom 3\noom_kill 2\n"}, 2),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.measure.window import closes, is_steady, opens
+from bench.measure.window import closes, is_steady, opens, warmup_s
 from bench.spec import MeasureSpec
-from bench.statistics import median_interval
+from bench.statistics import is_changing, median_interval, series_interval
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,49 @@ def test_the_window_opens_at_the_end_of_the_warm_up_budget_even_if_unsteady() ->
 
 
 def test_the_window_closes_when_long_enough_and_narrow_enough() -> None:
-    assert closes([1.0] * 29, 19.0, PROTOCOL) is None, "neither 30 steps nor 20 s"
-    assert closes([1.0] * 30, 19.0, PROTOCOL) == "width"
-    assert closes([1.0] * 10, 20.0, PROTOCOL) == "width", "20 s are enough too"
+    assert closes([1.0] * 29, 21.0, PROTOCOL) is None, "not 30 steps"
+    assert closes([0.6] * 30, 19.0, PROTOCOL) is None, "not 20 s"
+    assert closes([1.0] * 30, 20.0, PROTOCOL) == "width"
     assert closes([1.0, 2.0] * 20, 59.0, PROTOCOL) is None, "too wide"
+
+
+def drifting(by: float, noise: float = 0.002, n: int = 100) -> list[float]:
+    """Steps of 1 s that end `by` longer than they began."""
+    scatter = noise * np.random.default_rng(0).standard_normal(n)
+    return list(np.linspace(1, 1 + by, n) * (1 + scatter))
+
+
+@pytest.mark.parametrize(("by", "changing"), [(0.0, False), (0.005, False), (0.03, True), (-0.03, True)])
+def test_a_window_whose_steps_still_change_is_known_afterwards(by: float, changing: bool) -> None:
+    """Half a per cent, at a claim of two, does not matter."""
+    assert is_changing(drifting(by), 0.02) is changing
+
+
+def test_a_change_in_one_place_is_known_and_scatter_is_none() -> None:
+    jump = drifting(0.0, 0.01, 40)
+    assert not is_changing(jump, 0.02)
+    assert is_changing([*jump[:15], *(1.1 * step for step in jump[15:])], 0.02)
+    assert not is_changing([1.0] * 40, 0.02), "nothing scatters"
+    assert not is_changing([1.0, 1.5] * 5, 0.02), "of a handful nothing is known"
+    assert not is_changing([*jump[:20], 9.0, *jump[20:]], 0.02), "one slow step changes nothing"
+
+
+def test_a_window_stays_open_while_its_steps_seem_to_change() -> None:
+    """Its interval would be narrow enough: it is within 2 % of the median."""
+    slower = drifting(0.012, 0.01)
+    interval = series_interval(slower)
+    assert interval and interval[1] - interval[0] < 0.02
+    assert closes(slower, 60.0 - 1, PROTOCOL.model_copy(update={"max_steps": 500})) is None
+    assert closes(drifting(0.0), 60.0 - 1, PROTOCOL.model_copy(update={"max_steps": 500})) == "width"
+
+
+def test_a_gpu_warms_up_by_time_too_and_then_until_it_is_steady() -> None:
+    assert (warmup_s(PROTOCOL, on_gpu=False), warmup_s(PROTOCOL, on_gpu=True)) == (0, 30)
+    assert opens([1.0] * 10, PROTOCOL, 0) and not opens([1.0] * 29, PROTOCOL, 30)
+    assert opens([1.0] * 30, PROTOCOL, 30)
+    late = [1.0] * 29 + [1 / (1 + step) for step in range(21)]  # step 29 reaches the 30 s; 20 more are the budget
+    assert not opens(late[:45], PROTOCOL, 30)
+    assert opens(late, PROTOCOL, 30)
 
 
 def test_the_window_closes_when_a_budget_is_spent() -> None:

@@ -1,0 +1,70 @@
+"""What one rank's own device did while it was timed: clock, power, throttling, energy, and others on it.
+
+Written by NVML's manual, and not tried on a GPU yet.
+"""
+
+import statistics
+import time
+from collections.abc import Collection
+
+from bench.measure import devices
+from bench.record import DeviceUse
+
+
+class Watch:
+    """Looks at a device between the blocks of a window: each look takes about a millisecond, off the clock."""
+
+    def __init__(self, rank: int, uuid: str, own: Collection[int]) -> None:
+        """`own` are the process numbers of the run's ranks on this machine."""
+        self._rank, self._uuid, self._own = rank, uuid, own
+        self._clocks: list[float] = []
+        self._temperatures: list[float] = []
+        self._processes = 0
+        self._bytes: list[int] = []
+        self._used: list[float] = []
+
+    def open(self) -> None:
+        """The window begins."""
+        self._throttled = devices.throttled_s(self._uuid)
+        self._energy, self._at = devices.energy_j(self._uuid), time.perf_counter()
+        self._look_at_others()
+
+    def look(self) -> None:
+        """Between two blocks."""
+        told = devices.state(self._uuid)
+        self._clocks += [told["sm_clock_mhz"]] if told["sm_clock_mhz"] is not None else []
+        self._temperatures += [told["temperature_c"]] if told["temperature_c"] is not None else []
+        self._used += [told["used_bytes"]] if told["used_bytes"] is not None else []
+
+    def close(self) -> tuple[DeviceUse, float | None, float | None]:
+        """Return what the device did since `open`, the energy that it has used in joules, and over how many seconds."""
+        closed, seconds = devices.energy_j(self._uuid), time.perf_counter() - self._at
+        energy = closed - self._energy if closed is not None and self._energy is not None else None
+        self._look_at_others()
+        throttled = {
+            name: max(0.0, after - self._throttled[name])
+            for name, after in devices.throttled_s(self._uuid).items()
+            if name in self._throttled
+        }
+        use = DeviceUse(
+            rank=self._rank,
+            uuid=self._uuid,
+            clock_mhz=statistics.median(self._clocks) if self._clocks else None,
+            power_w=energy / seconds if energy is not None and seconds > 0 else None,
+            temperature_c=max(self._temperatures, default=None),
+            power_throttled_s=throttled.get("power"),
+            thermal_throttled_s=throttled.get("thermal"),
+            other_processes=self._processes,
+            other_bytes=max(self._bytes, default=None),
+        )
+        return use, energy, None if energy is None else seconds
+
+    @property
+    def peak_used_bytes(self) -> float | None:
+        """The most that all processes together had on the device at any look."""
+        return max(self._used, default=None)
+
+    def _look_at_others(self) -> None:
+        others = devices.others(self._uuid, self._own)
+        self._processes = max(self._processes, others.processes or 0)
+        self._bytes += [others.bytes] if others.bytes is not None else []

@@ -1,0 +1,53 @@
+"""What a run shows against the nodes that it ran on."""
+
+import pytest
+
+from bench.allocation.health import complaints
+from bench.machine import Machine
+from bench.record import (
+    Circumstance,
+    DeviceUse,
+    Environment,
+    EnvironmentClass,
+    Observations,
+    Outcome,
+    RunRecord,
+    Steps,
+)
+from bench.spec import RunSpec
+
+
+def record(*throttled_s: float | None) -> RunRecord:
+    """Two nodes of two devices; a window of 10 s, in which rank r's was too hot for so long."""
+    plain = {
+        "model": {"name": "tiny", "family": "t5", "shape": {}},
+        "engine": {"name": "ddp", "backend": "ddp"},
+        "data": {"name": "synthetic", "source": "synthetic"},
+        "batch": {"micro": 1},
+        "nodes": 2,
+        "devices_per_node": 2,
+    }
+    uses = tuple(DeviceUse(rank=rank, thermal_throttled_s=seconds) for rank, seconds in enumerate(throttled_s))
+    steps = Steps(
+        cut=0, steady=True, stopped="width", step_s=(10.0,), data_wait_s=(0.0,), loss=(1.0,), window_s=10.0
+    )  # fmt: skip
+    return RunRecord(
+        config_id="0" * 10,
+        spec=RunSpec.model_validate(plain),
+        circumstance=Circumstance(study="s", repeat=0, attempt=0, machine=Machine(name="m")),
+        environment=Environment(
+            environment_id="e", classification=EnvironmentClass(device="D", devices_per_node=2), hosts=("a", "b")
+        ),
+        outcome=Outcome(kind="ok"),
+        observations=Observations(parameters=1, engine_config={}, steps=steps, device_use=uses),
+    )
+
+
+@pytest.mark.parametrize(
+    ("throttled_s", "hosts"),
+    [((0.0, 0.2, None, 0.0), []), ((0.0, 0.0, 0.0, 0.3), ["b"]), ((0.3, 0.0, 5.0, 0.0), ["a", "b"])],
+)
+def test_a_device_of_any_node_that_was_too_hot_speaks_against_its_host(
+    throttled_s: tuple[float | None, ...], hosts: list[str]
+) -> None:
+    assert sorted(complaints(record(*throttled_s))) == hosts

@@ -1,0 +1,189 @@
+"""What others take of a machine: by hand on a made-up /proc, and beside processes that really compute."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from started_runs import QUICK, Command
+
+from analysis.flags import flags
+from bench.measure.control_group import quota_cores, throttled_s
+from bench.measure.load import Monitor, Whereabouts, between
+from bench.others import BUSY_SHARE, taken
+from bench.record import NodeLoad, RunRecord
+
+HERE = Whereabouts.of_this_process()
+SPIN = "import os\nif os.fork():\n    os._exit(0)\nprint(os.getpid(), flush=True)\nwhile True: pass"
+
+
+class Machine:
+    """A made-up /proc of two cores, and five more that the run may not use; times in hundredths of a second."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.processes = root, dict[int, list[int]]()
+        (root / "proc").mkdir(parents=True)
+
+    def process(self, number: int, parent: int, session: int, ticks: int, ended: int = 0) -> None:
+        """Write a process that has computed for so long; those that it has waited for, `ended`."""
+        folder = self.root / "proc" / str(number)
+        folder.mkdir(exist_ok=True)
+        fields = [parent, number, session, 0, -1, 0, 0, 0, 0, 0, ticks, 0, ended, 0]
+        (folder / "stat").write_text(f"{number} (a) name) S {' '.join(map(str, fields))} 20 0 1\n")
+
+    def counted(self, user: int, stolen: int, idle: int, elsewhere: int = 0) -> None:
+        """Write what cores 0 and 1 have counted together, and what the five others have."""
+        lines = [f"cpu{core} {user // 2} 0 0 {idle // 2} 0 0 0 {stolen // 2} 0 0" for core in (0, 1)]
+        lines += [f"cpu{core} {elsewhere} 0 0 0 0 0 0 0 0 0" for core in range(2, 7)]
+        (self.root / "proc/stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 5"]) + "\n")
+
+
+def read(machine: Machine, *sessions: int) -> Monitor:
+    return Monitor([HERE._replace(session=session, cores=(0, 1)) for session in sessions], machine.root)
+
+
+def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_others(tmp_path: Path) -> None:
+    """In 10 s, 2 cores have 20 s: the run 13.5 s, the kernel 0.5, somebody 4, the hypervisor 1, nobody 1."""
+    machine = Machine(tmp_path)
+    monitor = read(machine, 100, 200)
+    for moment, scale in enumerate((0, 1)):
+        machine.counted(user=1800 * scale, stolen=100 * scale, idle=100 * scale, elsewhere=700 * scale)
+        machine.process(1, 0, 1, 0)
+        machine.process(2, 0, 0, 0)
+        machine.process(9, 2, 0, 50 * scale)  # a thread of the kernel
+        machine.process(50, 1, 50, 100 * scale, ended=9000 * scale)  # the supervisor; what it waited for is over
+        machine.process(100, 50, 100, 500 * scale, ended=200 * scale)  # a rank, and a loader that has ended
+        machine.process(101, 100, 100, 150 * scale)  # a loader
+        machine.process(102, 100, 102, 100 * scale)  # what a rank compiles with leads a session of its own
+        machine.process(200, 1, 200, 300 * scale)  # a rank of another node of the run, on the same machine
+        machine.process(300, 50, 300, 400 * scale)  # somebody else, though of the same parent
+        if moment == 0:
+            before = monitor.read()
+    after = monitor.read()
+    assert before and after
+    load = between(3, before, after.__class__(**{**vars(after), "at": before.at + 10}))
+    assert load and load.node == 3
+    assert load.others_share == pytest.approx(4 / 20)
+    assert load.stolen_share == pytest.approx(1 / 20)
+    assert taken(load) == pytest.approx(5 / 20)
+
+
+def test_nothing_is_said_of_others_where_not_all_ranks_can_be_seen(tmp_path: Path) -> None:
+    """Two containers of one machine have process numbers of their own each."""
+    machine = Machine(tmp_path)
+    machine.counted(user=10, stolen=0, idle=10)
+    apart = Monitor([HERE, HERE._replace(processes=HERE.processes + 1)], tmp_path)
+    before = apart.read()
+    machine.counted(user=20, stolen=0, idle=20)
+    load = between(0, before, apart.read())
+    assert load and load.others_share is None and load.stolen_share == 0
+
+
+def test_pressure_and_throttling_are_those_of_the_time_between(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.counted(user=0, stolen=0, idle=0)
+    (tmp_path / "proc/pressure").mkdir()
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/jobs/mine\n")
+    group = tmp_path / "sys/fs/cgroup/jobs/mine"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("max 100000\n")
+    (group.parent / "cpu.max").write_text("150000 100000\n")
+    pressure = tmp_path / "proc/pressure/memory"
+    monitor = read(machine, 100)
+    pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1000000\nfull avg10=0.00 total=7\n")
+    (group / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 250000\n")
+    before = monitor.read()
+    pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=3000000\nfull avg10=0.00 total=7\n")
+    (group / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 1000000\n")
+    after = monitor.read()
+    assert before and after
+    load = between(0, before, after.__class__(**{**vars(after), "at": before.at + 8}))
+    assert load and load.memory_pressure_share == pytest.approx(2 / 8) and load.cpu_pressure_share is None
+    assert load.throttled_s == pytest.approx(0.75)
+    assert throttled_s(tmp_path) == 1.0
+    assert quota_cores(tmp_path) == 1.5, "of a group around it"
+
+
+def test_a_machine_that_counts_nothing_has_no_load(tmp_path: Path) -> None:
+    assert read(Machine(tmp_path), 1).read() is None
+    assert between(0, None, None) is None
+
+
+@pytest.fixture
+def spinning() -> Iterator[list[int]]:
+    """Processes that compute, one for each core, and that nobody here has started any more."""
+    found = []
+    for _ in os.sched_getaffinity(0):
+        words = [sys.executable, "-c", SPIN]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as started:
+            assert started.stdout
+            found.append(int(started.stdout.readline()))
+            started.stdout.close()
+    yield found
+    for number in found:
+        os.kill(number, signal.SIGKILL)
+
+
+def seconds_of(numbers: list[int]) -> float:
+    fields = [Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split() for number in numbers]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def test_what_others_compute_is_theirs_by_the_kernels_own_count(spinning: list[int]) -> None:
+    monitor = Monitor([HERE])
+    before, at, used = monitor.read(), time.monotonic(), seconds_of(spinning)
+    time.sleep(2)
+    used, seconds = seconds_of(spinning) - used, time.monotonic() - at
+    load = between(0, before, monitor.read())
+    assert load and load.others_share is not None
+    assert load.others_share >= 0.9 * used / (seconds * len(HERE.cores)) > 0, "and others there may be besides"
+
+
+def quiet() -> bool:
+    """Whether this machine is, for the moment."""
+    monitor = Monitor([HERE])
+    before = monitor.read()
+    time.sleep(3)
+    load = between(0, before, monitor.read())
+    return load is not None and (taken(load) or 0) < BUSY_SHARE / 2
+
+
+def record_of(tmp_path: Path, *more: str) -> RunRecord:
+    return Command(tmp_path / "runs", [*QUICK, "engine=ddp", "measure.max_steps=60", "measure.min_s=2", *more]).record()
+
+
+@pytest.mark.processes
+def test_a_run_says_what_others_took_and_is_flagged_beside_them(tmp_path: Path, spinning: list[int]) -> None:
+    record = record_of(tmp_path)
+    assert record.outcome.kind == "ok" and record.observations and record.observations.load
+    (load,) = record.observations.load
+    assert load.others_share is not None and load.others_share > BUSY_SHARE
+    assert "busy" in flags(record)
+
+
+@pytest.mark.processes
+def test_a_run_that_shall_have_a_quiet_machine_is_given_up_beside_others(tmp_path: Path, spinning: list[int]) -> None:
+    record = record_of(tmp_path, "launcher.quiet_within_s=2")
+    assert record.outcome.kind == "error" and not record.outcome.final
+    assert "did not become quiet within 2 s" in record.outcome.reason and "others take" in record.outcome.reason
+
+
+@pytest.mark.processes
+def test_a_run_by_itself_is_not_flagged(tmp_path: Path) -> None:
+    if not quiet():
+        pytest.skip("somebody else computes here")
+    record = record_of(tmp_path, "launcher.quiet_within_s=60")
+    assert record.outcome.kind == "ok", record.outcome.reason
+    if not quiet():
+        pytest.skip("somebody else computes here")
+    assert record.observations and record.observations.load and "busy" not in flags(record)
+
+
+def test_node_load_shares_are_added_where_they_are_known() -> None:
+    assert taken(NodeLoad(node=0)) is None
+    assert taken(NodeLoad(node=0, stolen_share=0.25)) == 0.25

@@ -1,0 +1,76 @@
+"""One local run at a time: real processes that want the same lock."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from started_runs import SOON_S
+
+from bench.local import lock
+
+HOLD = "from bench.local import lock\nwith lock.alone(print):\n    print('held', flush=True)\n    input()"
+
+
+@pytest.fixture(autouse=True)
+def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def holder() -> "subprocess.Popen[str]":
+    """Start a process that holds the lock until it reads a line."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", HOLD], text=True, **pipes)
+
+
+def held(process: "subprocess.Popen[str]") -> bool:
+    assert process.stdout
+    return process.stdout.readline() == "held\n"
+
+
+@pytest.mark.processes
+@pytest.mark.untimed
+def test_the_second_waits_for_the_first_and_says_for_whom() -> None:
+    with holder() as first:
+        assert held(first)
+        with holder() as second:
+            assert second.stderr and first.stdin
+            told = second.stderr.readline()
+            assert f"waiting for process {first.pid} (" in told and "launcher.lock=false does not wait" in told
+            first.stdin.write("\n")
+            first.stdin.flush()
+            assert any(second.stdout.readline() == "held\n" for _ in range(1000)) if second.stdout else False
+            second.kill()
+
+
+@pytest.mark.processes
+@pytest.mark.untimed
+def test_the_lock_of_a_process_that_dies_is_free() -> None:
+    with holder() as first:
+        assert held(first)
+        first.send_signal(signal.SIGKILL)
+    begin = time.monotonic()
+    with lock.alone(lambda text: None):
+        assert time.monotonic() - begin < SOON_S
+        assert json.loads(lock.path(os.environ).read_text())["pid"] == os.getpid()
+    assert lock.path(os.environ).read_text() == ""
+
+
+def test_the_lock_lies_in_the_users_session_or_else_beside_the_caches(tmp_path: Path) -> None:
+    assert lock.path({"XDG_RUNTIME_DIR": str(tmp_path)}).parent == tmp_path / "zeroscale"
+    gone = {"XDG_RUNTIME_DIR": str(tmp_path / "gone"), "XDG_CACHE_HOME": str(tmp_path)}
+    assert lock.path(gone).parent == tmp_path / "zeroscale"
+
+
+def test_where_nothing_can_be_locked_nobody_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "zeroscale").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with lock.alone(print):
+        pass
+    assert "other local runs are not waited for" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""What carried the bytes, by counters that a host keeps; those of InfiniBand are made up by the kernel's manual."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.machine import Machine
+from bench.measure.failures import WrongTransport, outcome_of
+from bench.measure.transport import between, check, kind, sent_bytes, together
+from bench.record import Link, Network
+
+MB = 10**6
+
+
+def host(root: Path, **counters: int) -> Path:
+    """Write counters: of interfaces in bytes, of `ib` in words of four bytes."""
+    for name, count in counters.items():
+        path = root / f"sys/class/net/{name}/statistics/tx_bytes"
+        if name == "ib":
+            path = root / "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{count}\n")
+    return root
+
+
+def test_a_hosts_counters_are_read_and_taken_from_each_other(tmp_path: Path) -> None:
+    before = sent_bytes(host(tmp_path, eth0=1000, lo=5, ib=70))
+    assert before == {"eth0": 1000, "lo": 5, "mlx5_0/1": 280}
+    after = sent_bytes(host(tmp_path, eth0=1500, lo=5, ib=170))
+    assert between(before, after) == {"eth0": 500, "mlx5_0/1": 400}
+    assert together([{"eth0": 1, "ib0": 2}, {"eth0": 3}]) == {"eth0": 4, "ib0": 2}
+    assert between({}, {"eth1": 9}) == {}, "an interface that came meanwhile"
+    assert "lo" in sent_bytes(), "every host has it"
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        ({"mlx5_0/1": 90 * MB, "eth0": 1 * MB}, "infiniband"),
+        ({"mlx5_0/1": 1 * MB, "eth0": 90 * MB}, "sockets"),
+        ({"mlx5_0/1": 90 * MB, "eth0": 90 * MB}, "infiniband"),  # RDMA over Ethernet
+        ({"lo": 500 * MB, "eth0": 1 * MB}, None),
+        ({}, None),
+    ],
+)
+def test_what_has_counted_most_of_the_bytes_has_carried_them(sent: dict[str, int], told: str | None) -> None:
+    assert kind(sent, 100 * MB) == told
+
+
+def a_link(transport: str | None, *rates: float | None) -> Link:
+    return Link(
+        backend="nccl", payload_bytes=1, bus_bytes_per_s=1.0, transport=transport, ranks_bytes_per_s=rates,
+        sent_bytes={"eth0": 90 * MB},
+    )  # fmt: skip
+
+
+def test_a_fall_back_to_sockets_is_invalid_where_the_site_expects_infiniband() -> None:
+    check(a_link("infiniband"), Network(expects="infiniband"), Machine(name="m"))
+    check(a_link(None), Network(expects="infiniband"), Machine(name="m"))  # nobody counts: nothing is known
+    check(a_link("sockets"), Network(), Machine(name="m"))
+    with pytest.raises(WrongTransport, match="expects infiniband, and sockets carried the bytes: eth0 90 MB") as caught:
+        check(a_link("sockets"), Network(expects="infiniband"), Machine(name="m"))
+    assert outcome_of(caught.value) == ("invalid", "type WrongTransport")
+
+
+def test_a_pair_below_the_machines_floor_is_invalid() -> None:
+    machine = Machine(name="m", inter_node_floor_bytes_per_s=10 * MB)
+    check(a_link("sockets", 10 * MB, None, 12 * MB), Network(), machine)
+    with pytest.raises(WrongTransport, match=r"exchanged 9\.0 MB/s, and the machine has 10\.0"):
+        check(a_link("sockets", 10 * MB, 9 * MB), Network(), machine)
