@@ -13,7 +13,6 @@ from analysis.stats.compare import TOO_FEW, Comparison
 from analysis.summary import Row
 from bench.statistics import LEVEL
 
-
 _LUCK_WORTH_SAYING = 0.002
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.scaling.pace import Pace, Paces, against
-from analysis.stats.compare import LEAST_RUNS, TOO_FEW, Comparison, Verdict, enough, superiority
+from analysis.stats.compare import TOO_FEW, Comparison, Verdict, enough, superiority
 from analysis.stats.family import Family
 from analysis.stats.interval import Interval
 from analysis.summary import Row
@@ -31,9 +31,10 @@ class RankedFamily:
     def __init__(self, paces: Sequence[Pace]) -> None:
         self._paces = tuple(paces)  # kept, so that no other takes the place of one in memory
         self._places = {id(pace): place for place, pace in enumerate(paces)}
-        shared = [name for name in paces[0].means if all(name in pace.means for pace in paces)] if paces else []
+        sound = [pace.sound.means for pace in paces]
+        shared = [name for name in sound[0] if all(name in means for means in sound)] if sound else []
         blocked = enough(shared) and len(paces) > 1
-        self._means = [[pace.means[name] for name in (shared if blocked else pace.means)] for pace in paces]
+        self._means = [[means[name] for name in (shared if blocked else means)] for means in sound]
         self._family = Family([np.log(means) for means in self._means], blocked=blocked) if paces else None
 
     @property
@@ -62,7 +63,7 @@ class RankedFamily:
 
     def verdict(self, comparison: Comparison) -> Verdict:
         """Return what a comparison of the family tells."""
-        if comparison.unit == "step" or min(comparison.runs) < LEAST_RUNS or comparison.interval is None:
+        if not comparison.decides or comparison.interval is None:
             return TOO_FEW
         low, high = comparison.interval[:2]
         return "slower" if low > 1 else "faster" if high < 1 else "no detectable difference"
@@ -92,7 +93,7 @@ def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
     timed = [(row, known) for row in rows if (known := pace(row))]
     if not timed:
         return None
-    family = RankedFamily([known for _, known in timed if enough(known.runs)])
+    family = RankedFamily([known for _, known in timed if enough(known.sound.runs)])
     fastest = min(timed, key=lambda one: one[1].typical)
     found = _behind(next((one for one in timed if one[1] is family.lead), fastest), timed, family)
     if found.rivals and found.rivals[0].comparison.ratio < 1:  # of one that has too few repeats to be of the family

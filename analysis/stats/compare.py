@@ -34,6 +34,12 @@ class Comparison(NamedTuple):
     unit: Unit
     runs: tuple[int, int]  # that it rests on, of the one and of the other
     noises: tuple[Noise, ...] = ()  # of both sides' runs, or of their differences within allocations; by steps none
+    sound: bool = True  # whether enough of the runs carry no flag that keeps them from deciding
+
+    @property
+    def decides(self) -> bool:
+        """Whether there are enough sound runs for a verdict."""
+        return self.unit == "run" and self.sound
 
     @property
     def cliffs_delta(self) -> float:
@@ -80,12 +86,12 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
     (`analysis.stats.family`), whichever pairs were chosen before they were measured.
 
     So an interval may exclude 1 and yet the verdict be that no difference is detectable: it speaks for its pair alone.
-    Comparisons of steps have an effect and an interval, and no verdict.
+    Comparisons of steps, and of too few sound runs, have an effect and an interval, and no verdict.
     """
-    known = [one for one in comparisons if one.unit == "run"]
+    known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p for one in known]
     told = iter(corrected(gaps, [one.noises for one in known], own))
-    return [_verdict(one.ratio, next(told), level) if one.unit == "run" else TOO_FEW for one in comparisons]
+    return [_verdict(one.ratio, next(told), level) if one.decides else TOO_FEW for one in comparisons]
 
 
 def _noises(one: Sequence[float], other: Sequence[float], *, blocked: bool) -> tuple[Noise, ...]:

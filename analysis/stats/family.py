@@ -114,10 +114,8 @@ class Family:
             noise = _noise(self._logs[one] - self._logs[other])
             share, freedom = noise.variance / noise.n, float(noise.freedom)
         else:
-            ours, theirs = self._shares[one], self._shares[other]
-            share = ours + theirs
-            spare = ours**2 / (self._counts[one] - 1) + theirs**2 / (self._counts[other] - 1)
-            freedom = float(share**2 / spare) if spare else 1.0
+            sides = [self._shares[one], self._shares[other]]
+            share, freedom = sum(sides), _satterthwaite(sides, [self._counts[one] - 1, self._counts[other] - 1])
         return float(student(np.asarray(freedom), self._level) * np.sqrt(share))
 
 
@@ -140,7 +138,8 @@ def corrected(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], own: Seq
             pooled[place] = _chance(gaps[place], [variance / one.n for one in sides], freedom)
             drawn = [_moderate(one, known) for one in sides]
             shares = [each / one.n for (each, _), one in zip(drawn, sides, strict=True)]
-            moderate[place] = _chance(gaps[place], shares, min(freedom, sum(each for _, each in drawn)))
+            own_freedom = _satterthwaite(shares, [each for _, each in drawn])
+            moderate[place] = _chance(gaps[place], shares, min(freedom, own_freedom))
     return [max(found) for found in zip(holm(pooled), holm(moderate), own, strict=True)]
 
 
@@ -193,6 +192,13 @@ def _moderate(noise: Noise, known: Prior) -> tuple[float, float]:
         return known.variance, np.inf
     freedom = known.freedom + noise.freedom
     return (known.freedom * known.variance + noise.freedom * noise.variance) / freedom, freedom
+
+
+def _satterthwaite(shares: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Return the degrees of freedom of a sum of estimated variances (Biometrics Bulletin 2, 1946), as Welch's test
+    has them."""
+    spare = sum(share**2 / freedom for share, freedom in zip(shares, freedoms, strict=True))
+    return sum(shares) ** 2 / spare if spare else np.inf
 
 
 def _chance(gap: float, shares: Sequence[float], freedom: float) -> float:

@@ -53,7 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 1 if the gate is broken."""
+    """Return 1 if the gate fails, 3 if it is inconclusive."""
     words = [*(args.overrides or _small()), *(["--config-dir", str(args.config_dir)] if args.config_dir else [])]
     with _ended_in_order(), sides.sides(args.a, args.b, sides.here(Path.cwd())) as (a, b):
         results = _folder(args.results, f"ab-{a.name}-{b.name}")
