@@ -150,12 +150,12 @@ def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ..
         return stats.TOO_FEW, f"{more} more a side at least"
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
-    told = [
+    told = (
         f"more than {percent(gate.limit)} cannot be excluded",
         f"below {significant(100 * seen, 2)} % nothing could be seen",
-    ]
-    wanted = f"{more}" if more < MOST else f"more than {MOST}"
-    return (*told, f"about {wanted} more a side see {percent(gate.limit)}") if more else tuple(told)
+    )
+    wanted = f"about {more}" if more < MOST else f"over {MOST}"
+    return (*told, f"{wanted} more a side see {percent(gate.limit)}") if more else told
 
 
 def _mixed(one: Configuration) -> bool:

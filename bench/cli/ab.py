@@ -8,7 +8,8 @@
 A side is a revision of the checkout around this folder, a folder with the code as it is (`.`, with what is not yet
 committed), or an environment: a folder with bin/python, or an interpreter, which runs the code as it is here.
 
-Overrides are those of `zeroscale run`; without any, a small point of the smoke study on two processes of the CPU. In
+Overrides are those of `zeroscale run`; what they leave open is as in a small point of the smoke study, on two processes
+of the CPU. Outside of Slurm the unit is a round of fresh processes on this machine: a verdict holds for it as it is. In
 every round both sides run, by turns first; `zeroscale compare` then compares them round by round, and its exit code is
 that of this command. Besides time per sample and peak of memory, whatever should not vary breaks the gate by any
 change: parameters, FLOPs by their closed form, calls and bytes of every collective, live memory. (On a CPU 64 KiB of it
@@ -22,7 +23,7 @@ import contextlib
 import importlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 1 if the gate fails, 3 if it is inconclusive."""
-    words = [*(args.overrides or _small()), *(["--config-dir", str(args.config_dir)] if args.config_dir else [])]
+    words = [
+        *_small(args.overrides),
+        *args.overrides,
+        *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
+    ]
     with _ended_in_order(), sides.sides(args.a, args.b, sides.here(Path.cwd())) as (a, b):
         results = _folder(args.results, f"ab-{a.name}-{b.name}")
         rounds.measure((a, b), rounds.order(args.rounds, args.seed), words, results, _follow)
@@ -81,10 +86,13 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
-def _small() -> list[str]:
+def _small(overrides: Sequence[str]) -> list[str]:
+    """Return the small point but for what is overridden; of another engine or model, none of its options."""
     from bench import config
 
-    return [f"{key}={value}" for key, value in (config.study("smoke").base | _SMALL).items()]
+    named = {word.lstrip("+~").partition("=")[0] for word in overrides}
+    small = config.study("smoke").base | _SMALL
+    return [f"{key}={value}" for key, value in small.items() if named.isdisjoint({key, key.partition(".")[0]})]
 
 
 def _folder(parent: Path, name: str) -> Path:
