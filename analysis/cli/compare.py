@@ -77,10 +77,10 @@ def percentage(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Return 1 if the gate fails, 3 if nobody can say whether it does."""
-    from analysis.compare import EXIT_CODES, compare
+    from analysis.compare import EXIT_CODES
     from analysis.compare.words import headline
 
-    compared = compare(_read(args.a), _read(args.b), _question(args))
+    compared = judge(args)
     written = _written(compared, args.format)
     if args.out:
         _write(args.out, written)
@@ -89,6 +89,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(written)
     return EXIT_CODES[compared.verdict]
+
+
+def judge(args: argparse.Namespace) -> "Compared":
+    """Return what the two sets of results say."""
+    from analysis.compare import compare
+
+    return compare(_read(args.a), _read(args.b), _question(args))
 
 
 def _read(path: Path) -> "Results":
@@ -107,7 +114,8 @@ def _question(args: argparse.Namespace) -> "Question":
     from analysis.compare.judging import Gate
 
     allowed = frozenset(name.strip() for name in args.allow.split(","))
-    gate = Gate(args.gate, args.exact, args.strict, allowed) if args.exact or args.gate is not None else None
+    looks = getattr(args, "looks", 1)  # of `ab`
+    gate = Gate(args.gate, args.exact, args.strict, looks, allowed) if args.exact or args.gate is not None else None
     across = tuple(one for text in args.across for one in parse(text))
     return Question(tuple(args.called or (str(args.a), str(args.b))), across, gate, args.paired)
 

@@ -11,6 +11,7 @@ from analysis.results import Results
 from analysis.scaling.pace import Pace, against
 from analysis.stats import compare as stats
 from analysis.stats.detectable import MOST, missing, smallest
+from bench.statistics import LEVEL
 
 Status = Literal[
     "faster", "slower", "no detectable difference", "too few repeats to tell", "not comparable", "only in A",
@@ -32,7 +33,13 @@ class Gate(NamedTuple):
     limit: float | None = None
     exact: bool = False
     strict: bool = False  # what is open counts as broken
+    looks: int = 1  # how often the same runs are judged, the last time among them, while they become more
     allowed: frozenset[str] = frozenset()  # quantities that may change
+
+    @property
+    def level(self) -> float:
+        """Of each look, so that all of them together are wrong in at most 5 % (Bonferroni's inequality)."""
+        return 1 - (1 - LEVEL) / self.looks
 
 
 class Line(NamedTuple):
@@ -64,14 +71,15 @@ def lines(a: Results, b: Results, pairs: Sequence[Pair], gate: Gate | None, *, p
 
     `paired` says that the runs of one repeat, of A and of B, were made one after the other, as `zeroscale ab` does.
     """
-    drafts = [_draft(a, b, pair, paired=paired) for pair in pairs]
-    told = iter(stats.verdicts([line.comparison for line in drafts if line.comparison]))
+    level = gate.level if gate else LEVEL
+    drafts = [_draft(a, b, pair, level, paired=paired) for pair in pairs]
+    told = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
     judged = [line._replace(status=next(told)) if line.comparison else line for line in drafts]
     among = sum(line.comparison is not None and line.comparison.decides for line in judged)
     return [_held(line, gate, among) for line in judged] if gate else judged
 
 
-def _draft(a: Results, b: Results, pair: Pair, *, paired: bool) -> Line:
+def _draft(a: Results, b: Results, pair: Pair, level: float, *, paired: bool) -> Line:
     ours, theirs = pair.a, pair.b
     if ours is None or theirs is None:
         one = ours or theirs
@@ -89,7 +97,7 @@ def _draft(a: Results, b: Results, pair: Pair, *, paired: bool) -> Line:
     before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     status: Status = stats.TOO_FEW  # until all are seen together
-    return Line(ours, theirs, status, "", against(after, before), changes(*records), pair.asked)
+    return Line(ours, theirs, status, "", against(after, before, level), changes(*records), pair.asked)
 
 
 def _failure(one: Configuration) -> str:
@@ -144,8 +152,8 @@ def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ..
     """Say why time neither breaks the gate nor keeps it: kept is that a slowdown past the limit is excluded."""
     if gate.limit is None:
         return ()
-    more = missing(comparison, gate.limit, among)
-    seen = smallest(comparison, among)
+    more = missing(comparison, gate.limit, among, gate.level)
+    seen = smallest(comparison, among, gate.level)
     if seen is None:
         return stats.TOO_FEW, f"{more} more a side at least"
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:

@@ -72,12 +72,19 @@ def changed(change: Change) -> str:
     return f"{change.name} {a} → {b}"
 
 
-def level() -> str:
+def level(compared: Compared) -> str:
     """Return what the intervals are."""
+    gate = compared.question.gate
+    looks = (
+        f" Looked at up to {gate.looks} times, together wrong in {percent(1 - LEVEL)}."
+        if gate and gate.looks > 1
+        else ""
+    )
+    told = gate.level if gate else LEVEL
     return (
-        f"Time per sample of B against A, over the whole window, with its {percent(LEVEL)} interval. From {LEAST_RUNS} "
-        f"runs a side on it holds for other runs too; the steps of fewer say nothing of them: {TOO_FEW}, and a gate is "
-        "inconclusive."
+        f"Time per sample of B against A, over the whole window, with its {percent(told)} interval.{looks} "
+        f"From {LEAST_RUNS} runs a side on it holds for other runs too; the steps of fewer say nothing of them: {TOO_FEW}, "
+        "and a gate is inconclusive."
     )
 
 

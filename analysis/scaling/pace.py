@@ -19,6 +19,7 @@ from analysis.stats.interval import Interval
 from analysis.stats.ratio import Runs
 from analysis.summary import KEY, Row
 from analysis.table import plain
+from bench.statistics import LEVEL
 
 
 class Estimate(NamedTuple):
@@ -68,7 +69,7 @@ def paces(results: Results) -> Paces:
     return lambda row: known.get(_key(row))
 
 
-def against(one: Pace, other: Pace) -> Comparison:
+def against(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
     """Compare two paces; the ratio is of the one's seconds per sample over the other's.
 
     Within the allocations that both ran in, where these are enough to be the unit, so that good nodes are not taken
@@ -76,18 +77,18 @@ def against(one: Pace, other: Pace) -> Comparison:
     """
     sound = enough(one.sound.runs) and enough(other.sound.runs)
     if sound and (one.unsound or other.unsound):
-        return against(one.sound, other.sound)
+        return against(one.sound, other.sound, level)
     if not sound:
-        return _compared(one, other)._replace(sound=False)
-    return _compared(one, other)
+        return _compared(one, other, level)._replace(sound=False)
+    return _compared(one, other, level)
 
 
-def _compared(one: Pace, other: Pace) -> Comparison:
+def _compared(one: Pace, other: Pace, level: float) -> Comparison:
     if shared := blocks(one.runs, other.runs):
-        return compare(_each(one, shared), _each(other, shared), blocked=True)
+        return compare(_each(one, shared), _each(other, shared), level, blocked=True)
     if enough(one.runs) and enough(other.runs):
-        return compare(_each(one, one.runs), _each(other, other.runs))
-    return compare(list(one.runs.values()), list(other.runs.values()))
+        return compare(_each(one, one.runs), _each(other, other.runs), level)
+    return compare(list(one.runs.values()), list(other.runs.values()), level)
 
 
 def scaled(comparison: Comparison, factor: float = 1.0) -> Estimate:

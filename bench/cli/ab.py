@@ -15,6 +15,9 @@ that of this command. Besides time per sample and peak of memory, whatever shoul
 change: parameters, FLOPs by their closed form, calls and bytes of every collective, live memory. (On a CPU 64 KiB of it
 are the harness's own, and the peak depends on timing.) `--allow` names what is meant to change.
 
+With --most-rounds it looks after 5, 10, 20, … rounds and ends when the gate passes or fails; each look is stricter, so
+that all of them together are wrong in at most 5 %.
+
 Under Slurm it is a command like any other: sbatch --wrap "zeroscale ab HEAD~1 HEAD". Its runs stay on one node.
 """
 
@@ -47,6 +50,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", metavar="REF_B", help="the same, to be compared with it")
     options.overrides(parser, "what is measured, as `run` takes it")
     parser.add_argument("--rounds", type=_at_least_one, default=5, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--most-rounds", type=_at_least_one, metavar="N", help="double the rounds up to N as long as nobody can say"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides who begins; default: %(default)s")
     options.config_dir(parser)
     options.results(parser)
@@ -62,16 +68,21 @@ def run(args: argparse.Namespace) -> int:
     ]
     with _ended_in_order(), sides.sides(args.a, args.b, sides.here(Path.cwd())) as (a, b):
         results = _folder(args.results, f"ab-{a.name}-{b.name}")
-        rounds.measure((a, b), rounds.order(args.rounds, args.seed), words, results, _follow)
+        # Whatever a revision makes of the same overrides is the question; by another protocol, times do not compare.
+        across = [name for name in RunSpec.model_fields if name != "measure"]
+        across += ["versions", "container"] if a.environment or b.environment else []
+        stages = rounds.looks(args.rounds, args.most_rounds or args.rounds)
+        turns = rounds.order(stages[-1], args.seed)
+        asked = argparse.Namespace(**vars(args) | {
+            "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
+            "exact": True, "paired": True, "looks": len(stages),
+        })  # fmt: skip
+        for done, until in zip([0, *stages], stages, strict=False):
+            well = rounds.measure((a, b), turns[2 * done : 2 * until], words, results, _follow)
+            if not well or until == stages[-1] or _compare().judge(asked).verdict != "INCONCLUSIVE":
+                break
     print(results, file=sys.stderr)
-    # Whatever a revision makes of the same overrides is the question; by another protocol, times cannot be compared.
-    across = [name for name in RunSpec.model_fields if name != "measure"]
-    across += ["versions", "container"] if a.environment or b.environment else []
-    asked = {
-        "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
-        "exact": True, "paired": True,
-    }  # fmt: skip
-    code: int = _compare().run(argparse.Namespace(**vars(args) | asked))
+    code: int = _compare().run(asked)
     return code
 
 

@@ -198,3 +198,14 @@ def test_what_took_no_part_is_in_the_verdict(tmp_path: Path) -> None:
     told = headline(against(tmp_path, ours, theirs, gate=Gate(0.03)))
     assert told.startswith("FAIL: ")
     assert "Left out: 1 out of memory, 1 without a partner." in told
+
+
+def test_all_looks_of_growing_rounds_together_are_wrong_in_few_of_a_hundred() -> None:
+    """Pairs that are alike, judged after 5, 10, 20 and 40 rounds: without the stricter level 12 in a hundred."""
+    rng, level, wrong = np.random.default_rng(2), Gate(0.03, looks=4).level, []
+    assert level == pytest.approx(0.9875)
+    for _ in range(300):
+        ours, theirs = np.exp(0.02 * rng.standard_normal((2, 40, 1))).tolist()
+        told = [stats.compare(ours[:n], theirs[:n], level, blocked=True) for n in (5, 10, 20, 40)]
+        wrong.append(any(stats.verdicts([one], level) != ["no detectable difference"] for one in told))
+    assert np.mean(wrong) <= 0.07

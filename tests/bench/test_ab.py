@@ -132,6 +132,11 @@ def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
     assert nothing_left(checkout)
 
 
+def test_rounds_are_added_by_doubling_up_to_the_most() -> None:
+    assert rounds.looks(5, 5) == rounds.looks(5, 3) == [5]
+    assert rounds.looks(5, 30) == [5, 10, 20, 30]
+
+
 def test_overrides_change_the_small_point_and_leave_the_rest_of_it() -> None:
     assert {"model=tiny", "engine=zero2", "engine.reduce_bucket_size=1000000", "batch.micro=4"} <= set(_small([]))
     small = _small(["engine=ddp", "batch.micro=2", "measure.max_s=9"])

@@ -126,21 +126,27 @@ def test_of_three_allocations_each_the_interval_is_between_repeats_else_there_is
     assert (curve.fit.coherency.interval, curve.fit.peak) == (None, None), "nobody knows what other runs would give"
 
 
-def _covered(truth: dict[str, float], law: dict[str, float], rounds: int = 150) -> dict[str, float]:
-    rng, inside = np.random.default_rng(11), dict.fromkeys(truth, 0)
-    for _ in range(rounds):
-        found = told(drawn(rng, **law))
-        for name, value in truth.items():
-            estimate = getattr(found, name)
-            inside[name] += found.rejected or (
-                estimate is not None and estimate.interval.low <= value <= estimate.interval.high
-            )
-    return {name: count / rounds for name, count in inside.items()}
+def _covered(truth: dict[str, float], rounds: int = 150) -> tuple[dict[str, float], float]:
+    """Return how often the intervals of laws that are not rejected cover the truth, and how often one is rejected."""
+    rng = np.random.default_rng(11)
+    found = [told(drawn(rng)) for _ in range(rounds)]
+    kept = [one for one in found if not one.rejected]
+    inside = {
+        name: [
+            estimate is not None and estimate.interval.low <= value <= estimate.interval.high
+            for one in kept
+            for estimate in [getattr(one, name)]
+        ]
+        for name, value in truth.items()
+    }
+    return {name: float(np.mean(held)) for name, held in inside.items()}, 1 - len(kept) / rounds
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     truth = {"rate": RATE, "contention": CONTENTION, "coherency": COHERENCY, "peak": PEAK}
-    for name, covered in _covered(truth, {}).items():
+    inside, rejected = _covered(truth)
+    assert rejected <= 0.04
+    for name, covered in inside.items():
         assert covered >= 0.92, name
 
 
@@ -150,7 +156,7 @@ def test_a_peak_is_seldom_seen_where_there_is_none() -> None:
     assert seen / 150 <= 0.06
 
 
-def test_a_law_that_does_not_fit_is_rejected_and_one_that_does_seldom_is() -> None:
+def test_a_law_that_does_not_fit_is_rejected() -> None:
     """The first hop costs a third and nothing after it: no curve of the law turns so sharply."""
     rng = np.random.default_rng(4)
     found = fit({n: Pace({str(i): [seconds(n) * (1.3 if n > 1 else 1) * np.exp(0.01 * rng.standard_normal())]
@@ -158,4 +164,3 @@ def test_a_law_that_does_not_fit_is_rejected_and_one_that_does_seldom_is() -> No
     assert found is not None
     assert found.rejected
     assert (found.contention.interval, found.peak) == (None, None)
-    assert np.mean([told(drawn(rng)).rejected for _ in range(150)]) <= 0.04
