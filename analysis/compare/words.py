@@ -83,8 +83,8 @@ def level(compared: Compared) -> str:
     told = gate.level if gate else LEVEL
     return (
         f"Time per sample of B against A, over the whole window, with its {percent(told)} interval.{looks} "
-        f"From {LEAST_RUNS} runs a side on it holds for other runs too; the steps of fewer say nothing of them: {TOO_FEW}, "
-        "and a gate is inconclusive."
+        f"From {LEAST_RUNS} runs a side on it holds for other runs too; the steps of fewer say nothing of them: "
+        f"{TOO_FEW}, and a gate is inconclusive."
     )
 
 
