@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study testbed-study gpu-study wheels check test lint bench bench-testbed predictions golden schema reference docs install clean
+.PHONY: study testbed-study gpu-study wheels check test lint bench coverage bench-testbed predictions golden schema reference docs install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
@@ -48,6 +48,13 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.status
 	$(BIN)/python -m tests.benchmarks.prediction
 	$(BIN)/python -m tests.benchmarks.reading
+
+# The tables of the method page, by simulation; SERIES and FAMILIES say how many of each.
+SERIES ?= 2000
+FAMILIES ?= 1000
+coverage: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.coverage --series $(SERIES)
+	$(BIN)/python -m tests.benchmarks.verdicts --families $(FAMILIES)
 
 # As root, like testbed-study.
 bench-testbed: $(INSTALLED)

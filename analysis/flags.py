@@ -132,3 +132,7 @@ FLAGS = {
 
 NO_MEASUREMENT = ("drill", "foreign_hosts")
 """Flags of runs whose numbers answer nothing, however they ended."""
+
+UNSOUND = ("unsteady", "skipped_steps")
+"""Flags of runs that decide nothing: their time is another than that of the configuration. What makes a run less sure,
+as a short window does, is in the scatter of the repeats; a straggler may be the configuration's own."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.columns import all_columns
+from analysis.flags import UNSOUND
 from analysis.reading import Found, Reading, find
 from analysis.reading.rows import FILE, TRACES, File, Rows, of, row, schema
 from analysis.summary import ANSWERING, KEY, Row, answering, summarise
@@ -81,6 +82,15 @@ class Results:
             if steps := self.window(place):
                 found.setdefault(self._allocation(place), []).extend(steps)
         return found
+
+    def unsound(self, row: Row) -> frozenset[str]:
+        """Return the allocations behind a row of the summary that decide nothing, for a run there carries a flag of
+        `analysis.flags.UNSOUND`."""
+        return frozenset(self._allocation(place) for place in self.behind(row) if not self.is_sound(place))
+
+    def is_sound(self, place: int) -> bool:
+        """Whether a run of the table may decide a comparison."""
+        return set(UNSOUND).isdisjoint(str(self.table["flags"].iloc[place]).split())
 
     def window(self, place: int) -> list[float]:
         """Return the timed steps of a run of the table, in seconds and in their order.

@@ -106,6 +106,11 @@ def student(freedom: Array, level: float) -> Array:
     return quantile
 
 
+def quantile(freedom: float, share: float) -> float:
+    """Return the quantile of Student's distribution below which a `share` of it lies."""
+    return float(scipy.special.stdtrit(freedom, share))
+
+
 def signs(series: Array) -> Array:
     """Return, along the last axis, 1 above the median, -1 below it and 0 at it.
 

@@ -117,7 +117,9 @@ def _told(comparisons: Iterable[Comparison]) -> Iterable[Comparison]:
 def _tested(before: Row, after: Row, results: Results) -> stats.Comparison | None:
     """Return how the step times of the second configuration compare with the first's; None where one has no number."""
     ours, theirs = results.runs(before), results.runs(after)
-    return against(Pace(theirs), Pace(ours)) if ours and theirs else None
+    if not (ours and theirs):
+        return None
+    return against(Pace(theirs, results.unsound(after)), Pace(ours, results.unsound(before)))
 
 
 def _spans_nodes(found: Sequence[Finding]) -> bool:

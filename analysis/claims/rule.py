@@ -36,7 +36,7 @@ def left_out(finding: Finding) -> list[str]:
 
 def repeated(comparison: Comparison) -> bool:
     """Whether both sides have enough independent repeats to speak for others."""
-    return comparison.tested is not None and comparison.tested.unit == "run"
+    return comparison.tested is not None and comparison.tested.decides
 
 
 def obstacles(finding: Finding) -> list[str]:

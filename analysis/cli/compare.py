@@ -10,12 +10,13 @@ protocol, on the same machine, with the same versions. What differs is named and
 it is the question: a field of the spec (engine, engine.options.reduce_bucket_size, measure, …), machine,
 versions.torch, … or all below it.
 
-The gate breaks, with exit code 1, where B is detectably slower (all configurations taken together wrong in at most 5 %)
-and by more than the gate; where each of its runs has a peak of memory higher than all of A's by more than that; where
-it failed and A ran; and where there is nothing to compare. A slowdown that the interval cannot exclude leaves it open,
-as do configurations that are not comparable or missing in B, and fewer than three runs of a side: there are too few
-repeats to tell then, for two runs of the same differ by more than their steps show. --strict breaks it in all these
-cases.
+The gate says PASS, FAIL or INCONCLUSIVE, with exit code 0, 1 or 3. It fails where B is detectably slower (all
+configurations taken together wrong in at most 5 %) and by more than the gate; where each of its runs has a peak of
+memory higher than all of A's by more than that; where it failed and A ran; and where there is nothing to compare. It
+passes where a slowdown past the gate is excluded everywhere. Else it is inconclusive, as it is for configurations that
+are not comparable or missing in B, and for fewer than three runs of a side that carry no flag of a doubtful time: there
+are too few repeats to tell then, for two runs of the same differ by more than their steps show. The output says the
+smallest slowdown that could have been seen, and how many repeats are missing. --strict fails in all these cases.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> 
         default=default,
         help=f"{told}; default: {gate or 'none'}".replace("%", "%%"),
     )
-    parser.add_argument("--strict", action="store_true", help="what leaves the gate open breaks it")
+    parser.add_argument("--strict", action="store_true", help="what is inconclusive fails")
     parser.add_argument(
         "--allow", default="", metavar="NAME,…", help="counts and bytes that may change, such as resident_bytes"
     )
@@ -76,11 +77,11 @@ def percentage(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 1 if the gate is broken."""
-    from analysis.compare import compare
+    """Return 1 if the gate fails, 3 if nobody can say whether it does."""
+    from analysis.compare import EXIT_CODES
     from analysis.compare.words import headline
 
-    compared = compare(_read(args.a), _read(args.b), _question(args))
+    compared = judge(args)
     written = _written(compared, args.format)
     if args.out:
         _write(args.out, written)
@@ -88,7 +89,14 @@ def run(args: argparse.Namespace) -> int:
         print(args.out)
     else:
         sys.stdout.write(written)
-    return 1 if compared.broken else 0
+    return EXIT_CODES[compared.verdict]
+
+
+def judge(args: argparse.Namespace) -> "Compared":
+    """Return what the two sets of results say."""
+    from analysis.compare import compare
+
+    return compare(_read(args.a), _read(args.b), _question(args))
 
 
 def _read(path: Path) -> "Results":
@@ -100,7 +108,10 @@ def _question(args: argparse.Namespace) -> "Question":
     from analysis.compare.fields import parse
     from analysis.compare.judging import Gate
 
-    gate = Gate(args.gate, args.exact, args.strict, _allowed(args)) if args.exact or args.gate is not None else None
+    looks = getattr(args, "looks", 1)  # of `ab`
+    gate = (
+        Gate(args.gate, args.exact, args.strict, looks, _allowed(args)) if args.exact or args.gate is not None else None
+    )
     across = tuple(one for text in args.across for one in parse(text))
     if args.across and not across:
         raise UserError(f"--across {','.join(args.across)}", "names no field", "give one, such as versions.torch")

@@ -9,13 +9,18 @@ words       how a pair is told in words
 text, markdown, junit, plain   the forms
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from analysis.compare.fields import Across
 from analysis.compare.judging import Gate, Line, lines
 from analysis.compare.naming import names
 from analysis.compare.pairing import configurations, nearest_miss, pairs
 from analysis.results import Results
+
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+
+EXIT_CODES: Mapping[Verdict | None, int] = {None: 0, "PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
 
 class Question(NamedTuple):
@@ -35,10 +40,21 @@ class Compared(NamedTuple):
     note: str = ""  # where A and B share no configuration, what keeps two of them apart
 
     @property
+    def verdict(self) -> Verdict | None:
+        """What becomes of the gate; None without one.
+
+        It fails by a line, or for nothing at all could be compared; it passes where every line keeps it.
+        """
+        if self.question.gate is None:
+            return None
+        if self.breaking() or not any(line.comparison for _, line in self.lines):
+            return "FAIL"
+        return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
+
+    @property
     def broken(self) -> bool:
-        """Whether the gate is broken: by a line, or for nothing at all could be compared."""
-        nothing = not any(line.comparison for _, line in self.lines)
-        return self.question.gate is not None and (nothing or bool(self.breaking()))
+        """Whether the gate fails."""
+        return self.verdict == "FAIL"
 
     def breaks(self, line: Line) -> bool:
         """Whether a line breaks the gate."""

@@ -6,9 +6,12 @@ from typing import Literal, NamedTuple
 from analysis.compare.fields import Difference
 from analysis.compare.pairing import Configuration, Pair
 from analysis.compare.quantities import PEAK, Change, changes
+from analysis.formats.numbers import significant
 from analysis.results import Results
 from analysis.scaling.pace import Pace, against
 from analysis.stats import compare as stats
+from analysis.stats.detectable import MOST, missing, smallest
+from bench.statistics import LEVEL
 
 Status = Literal[
     "faster", "slower", "no detectable difference", "too few repeats to tell", "not comparable", "only in A",
@@ -30,7 +33,13 @@ class Gate(NamedTuple):
     limit: float | None = None
     exact: bool = False
     strict: bool = False  # what is open counts as broken
+    looks: int = 1  # how often the same runs are judged, the last time among them, while they become more
     allowed: frozenset[str] = frozenset()  # quantities that may change
+
+    @property
+    def level(self) -> float:
+        """Of each look, so that all of them together are wrong in at most 5 % (Bonferroni's inequality)."""
+        return 1 - (1 - LEVEL) / self.looks
 
 
 class Line(NamedTuple):
@@ -62,13 +71,15 @@ def lines(a: Results, b: Results, pairs: Sequence[Pair], gate: Gate | None, *, p
 
     `paired` says that the runs of one repeat, of A and of B, were made one after the other, as `zeroscale ab` does.
     """
-    drafts = [_draft(a, b, pair, paired=paired) for pair in pairs]
-    told = iter(stats.verdicts([line.comparison for line in drafts if line.comparison]))
+    level = gate.level if gate else LEVEL
+    drafts = [_draft(a, b, pair, level, paired=paired) for pair in pairs]
+    told = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
     judged = [line._replace(status=next(told)) if line.comparison else line for line in drafts]
-    return [_held(line, gate) for line in judged] if gate else judged
+    among = sum(line.comparison is not None and line.comparison.decides for line in judged)
+    return [_held(line, gate, among) for line in judged] if gate else judged
 
 
-def _draft(a: Results, b: Results, pair: Pair, *, paired: bool) -> Line:
+def _draft(a: Results, b: Results, pair: Pair, level: float, *, paired: bool) -> Line:
     ours, theirs = pair.a, pair.b
     if ours is None or theirs is None:
         one = ours or theirs
@@ -86,7 +97,7 @@ def _draft(a: Results, b: Results, pair: Pair, *, paired: bool) -> Line:
     before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     status: Status = stats.TOO_FEW  # until all are seen together
-    return Line(ours, theirs, status, "", against(after, before), changes(*records), pair.asked)
+    return Line(ours, theirs, status, "", against(after, before, level), changes(*records), pair.asked)
 
 
 def _failure(one: Configuration) -> str:
@@ -101,17 +112,20 @@ def _failure(one: Configuration) -> str:
 def _pace(side: Results, one: Configuration, paired: bool) -> Pace:
     """Return the seconds per sample of a configuration's steps by allocation, or by repeat."""
     if not paired:
-        runs = side.runs(one.row)
+        runs, unsound = side.runs(one.row), side.unsound(one.row)
     else:
+        places = {place: str(side.table["repeat"].iloc[place]) for place in side.behind(one.row)}
+        unsound = frozenset(name for place, name in places.items() if not side.is_sound(place))
         runs = {}
-        for place in side.behind(one.row):
-            runs.setdefault(str(side.table["repeat"].iloc[place]), []).extend(side.window(place))
-    return Pace({name: [seconds / one.row["global_batch"] for seconds in steps] for name, steps in runs.items()})
+        for place, name in places.items():
+            runs.setdefault(name, []).extend(side.window(place))
+    batch = one.row["global_batch"]
+    return Pace({name: [seconds / batch for seconds in steps] for name, steps in runs.items()}, unsound)
 
 
-def _held(line: Line, gate: Gate) -> Line:
+def _held(line: Line, gate: Gate, among: int) -> Line:
     if line.comparison:
-        broken, opened = _broken(line, gate), _open(line.comparison, gate)
+        broken, opened = _broken(line, gate), _open(line.comparison, gate, max(among, 1))
         held: Held = "broken" if broken else "open" if opened else "kept"
         return line._replace(held=held, doubts=broken or opened)
     if line.status == "failed in B":
@@ -134,14 +148,22 @@ def _broken(line: Line, gate: Gate) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _open(comparison: stats.Comparison, gate: Gate) -> tuple[str, ...]:
+def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
+    """Say why time neither breaks the gate nor keeps it: kept is that a slowdown past the limit is excluded."""
     if gate.limit is None:
         return ()
-    if comparison.unit == "step":
-        return (stats.TOO_FEW,)
+    more = missing(comparison, gate.limit, among, gate.level)
+    seen = smallest(comparison, among, gate.level)
+    if seen is None:
+        return stats.TOO_FEW, f"{more} more a side at least"
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
-    return (f"more than {percent(gate.limit)} cannot be excluded",)
+    told = (
+        f"more than {percent(gate.limit)} cannot be excluded",
+        f"below {significant(100 * seen, 2)} % nothing could be seen",
+    )
+    wanted = f"about {more}" if more < MOST else f"over {MOST}"
+    return (*told, f"{wanted} more a side see {percent(gate.limit)}") if more else told
 
 
 def _mixed(one: Configuration) -> bool:

@@ -18,6 +18,7 @@ def to_junit(compared: Compared) -> str:
     fails."""
     suite = TestSuite("zeroscale compare")
     suite.add_property("sides", _xml(sides(compared)))
+    suite.add_property("verdict", compared.verdict or "no gate")
     suite.add_property("outcome", _xml(headline(compared)))
     suite.add_testcases([_case(name, line, compared.breaks(line)) for name, line in compared.lines])
     if compared.broken and not compared.breaking():
@@ -34,6 +35,8 @@ def _case(name: str, line: Line, broken: bool) -> TestCase:
     case, told = TestCase(_xml(name), _CLASS), _xml(_told(line))
     if broken:
         case.result = [Failure(told, "gate")]
+    elif line.held == "open":
+        case.result = [Skipped(f"INCONCLUSIVE: {told}")]
     elif line.status in _IN_VAIN:
         case.result = [Skipped(told)]
     case.system_out = told

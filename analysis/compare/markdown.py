@@ -21,7 +21,7 @@ def to_markdown(compared: Compared) -> str:
         if members:
             summary = f"<summary>{len(members)} {status}</summary>"
             parts.append(f"<details>{summary}\n\n{_table(members)}\n\n</details>")
-    return "\n\n".join([*parts, escaped(level())]) + "\n"
+    return "\n\n".join([*parts, escaped(level(compared))]) + "\n"
 
 
 def _folded(line: Line) -> bool:

@@ -23,6 +23,7 @@ def to_json(compared: Compared) -> str:
         "b": b,
         "across": [part.name for part in compared.question.across],
         "gate": _gate(compared),
+        "verdict": compared.verdict,
         "broken": compared.broken,
         "headline": headline(compared),
         "lines": [

@@ -28,6 +28,6 @@ def to_text(compared: Compared) -> str:
     console = Console(file=buffer, width=width, highlight=False, force_terminal=terminal)
     console.print(Text(printable(sides(compared))))
     console.print(shown)
-    console.print(Text(level()), soft_wrap=True)
+    console.print(Text(level(compared)), soft_wrap=True)
     console.print(Text(headline(compared), "bold"), soft_wrap=True)
     return buffer.getvalue()

@@ -7,6 +7,7 @@ from typing import get_args
 from analysis.compare import Compared
 from analysis.compare.judging import Line, Status, percent
 from analysis.compare.quantities import Change
+from analysis.flags import UNSOUND
 from analysis.formats.numbers import MISSING, significant, size
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from bench.statistics import LEVEL
@@ -31,7 +32,7 @@ def sides(compared: Compared) -> str:
 
 def cells(name: str, line: Line) -> tuple[str, ...]:
     """Return a row under HEAD."""
-    held = {"broken": ": breaks the gate", "open": ": gate open"}.get(line.held or "", "")
+    held = {"broken": ": breaks the gate", "open": ": inconclusive"}.get(line.held or "", "")
     return (
         name, line.status + held, _time(line, "a"), _time(line, "b"), change(line), ground(line),
         _peak(line), "; ".join(also(line)) or MISSING,
@@ -71,12 +72,19 @@ def changed(change: Change) -> str:
     return f"{change.name} {a} → {b}"
 
 
-def level() -> str:
+def level(compared: Compared) -> str:
     """Return what the intervals are."""
+    gate = compared.question.gate
+    looks = (
+        f" Looked at up to {gate.looks} times, together wrong in {percent(1 - LEVEL)}."
+        if gate and gate.looks > 1
+        else ""
+    )
+    told = gate.level if gate else LEVEL
     return (
-        f"Time per sample of B against A, over the whole window, with its {percent(LEVEL)} interval. From {LEAST_RUNS} "
-        f"runs a side on it holds for other runs too; the steps of fewer say nothing of them: {TOO_FEW}, and a gate is "
-        "open."
+        f"Time per sample of B against A, over the whole window, with its {percent(told)} interval.{looks} "
+        f"From {LEAST_RUNS} runs a side on it holds for other runs too; the steps of fewer say nothing of them: "
+        f"{TOO_FEW}, and a gate is inconclusive."
     )
 
 
@@ -85,15 +93,40 @@ def _gate(compared: Compared) -> str:
     if gate is None:
         return ""
     parts = [percent(gate.limit) if gate.limit is not None else "", "exact" if gate.exact else ""]
-    what = f"Gate ({', '.join(part for part in parts if part)}) "
+    what = f"{compared.verdict}: gate ({', '.join(part for part in parts if part)}) "
+    left = f" {out}" if (out := left_out(compared)) else ""
     breaking = compared.breaking()
     if breaking:
-        return f"{what}broken by {len(breaking)} of {len(compared.lines)}: {_listed(breaking, 3)}."
+        return f"{what}broken by {len(breaking)} of {len(compared.lines)}: {_listed(breaking, 3)}.{left}"
     if compared.broken:
         why = f", for they differ in {compared.note}" if compared.note else ""
-        return f"{what}broken: A and B share nothing that could be compared{why}."
-    left = sum(line.held == "open" for _, line in compared.lines)
-    return f"{what}not broken, but open for {left} of {len(compared.lines)}." if left else f"{what}kept."
+        return f"{what}broken: A and B share nothing that could be compared{why}.{left}"
+    opened = [line for _, line in compared.lines if line.held == "open"]
+    if not opened:
+        return f"{what}kept.{left}"
+    return f"{what}open for {len(opened)} of {len(compared.lines)}{_most_doubtful(opened)}.{left}"
+
+
+def _most_doubtful(opened: Sequence[Line]) -> str:
+    """Say why the first of the lines that are open is."""
+    doubts = next((line.doubts for line in opened if line.doubts), ())
+    return f": {', '.join(doubts)}" if doubts else ""
+
+
+def left_out(compared: Compared) -> str:
+    """Say what of both sides took no part in the verdict."""
+    sides = [one for _, line in compared.lines for one in (line.a, line.b) if one]
+    counts = Counter(
+        {
+            "out of memory": sum("oom" in str(one.row["outcome"]) for one in sides),
+            "failed otherwise": sum(not one.row["n"] and "oom" not in str(one.row["outcome"]) for one in sides),
+            "with failed repeats": sum("mixed" in one.row["flags"].split() for one in sides),
+            "with flagged runs": sum(not set(UNSOUND).isdisjoint(one.row["flags"].split()) for one in sides),
+            "without a partner": sum(line.status in ("only in A", "only in B") for _, line in compared.lines),
+        }
+    )
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"Left out: {told}." if told else ""
 
 
 def _listed(names: Sequence[str], most: int) -> str:

@@ -11,6 +11,7 @@ from analysis.report.provenance import Provenance
 from analysis.results import Results
 from analysis.scaling.best import Best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
+from analysis.stats.drift import LEAST_CONTROLS
 from analysis.summary import Row
 from analysis.table import plain
 from analysis.verify import is_reference
@@ -56,20 +57,29 @@ def _comparisons(found: Sequence[Best]) -> Iterable[str]:
 
 
 def _drifts(drifted: Sequence[Drifted]) -> Iterable[str]:
-    moved = [one for one in drifted if one.drift.detected]
-    if moved:
-        worst = max(moved, key=lambda one: abs(one.drift.change))
-        sign, change = "+" if worst.drift.change > 0 else "−", significant(100 * abs(worst.drift.change), 2)
+    told = [one for one in drifted if one.drift.interval is not None]
+    if moved := [one for one in told if one.drift.detected]:
         yield (
-            f"In {len(moved)} of {len(drifted)} cases the same configuration, run first and last in one allocation, "
-            f"changed by more than its steps explain: at most {worst.configuration} in {worst.allocation}, "
-            f"{sign}{change} % at the end. What was measured far apart in time is in doubt by that much."
+            f"In {len(moved)} of {len(told)} cases the same configuration, run again and again in one allocation, "
+            f"drifted by more than two runs of it differ: at most {_worst(moved)} at the end. What was measured far "
+            "apart in time is in doubt by that much."
         )
-    elif drifted:
+    elif told:
         yield (
-            "No drift was detected: the same configuration, run first and last in one allocation, was as fast both "
-            f"times ({len(drifted)} cases)."
+            "No drift was detected: the same configuration, run again and again in one allocation, changed by no more "
+            f"than two runs of it differ ({len(told)} cases)."
         )
+    if few := [one for one in drifted if one.drift.interval is None]:
+        yield (
+            f"In {len(few)} cases the same configuration ran {LEAST_CONTROLS - 2} or {LEAST_CONTROLS - 1} times in one "
+            f"allocation: too few to tell drift from what two runs differ anyhow, at most {_worst(few)} at the end."
+        )
+
+
+def _worst(drifted: Sequence[Drifted]) -> str:
+    worst = max(drifted, key=lambda one: abs(one.drift.change))
+    sign, change = "+" if worst.drift.change > 0 else "−", significant(100 * abs(worst.drift.change), 2)
+    return f"{worst.configuration} in {worst.allocation}, {sign}{change} %"
 
 
 def _failures(summary: Sequence[Row]) -> Iterable[str]:

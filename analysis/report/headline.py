@@ -13,6 +13,8 @@ from analysis.stats.compare import TOO_FEW, Comparison
 from analysis.summary import Row
 from bench.statistics import LEVEL
 
+_LUCK_WORTH_SAYING = 0.002
+
 
 class Told(NamedTuple):
     """One answer in words; what is empty is not known, or none."""
@@ -29,6 +31,7 @@ class Told(NamedTuple):
     leanest: str
     peak: str
     failed: str
+    luck: str = ""  # by how much the fastest's own number flatters it
 
 
 def told(found: Sequence[Best]) -> list[Told]:
@@ -88,7 +91,16 @@ def _told(best: Best, name: str) -> Told:
         leanest=choice(leanest) if leanest else "",
         peak=size(leanest["peak_allocated_bytes"]) if leanest else MISSING,
         failed=outcomes(Counter(row["outcome"] for row in best.failed)),
+        luck=_luck(best),
     )
+
+
+def _luck(best: Best) -> str:
+    """Say by how much the fastest of several was probably lucky, where that is worth a word."""
+    if best.luck < _LUCK_WORTH_SAYING or len(best.ties) == 0:
+        return ""
+    share = significant(100 * best.luck, 1)
+    return f"Chosen as the fastest of {len(best.rivals) + 1}, its number is probably {share}\u00a0% too good"
 
 
 def _leading(best: Best) -> set[str]:

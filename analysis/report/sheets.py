@@ -142,7 +142,7 @@ def crossovers(found: Sequence[Crossover]) -> Sheet:
 
 def _fitted(curve: Curve, fit: Fit) -> tuple[Cell, ...]:
     numbers = map(_estimate, (fit.rate, fit.contention, fit.coherency, fit.peak))
-    nodes = f"{', '.join(map(str, fit.measured))} nodes"
+    nodes = f"{', '.join(map(str, fit.measured))} nodes{': rejected, it does not fit' if fit.rejected else ''}"
     return *_curve(curve.points[0].row, f"{curve.law}, {curve.batch}", curve.name), *numbers, _text(nodes)
 
 

@@ -17,9 +17,9 @@ from analysis.questions import Question, by_question
 from analysis.results import Results
 from analysis.scaling.cells import BASIS, PLACE, TIME, WHERE, basis, compared, frame, with_ends
 from analysis.scaling.once import once
-from analysis.scaling.pace import Pace, Paces, against, paces
+from analysis.scaling.pace import Pace, Paces, paces
 from analysis.scaling.ranking import Ranking, Rival, ranked
-from analysis.stats.compare import TOO_FEW, Comparison, Verdict, verdicts
+from analysis.stats.compare import TOO_FEW, Comparison, Verdict
 from analysis.summary import Row
 
 COLUMNS = (
@@ -60,6 +60,7 @@ class Best(NamedTuple):
     rivals: tuple[Rival, ...]  # all others with a number, the fastest first
     standings: tuple[Standing, ...]  # all whose memory is known, the leanest first
     failed: tuple[Row, ...]
+    luck: float = 0.0  # by which part the fastest's time is probably too short, for it was chosen as the fastest
 
     @property
     def ties(self) -> tuple[Row, ...]:
@@ -95,14 +96,15 @@ def _best(question: Question, rows: Sequence[Row], pace: Paces) -> Best:
     ranking = ranked(rows, pace) if question["evidence"] == "measured" else None
     if ranking is None:
         return Best(question, None, (), (), failed)
-    return Best(question, ranking.fastest, ranking.rivals, _standings(ranking, pace), failed)
+    return Best(question, ranking.fastest, ranking.rivals, _standings(ranking, pace), failed, ranking.family.luck)
 
 
 def _standings(ranking: Ranking, pace: Paces) -> tuple[Standing, ...]:
     """Compare each configuration with one other, the fastest that is as lean: one is enough to dominate it."""
-    stood = list(_beside_the_leaner(ranking, pace))
-    told = iter(verdicts([standing.comparison for standing in stood if standing.comparison]))
-    return tuple(standing._replace(verdict=next(told)) if standing.comparison else standing for standing in stood)
+    return tuple(
+        one._replace(verdict=ranking.family.verdict(one.comparison)) if one.comparison else one
+        for one in _beside_the_leaner(ranking, pace)
+    )
 
 
 def _beside_the_leaner(ranking: Ranking, pace: Paces) -> Iterator[Standing]:
@@ -111,7 +113,7 @@ def _beside_the_leaner(ranking: Ranking, pace: Paces) -> Iterator[Standing]:
     for row in sorted(sized, key=lambda row: row["peak_allocated_bytes"]):  # of equals the fastest comes first
         here = pace(row)
         assert here is not None  # it was ranked
-        comparison = against(here, front[1]) if front else None
+        comparison = ranking.family.compare(here, front[1]) if front else None
         yield Standing(row, front and front[0], comparison, None)
         if comparison is None or comparison.ratio < 1:
             front = row, here

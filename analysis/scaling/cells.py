@@ -28,7 +28,7 @@ BASIS = ("ratio_kind", "ratio_level", "ratio_n")
 
 _TEXTS = (
     "law", "batch", "curve", "variant", "interval_kind", "micros", "tied_micros", "measured_nodes", "ratio_kind", "one",
-    "other", "verdict", "found", "told", "standing", "pareto", "memory_verdict",
+    "other", "verdict", "found", "told", "standing", "pareto", "memory_verdict", "rejected",
 )  # fmt: skip
 _INTEGERS = ("n", "interval_n", "base_nodes", "ratio_n")
 

@@ -12,6 +12,7 @@ The table of fits has a row per curve that the universal scalability law was fit
 rate_one_node      λ, samples per second; contention is σ, coherency κ (`analysis.scaling.usl`)
 peak_nodes         beyond which more nodes hurt; missing where none is within reach
 misfit             χ² per degree of freedom; missing where the errors of the points are unknown
+rejected           the law does not hold: the points stray from it by more than repeats explain (p < 0.01)
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ _FIT = with_ends("rate_one_node", "contention", "coherency", "peak_nodes")
 COLUMNS = (
     *_CURVE, *WHERE, *PLACE, *TIME, "micros", "tied_micros", "base_nodes", *_NUMBERS, *BASIS, "flags", "reason",
 )  # fmt: skip
-FIT_COLUMNS = (*_CURVE, *WHERE, "devices_per_node", "measured_nodes", *_FIT, *BASIS, "misfit")
+FIT_COLUMNS = (*_CURVE, *WHERE, "devices_per_node", "measured_nodes", *_FIT, *BASIS, "misfit", "rejected")
 
 
 class Point(NamedTuple):
@@ -137,6 +138,7 @@ def _point_cells(curve: Curve, point: Point) -> Row:
 def _fit_cells(curve: Curve, fit: Fit) -> Row:
     return {
         **curve.points[0].row, **_curve_cells(curve), "measured_nodes": listed(fit.measured), "misfit": fit.misfit,
+        "rejected": "yes" if fit.rejected else "no",
         **ends("rate_one_node", fit.rate), **ends("contention", fit.contention), **ends("coherency", fit.coherency),
         **ends("peak_nodes", fit.peak), **basis(fit.rate),
     }  # fmt: skip

@@ -3,17 +3,70 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.scaling.pace import Paces, against
-from analysis.stats.compare import Comparison, Verdict, verdicts
+import numpy as np
+
+from analysis.scaling.pace import Pace, Paces, against
+from analysis.stats.compare import TOO_FEW, Comparison, Verdict, enough, superiority
+from analysis.stats.family import Family
+from analysis.stats.interval import Interval
 from analysis.summary import Row
+from bench.statistics import LEVEL
 
 
 class Rival(NamedTuple):
     """A configuration beside the fastest."""
 
     row: Row
-    comparison: Comparison  # seconds per sample, its own over the fastest's
-    verdict: Verdict  # of the rival, corrected for the number of rivals
+    comparison: Comparison  # seconds per sample, its own over the fastest's; between repeats the interval holds for all
+    verdict: Verdict  # of the rival, of all that were ranked together
+
+
+class RankedFamily:
+    """All configurations of a ranking that have enough repeats, as one family: whichever two of them are compared, all
+    verdicts hold together.
+
+    They are compared within the allocations that all of them ran in, where these are enough, else by all their runs.
+    """
+
+    def __init__(self, paces: Sequence[Pace]) -> None:
+        self._paces = tuple(paces)  # kept, so that no other takes the place of one in memory
+        self._places = {id(pace): place for place, pace in enumerate(paces)}
+        sound = [pace.sound.means for pace in paces]
+        shared = [name for name in sound[0] if all(name in means for means in sound)] if sound else []
+        blocked = enough(shared) and len(paces) > 1
+        self._means = [[means[name] for name in (shared if blocked else means)] for means in sound]
+        self._family = Family([np.log(means) for means in self._means], blocked=blocked) if paces else None
+
+    @property
+    def lead(self) -> Pace | None:
+        """The fastest of the family as measured; None of an empty one."""
+        return self._paces[self._family.lead] if self._family else None
+
+    @property
+    def luck(self) -> float:
+        """By which part the time of the fastest is probably shorter than it truly is, for it was chosen as the
+        fastest."""
+        return float(np.expm1(self._family.luck)) if self._family else 0.0
+
+    def compare(self, one: Pace, other: Pace) -> Comparison:
+        """Compare two configurations; those that are not of the family by themselves."""
+        places = [self._places.get(id(pace)) for pace in (one, other)]
+        if self._family is None or places[0] is None or places[1] is None:
+            return against(one, other)
+        ours, theirs = (self._means[place] for place in places if place is not None)
+        value, reach = self._family.gap(places[0], places[1])
+        low, high = (float(np.exp(end)) for end in (value - reach, value + reach))
+        runs = len(ours), len(theirs)
+        interval = Interval(low, high, "between repeats", LEVEL, sum(runs))
+        chance = against(one, other).p
+        return Comparison(float(np.exp(value)), interval, chance, superiority(ours, theirs), "run", runs)
+
+    def verdict(self, comparison: Comparison) -> Verdict:
+        """Return what a comparison of the family tells."""
+        if not comparison.decides or comparison.interval is None:
+            return TOO_FEW
+        low, high = comparison.interval[:2]
+        return "slower" if low > 1 else "faster" if high < 1 else "no detectable difference"
 
 
 class Ranking(NamedTuple):
@@ -21,6 +74,7 @@ class Ranking(NamedTuple):
 
     fastest: Row
     rivals: tuple[Rival, ...]
+    family: RankedFamily
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -28,25 +82,26 @@ class Ranking(NamedTuple):
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """The rivals that repeats do not find slower. Where all have enough of them, the true fastest is among these
-        and `fastest` in 95 of 100 rankings; the fastest measured of many alike was also lucky, so its own number
-        flatters it."""
+        """The rivals that repeats do not find slower. Where all have enough of them, no rival that is as fast as the
+        fastest measured is called slower in 95 of 100 rankings; the fastest measured of many alike was also lucky, so
+        its own number flatters it."""
         return tuple(rival.row for rival in self.rivals if rival.verdict == "no detectable difference")
 
 
 def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
     """Rank those of `rows` that have a number; None where none has."""
-    timed = sorted(((known.typical, place) for place, row in enumerate(rows) if (known := pace(row))))
-    found: Ranking | None = None
-    for _, place in timed:
-        found = _behind(rows[place], [rows[other] for _, other in timed if other != place], pace)
-        if all(rival.comparison.ratio >= 1 for rival in found.rivals):
-            break  # nearly always at once: within shared allocations the order may be another
+    timed = [(row, known) for row in rows if (known := pace(row))]
+    if not timed:
+        return None
+    family = RankedFamily([known for _, known in timed if enough(known.sound.runs)])
+    fastest = min(timed, key=lambda one: one[1].typical)
+    found = _behind(next((one for one in timed if one[1] is family.lead), fastest), timed, family)
+    if found.rivals and found.rivals[0].comparison.ratio < 1:  # of one that has too few repeats to be of the family
+        found = _behind(fastest, timed, family)
     return found
 
 
-def _behind(fastest: Row, others: Sequence[Row], pace: Paces) -> Ranking:
-    lead, paces = pace(fastest), [pace(row) for row in others]
-    comparisons = [against(other, lead) for other in paces if other and lead]
-    told = zip(others, comparisons, verdicts(comparisons), strict=True)
-    return Ranking(fastest, tuple(sorted((Rival(*one) for one in told), key=lambda rival: rival.comparison.ratio)))
+def _behind(lead: tuple[Row, Pace], timed: Sequence[tuple[Row, Pace]], family: RankedFamily) -> Ranking:
+    compared = [(row, family.compare(pace, lead[1])) for row, pace in timed if row is not lead[0]]
+    rivals = [Rival(row, comparison, family.verdict(comparison)) for row, comparison in compared]
+    return Ranking(lead[0], tuple(sorted(rivals, key=lambda rival: rival.comparison.ratio)), family)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, stats
 
 from analysis.scaling.pace import Estimate, Pace
 from analysis.stats.compare import LEAST_RUNS
@@ -19,10 +19,13 @@ from bench.statistics import LEAST, LEVEL, Array, mean_bounds, student
 
 LEAST_NODE_COUNTS = 5
 RESAMPLES = 999
+REJECTED_BELOW = 0.01
+"""Probability of a misfit as large by chance below which the law is rejected: its parameters then mean nothing."""
 
 
 class Fit(NamedTuple):
-    """The law's parameters. Their intervals hold if the law does; they widen where the points stray from it."""
+    """The law's parameters. Their intervals hold if the law does; there are none without repeats, nor where the points
+    stray from the law by more than these explain, for then it does not hold."""
 
     rate: Estimate  # λ: samples per second on one node
     contention: Estimate  # σ: part of the work that waits for its turn
@@ -30,6 +33,7 @@ class Fit(NamedTuple):
     peak: Estimate | None  # nodes beyond which more of them hurt; None: no peak within reach, for κ may be 0
     measured: tuple[int, ...]  # node counts that it rests on: a peak beyond them is extrapolated
     misfit: float | None  # χ² per degree of freedom by the points' own errors; None where those are unknown
+    rejected: bool = False  # the points stray from the law by more than repeats explain
 
     def at(self, nodes: float) -> float:
         """Return the samples per second that the law tells for `nodes`."""
@@ -70,7 +74,18 @@ def fit(points: Mapping[int, Pace], seed: int = 0) -> Fit | None:
     pairs = zip(_parameters(found), _parameters(drawn), strict=True)
     rate, contention, coherency, peak = (_estimate(value, values, errors) for value, values in pairs)
     reached = coherency.interval is not None and coherency.interval.low > 0
-    return Fit(rate, contention, coherency, peak if reached else None, measured, misfit if errors.known else None)
+    told = Fit(rate, contention, coherency, peak if reached else None, measured, misfit if errors.known else None)
+    repeated = errors.kind == "between repeats"  # within runs nothing tells how much other runs would differ
+    rejected = errors.known and repeated and float(stats.f.sf(misfit, spare, freedom)) < REJECTED_BELOW
+    return told if repeated and not rejected else _without_intervals(told, rejected=rejected)
+
+
+def _without_intervals(found: Fit, *, rejected: bool) -> Fit:
+    """Return a fit that is a line through the points and tells nothing beyond them."""
+    rate, contention, coherency = (
+        one._replace(interval=None) for one in (found.rate, found.contention, found.coherency)
+    )
+    return found._replace(rate=rate, contention=contention, coherency=coherency, peak=None, rejected=rejected)
 
 
 def _errors(paces: Sequence[Pace]) -> _Errors:

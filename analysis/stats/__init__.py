@@ -6,5 +6,7 @@ series      median, mean and rate of one run's autocorrelated steps
 effective   how many independent steps a run's steps are worth
 ratio       one configuration's step time over another's
 compare     verdicts on many such pairs
+family      many configurations or pairs judged together, so that all verdicts hold at once
+detectable  what repeats could have shown, and how many more show a smaller difference
 drift       what the machine did meanwhile, from its control points
 """

@@ -1,11 +1,13 @@
 """Which of two configurations is faster, and whether that can be told at all, among many such pairs."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from analysis.stats.family import Noise, corrected
 from analysis.stats.interval import Interval
 from analysis.stats.ratio import Runs, of_runs, of_steps
 from bench.statistics import LEVEL
@@ -31,6 +33,13 @@ class Comparison(NamedTuple):
     superiority: float  # probability that a unit of the one is faster than one of the other, a tie counting half
     unit: Unit
     runs: tuple[int, int]  # that it rests on, of the one and of the other
+    noises: tuple[Noise, ...] = ()  # of both sides' runs, or of their differences within allocations; by steps none
+    sound: bool = True  # whether enough of the runs carry no flag that keeps them from deciding
+
+    @property
+    def decides(self) -> bool:
+        """Whether there are enough sound runs for a verdict."""
+        return self.unit == "run" and self.sound
 
     @property
     def cliffs_delta(self) -> float:
@@ -59,7 +68,8 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
     runs = len(one), len(other)
     if enough(one) and enough(other):
         means, others = ([float(np.mean(run)) for run in runs] for runs in (one, other))
-        return Comparison(*of_runs(one, other, level, blocked=blocked), superiority(means, others), "run", runs)
+        told = of_runs(one, other, level, blocked=blocked)
+        return Comparison(*told, superiority(means, others), "run", runs, _noises(means, others, blocked=blocked))
     steps, others = ([step for run in runs for step in run] for runs in (one, other))
     return Comparison(*of_steps(steps, others, level), superiority(steps, others), "step", runs)
 
@@ -72,29 +82,26 @@ def superiority(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Verdict]:
-    """Return what each comparison tells, all of them taken together wrong with a probability of at most 1 - `level`.
+    """Return what each comparison tells, all of them taken together wrong with a probability of at most 1 - `level`
+    (`analysis.stats.family`), whichever pairs were chosen before they were measured.
 
     So an interval may exclude 1 and yet the verdict be that no difference is detectable: it speaks for its pair alone.
-    Comparisons of steps have an effect and an interval, and no verdict.
+    Comparisons of steps, and of too few sound runs, have an effect and an interval, and no verdict.
     """
-    corrected = iter(holm([comparison.p for comparison in comparisons if comparison.unit == "run"]))
-    return [
-        _verdict(comparison.ratio, next(corrected), level) if comparison.unit == "run" else TOO_FEW
-        for comparison in comparisons
-    ]
+    known = [one for one in comparisons if one.decides]
+    gaps, own = [math.log(one.ratio) for one in known], [one.p for one in known]
+    told = iter(corrected(gaps, [one.noises for one in known], own))
+    return [_verdict(one.ratio, next(told), level) if one.decides else TOO_FEW for one in comparisons]
+
+
+def _noises(one: Sequence[float], other: Sequence[float], *, blocked: bool) -> tuple[Noise, ...]:
+    logs = np.log(one), np.log(other)
+    return tuple(
+        Noise(float(np.var(values, ddof=1)), len(values)) for values in ([logs[0] - logs[1]] if blocked else logs)
+    )
 
 
 def _verdict(ratio: float, p: float, level: float) -> Verdict:
     if p > 1 - level:
         return "no detectable difference"
     return "faster" if ratio < 1 else "slower"
-
-
-def holm(chances: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number: the k-th smallest of m times m - k + 1, never below a smaller one's
-    (Holm, Scandinavian Journal of Statistics 6, 1979), which scipy has not."""
-    corrected, least = [1.0] * len(chances), 0.0
-    for done, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
-        least = max(least, min(1.0, (len(chances) - done) * chances[index]))
-        corrected[index] = least
-    return corrected

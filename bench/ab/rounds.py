@@ -21,28 +21,41 @@ def order(rounds: int, seed: int) -> list[tuple[int, int]]:
     return [(number, side) for number in range(rounds) for side in ((first + number) % 2, (first + number + 1) % 2)]
 
 
+def looks(rounds: int, most: int) -> list[int]:
+    """Return after how many rounds the runs are judged: the first of them, then each time twice as many, and the most.
+
+    They are few, for each look costs some of the probability of being wrong that all of them share.
+    """
+    found = [rounds]
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return found
+
+
 def measure(
     sides: Sequence[Side],
     turns: Sequence[tuple[int, int]],
     words: Sequence[str],
     results: Path,
     follow: Callable[[int, Side, RunRecord], None],
-) -> None:
-    """Let the sides run in these turns, each as repeat n of round n; `words` are what `zeroscale run` takes.
+) -> bool:
+    """Let the sides run in these turns, each as repeat n of round n, and return whether all of them ended well; `words`
+    are what `zeroscale run` takes.
 
     After a round in which one failed there is no other: it would fail again. Raises UserError where a side cannot run
     at all, or runs other code than its own.
-    """  # fmt: skip
+    """
     failed = None
     for number, index in turns:
         if failed is not None and number > failed:
-            return
+            return False
         side = sides[index]
         record = run(side, number, words, results)
         _check(side, record)
         follow(number, side, record)
         if record.outcome.kind != "ok":
             failed = number
+    return failed is None
 
 
 def run(side: Side, number: int, words: Sequence[str], results: Path) -> RunRecord:

@@ -8,11 +8,15 @@
 A side is a revision of the checkout around this folder, a folder with the code as it is (`.`, with what is not yet
 committed), or an environment: a folder with bin/python, or an interpreter, which runs the code as it is here.
 
-Overrides are those of `zeroscale run`; without any, a small point of the smoke study on two processes of the CPU. In
+Overrides are those of `zeroscale run`; what they leave open is as in a small point of the smoke study, on two processes
+of the CPU. Outside of Slurm the unit is a round of fresh processes on this machine: a verdict holds for it as it is. In
 every round both sides run, by turns first; `zeroscale compare` then compares them round by round, and its exit code is
 that of this command. Besides time per sample and peak of memory, whatever should not vary breaks the gate by any
 change: parameters, FLOPs by their closed form, calls and bytes of every collective, live memory. (On a CPU 64 KiB of it
 are the harness's own, and the peak depends on timing.) `--allow` names what is meant to change.
+
+With --most-rounds it looks after 5, 10, 20, … rounds and ends when the gate passes or fails; each look is stricter, so
+that all of them together are wrong in at most 5 %.
 
 Under Slurm it is a command like any other: sbatch --wrap "zeroscale ab HEAD~1 HEAD". Its runs stay on one node.
 """
@@ -22,7 +26,7 @@ import contextlib
 import importlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -47,6 +51,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=options.positive("--rounds"), default=5, metavar="N", help="default: %(default)s"
     )
+    parser.add_argument(
+        "--most-rounds", type=options.positive("--most-rounds"), metavar="N",
+        help="double the rounds up to N as long as the gate stays open",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides who begins; default: %(default)s")
     options.config_dir(parser)
     options.results(parser)
@@ -54,20 +62,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 1 if the gate is broken."""
-    words = [*(args.overrides or _small()), *(["--config-dir", str(args.config_dir)] if args.config_dir else [])]
+    """Return 1 if the gate fails, 3 if it is inconclusive."""
+    words = [
+        *_small(args.overrides),
+        *args.overrides,
+        *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
+    ]
     with _ended_in_order(), sides.sides(args.a, args.b, sides.here(Path.cwd())) as (a, b):
         results = _folder(args.results, f"ab-{a.name}-{b.name}")
-        rounds.measure((a, b), rounds.order(args.rounds, args.seed), words, results, _follow)
+        # Whatever a revision makes of the same overrides is the question; by another protocol, times do not compare.
+        across = [name for name in RunSpec.model_fields if name != "measure"]
+        across += ["versions", "container"] if a.environment or b.environment else []
+        stages = rounds.looks(args.rounds, args.most_rounds or args.rounds)
+        turns = rounds.order(stages[-1], args.seed)
+        asked = argparse.Namespace(**vars(args) | {
+            "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
+            "exact": True, "paired": True, "looks": len(stages),
+        })  # fmt: skip
+        for done, until in zip([0, *stages], stages, strict=False):
+            well = rounds.measure((a, b), turns[2 * done : 2 * until], words, results, _follow)
+            if not well or until == stages[-1] or _compare().judge(asked).verdict != "INCONCLUSIVE":
+                break
     print(results, file=sys.stderr)
-    # Whatever a revision makes of the same overrides is the question; by another protocol, times cannot be compared.
-    across = [name for name in RunSpec.model_fields if name != "measure"]
-    across += ["versions", "container"] if a.environment or b.environment else []
-    asked = {
-        "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
-        "exact": True, "paired": True,
-    }  # fmt: skip
-    code: int = _compare().run(argparse.Namespace(**vars(args) | asked))
+    code: int = _compare().run(asked)
     return code
 
 
@@ -76,10 +93,13 @@ def _compare() -> Any:
     return importlib.import_module(VERBS["compare"].module)
 
 
-def _small() -> list[str]:
+def _small(overrides: Sequence[str]) -> list[str]:
+    """Return the small point but for what is overridden; of another engine or model, none of its options."""
     from bench import config
 
-    return [f"{key}={value}" for key, value in (config.study("smoke").base | _SMALL).items()]
+    named = {word.lstrip("+~").partition("=")[0] for word in overrides}
+    small = config.study("smoke").base | _SMALL
+    return [f"{key}={value}" for key, value in small.items() if named.isdisjoint({key, key.partition(".")[0]})]
 
 
 def _folder(parent: Path, name: str) -> Path:

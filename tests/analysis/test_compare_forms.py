@@ -38,7 +38,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 OUTCOME = (
-    "Gate (3 %) broken by 2 of 5: my_tiny · 2 ranks · zero1 · micro 2; my_tiny · 2 ranks · zero2 · micro 2. 1 slower, "
+    "FAIL: gate (3 %) broken by 2 of 5: my_tiny · 2 ranks · zero1 · micro 2; my_tiny · 2 ranks · zero2 · micro 2. "
+    "Left out: 1 out of memory, 1 without a partner. 1 slower, "
     "1 no detectable difference, 1 not comparable, 1 only in A, 1 failed in B."
 )
 
@@ -98,10 +99,25 @@ def test_junit_fails_where_nothing_could_be_compared(tmp_path: Path, capsys: pyt
     assert (code, suite.failures) == (1, 1)
 
 
+def test_what_nobody_can_say_is_inconclusive_in_every_form_and_in_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One run a side tells nothing, however alike they are."""
+    sides = [str(save(tmp_path / side, run())) for side in "ab"]
+    for form in ("text", "md", "json", "junit"):
+        code, text = told(capsys, *sides, "--gate", "3%", "--format", form)
+        assert code == 3
+        assert "INCONCLUSIVE" in text
+        assert "2 more a side at least" in text
+    [suite] = JUnitXml.fromstring(text.encode())
+    assert (suite.failures, suite.skipped) == (0, 1)
+    assert told(capsys, *sides, "--gate", "3%", "--strict")[0] == 1
+
+
 def test_json_and_csv_hold_the_same_exact_numbers(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     _, text = told(capsys, *sides, "--gate", "3%", "--format", "json")
     plain = json.loads(text)
-    assert plain["broken"] and plain["gate"]["limit"] == 0.03
+    assert plain["broken"] and plain["verdict"] == "FAIL" and plain["gate"]["limit"] == 0.03
     _, text = told(capsys, *sides, "--gate", "3%", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     for row, line in zip(rows, plain["lines"], strict=True):
@@ -116,7 +132,7 @@ def test_a_file_is_written_and_the_outcome_told(
     file = tmp_path / "comment.md"
     code, text = told(capsys, *sides, "--gate", "3%", "--format", "md", "--out", str(file))
     assert (code, text) == (1, f"{OUTCOME}\n{file}\n")
-    assert file.read_text().startswith("**Gate")
+    assert file.read_text().startswith("**FAIL: gate")
 
 
 @pytest.mark.parametrize(

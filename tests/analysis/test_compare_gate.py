@@ -1,8 +1,10 @@
 """When the gate between two result sets breaks, when it is kept, and when nobody can say."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from comparing import NOISE, against, only, timed
 from records import MIB, failed, memory, run, spec, steps
@@ -10,7 +12,10 @@ from records import MIB, failed, memory, run, spec, steps
 from analysis import results
 from analysis.compare import Question, compare
 from analysis.compare.judging import Gate
+from analysis.compare.words import headline
+from analysis.stats import compare as stats
 from analysis.stats.compare import TOO_FEW
+from analysis.stats.detectable import missing, smallest
 from bench.record import Collective, Link, RunRecord
 
 SMOKE = Path(__file__).parents[1] / "data" / "runs" / "smoke"
@@ -31,7 +36,7 @@ GLOO = Link(backend="gloo", payload_bytes=8, bus_bytes_per_s=1.0)
 def test_a_gate_breaks_kept_or_open_by_the_interval(tmp_path: Path, slower: float, limit: float, held: str) -> None:
     compared = against(tmp_path, timed(0.100), timed(0.100 * slower), gate=Gate(limit))
     assert only(compared).held == held
-    assert compared.broken == (held == "broken")
+    assert compared.verdict == {"broken": "FAIL", "kept": "PASS", "open": "INCONCLUSIVE"}[held]
     strict = against(tmp_path, timed(0.100), timed(0.100 * slower), gate=Gate(limit, strict=True))
     assert strict.broken == (held != "kept")
 
@@ -40,13 +45,16 @@ def test_noise_does_not_break_a_gate_however_far_the_estimate_is(tmp_path: Path)
     line = only(against(tmp_path, timed(0.1, (0.7, 1.0, 1.3)), timed(0.11, (0.7, 1.0, 1.3)), gate=Gate(0.03)))
     assert line.comparison and line.comparison.ratio > 1.03
     assert (line.status, line.held) == ("no detectable difference", "open")
-    assert line.doubts == ("more than 3 % cannot be excluded",)
+    excluded, seen, more = line.doubts
+    assert excluded == "more than 3 % cannot be excluded"
+    assert re.fullmatch(r"below \d+ % nothing could be seen", seen)
+    assert re.fullmatch(r"(about|over) \d+ more a side see 3 %", more)
 
 
 def test_two_runs_however_far_apart_neither_break_a_gate_nor_keep_it(tmp_path: Path) -> None:
     for factor in (2.0, 0.5):
         line = only(against(tmp_path, timed(0.1, (0.99, 1.01)), timed(0.1 * factor, (0.99, 1.01)), gate=Gate(0.03)))
-        assert (line.status, line.held, line.doubts) == (TOO_FEW, "open", (TOO_FEW,))
+        assert (line.status, line.held, line.doubts) == (TOO_FEW, "open", (TOO_FEW, "1 more a side at least"))
         assert line.comparison and line.comparison.ratio == pytest.approx(factor)
         assert line.comparison.interval and line.comparison.interval.low <= factor <= line.comparison.interval.high
 
@@ -151,3 +159,53 @@ def test_recorded_runs_against_themselves(tmp_path: Path) -> None:
     assert not any(line.changes for _, line in compared.lines)
     assert not compared.broken
     assert len({name for name, _ in compared.lines}) == 20
+
+
+def test_as_many_repeats_as_are_missing_see_the_slowdown_four_times_in_five() -> None:
+    """Ten pairs, one of them 3 % slower, noise 2 %."""
+    rng, found = np.random.default_rng(1), []
+    drawn = np.exp(0.02 * rng.standard_normal((20, 3)))
+    three = [stats.compare([[s] for s in drawn[i]], [[s] for s in drawn[i + 10]]) for i in range(10)]
+    noise = float(np.mean([one.variance for pair in three for one in pair.noises]))
+    three = [pair._replace(noises=tuple(one._replace(variance=noise) for one in pair.noises)) for pair in three]
+    more = missing(three[0], 0.03, 10)
+    for _ in range(60):
+        times = np.exp(np.sqrt(noise) * rng.standard_normal((20, 3 + more)))
+        times[0] *= 1.03
+        pairs = [stats.compare([[s] for s in times[i]], [[s] for s in times[i + 10]]) for i in range(10)]
+        found.append(stats.verdicts(pairs)[0] == "slower")
+    assert 0.65 <= np.mean(found) <= 0.98
+    assert smallest(three[0], 10) > 0.03
+    assert smallest(three[0]._replace(sound=False), 10) is None
+
+
+def test_flagged_runs_decide_nothing(tmp_path: Path) -> None:
+    """Five runs a side, 10 % apart; of B's one is flagged, then four."""
+    flagged = [steps((0.11 * by,) * 30, steady=False) for by in NOISE]
+    sound = timed(0.11)
+    for count, expected in ((1, ("slower", "broken")), (4, (TOO_FEW, "open"))):
+        theirs = [run(repeat=n, steps=flagged[n]) if n < count else sound[n] for n in range(5)]
+        compared = against(tmp_path, timed(0.1), theirs, gate=Gate(0.03))
+        line = only(compared)
+        assert (line.status, line.held) == expected
+        assert "1 with flagged runs" in headline(compared)
+        assert line.runs == ((5, 4) if count == 1 else (5, 5))
+
+
+def test_what_took_no_part_is_in_the_verdict(tmp_path: Path) -> None:
+    ours = [*timed(0.1), *timed(0.1, of=spec("ddp")), *timed(0.1, of=spec("zero3"))]
+    theirs = [*timed(0.1), failed("oom", of=spec("ddp"))]
+    told = headline(against(tmp_path, ours, theirs, gate=Gate(0.03)))
+    assert told.startswith("FAIL: ")
+    assert "Left out: 1 out of memory, 1 without a partner." in told
+
+
+def test_all_looks_of_growing_rounds_together_are_wrong_in_few_of_a_hundred() -> None:
+    """Pairs that are alike, judged after 5, 10, 20 and 40 rounds: without the stricter level 12 in a hundred."""
+    rng, level, wrong = np.random.default_rng(2), Gate(0.03, looks=4).level, []
+    assert level == pytest.approx(0.9875)
+    for _ in range(300):
+        ours, theirs = np.exp(0.02 * rng.standard_normal((2, 40, 1))).tolist()
+        told = [stats.compare(ours[:n], theirs[:n], level, blocked=True) for n in (5, 10, 20, 40)]
+        wrong.append(any(stats.verdicts([one], level) != ["no detectable difference"] for one in told))
+    assert np.mean(wrong) <= 0.07

@@ -100,11 +100,17 @@ def test_a_control_point_that_became_slower_is_a_doubt() -> None:
     (found,) = findings(controls(0.1, 0.12)).drifts
     assert found.drift.change == pytest.approx(0.2)
     assert (found.allocation, found.configuration) == ("7", "ddp, micro 2")
+    assert "too few to tell drift" in doubted(controls(0.1, 0.12))
     assert "at most ddp, micro 2 in 7, +20 % at the end" in doubted(controls(0.1, 0.12))
+    slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
+    grown = [at("ddp", s, s / 50, repeat=n, environment=slurm) for n, s in enumerate((0.1, 0.101, 0.1022, 0.1029))]
+    assert "drifted by more than two runs of it differ: at most ddp, micro 2 in 7, +3.0 %" in doubted(results(*grown))
 
 
 def test_one_that_did_not_is_said_to() -> None:
-    assert "No drift was detected" in doubted(controls(0.1, 0.1))
+    slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
+    alike = [at("ddp", s, s / 50, repeat=n, environment=slurm) for n, s in enumerate((0.1, 0.101, 0.0995, 0.1002))]
+    assert "No drift was detected" in doubted(results(*alike))
     assert "drift" not in doubted(results(at("ddp", 0.1), at("zero1", 0.2)))
 
 

@@ -16,6 +16,7 @@ from started_runs import ENDLESS, PATIENCE_S, QUICK, alive
 
 from bench import store
 from bench.ab import rounds, sides
+from bench.cli.ab import _small
 from bench.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +132,18 @@ def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
     assert nothing_left(checkout)
 
 
+def test_rounds_are_added_by_doubling_up_to_the_most() -> None:
+    assert rounds.looks(5, 5) == rounds.looks(5, 3) == [5]
+    assert rounds.looks(5, 30) == [5, 10, 20, 30]
+
+
+def test_overrides_change_the_small_point_and_leave_the_rest_of_it() -> None:
+    assert {"model=tiny", "engine=zero2", "engine.reduce_bucket_size=1000000", "batch.micro=4"} <= set(_small([]))
+    small = _small(["engine=ddp", "batch.micro=2", "measure.max_s=9"])
+    assert not [word for word in small if word.startswith(("engine", "batch.micro", "measure.max_s="))]
+    assert {"model=tiny", "devices_per_node=2", "measure.width=0.05"} <= set(small)
+
+
 @pytest.mark.processes
 def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) -> None:
     words = ["sound", "main", *QUICK, *SMALL, "--rounds", "1", "--results", str(tmp_path / "runs"), "--format", "json"]
@@ -152,9 +165,9 @@ def test_a_revision_against_itself_changes_nothing(checkout: Path, tmp_path: Pat
     words = [*QUICK, *SMALL, "--rounds", "1", "--gate", "900%", "--results", str(tmp_path / "runs"), "--format", "json"]
     process = ab(checkout, "sound", "sound", *words)
     said, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, errors
-    [line] = json.loads(said)["lines"]
-    assert line["changes"] == []
+    assert process.returncode == 3, errors
+    answer = json.loads(said)
+    assert (answer["verdict"], answer["lines"][0]["changes"]) == ("INCONCLUSIVE", []), "one round tells no time"
 
 
 @pytest.mark.processes

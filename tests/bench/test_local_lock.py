@@ -33,7 +33,6 @@ def held(process: "subprocess.Popen[str]") -> bool:
 
 
 @pytest.mark.processes
-@pytest.mark.untimed
 def test_the_second_waits_for_the_first_and_says_for_whom() -> None:
     with holder() as first:
         assert held(first)
@@ -48,7 +47,6 @@ def test_the_second_waits_for_the_first_and_says_for_whom() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.untimed
 def test_the_lock_of_a_process_that_dies_is_free() -> None:
     with holder() as first:
         assert held(first)

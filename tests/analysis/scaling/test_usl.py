@@ -41,8 +41,6 @@ def test_an_exact_curve_gives_its_parameters_back() -> None:
     assert found.rate.value == pytest.approx(RATE)
     assert found.contention.value == pytest.approx(CONTENTION)
     assert found.coherency.value == pytest.approx(COHERENCY)
-    assert found.peak is not None
-    assert found.peak.value == pytest.approx(PEAK)
     assert found.measured == NODES
     assert found.misfit is None, "steps that are all alike tell no error"
     assert found.at(4) == pytest.approx(1 / seconds(4))
@@ -105,8 +103,11 @@ def test_nodes_that_bring_nothing_wait_for_each_other_all_the_time() -> None:
 
 def test_where_every_node_hurts_the_peak_is_one() -> None:
     found = told({n: Pace({"only": [0.02 * (1 + 0.1 * (n - 1))] * 30}) for n in NODES})
-    assert found.peak is not None
-    assert found.peak.value == 1
+    assert found.peak is None, "one run each tells no peak"
+    three = {n: Pace({str(i): [0.02 * (1 + 0.1 * (n - 1)) * (1 + 0.001 * i)] for i in range(3)}) for n in NODES}
+    hurt = told(three).peak
+    assert hurt is not None
+    assert hurt.value == 1
 
 
 def test_the_rate_of_one_node_may_stay_open() -> None:
@@ -114,7 +115,7 @@ def test_the_rate_of_one_node_may_stay_open() -> None:
     assert fit({n: Pace({"only": [0.1 * (n - 1)] * 30}) for n in (2, 4, 8, 16, 32)}) is None
 
 
-def test_of_three_allocations_each_the_interval_is_between_repeats_else_within_the_runs() -> None:
+def test_of_three_allocations_each_the_interval_is_between_repeats_else_there_is_none() -> None:
     found = told(drawn(np.random.default_rng(0)))
     assert found.coherency.interval is not None
     assert found.coherency.interval[2:] == ("between repeats", 0.95, 15)
@@ -122,23 +123,30 @@ def test_of_three_allocations_each_the_interval_is_between_repeats_else_within_t
     (curve,) = curves(results(*single))
     assert curve.fit is not None
     assert curve.fit.coherency.value == pytest.approx(COHERENCY, rel=0.1)
-    assert curve.fit.coherency.interval is not None
-    assert curve.fit.coherency.interval[2:] == ("within the runs", 0.95, 150)
+    assert (curve.fit.coherency.interval, curve.fit.peak) == (None, None), "nobody knows what other runs would give"
 
 
-def _covered(truth: dict[str, float], law: dict[str, float], rounds: int = 150) -> dict[str, float]:
-    rng, inside = np.random.default_rng(11), dict.fromkeys(truth, 0)
-    for _ in range(rounds):
-        found = told(drawn(rng, **law))
-        for name, value in truth.items():
-            estimate = getattr(found, name)
-            inside[name] += estimate is not None and estimate.interval.low <= value <= estimate.interval.high
-    return {name: count / rounds for name, count in inside.items()}
+def _covered(truth: dict[str, float], rounds: int = 150) -> tuple[dict[str, float], float]:
+    """Return how often the intervals of laws that are not rejected cover the truth, and how often one is rejected."""
+    rng = np.random.default_rng(11)
+    found = [told(drawn(rng)) for _ in range(rounds)]
+    kept = [one for one in found if not one.rejected]
+    inside = {
+        name: [
+            estimate is not None and estimate.interval.low <= value <= estimate.interval.high
+            for one in kept
+            for estimate in [getattr(one, name)]
+        ]
+        for name, value in truth.items()
+    }
+    return {name: float(np.mean(held)) for name, held in inside.items()}, 1 - len(kept) / rounds
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     truth = {"rate": RATE, "contention": CONTENTION, "coherency": COHERENCY, "peak": PEAK}
-    for name, covered in _covered(truth, {}).items():
+    inside, rejected = _covered(truth)
+    assert rejected <= 0.04
+    for name, covered in inside.items():
         assert covered >= 0.92, name
 
 
@@ -146,3 +154,13 @@ def test_a_peak_is_seldom_seen_where_there_is_none() -> None:
     rng = np.random.default_rng(12)
     seen = sum(told(drawn(rng, coherency=0.0)).peak is not None for _ in range(150))
     assert seen / 150 <= 0.06
+
+
+def test_a_law_that_does_not_fit_is_rejected() -> None:
+    """The first hop costs a third and nothing after it: no curve of the law turns so sharply."""
+    rng = np.random.default_rng(4)
+    found = fit({n: Pace({str(i): [seconds(n) * (1.3 if n > 1 else 1) * np.exp(0.01 * rng.standard_normal())]
+                          for i in range(3)}) for n in NODES})  # fmt: skip
+    assert found is not None
+    assert found.rejected
+    assert (found.contention.interval, found.peak) == (None, None)

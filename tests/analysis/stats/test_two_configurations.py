@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 from simulated import PROCESSES, ar1
 
-from analysis.stats.compare import TOO_FEW, compare, holm, superiority, verdicts
+from analysis.stats.compare import TOO_FEW, compare, superiority, verdicts
+from analysis.stats.family import holm
 from analysis.stats.ratio import of_runs, of_steps
 from analysis.stats.series import mean_interval, median_interval
 
@@ -139,11 +140,22 @@ def test_comparisons_without_a_verdict_are_not_corrected_for() -> None:
     assert verdicts([one, *[one._replace(unit="step")] * 9])[0] == "faster"
 
 
-def test_one_chance_in_thirty_is_no_difference_among_many_pairs() -> None:
-    one = compare(FAST, SLOW)._replace(p=0.03)
+def test_one_chance_in_forty_is_no_difference_among_many_pairs() -> None:
+    one = compare([[1.00], [1.02], [1.04]], [[1.058], [1.078], [1.098]])
+    assert 0.02 < one.p < 0.03
     assert verdicts([one]) == ["faster"]
-    assert verdicts([one] * 2) == ["no detectable difference"] * 2
-    assert verdicts([one] * 2, level=0.9) == ["faster"] * 2
+    alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
+    assert verdicts([one, *[alike] * 20])[0] == "no detectable difference"
+    assert verdicts([one, *[alike] * 20], level=0.5)[0] == "faster"
+
+
+def test_many_pairs_know_together_how_much_runs_scatter() -> None:
+    """Three runs a side and ten pairs: by itself one of them tells its 9 % one time in forty, beside the others' runs,
+    which scatter alike, surely."""
+    apart = compare([[1.00], [1.02], [1.04]], [[1.09], [1.11], [1.13]])
+    alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
+    assert apart.p > 0.05 / 11
+    assert verdicts([apart, *[alike] * 10])[0] == "faster"
 
 
 def test_three_runs_suffice_for_a_clear_difference_among_ten_pairs() -> None:

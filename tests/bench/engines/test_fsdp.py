@@ -40,7 +40,7 @@ REHEARSED = 2
 DROPOUT: dict[str, Any] = {"model": {**spec("fsdp")["model"], "dropout": 0.1}}
 SAVED = {name: spec("fsdp", name, **DROPOUT) for name in ("fp32", "bf16")}
 
-pytestmark = [pytest.mark.processes, pytest.mark.untimed]
+pytestmark = pytest.mark.processes
 
 
 def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,192 @@
+"""What verdicts on many configurations hold: how often they are wrong, and what they find.
+
+python -m tests.benchmarks.verdicts [--families 500]
+
+Simulated families whose truth is known, of three and of five repeats; a repeat's noise is the logarithm of its time.
+`apart` draws repeats of different allocations, `within` ones that share allocations, which differ by three times the
+noise. Normal, t3, two kinds of nodes and unequal noise served to choose the method; the others did not.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from analysis.stats.family import Family, Noise, corrected
+
+Array = np.ndarray
+Draw = Callable[[np.random.Generator, tuple[int, int]], Array]
+
+SIZES = (2, 5, 10, 50)
+REPEATS = (3, 5)
+LAYOUTS = ((3, False), (3, True), (5, False))
+PAIRS = (1, 10, 50)
+_MOST = 10_000  # configurations of all families of a number
+
+
+def _unequal(sigma: float) -> Draw:
+    return lambda rng, shape: rng.standard_normal(shape) * np.exp(sigma * rng.standard_normal((shape[0], 1)))
+
+
+def _some_noisier(part: float, times: float) -> Draw:
+    return lambda rng, shape: rng.standard_normal(shape) * np.where(rng.random((shape[0], 1)) < part, times, 1)
+
+
+def _serial(rng: np.random.Generator, shape: tuple[int, int], coefficient: float) -> Array:
+    noise = rng.standard_normal(shape)
+    for place in range(1, shape[1]):
+        fresh = np.sqrt(1 - coefficient**2) * noise[:, place]
+        noise[:, place] = coefficient * noise[:, place - 1] + fresh
+    return noise
+
+
+NOISES: dict[str, Draw] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "t of 3 degrees": lambda rng, shape: rng.standard_t(3, shape),
+    "30 % bad nodes": lambda rng, shape: 0.1 * rng.standard_normal(shape) + 3 * (rng.random(shape) < 0.3),
+    "unequal noise": _unequal(0.7),
+    "two clock states": lambda rng, shape: 0.2 * rng.standard_normal(shape) + 2 * (rng.random(shape) < 0.5),
+    "5 % disturbed": lambda rng, shape: rng.standard_normal(shape) * np.where(rng.random(shape) < 0.05, 8, 1),
+    "skewed": lambda rng, shape: rng.gamma(0.3, size=shape),
+    "a third 4× noisier": _some_noisier(0.33, 4),
+    "a tenth 5× noisier": _some_noisier(0.1, 5),
+    "serial 0.6": lambda rng, shape: _serial(rng, shape, 0.6),
+}
+"""The last cannot be held by anything that sees the repeats alone: it says how much is asked of them."""
+
+
+class Found(NamedTuple):
+    """Per cent of families, and numbers per family, where the truth is a spread."""
+
+    ties: float
+    farthest: float  # of the ties from the truly fastest, in per cent of its time
+    best_kept: float  # per cent in which the truly fastest is the fastest measured or tied with it
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", type=int, default=500)
+    count = parser.parse_args().families
+    tables = (spread(count // 10), power(count // 2), luck(count // 2), pairs(count), alike(count))
+    for row in itertools.chain(*tables):
+        print(row, flush=True)
+
+
+def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
+    """Yield, for configurations that are all alike, the per cent of families in which one is called slower."""
+    yield f"\nconfigurations alike: % of families with one called slower\n{'':<20}{'n':>3}  {_head(SIZES)}"
+    for name in names:
+        for repeats, blocked in LAYOUTS:
+            told = [wrong(name, size, repeats, count, blocked=blocked) for size in SIZES]
+            yield f"{name:<20}{repeats:>3}  {_told(told)}  {'within' if blocked else 'apart'}"
+
+
+def wrong(name: str, size: int, repeats: int, count: int, *, blocked: bool) -> float:
+    """Return the per cent of families of alike configurations in which one is called slower than the fastest."""
+    rng = np.random.default_rng([*name.encode(), size, repeats, blocked])
+    count = min(count, _MOST // size)
+    families = (family(NOISES[name](rng, (size, repeats)), rng, blocked=blocked) for _ in range(count))
+    return 100 * float(np.mean([any(slower(one)) for one in families]))
+
+
+def family(noise: Array, rng: np.random.Generator, *, blocked: bool) -> Family:
+    shared = 3 * rng.standard_normal(noise.shape[1]) if blocked else 0
+    return Family(list(noise + shared), blocked=blocked)
+
+
+def slower(one: Family) -> list[bool]:
+    """Return which configurations are called slower than the fastest."""
+    gaps = [one.gap(place, one.lead) for place in range(one.means.size)]
+    return [gap.value > gap.reach for gap in gaps]
+
+
+def pairs(count: int) -> Iterable[str]:
+    """Yield, for pairs that are alike, the per cent of sets in which one is called different."""
+    yield f"\npairs alike, apart: % of sets with one called different\n{'':<20}{'n':>3}  {_head(PAIRS)}"
+    for name, draw in NOISES.items():
+        for repeats in REPEATS:
+            rng = np.random.default_rng([*name.encode(), repeats])
+            sets = [
+                [_told_pairs(draw(rng, (2 * size, repeats))) for _ in range(min(count, _MOST // size))]
+                for size in PAIRS
+            ]
+            told = [100 * float(np.mean([min(chances) <= 0.05 for chances in one])) for one in sets]
+            yield f"{name:<20}{repeats:>3}  {_told(told)}"
+
+
+def _told_pairs(times: Array) -> list[float]:
+    """Return the corrected p-values of neighbours, two by two."""
+    own = stats.ttest_ind(times[::2], times[1::2], axis=1, equal_var=False).pvalue
+    noises = [Noise(float(one), times.shape[1]) for one in times.var(axis=1, ddof=1)]
+    gaps = (times[::2] - times[1::2]).mean(axis=1)
+    return corrected(gaps, list(zip(noises[::2], noises[1::2], strict=True)), own)
+
+
+def power(count: int) -> Iterable[str]:
+    """Yield how often one pair of several that differs by some noises is found."""
+    yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {_head(PAIRS)}"
+    for effect in (2.5, 5):
+        for repeats in REPEATS:
+            rng, told = np.random.default_rng([int(10 * effect), repeats]), []
+            for size in PAIRS:
+                sets = rng.standard_normal((min(count, _MOST // size), 2 * size, repeats))
+                sets[:, 0] += effect
+                told.append(100 * float(np.mean([_told_pairs(one)[0] <= 0.05 for one in sets])))
+            yield f"{effect:<20}{repeats:>3}  {_told(told)}"
+
+
+def spread(count: int) -> Iterable[str]:
+    """Yield what is left as ties of configurations that are spread evenly over 30 %, their noise 1 %."""
+    yield f"\nspread over 30 %, noise 1 %: ties, the farthest in %, best kept in %\n{'':<20}{'n':>3}  {'k':>4}"
+    for size in (10, 50, 200):
+        for repeats, blocked in LAYOUTS:
+            found = told_spread(size, repeats, count, blocked=blocked)
+            numbers = f"{found.ties:7.1f}{found.farthest:7.1f}{found.best_kept:7.1f}"
+            yield f"{'':<20}{repeats:>3}  {size:>4}{numbers}  {'within' if blocked else 'apart'}"
+
+
+def told_spread(size: int, repeats: int, count: int, *, blocked: bool) -> Found:
+    rng = np.random.default_rng([size, repeats, blocked])
+    ties, farthest, kept = [], [], []
+    for _ in range(count):
+        truth = rng.uniform(0, 0.3, size)
+        told = family(truth[:, None] + 0.01 * rng.standard_normal((size, repeats)), rng, blocked=blocked)
+        left = ~np.array(slower(told))
+        ties.append(left.sum() - 1)
+        farthest.append(np.expm1(truth[left].max() - truth.min()))
+        kept.append(left[truth.argmin()])
+    return Found(float(np.mean(ties)), 100 * float(np.mean(farthest)), 100 * float(np.mean(kept)))
+
+
+def luck(count: int) -> Iterable[str]:
+    """Yield by how much the fastest flatters itself, and how much of that is told, in per cent, noise 2 %."""
+    yield f"\nluck of the fastest, noise 2 %, n 3: true and told, %\n{'':<20}{'':>3}  {_head(SIZES)}"
+    for name, width in (("alike", 0.0), ("spread over 5 %", 0.05), ("spread over 30 %", 0.3)):
+        true, told = [], []
+        for size in SIZES:
+            rng = np.random.default_rng([size, int(100 * width)])
+            found = [true_and_told_luck(rng, size, width) for _ in range(count)]
+            true.append(100 * float(np.mean([one[0] for one in found])))
+            told.append(100 * float(np.mean([one[1] for one in found])))
+        yield f"{name:<20}{'':>3}  {_told(true)}  true\n{'':<20}{'':>3}  {_told(told)}  told"
+
+
+def true_and_told_luck(rng: np.random.Generator, size: int, width: float) -> tuple[float, float]:
+    truth = rng.uniform(0, width, size)
+    one = Family(list(truth[:, None] + 0.02 * rng.standard_normal((size, 3))))
+    return float(truth[one.lead] - one.means[one.lead]), one.luck
+
+
+def _head(sizes: Iterable[int]) -> str:
+    return "".join(f"{size:>7}" for size in sizes)
+
+
+def _told(numbers: Iterable[float]) -> str:
+    return "".join(f"{number:7.1f}" for number in numbers)
+
+
+if __name__ == "__main__":
+    main()
