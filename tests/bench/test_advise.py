@@ -117,7 +117,8 @@ def test_t5_in_fp16_is_warned_of(ask: Ask) -> None:
 
 
 def test_weights_that_fit_a_device_only_once_do_not_stop_the_lower_stages_and_the_host_is_told(ask: Ask) -> None:
-    answer = ask("model=mt5_xxl", "machine=a100_40", "devices_per_node=8", "nodes=8")
+    engines = "engine=ddp,zero0,zero1,zero2,zero3"
+    answer = ask("model=mt5_xxl", "machine=a100_40", "devices_per_node=8", "nodes=8", engines)
     assert {"zero1", "zero2", "zero3"} == {row["engine"] for row in answer["engines"] if row["fits"]}
     assert answer["winner"]["engine"] == "zero1"
     assert any("flattening 413" in line for line in answer["doubts"]), "8 ranks, 2 copies of 25.8 GB each"
