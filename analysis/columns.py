@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from analysis.metrics import Better, Metric, metrics
-from analysis.observed import host, job, slowest_link, slowest_rank, tokens
+from analysis.metrics import Better, Metric, load_metrics
+from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_host, get_tokens
 from bench.record import RunRecord
 from bench.spec import LENGTHS, OBJECTIVE
 
@@ -51,83 +51,85 @@ SHOWN = (
 """What people look at first, where any run has a value for it."""
 
 
-def columns() -> dict[str, Column]:
+def list_columns() -> dict[str, Column]:
     """Return every column that each run table has by name, in order."""
-    known = {column.name: column for column in _FACTS} | {m.name: _derived(m) for m in metrics().values()}
+    known = {column.name: column for column in _FACTS} | {
+        m.name: _build_metric_column(m) for m in load_metrics().values()
+    }
     new = sorted(known.keys() - set(ORDER))
     return {name: known[name] for name in (*ORDER[:-2], *new, *ORDER[-2:])}
 
 
-def all_columns() -> dict[str, Column]:
+def list_all_columns() -> dict[str, Column]:
     """Return the same, and then the columns that some run tables have besides."""
-    return columns() | {column.name: column for column in _LATER}
+    return list_columns() | {column.name: column for column in _LATER}
 
 
-def _derived(metric: Metric) -> Column:
+def _build_metric_column(metric: Metric) -> Column:
     kind: Kind = "integer" if metric.whole else "number"
     return Column(metric.name, metric.label, metric.unit, kind, metric.value, metric.better)
 
 
-def _environment_id(record: RunRecord) -> str | None:
+def _get_environment_id(record: RunRecord) -> str | None:
     return record.environment.environment_id if record.environment else None
 
 
-def _device(record: RunRecord) -> str | None:
+def _get_device(record: RunRecord) -> str | None:
     return record.environment.classification.device if record.environment else None
 
 
-def _allocation(record: RunRecord) -> str | None:
-    around = job(record.environment)
+def _get_allocation(record: RunRecord) -> str | None:
+    around = find_job(record.environment)
     return around.allocation if around else None
 
 
-def _parameters(record: RunRecord) -> int | None:
+def _get_parameters(record: RunRecord) -> int | None:
     return record.observations.parameters if record.observations else record.spec.model.parameters
 
 
-def _tokens(record: RunRecord, kind: str) -> float | None:
+def _count_tokens(record: RunRecord, kind: str) -> float | None:
     """Return the tokens of one kind; None where a sample has none such."""
-    if counted := tokens(record):
+    if counted := get_tokens(record):
         return counted.of(kind)
     length = record.spec.sequence.get(kind)  # a run that made no step would have had these: lengths include padding
     return None if length is None else float(record.spec.global_batch * length)
 
 
-_encoder_tokens, _decoder_tokens = (partial(_tokens, kind=kind) for kind in ("encoder", "decoder"))
+_encoder_tokens, _decoder_tokens = (partial(_count_tokens, kind=kind) for kind in ("encoder", "decoder"))
 
 
-def _padding_tokens(record: RunRecord) -> float | None:
-    counted = tokens(record)
+def _count_padding_tokens(record: RunRecord) -> float | None:
+    counted = get_tokens(record)
     return counted.padding if counted else None
 
 
-def _lengths(record: RunRecord) -> str | None:
+def _format_lengths(record: RunRecord) -> str | None:
     """Return the tokens of a sample by kind; None where the columns of the table tell them."""
     lengths = record.spec.sequence
     return None if {*lengths} <= {*LENGTHS} else ", ".join(f"{length} {kind}" for kind, length in lengths.items())
 
 
-def _slowest_host(record: RunRecord) -> str | None:
-    rank = slowest_rank(record)
-    return None if rank is None else host(record, rank // record.spec.devices_per_node)
+def _find_slowest_host(record: RunRecord) -> str | None:
+    rank = find_slowest_rank(record)
+    return None if rank is None else get_host(record, rank // record.spec.devices_per_node)
 
 
-def _slowest_link_node(record: RunRecord) -> str | None:
-    node = slowest_link(record)
-    return None if node is None else host(record, node) or str(node)
+def _find_slowest_link_node(record: RunRecord) -> str | None:
+    node = find_slowest_link(record)
+    return None if node is None else get_host(record, node) or str(node)
 
 
 _FACTS = (
     Column("config_id", "what was measured: hash of the spec", "", "text", lambda r: r.config_id),
-    Column("environment_id", "what it ran on: hash of device and versions", "", "text", _environment_id),
-    Column("device", "the device's own name", "", "text", _device),
+    Column("environment_id", "what it ran on: hash of device and versions", "", "text", _get_environment_id),
+    Column("device", "the device's own name", "", "text", _get_device),
     Column("machine", "node type asked for, a file of conf/machine", "", "text", lambda r: r.circumstance.machine.name),
-    Column("allocation", "Slurm job that it ran in: those of one are not independent", "", "text", _allocation),
+    Column("allocation", "Slurm job that it ran in: those of one are not independent", "", "text", _get_allocation),
     Column("repeat", "repeat of this configuration, from 0", "", "integer", lambda r: r.circumstance.repeat),
     Column("attempt", "attempt at this repeat, from 0", "", "integer", lambda r: r.circumstance.attempt),
     Column("study", "study that the run belongs to", "", "text", lambda r: r.circumstance.study),
     Column("model", "model, a file of conf/model", "", "text", lambda r: r.spec.model.name),
-    Column("parameters", "counted on the built model; published, where none was built", "", "integer", _parameters),
+    Column("parameters", "counted on the built model; published, where none was built", "", "integer", _get_parameters),
     Column("engine", "engine, a file of conf/engine", "", "text", lambda r: r.spec.engine.name),
     Column("precision", "of weights and activations in forward and backward", "", "text", lambda r: r.spec.precision),
     Column(
@@ -144,17 +146,17 @@ _FACTS = (
     Column("global_batch", "samples per optimizer step", "samples", "integer", lambda r: r.spec.global_batch),
     Column("encoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _encoder_tokens),
     Column("decoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _decoder_tokens),
-    Column("padding_tokens", "contained in the two before; mean over the window", "tokens", "number", _padding_tokens),
+    Column("padding_tokens", "contained in the two before; mean over the window", "tokens", "number", _count_padding_tokens),
     Column("evidence", "measured, rehearsed (one real rank) or predicted", "", "text", lambda r: r.evidence),
     Column("outcome", "how the run ended", "", "text", lambda r: r.outcome.kind),
-    Column("slowest_rank", "rank that the others wait for, if one stands out", "", "integer", slowest_rank),
-    Column("slowest_host", "the host of that rank", "", "text", _slowest_host),
-    Column("slowest_link_node", "node whose link is slow, if one stands out: its host", "", "text", _slowest_link_node),
+    Column("slowest_rank", "rank that the others wait for, if one stands out", "", "integer", find_slowest_rank),
+    Column("slowest_host", "the host of that rank", "", "text", _find_slowest_host),
+    Column("slowest_link_node", "node whose link is slow, if one stands out: its host", "", "text", _find_slowest_link_node),
     Column("reason", "why it ended so; empty when ok", "", "text", lambda r: r.outcome.reason),
     Column("flags", "doubts about the row, separated by spaces", "", "text", lambda r: ""),  # analysis.table fills it
 )  # fmt: skip
 
 _LATER = (
     Column("objective", "what is learned, a file of conf/objective", "", "text", lambda r: r.spec.objective),
-    Column("lengths", "tokens per sample by kind, where no column before has them", "", "text", _lengths),
+    Column("lengths", "tokens per sample by kind, where no column before has them", "", "text", _format_lengths),
 )

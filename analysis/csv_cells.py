@@ -21,11 +21,11 @@ class CsvLines:
         return "".join(self._lines)
 
 
-def as_text(cell: str) -> str:
+def escape_cell(cell: str) -> str:
     """Return a text as a cell."""
     return f"'{cell}" if cell.startswith(FORMULA) else cell
 
 
-def from_text(cell: str) -> str:
+def parse_cell(cell: str) -> str:
     """Return the text that a cell holds."""
     return cell[1:] if cell.startswith("'") else cell

@@ -11,32 +11,34 @@ from typing import NamedTuple
 from analysis.summary import Row
 
 
-class Standing(NamedTuple):
+class PlacedRow(NamedTuple):
     """A row, and the environment class that it stands in; None where nobody that asked the same knows one."""
 
     row: Row
     environment_id: str | None
 
 
-def failed_early(row: Row) -> bool:
+def has_failed_early(row: Row) -> bool:
     """Whether a row has no number and knows no environment; so does a prediction, which never had one."""
     return row["environment_id"] is None and not row["n"]
 
 
-def without_repeated(rows: Sequence[Row]) -> list[Row]:
+def drop_retried(rows: Sequence[Row]) -> list[Row]:
     """Leave out the early failures of what was tried again; a rehearsal is no second try of a real run."""
-    known = {_tried(row) for row in rows if row["environment_id"] is not None}
-    return [row for row in rows if not failed_early(row) or _tried(row) not in known]
+    known = {_build_retry_key(row) for row in rows if row["environment_id"] is not None}
+    return [row for row in rows if not has_failed_early(row) or _build_retry_key(row) not in known]
 
 
-def standing(rows: Iterable[Row], asked: Callable[[Row], Hashable]) -> list[Standing]:
+def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[PlacedRow]:
     """Return each row with the environment that it stands in, those that know theirs first: an early failure in the
     first of those that `asked` the same, and rather in one with a number."""
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
     first: dict[Hashable, str | None] = {}
     for row in sorted(ordered, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):
-        first.setdefault(asked(row), row["environment_id"])
-    return [Standing(row, first[asked(row)] if failed_early(row) else row["environment_id"]) for row in ordered]
+        first.setdefault(question_of(row), row["environment_id"])
+    return [
+        PlacedRow(row, first[question_of(row)] if has_failed_early(row) else row["environment_id"]) for row in ordered
+    ]
 
 
 def may_be_same(one: str | None, other: str | None) -> bool:
@@ -44,5 +46,5 @@ def may_be_same(one: str | None, other: str | None) -> bool:
     return one is None or other is None or one == other
 
 
-def _tried(row: Row) -> tuple[str, str, bool]:
+def _build_retry_key(row: Row) -> tuple[str, str, bool]:
     return row["config_id"], row["machine"], row["evidence"] == "rehearsed"

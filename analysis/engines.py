@@ -6,52 +6,52 @@ A stage with offload beside one without, or with other buckets, is a comparison 
 from collections.abc import Mapping
 from typing import Any
 
-from bench.engines import known_facts
-from bench.presets import engine_preset
+from bench.engines import find_facts
+from bench.presets import read_engine_preset
 from bench.spec import EngineSpec, RunSpec, canonical
 
 
 def differ_in_engine(one: RunSpec, other: RunSpec) -> bool:
     """Whether two specs differ in the engine and nothing else, and may be compared as two engines."""
-    return but_engine(one) == but_engine(other) and comparable(one, other)
+    return dump_without_engine(one) == dump_without_engine(other) and may_be_compared(one, other)
 
 
-def comparable(one: RunSpec, other: RunSpec) -> bool:
+def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
     """Whether every option that both engines know is equal, and what only one knows is one that its preset writes out.
 
     Both know an option that both have. One that only one has is known to it alone if its preset writes it out, for
     such options have no default and must be given wherever they act; any other could have been given to both.
     """
-    ours, theirs = _options(one), _options(other)
+    ours, theirs = _list_options(one), _list_options(other)
     unequal = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
-    alone = {name for name in engine_preset(one.engine.name) if name not in theirs}
-    alone |= {name for name in engine_preset(other.engine.name) if name not in ours}
-    return unequal <= alone
+    own_names = {name for name in read_engine_preset(one.engine.name) if name not in theirs}
+    own_names |= {name for name in read_engine_preset(other.engine.name) if name not in ours}
+    return unequal <= own_names
 
 
-def but_engine(spec: RunSpec) -> str:
+def dump_without_engine(spec: RunSpec) -> str:
     """Return all of a spec but its engine, as text."""
     return canonical(spec.model_copy(update={"engine": EngineSpec(name="any", backend="any")}))
 
 
-def own(spec: RunSpec, beside: RunSpec) -> dict[str, Any]:
+def list_own_options(spec: RunSpec, other: RunSpec) -> dict[str, Any]:
     """Return the options of a spec's engine that the other does not know and that its preset has otherwise."""
-    preset, theirs = engine_preset(spec.engine.name), _options(beside)
+    preset, theirs = read_engine_preset(spec.engine.name), _list_options(other)
     return {
         name: value
-        for name, value in _options(spec).items()
+        for name, value in _list_options(spec).items()
         if name not in theirs and not (name in preset and preset[name] == value)
     }
 
 
-def told(spec: RunSpec, beside: RunSpec) -> str:
+def describe_engine(spec: RunSpec, other: RunSpec) -> str:
     """Name an engine that is compared with another, with its own options where its preset has them otherwise."""
-    words = ", ".join(f"{name}={value}" for name, value in own(spec, beside).items())
-    return f"{spec.engine.name} ({words})" if words else spec.engine.name
+    options_text = ", ".join(f"{name}={value}" for name, value in list_own_options(spec, other).items())
+    return f"{spec.engine.name} ({options_text})" if options_text else spec.engine.name
 
 
-def _options(spec: RunSpec) -> Mapping[str, Any]:
+def _list_options(spec: RunSpec) -> Mapping[str, Any]:
     """Return the options of a spec's engine without those that say which engine it is."""
-    facts = known_facts(spec)
+    facts = find_facts(spec)
     distinguishing = facts.distinguishing if facts else frozenset()
     return {name: value for name, value in spec.engine.options.items() if name not in distinguishing}

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from analysis.observed import job, slowest_link, slowest_rank, step_interval, window
+from analysis.observed import compute_step_interval, find_job, find_slowest_link, find_slowest_rank, get_window
 from analysis.stats.series import FEW, few
-from bench.nodelist import foreign
+from bench.nodelist import find_foreign
 from bench.others import BUSY_SHARE, is_busy
 from bench.record import RunRecord
 from bench.statistics import is_changing
@@ -22,111 +22,116 @@ class Flag(NamedTuple):
     raised: Callable[[RunRecord], bool]
 
 
-def flags(record: RunRecord) -> tuple[str, ...]:
+def list_flags(record: RunRecord) -> tuple[str, ...]:
     """Return the flags that a record raises by itself, in the table's order."""
     return tuple(name for name, flag in FLAGS.items() if flag.raised(record))
 
 
-def _drill(record: RunRecord) -> bool:
+def _has_injected_fault(record: RunRecord) -> bool:
     return record.observations is not None and record.observations.drill is not None
 
 
-def _short(record: RunRecord) -> bool:
-    timed = window(record)
+def _is_short(record: RunRecord) -> bool:
+    timed = get_window(record)
     return timed is not None and (len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S)
 
 
-def _unsteady(record: RunRecord) -> bool:
-    steps, timed = record.observations.steps if record.observations else None, window(record)
+def _is_unsteady(record: RunRecord) -> bool:
+    steps, timed = record.observations.steps if record.observations else None, get_window(record)
     if timed is None or steps is None:
         return False
     return not steps.steady or is_changing(timed.step_s, record.spec.measure.width)
 
 
-def _wide(record: RunRecord) -> bool:
-    timed = window(record)
+def _is_wide(record: RunRecord) -> bool:
+    timed = get_window(record)
     if timed is None:
         return False
-    interval, asked = step_interval(record), record.spec.measure.width  # the one that ends a window, and is shown
-    return interval is None or interval.high - interval.low > asked * statistics.median(timed.step_s)
+    interval, requested_width = (
+        compute_step_interval(record),
+        record.spec.measure.width,
+    )  # the one that ends a window, and is shown
+    return interval is None or interval.high - interval.low > requested_width * statistics.median(timed.step_s)
 
 
-def _few(record: RunRecord) -> bool:
-    timed = window(record)
+def _has_few_steps(record: RunRecord) -> bool:
+    timed = get_window(record)
     return timed is not None and few(timed.step_s)
 
 
-def _skipped_steps(record: RunRecord) -> bool:
+def _has_skipped_steps(record: RunRecord) -> bool:
     steps = record.observations.steps if record.observations else None
     return steps is not None and any(step >= steps.cut for step in steps.skipped)
 
 
-def _memory_drift(record: RunRecord) -> bool:
+def _has_memory_drift(record: RunRecord) -> bool:
     ranks = record.observations.memory if record.observations else ()
     return any(rank.drift is not None and abs(rank.drift) > _DRIFT for rank in ranks)
 
 
-def _uninspected(record: RunRecord) -> bool:
+def _is_uninspected(record: RunRecord) -> bool:
     return record.observations is not None and record.observations.uninspected is not None
 
 
-def _counted_flops(record: RunRecord) -> bool:
+def _has_counted_flops(record: RunRecord) -> bool:
     return record.observations is not None and record.observations.counted_flops is not None
 
 
-def _straggler(record: RunRecord) -> bool:
-    return slowest_rank(record) is not None or slowest_link(record) is not None
+def _has_straggler(record: RunRecord) -> bool:
+    return find_slowest_rank(record) is not None or find_slowest_link(record) is not None
 
 
 def _busy(record: RunRecord) -> bool:
-    timed = window(record)
+    timed = get_window(record)
     return timed is not None and record.observations is not None and is_busy(record.observations, timed.seconds)
 
 
-def _foreign_hosts(record: RunRecord) -> bool:
-    environment, around = record.environment, job(record.environment)
-    return bool(environment and around and foreign(environment.hosts, around.nodelist))
+def _has_foreign_hosts(record: RunRecord) -> bool:
+    environment, around = record.environment, find_job(record.environment)
+    return bool(environment and around and find_foreign(environment.hosts, around.nodelist))
 
 
-def _dirty(record: RunRecord) -> bool:
+def _is_dirty(record: RunRecord) -> bool:
     git = record.environment.git if record.environment else None
     return bool(git and git.get("dirty"))
 
 
 FLAGS = {
-    "drill": Flag("had a fault planted on purpose; it is never a measurement", _drill),
+    "drill": Flag("had a fault planted on purpose; it is never a measurement", _has_injected_fault),
     "foreign_hosts": Flag(
         "ran on a host that was not its job's: nodes of two jobs met, and it is never a measurement",
-        _foreign_hosts,
+        _has_foreign_hosts,
     ),
     "busy": Flag(
         f"shared its machine: others took more than {100 * BUSY_SHARE:g} % of a node's cores, or a quota held it back "
         "as much, or they had memory on a device",
         _busy,
     ),
-    "short": Flag(f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s", _short),
+    "short": Flag(f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s", _is_short),
     "unsteady": Flag(
         "was timed before its steps were steady: the warm-up's budget ended first, or they changed within the window",
-        _unsteady,
+        _is_unsteady,
     ),
-    "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _wide),
-    "few": Flag(f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _few),
-    "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _skipped_steps),
-    "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _memory_drift),
+    "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _is_wide),
+    "few": Flag(
+        f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _has_few_steps
+    ),
+    "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _has_skipped_steps),
+    "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _has_memory_drift),
     "uninspected": Flag(
-        "was lost in the untimed steps after its window: its collectives and stragglers are unknown", _uninspected
+        "was lost in the untimed steps after its window: its collectives and stragglers are unknown", _is_uninspected
     ),
     "counted_flops": Flag(
         "has its FLOPs counted by torch, for no formula of its family tells them: TFLOP/s and MFU rest on that",
-        _counted_flops,
+        _has_counted_flops,
     ),
     "straggler": Flag(
-        "waited for one of its ranks or links: slowest_rank, slowest_host and slowest_link_node name it", _straggler
+        "waited for one of its ranks or links: slowest_rank, slowest_host and slowest_link_node name it", _has_straggler
     ),
     "unverified": Flag(
         "has no run of the reference engine beside it to compare its gradient norm and loss with", lambda record: False
     ),
-    "dirty": Flag("was made by code with uncommitted changes", _dirty),
+    "dirty": Flag("was made by code with uncommitted changes", _is_dirty),
 }
 """In the order of the column. `unverified` depends on the other runs: `analysis.verify` decides it."""
 

@@ -11,14 +11,14 @@ from analysis.stats import windows
 from analysis.stats.interval import Interval
 from analysis.stats.series import rate_of
 from bench.errors import NoPrediction, UserError
-from bench.predict.flops import flops_per_step
+from bench.predict.flops import compute_flops_per_step
 from bench.record import Environment, RankMemory, RunRecord, ScheduledJob, Tokens
-from bench.stragglers import slow_links, slow_ranks
+from bench.stragglers import find_slow_links, find_slow_ranks
 
 _TERA = 1e12
 
 
-class Window(NamedTuple):
+class TimedWindow(NamedTuple):
     """The timed steps of a run."""
 
     step_s: tuple[float, ...]
@@ -26,7 +26,7 @@ class Window(NamedTuple):
     seconds: float  # all of them together
 
 
-def window(record: RunRecord) -> Window | None:
+def get_window(record: RunRecord) -> TimedWindow | None:
     """Return the steps whose time may be shown: those after the cut, of a run that ended well.
 
     A run that diverged or was stopped half-way computed something else than what was asked, so its speed is no answer.
@@ -34,48 +34,48 @@ def window(record: RunRecord) -> Window | None:
     steps = record.observations.steps if record.observations else None
     if record.outcome.kind != "ok" or steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0:
         return None
-    return Window(steps.step_s[steps.cut :], steps.data_wait_s[steps.cut :], steps.window_s)
+    return TimedWindow(steps.step_s[steps.cut :], steps.data_wait_s[steps.cut :], steps.window_s)
 
 
-def job(environment: Environment | None) -> ScheduledJob | None:
+def find_job(environment: Environment | None) -> ScheduledJob | None:
     """Return the scheduler's job that a run was in, None where it was in none. Older records tell it by the variables
     of Slurm alone."""
     if environment is None or environment.job or not environment.slurm:
         return environment.job if environment else None
-    told = environment.slurm
+    reported = environment.slurm
     return ScheduledJob(
-        job_id=told.get("SLURM_JOB_ID", ""),
-        cluster=told.get("SLURM_CLUSTER_NAME", ""),
-        restart=int(told.get("SLURM_RESTART_COUNT", 0)),
-        nodelist=told.get("SLURM_JOB_NODELIST", ""),
+        job_id=reported.get("SLURM_JOB_ID", ""),
+        cluster=reported.get("SLURM_CLUSTER_NAME", ""),
+        restart=int(reported.get("SLURM_RESTART_COUNT", 0)),
+        nodelist=reported.get("SLURM_JOB_NODELIST", ""),
     )
 
 
-def steps_per_s(record: RunRecord) -> float | None:
+def compute_steps_per_s(record: RunRecord) -> float | None:
     """Return the steps of the window divided by its seconds: the whole window, never a mean of rates."""
-    timed = window(record)
+    timed = get_window(record)
     return len(timed.step_s) / timed.seconds if timed else None
 
 
-def step_quantile(record: RunRecord, share: float) -> float | None:
+def compute_step_quantile(record: RunRecord, share: float) -> float | None:
     """Return the step time that a share of the window's steps stay below, interpolated between two of them."""
-    timed = window(record)
+    timed = get_window(record)
     return float(np.quantile(timed.step_s, share)) if timed else None
 
 
-def step_interval(record: RunRecord) -> Interval | None:
+def compute_step_interval(record: RunRecord) -> Interval | None:
     """Return the interval of the median step time, from the run's own steps."""
-    timed = window(record)
+    timed = get_window(record)
     return windows.of(timed.step_s).median if timed else None
 
 
-def rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
+def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
     """Return the interval of a rate over the window, from the run's own steps; None where the rate is."""
-    timed = window(record)
+    timed = get_window(record)
     return rate_of(windows.of(timed.step_s).mean, timed.step_s, rate) if timed and rate is not None else None
 
 
-def tokens(record: RunRecord) -> Tokens | None:
+def get_tokens(record: RunRecord) -> Tokens | None:
     """Return the tokens that were counted in the window, per optimizer step; None where no step was in it."""
     observed = record.observations
     if observed is None or observed.steps is None or observed.steps.cut >= len(observed.steps.step_s):
@@ -83,18 +83,18 @@ def tokens(record: RunRecord) -> Tokens | None:
     return observed.tokens
 
 
-def token_rate(record: RunRecord, counted: Callable[[Tokens], float | None]) -> float | None:
+def compute_token_rate(record: RunRecord, counted: Callable[[Tokens], float | None]) -> float | None:
     """Return tokens per second over all ranks and the whole window; `counted` picks them from those of a step, None
     where there are none such."""
-    rate, per_step = steps_per_s(record), tokens(record)
+    rate, per_step = compute_steps_per_s(record), get_tokens(record)
     picked = None if per_step is None else counted(per_step)
     return None if rate is None or picked is None else rate * picked
 
 
-def energy_j(record: RunRecord) -> float | None:
+def compute_energy_j(record: RunRecord) -> float | None:
     """Return what all devices used over the window; None unless every one told. What was read includes the pauses
     between blocks: where its own seconds are known, it is the power over them for the seconds of the window."""
-    observed, timed = record.observations, window(record)
+    observed, timed = record.observations, get_window(record)
     if observed is None or timed is None:
         return None
     seconds = observed.energy_s or (None,) * len(observed.energy_j)
@@ -106,12 +106,12 @@ def energy_j(record: RunRecord) -> float | None:
     return sum(known) if len(known) == record.spec.world_size else None
 
 
-def worst_rank(record: RunRecord, quantity: str) -> int | None:
+def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
     """Return the largest of all ranks' `quantity`, a field of RankMemory; None where one of them is unknown."""
-    return max(by_rank(record, quantity), default=None)
+    return max(list_by_rank(record, quantity), default=None)
 
 
-def by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
+def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
     """Return every rank's `quantity`, a field of RankMemory; empty where one of them is unknown."""
     assert quantity in RankMemory.model_fields
     ranks = record.observations.memory if record.observations else ()
@@ -119,7 +119,7 @@ def by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
     return () if None in values else values
 
 
-def outside_collectives(record: RunRecord) -> tuple[float, ...]:
+def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
     """Return each rank's own seconds in a step, outside its collectives; empty unless all ranks' are known."""
     observed = record.observations
     if observed is None or record.outcome.kind != "ok":
@@ -128,38 +128,38 @@ def outside_collectives(record: RunRecord) -> tuple[float, ...]:
     return ranks if len(ranks) == record.spec.world_size else ()
 
 
-def slowest_rank(record: RunRecord) -> int | None:
+def find_slowest_rank(record: RunRecord) -> int | None:
     """Return the rank that the others wait for most, if one stands out (`bench.stragglers`)."""
-    return _slowest(outside_collectives(record))
+    return _find_slowest(list_own_seconds(record))
 
 
-def slowest_link(record: RunRecord) -> int | None:
+def find_slowest_link(record: RunRecord) -> int | None:
     """Return the node whose link is the slowest, if one stands out (`bench.stragglers`)."""
     link = record.observations.link if record.observations else None
     rates = link.nodes_bytes_per_s if link else ()
-    return min(slow_links(rates), key=lambda node: rates[node] or 0.0, default=None)
+    return min(find_slow_links(rates), key=lambda node: rates[node] or 0.0, default=None)
 
 
-def host(record: RunRecord, node: int) -> str | None:
+def get_host(record: RunRecord, node: int) -> str | None:
     """Return the host name of a node; None where hosts are unknown, or share a name."""
     hosts = record.environment.hosts if record.environment else ()
     return hosts[node] if len(hosts) == record.spec.nodes else None
 
 
-def tflops_per_device(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:
+def compute_tflops_per_device(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:
     """Return 10^12 matmul FLOP/s per device over the window; `hardware` counts recomputed activations as well."""
-    rate = steps_per_s(record)
+    rate = compute_steps_per_s(record)
     if rate is None:
         return None
-    flops = step_flops(record, kind)
+    flops = compute_step_flops(record, kind)
     return None if flops is None else flops * rate / record.spec.world_size / _TERA
 
 
-def step_flops(record: RunRecord, kind: Literal["model", "hardware"]) -> int | None:
+def compute_step_flops(record: RunRecord, kind: Literal["model", "hardware"]) -> int | None:
     """Return the matmul FLOPs of a step over all ranks by their formula or, where the family describes no network, as
     they were counted, which cannot tell recomputed activations apart; None where neither says it."""
     try:
-        flops: int = getattr(flops_per_step(record.spec), kind)
+        flops: int = getattr(compute_flops_per_step(record.spec), kind)
     except NoPrediction:
         counted = record.observations.counted_flops if record.observations else None
         return counted if kind == "hardware" or not record.spec.activation_checkpointing else None
@@ -168,12 +168,15 @@ def step_flops(record: RunRecord, kind: Literal["model", "hardware"]) -> int | N
     return flops
 
 
-def utilisation(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:
+def compute_utilisation(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:
     """Return `tflops_per_device` divided by the machine's dense peak in the run's precision; None for no known peak."""
-    rate, peak = tflops_per_device(record, kind), record.circumstance.machine.peak_tflops.get(record.spec.precision)
+    rate, peak = (
+        compute_tflops_per_device(record, kind),
+        record.circumstance.machine.peak_tflops.get(record.spec.precision),
+    )
     return None if rate is None or not peak else rate / peak
 
 
 @functools.lru_cache(maxsize=8)  # several columns of a record ask for it, one soon after the other
-def _slowest(own: tuple[float, ...]) -> int | None:
-    return max(slow_ranks(own), key=own.__getitem__, default=None)
+def _find_slowest(own: tuple[float, ...]) -> int | None:
+    return max(find_slow_ranks(own), key=own.__getitem__, default=None)

@@ -13,14 +13,14 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.columns import all_columns
+from analysis.columns import list_all_columns
 from analysis.flags import UNSOUND
-from analysis.reading import Found, Reading, find
-from analysis.reading.rows import FILE, TRACES, File, Rows, of, row, schema
-from analysis.summary import ANSWERING, KEY, Row, answering, summarise
-from analysis.table import judged_table, plain
-from analysis.variants import variants
-from bench.errors import printable
+from analysis.reading import FoundRows, Reading, find_rows
+from analysis.reading.rows import FILE, TRACES, RecordFile, RecordRows, build_row, build_schema, split_table
+from analysis.summary import ANSWERING, KEY, Row, select_answering, summarise
+from analysis.table import judge_table, list_rows
+from analysis.variants import describe_variants
+from bench.errors import make_printable
 from bench.record import Outcome, RunRecord
 from bench.spec import RunSpec
 from bench.store import Unreadable, read_record
@@ -44,7 +44,7 @@ class Results:
     table: pd.DataFrame
     skipped: tuple[Unreadable, ...]
     unfinished: tuple[Path, ...]
-    _rows: Rows
+    _rows: RecordRows
     _outcomes: Mapping[int, Outcome]  # by place, where it is not what the record says
     _load: Callable[[Path], RunRecord]
 
@@ -54,14 +54,14 @@ class Results:
         `spec` and `environment` (JSON; environment None where it is unknown), `step_s` (seconds of every stored step,
         warm-up included), `cut` (index of the first timed one), `own_s` (per rank, in a step outside its collectives)
         and `rank_peak_bytes` (per rank, peak allocated over steady steps), empty where unknown."""
-        told = {FILE: self._files} | {name: self._traces.column(name) for name in TRACES}
-        frame = {name.removeprefix("trace_"): _objects(column) for name, column in told.items()}
+        cells = {FILE: self._files} | {name: self._traces.column(name) for name in TRACES}
+        frame = {name.removeprefix("trace_"): _list_values(column) for name, column in cells.items()}
         return pd.DataFrame(frame, dtype=object)
 
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
         """One row per configuration, machine, environment class and kind of evidence (`analysis.summary`)."""
-        return summarise(self.table, variants(self.specs))
+        return summarise(self.table, describe_variants(self.specs))
 
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:
@@ -130,23 +130,23 @@ class Results:
     @functools.cached_property
     def _behind(self) -> dict[tuple[Any, ...], list[int]]:
         groups: dict[tuple[Any, ...], list[Row]] = {}
-        for place, told in enumerate(plain(self.table[[*KEY, *ANSWERING]])):
-            groups.setdefault(tuple(told[name] for name in KEY), []).append(told | {"place": place})
-        return {key: [told["place"] for told in answering(rows)] for key, rows in groups.items()}
+        for place, cells in enumerate(list_rows(self.table[[*KEY, *ANSWERING]])):
+            groups.setdefault(tuple(cells[name] for name in KEY), []).append(cells | {"place": place})
+        return {key: [cells["place"] for cells in select_answering(rows)] for key, rows in groups.items()}
 
 
 def read(paths: Iterable[str | Path]) -> Results:
     """Read and judge every record at or below `paths`; UserError for a path that is not there."""
-    found = find(Path(path) for path in paths)
-    return _results(found, read_record)
+    found = find_rows(Path(path) for path in paths)
+    return _judge_rows(found, read_record)
 
 
-def judged(found: Reading) -> Results:
+def judge_records(found: Reading) -> Results:
     """Return the results of records in memory; they are judged beside each other (`analysis.verify`)."""
-    known, by_path = all_columns(), {str(file): record for file, record in found.records.items()}
-    told = [row(File(path), record, known) for path, record in by_path.items()]
-    table = pa.Table.from_pylist(told, schema())
-    return _results(Found(of(table), found.skipped, found.unfinished), lambda path: by_path[str(path)])
+    known, by_path = list_all_columns(), {str(file): record for file, record in found.records.items()}
+    cells = [build_row(RecordFile(path), record, known) for path, record in by_path.items()]
+    table = pa.Table.from_pylist(cells, build_schema())
+    return _judge_rows(FoundRows(split_table(table), found.skipped, found.unfinished), lambda path: by_path[str(path)])
 
 
 def warn(found: Reading | Results) -> None:
@@ -155,19 +155,19 @@ def warn(found: Reading | Results) -> None:
         read = len(found.records if isinstance(found, Reading) else found.table)
         _log.warning("skipped as no record: %d of %d files", len(found.skipped), len(found.skipped) + read)
         for skipped in found.skipped:
-            _log.warning("  %s", printable(str(skipped)))
+            _log.warning("  %s", make_printable(str(skipped)))
     if found.unfinished:
         _log.warning("without a record yet: %d attempts", len(found.unfinished))
         for folder in found.unfinished:
-            _log.warning("  %s", printable(str(folder)))
+            _log.warning("  %s", make_printable(str(folder)))
 
 
-def _results(found: Found, load: Callable[[Path], RunRecord]) -> Results:
-    table, outcomes = judged_table(found.rows.core)
+def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
+    table, outcomes = judge_table(found.rows.core)
     return Results(table, found.skipped, found.unfinished, found.rows, outcomes, load)
 
 
-def _objects(column: pa.ChunkedArray) -> list[Any]:
+def _list_values(column: pa.ChunkedArray) -> list[Any]:
     """Return plain values, those of lists as tuples."""
     values = column.to_pylist()
     return [tuple(value) for value in values] if pa.types.is_list(column.type) else values

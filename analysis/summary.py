@@ -32,7 +32,7 @@ from analysis.flags import NO_MEASUREMENT
 from analysis.stats.compare import enough
 from analysis.stats.interval import Interval
 from analysis.stats.repeats import median_interval
-from analysis.table import plain, typed
+from analysis.table import build_typed_frame, list_rows
 from bench.statistics import LEVEL
 
 Row = dict[str, Any]
@@ -65,43 +65,43 @@ COLUMNS = (
 def summarise(table: pd.DataFrame, variants: Mapping[str, str] | None = None) -> pd.DataFrame:
     """Return the summary of a run table, in the order in which its configurations appear; `variants` by config_id."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in plain(table):
+    for row in list_rows(table):
         groups.setdefault(tuple(row[name] for name in KEY), []).append(row)
-    told, what = variants or {}, [*_WHAT, *(name for name in LATER if name in table)]
-    rows = [_summary(rows, what) | {"variant": told.get(rows[0]["config_id"], "")} for rows in groups.values()]
-    return typed({name: [row[name] for row in rows] for name in (*COLUMNS, *what[len(_WHAT) :])}, _KINDS)
+    known, what = variants or {}, [*_WHAT, *(name for name in LATER if name in table)]
+    rows = [_summarise_group(rows, what) | {"variant": known.get(rows[0]["config_id"], "")} for rows in groups.values()]
+    return build_typed_frame({name: [row[name] for row in rows] for name in (*COLUMNS, *what[len(_WHAT) :])}, _KINDS)
 
 
-def _summary(rows: Sequence[Row], what: Sequence[str]) -> Row:
-    answers = _last_attempts(rows)
-    good = [row for row in answers if _answers(row)]
-    allocations = _by_allocation(good)
-    told = (good or answers)[-1]
+def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
+    answers = _select_last_attempts(rows)
+    good = [row for row in answers if _is_answering(row)]
+    allocations = _group_by_allocation(good)
+    known = (good or answers)[-1]
     return {
         **{name: rows[0][name] for name in (*KEY, *what)},
         "n": len(allocations),
         "runs": len(rows),
-        "outcome": told["outcome"],
-        "sample_s": _sample_s(allocations),
-        **_timing(allocations),
-        **{name: _typical(allocations, name) for name in _MEDIANS},
+        "outcome": known["outcome"],
+        "sample_s": _compute_sample_s(allocations),
+        **_compute_timing(allocations),
+        **{name: _compute_median(allocations, name) for name in _MEDIANS},
         **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
-        "flags": _flags(good, answers, allocations),
-        "reason": told["reason"],
+        "flags": _join_flags(good, answers, allocations),
+        "reason": known["reason"],
     }
 
 
-def answering(rows: Sequence[Row]) -> list[Row]:
+def select_answering(rows: Sequence[Row]) -> list[Row]:
     """Return those rows of the run table that the numbers of one configuration come from: of every repeat the last
     attempt, if it ended ok and was a measurement at all."""
-    return [row for row in _last_attempts(rows) if _answers(row)]
+    return [row for row in _select_last_attempts(rows) if _is_answering(row)]
 
 
-def _answers(row: Row) -> bool:
+def _is_answering(row: Row) -> bool:
     return row["outcome"] == "ok" and set(NO_MEASUREMENT).isdisjoint(row["flags"].split())
 
 
-def _last_attempts(rows: Sequence[Row]) -> list[Row]:
+def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
     """Return the answer to each repeat: attempts before the last one were tried again."""
     last: dict[tuple[Any, Any], Row] = {}
     for row in sorted(rows, key=itemgetter("study", "repeat", "attempt")):
@@ -109,7 +109,7 @@ def _last_attempts(rows: Sequence[Row]) -> list[Row]:
     return list(last.values())
 
 
-def _by_allocation(good: Sequence[Row]) -> Allocations:
+def _group_by_allocation(good: Sequence[Row]) -> Allocations:
     """Return runs by what they shared; one outside of any job stands by itself."""
     groups: dict[Any, list[Row]] = {}
     for place, row in enumerate(good):
@@ -117,22 +117,22 @@ def _by_allocation(good: Sequence[Row]) -> Allocations:
     return list(groups.values())
 
 
-def _timing(allocations: Allocations) -> Row:
-    of_steps, of_rates = _interval(allocations, "step_s"), _interval(allocations, "tokens_per_s")
+def _compute_timing(allocations: Allocations) -> Row:
+    of_steps, of_rates = _compute_interval(allocations, "step_s"), _compute_interval(allocations, "tokens_per_s")
     return {
-        "step_s": _typical(allocations, "step_s"), **_ends("step_s", of_steps),
-        "tokens_per_s": _typical(allocations, "tokens_per_s"), **_ends("tokens_per_s", of_rates),
+        "step_s": _compute_median(allocations, "step_s"), **_build_interval_cells("step_s", of_steps),
+        "tokens_per_s": _compute_median(allocations, "tokens_per_s"), **_build_interval_cells("tokens_per_s", of_rates),
         **{f"interval_{part}": getattr(of_steps, part, None) for part in ("kind", "level", "n")},
     }  # fmt: skip
 
 
-def _ends(name: str, interval: Interval | None) -> Row:
+def _build_interval_cells(name: str, interval: Interval | None) -> Row:
     return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
 
 
-def _interval(allocations: Allocations, name: str) -> Interval | None:
+def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
     if len(allocations) != 1:
-        return median_interval(_medians(allocations, name))
+        return median_interval(_compute_medians(allocations, name))
     (good,) = allocations
     ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
     if any(low is None for low, _ in ends):
@@ -141,29 +141,33 @@ def _interval(allocations: Allocations, name: str) -> Interval | None:
     return Interval(min(low for low, _ in ends), max(high for _, high in ends), "within the run", LEVEL, steps)
 
 
-def _sample_s(allocations: Allocations) -> float | None:
+def _compute_sample_s(allocations: Allocations) -> float | None:
     """Return the geometric mean over allocations of the time per sample over all windows in each."""
-    told = [[row for row in rows if row["sample_s"] is not None] for rows in allocations]
-    means = [_mean([row["sample_s"] for row in rows], [row["n_steps"] for row in rows]) for rows in told if rows]
+    known = [[row for row in rows if row["sample_s"] is not None] for rows in allocations]
+    means = [
+        _compute_weighted_mean([row["sample_s"] for row in rows], [row["n_steps"] for row in rows])
+        for rows in known
+        if rows
+    ]
     return statistics.geometric_mean(means) if means else None
 
 
-def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+def _compute_weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
-def _typical(allocations: Allocations, name: str) -> float | None:
+def _compute_median(allocations: Allocations, name: str) -> float | None:
     """Return the median over allocations of the median over the runs in each; None where no run tells it."""
-    medians = _medians(allocations, name)
+    medians = _compute_medians(allocations, name)
     return statistics.median(medians) if medians else None
 
 
-def _medians(allocations: Allocations, name: str) -> list[float]:
-    told = [[row[name] for row in rows if row[name] is not None] for rows in allocations]
-    return [statistics.median(values) for values in told if values]
+def _compute_medians(allocations: Allocations, name: str) -> list[float]:
+    known = [[row[name] for row in rows if row[name] is not None] for rows in allocations]
+    return [statistics.median(values) for values in known if values]
 
 
-def _flags(good: Sequence[Row], answers: Sequence[Row], allocations: Allocations) -> str:
+def _join_flags(good: Sequence[Row], answers: Sequence[Row], allocations: Allocations) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
     if enough(allocations):
         raised = [flag for flag in raised if flag != "few"]

@@ -10,61 +10,61 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.columns import LATER, Column, Kind, all_columns, columns
-from analysis.csv_cells import from_text
+from analysis.columns import LATER, Column, Kind, list_all_columns, list_columns
+from analysis.csv_cells import parse_cell
 from analysis.flags import FLAGS
-from analysis.reading.rows import cases
-from analysis.verify import invalid, judge
+from analysis.reading.rows import build_cases
+from analysis.verify import build_invalid_outcome, judge
 from bench.record import Outcome
 
 _DTYPES: Mapping[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
 _MISSING = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
 _PARSE: Mapping[Kind, Callable[[str], Any]] = {
-    "text": from_text, "integer": int, "number": float, "truth": "True".__eq__,
+    "text": parse_cell, "integer": int, "number": float, "truth": "True".__eq__,
 }  # fmt: skip
 _NEVER_MISSING = ("reason", "flags")  # empty says that there is none
 
 
-class Judged(NamedTuple):
+class JudgedTable(NamedTuple):
     """A run table, and by place the outcomes that are not what the record says."""
 
     table: pd.DataFrame
     outcomes: dict[int, Outcome]
 
 
-def judged_table(core: pa.Table) -> Judged:
+def judge_table(core: pa.Table) -> JudgedTable:
     """Return the run table of rows (`analysis.reading.rows`), judged beside each other."""
-    unverified, mismatches = judge(cases(core))
-    frame = core.select([*columns(), *_later(core)]).to_pandas(types_mapper=_MISSING.get)
-    frame["flags"] = _flags(core.column("flags"), unverified)
+    unverified, mismatches = judge(build_cases(core))
+    frame = core.select([*list_columns(), *_list_later_columns(core)]).to_pandas(types_mapper=_MISSING.get)
+    frame["flags"] = _add_unverified_flags(core.column("flags"), unverified)
     outcomes: dict[int, Outcome] = {}
     for one in mismatches:
-        outcome = invalid(one, frame["config_id"].iat[one.reference], frame["precision"].iat[one.place])
+        outcome = build_invalid_outcome(one, frame["config_id"].iat[one.reference], frame["precision"].iat[one.place])
         outcomes[one.place] = outcome
     _invalidate(frame, core.column("case_if_invalid"), outcomes)
-    return Judged(frame, outcomes)
+    return JudgedTable(frame, outcomes)
 
 
-def _later(core: pa.Table) -> list[str]:
+def _list_later_columns(core: pa.Table) -> list[str]:
     """Return the columns that are needed because some run is not as all of the first were."""
     return [name for name, first in LATER.items() if core.column(name).unique().to_pylist() not in ([], [first])]
 
 
-def _flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]) -> pd.Series:
+def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]) -> pd.Series:
     """Return the flags of runs, those that cannot be verified with theirs among them."""
-    told = raised.combine_chunks().dictionary_encode()
-    known = told.dictionary.to_pylist()
+    encoded = raised.combine_chunks().dictionary_encode()
+    known = encoded.dictionary.to_pylist()
     more = [" ".join(name for name in FLAGS if name in {*text.split(), "unverified"}) for text in known]
-    places = told.indices.to_numpy() + len(known) * unverified
+    places = encoded.indices.to_numpy() + len(known) * unverified
     return pd.Series(pa.array([*known, *more], pa.string()).take(pa.array(places)).to_pandas(types_mapper=_MISSING.get))
 
 
 def _invalidate(frame: pd.DataFrame, changes: pa.ChunkedArray, outcomes: Mapping[int, Outcome]) -> None:
     """Write what becomes of runs that are judged invalid into the table: many change in the same way."""
-    alike: dict[str, list[int]] = {}
+    places_by_change: dict[str, list[int]] = {}
     for place in outcomes:
-        alike.setdefault(changes[place].as_py(), []).append(place)
-    for text, places in alike.items():
+        places_by_change.setdefault(changes[place].as_py(), []).append(place)
+    for text, places in places_by_change.items():
         for name, cell in json.loads(text).items():
             frame.loc[places, name] = cell
     frame.loc[list(outcomes), "outcome"] = "invalid"
@@ -74,31 +74,31 @@ def _invalidate(frame: pd.DataFrame, changes: pa.ChunkedArray, outcomes: Mapping
 def read_csv(path: Path) -> pd.DataFrame:
     """Read the run table that `zeroscale table --format csv` wrote, exactly as it was."""
     text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""], lineterminator="\n")
-    known = all_columns()
-    cells = {name: _parsed(known[name], text[name]) for name in text.columns}
-    return typed(cells)
+    known = list_all_columns()
+    cells = {name: _parse_cells(known[name], text[name]) for name in text.columns}
+    return build_typed_frame(cells)
 
 
-def typed(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Kind] | None = None) -> pd.DataFrame:
+def build_typed_frame(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Kind] | None = None) -> pd.DataFrame:
     """Return columns of plain values as a DataFrame whose types know what is missing; `kinds` is of columns that the
     run table has not."""
-    known = {name: column.kind for name, column in all_columns().items()} | dict(kinds or {})
+    known = {name: column.kind for name, column in list_all_columns().items()} | dict(kinds or {})
     return pd.DataFrame({name: pd.Series(values, dtype=_DTYPES[known[name]]) for name, values in cells.items()})
 
 
-def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def list_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as plain Python values, None where one is missing."""
     names = [str(name) for name in frame.columns]
-    cells = [values(column) for _, column in frame.items()]
+    cells = [list_values(column) for _, column in frame.items()]
     return [dict(zip(names, row, strict=False)) for row in zip(*cells, strict=True)]
 
 
-def values(column: pd.Series) -> list[Any]:
+def list_values(column: pd.Series) -> list[Any]:
     """Return a column as plain Python values, None where one is missing."""
     return column.astype(object).where(column.notna(), None).tolist()
 
 
-def _parsed(column: Column, cells: pd.Series) -> list[Any]:
+def _parse_cells(column: Column, cells: pd.Series) -> list[Any]:
     parse = _PARSE[column.kind]
     empty = "" if column.name in _NEVER_MISSING else None
     return [empty if pd.isna(cell) else parse(cell) for cell in cells]

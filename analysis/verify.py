@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.engines import REFERENCE, known_facts
+from bench.engines import REFERENCE, find_facts
 from bench.point_fields import select
 from bench.record import Outcome, RunRecord, Steps
 from bench.spec import RunSpec
@@ -46,7 +46,7 @@ ranks. On a CPU torch 2.13 sums the squares of one large tensor in fp32 without 
 fp64: the norm of 2^27 elements (mT5's head) is 1.4 % too small, that of 2^29 9.6 %."""
 
 
-class Case(NamedTuple):
+class VerificationCase(NamedTuple):
     """What a record is judged by."""
 
     ok: bool
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     precision: str
 
 
-class Cases(NamedTuple):
+class VerificationCases(NamedTuple):
     """The cases of a set of records, a column each."""
 
     ok: NDArray[np.bool_]
@@ -88,17 +88,17 @@ class Judgement(NamedTuple):
     mismatches: tuple[Mismatch, ...]
 
 
-def judge(cases: Cases) -> Judgement:
+def judge(cases: VerificationCases) -> Judgement:
     """Compare the first gradient norm and the losses of every ok run with those of the first reference that answers the
     same question. A run whose norm, or whose reference's, is unknown is not verified by losses alone."""
     first = np.full(cases.question.max(initial=-1) + 2, -1)  # the last place is for those without a question
     references = np.flatnonzero(cases.reference & (cases.question >= 0))[::-1]
     first[cases.question[references]] = references  # of several, the last one written is the first
-    beside = first[cases.question]
+    reference_places = first[cases.question]
     judged = cases.ok & ~cases.reference
-    unverified = judged & ((beside < 0) | (cases.updates != cases.updates[beside]))
+    unverified = judged & ((reference_places < 0) | (cases.updates != cases.updates[reference_places]))
     places = np.flatnonzero(judged & ~unverified)
-    found, expected = (np.column_stack([cases.norm[at], cases.losses[at]]) for at in (places, beside[places]))
+    found, expected = (np.column_stack([cases.norm[at], cases.losses[at]]) for at in (places, reference_places[places]))
     of_norm = np.full(len(places), NORM_TOLERANCE)
     allowed = np.column_stack([of_norm] + [cases.tolerance[places]] * cases.losses.shape[1])
     near = np.abs(found - expected) <= allowed * np.abs(expected)  # false where one is NaN
@@ -112,11 +112,11 @@ def judge(cases: Cases) -> Judgement:
         mismatches.append(
             Mismatch(
                 place=place,
-                reference=int(beside[place]),
-                step=column - 1 if column else _first_update(int(cases.updates[place])),
+                reference=int(reference_places[place]),
+                step=column - 1 if column else _find_first_update(int(cases.updates[place])),
                 quantity="loss" if column else "gradient norm",
-                found=_finite(found[row, column]),
-                expected=_finite(expected[row, column]),
+                found=_drop_nonfinite(found[row, column]),
+                expected=_drop_nonfinite(expected[row, column]),
             )
         )
     return Judgement(unverified, tuple(mismatches))
@@ -124,29 +124,31 @@ def judge(cases: Cases) -> Judgement:
 
 def is_reference(spec: RunSpec) -> bool:
     """Whether a run is one of the reference engine; one whose engine is not known here is none."""
-    facts = known_facts(spec)
+    facts = find_facts(spec)
     return facts is not None and facts.is_reference
 
 
-def case(record: RunRecord) -> Case:
+def build_case(record: RunRecord) -> VerificationCase:
     """Return what a record is judged by."""
     ok, reference = record.outcome.kind == "ok", is_reference(record.spec)
-    steps, precision = _comparable(record), record.spec.precision
+    steps, precision = _get_comparable_steps(record), record.spec.precision
     if steps is None:
-        return Case(ok, reference, None, math.nan, (), 0, precision)
+        return VerificationCase(ok, reference, None, math.nan, (), 0, precision)
     losses = tuple(math.nan if loss is None else loss for loss in steps.loss[:STEPS])
     updates = sum(1 << step for step in range(STEPS) if step not in steps.skipped)
-    norm = steps.gradient_norm[_first_update(updates)] if updates and steps.gradient_norm else None
-    return Case(ok, reference, _question(record), math.nan if norm is None else norm, losses, updates, precision)
+    norm = steps.gradient_norm[_find_first_update(updates)] if updates and steps.gradient_norm else None
+    return VerificationCase(
+        ok, reference, _hash_question(record), math.nan if norm is None else norm, losses, updates, precision
+    )
 
 
-def invalid(mismatch: Mismatch, reference: str, precision: str) -> Outcome:
+def build_invalid_outcome(mismatch: Mismatch, reference: str, precision: str) -> Outcome:
     """Return the outcome of a run with a mismatch; `reference` is the config_id of the run beside it."""
     found, expected, quantity = mismatch.found, mismatch.expected, mismatch.quantity
     tolerance = TOLERANCE[precision] if quantity == "loss" else NORM_TOLERANCE
     reason = (
         f"{quantity} is not that of {REFERENCE} ({reference}): {found} instead of {expected} at step {mismatch.step}, "
-        f"{_apart(found, expected)}, {tolerance:g} allowed in {precision}"
+        f"{_format_difference(found, expected)}, {tolerance:g} allowed in {precision}"
     )
     evidence = {"reference": reference, "tolerance": tolerance, "step": mismatch.step}
     return Outcome(
@@ -154,22 +156,22 @@ def invalid(mismatch: Mismatch, reference: str, precision: str) -> Outcome:
     )
 
 
-def _first_update(updates: int) -> int:
+def _find_first_update(updates: int) -> int:
     """Return the first step that changed the weights: before it they are those that the run began with."""
     return (updates & -updates).bit_length() - 1
 
 
-def _apart(found: float | None, expected: float | None) -> str:
+def _format_difference(found: float | None, expected: float | None) -> str:
     if found is None or expected is None:
         return "not finite"
     return f"{abs(found - expected) / abs(expected) if expected else math.inf:.2g} apart"
 
 
-def _finite(value: float) -> float | None:
+def _drop_nonfinite(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def _comparable(record: RunRecord) -> Steps | None:
+def _get_comparable_steps(record: RunRecord) -> Steps | None:
     """Return the steps of a run whose losses mean something and have nothing random in them: a drill breaks them, a
     rehearsal has none, and dropout draws other numbers in every engine."""
     observed = record.observations
@@ -186,7 +188,7 @@ def _comparable(record: RunRecord) -> Steps | None:
     return observed.steps
 
 
-def _question(record: RunRecord) -> str:
+def _hash_question(record: RunRecord) -> str:
     """Return what two runs must share for their losses to be equal: all but engine, layout, protocol and kernels."""
     assert record.environment is not None and record.observations is not None  # _comparable
     spec = select(record.spec.model_dump(mode="json", by_alias=True), "losses")

@@ -24,15 +24,15 @@ from bench.terminal import Progress
 
 if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` needs no Hydra, and `run` no scheduler
     from bench.advising.search import Answer
-    from bench.dispatch.feed import Fed
-    from bench.dispatch.view import View
-    from bench.findings import Finding
-    from bench.local.attempt import MeasuredRun
-    from bench.local.here import Ended
-    from bench.planning.overrides import Given
-    from bench.planning.prediction import Prediction
-    from bench.planning.single import SingleRun
-    from bench.planning.sweep import Plan
+    from bench.checks import Check
+    from bench.sweep.local.attempt import MeasuredRun
+    from bench.sweep.local.local_sweep import SweepResult
+    from bench.sweep.planning.overrides import GivenOverrides
+    from bench.sweep.planning.prediction import Prediction
+    from bench.sweep.planning.single import SingleRun
+    from bench.sweep.planning.study_plan import PlannedSweep
+    from bench.sweep.submission.state import StudyState
+    from bench.sweep.submission.submitting import SubmitResult
 
 __all__ = [
     "Progress", "Status", "Study", "UserError", "advise", "cancel", "measure", "plan", "point", "predict", "prepare",
@@ -40,23 +40,23 @@ __all__ = [
 ]  # fmt: skip
 
 Folder = str | Path
-Told = Callable[[str], None]
+TextListener = Callable[[str], None]
 """Hears what is going on, a text at a time."""
 Follow = Callable[[Progress], None]
 """Hears again and again how far the run under way is."""
 
 
-def _silent(what: object) -> None:
+def _ignore_text(what: object) -> None:
     """Say nothing."""
 
 
-def _path(folder: Folder | None) -> Path | None:
+def _convert_path(folder: Folder | None) -> Path | None:
     return None if folder is None else Path(folder)
 
 
 def plan(
     study: Study | Folder | None = None,
-    overrides: "Given" = (),
+    overrides: "GivenOverrides" = (),
     *,
     config_dir: Folder | None = None,
     prune: bool = True,
@@ -64,7 +64,7 @@ def plan(
     max_queued: int | None = None,
     nice: int | None = None,
     begin: str | None = None,
-) -> "Plan":
+) -> "PlannedSweep":
     """Return a sweep with every point decoded, checked and predicted; nothing starts and nothing is written.
 
     `study` is the name of one in conf/study, a path to a file, or a Study; without one the overrides span the points.
@@ -72,40 +72,44 @@ def plan(
     queue: an autopilot that goes on by itself, at most `max_queued` jobs at a time, a lower priority, no start before
     `begin`.
     """
-    from bench.planning import sweep
+    from bench.sweep.planning import study_plan
 
     etiquette = {"max_queued": max_queued, "nice": nice, "begin": begin}
-    return sweep.plan(study, overrides, _path(config_dir), prune=prune, autopilot=autopilot, etiquette=etiquette)
+    return study_plan.plan_sweep(
+        study, overrides, _convert_path(config_dir), prune=prune, autopilot=autopilot, etiquette=etiquette
+    )
 
 
-def run(plan: "Plan", results: Folder = RESULTS, *, tell: Told = _silent, follow: Follow = _silent) -> "Ended":
+def run(
+    plan: "PlannedSweep", results: Folder = RESULTS, *, tell: TextListener = _ignore_text, follow: Follow = _ignore_text
+) -> "SweepResult":
     """Measure what of a plan has no answer yet, here and now; return how its points ended.
 
     `tell` hears every point that ends, `follow` how far the one under way is.
     """
-    from bench.local.here import Asked, Here
-    from bench.sweep import asked
+    from bench.sweep import definition
+    from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
 
     if plan.queues:
         raise UserError(f"launcher={plan.sweep.launcher['name']}", "starts elsewhere", "submit the plan")
     folder = Path(results) / plan.sweep.study
-    asked.write(folder, plan.sweep)
-    wanted = [Asked(key, plan.sweep, point) for key, point in plan.sweep.wanted()]
-    return Here(folder, wanted, retry=True, tell=tell, follow=follow).run()
+    definition.write(folder, plan.sweep)
+    wanted = [RequestedRepeat(key, plan.sweep, point) for key, point in plan.sweep.wanted()]
+    return LocalSweep(folder, wanted, retry=True, tell=tell, follow=follow).run()
 
 
-def submit(plan: "Plan", results: Folder = RESULTS) -> "Fed":
+def submit(plan: "PlannedSweep", results: Folder = RESULTS) -> "SubmitResult":
     """Submit a plan to its launcher's queue, as far as the limits allow, and return at once."""
     from bench import launchers
-    from bench.dispatch.feed import feed
-    from bench.sweep import asked
+    from bench.sweep import definition
+    from bench.sweep.submission.submitting import submit_pending
 
     if not plan.queues:
-        rule, remedy = "has no queue", f"run the plan, or choose {launchers.with_queue()}"
+        rule, remedy = "has no queue", f"run the plan, or choose {launchers.format_queueing()}"
         raise UserError(f"launcher={plan.sweep.launcher['name']}", rule, remedy)
     folder = Path(results) / plan.sweep.study
-    asked.write(folder, plan.sweep)
-    return feed(folder, autopilot=plan.autopilot)
+    definition.write(folder, plan.sweep)
+    return submit_pending(folder, autopilot=plan.autopilot)
 
 
 def resume(
@@ -113,9 +117,9 @@ def resume(
     *,
     autopilot: bool = False,
     patience_s: float = 0.0,
-    tell: Told = _silent,
-    follow: Follow = _silent,
-) -> "Fed | Ended":
+    tell: TextListener = _ignore_text,
+    follow: Follow = _ignore_text,
+) -> "SubmitResult | SweepResult":
     """Start what of a study has no final answer yet, and never what has one: submitted to its queue, or measured here.
 
     Return what was submitted, or how its points ended. Attempts that ended without a record get one first; every point
@@ -123,56 +127,56 @@ def resume(
     so long for a scheduler that does not answer. `tell` and `follow` are those of `run`.
     """
     from bench import launchers
-    from bench.dispatch.feed import feed
-    from bench.dispatch.settle import settle
-    from bench.dispatch.view import look
-    from bench.local.here import Asked, Here
-    from bench.sweep import asked
+    from bench.sweep import definition
+    from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
+    from bench.sweep.submission.lost import finalize_lost
+    from bench.sweep.submission.state import read_state
+    from bench.sweep.submission.submitting import submit_pending
 
     folder = Path(folder)
-    sweeps = asked.read(folder)
+    sweeps = definition.read(folder)
     if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
-        return feed(folder, autopilot=autopilot, patience_s=patience_s)
+        return submit_pending(folder, autopilot=autopilot, patience_s=patience_s)
     if autopilot:
         raise UserError("--autopilot", "this sweep has no queue", "leave it out")
-    settle(look(folder))
-    wanted = [Asked(key, sweep, point) for key, (sweep, point) in asked.union(sweeps).items()]
-    return Here(folder, wanted, retry=False, tell=tell, follow=follow).run()
+    finalize_lost(read_state(folder))
+    wanted = [RequestedRepeat(key, sweep, point) for key, (sweep, point) in definition.merge_sweeps(sweeps).items()]
+    return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow).run()
 
 
 def cancel(folder: Folder) -> list[str]:
     """Cancel every job of a study that its scheduler still has, and no other; return their numbers."""
-    from bench.dispatch import feed
+    from bench.sweep.submission import submitting
 
-    return feed.cancel(Path(folder))
+    return submitting.cancel_jobs(Path(folder))
 
 
 def unreadable(folder: Folder) -> list[Unreadable]:
     """Return the files of a study's folder that do not hold what their names say: they count as not there."""
-    from bench.sweep import asked
-    from bench.sweep.survey import survey
+    from bench.sweep import definition
+    from bench.sweep.snapshot import read_snapshot
 
-    asked.read(Path(folder))  # raises for a folder of no study
-    return list(survey(Path(folder)).unreadable)
+    definition.read(Path(folder))  # raises for a folder of no study
+    return list(read_snapshot(Path(folder)).unreadable)
 
 
 class Status(NamedTuple):
     """Where every point of a study stands."""
 
-    view: "View"
+    view: "StudyState"
     scheduler_away: str  # why the scheduler was not asked, or did not answer; empty: it did
 
     @property
     def answered(self) -> bool:
         """Whether every point has its final answer."""
-        return all(standing.final for standing in self.view.standings)
+        return all(point_status.final for point_status in self.view.statuses)
 
     @property
     def under_way(self) -> bool:
         """Whether something may still change by itself; of a scheduler that does not answer nobody knows."""
         if self.scheduler_away:
             return not self.answered
-        return bool(self.view.live) or any(one.state in ("running", "pending") for one in self.view.standings)
+        return bool(self.view.live) or any(one.state in ("running", "pending") for one in self.view.statuses)
 
 
 def status(folder: Folder) -> Status:
@@ -180,30 +184,30 @@ def status(folder: Folder) -> Status:
 
     While its scheduler does not answer, nothing can be told dead, and what the folder says is returned.
     """
-    from bench.dispatch.settle import settle
-    from bench.dispatch.view import look
+    from bench.sweep.submission.lost import finalize_lost
+    from bench.sweep.submission.state import read_state
 
     folder = Path(folder)
     try:
-        view = look(folder)
+        view = read_state(folder)
     except UserError as error:
-        return Status(look(folder, ask=False), str(error))  # raises again if it is the folder that is wrong
+        return Status(read_state(folder, ask=False), str(error))  # raises again if it is the folder that is wrong
     with contextlib.suppress(OSError):  # a folder that may only be read is shown as it is
-        if settle(view):
-            view = look(folder)
+        if finalize_lost(view):
+            view = read_state(folder)
     return Status(view, "")
 
 
 def prepare(
     study: Study | Folder | None = None,
-    overrides: "Given" = (),
+    overrides: "GivenOverrides" = (),
     *,
     results: Folder = RESULTS,
     config_dir: Folder | None = None,
     offline: bool = False,
     architectures: Sequence[str] | None = None,
-    follow: Told = _silent,
-) -> "Iterator[Finding]":
+    follow: TextListener = _ignore_text,
+) -> "Iterator[Check]":
     """Stage data, tokenizers and compiled ops that the points need where there is no network, and check them; return
     what was found, one thing at a time, while the work goes on.
 
@@ -215,7 +219,7 @@ def prepare(
     return preparation.prepare(
         study,
         overrides,
-        _path(config_dir),
+        _convert_path(config_dir),
         Path(results),
         offline=offline,
         build_for=architectures,
@@ -225,7 +229,7 @@ def prepare(
 
 def predict(
     study: Study | Folder | None = None,
-    overrides: "Given" = (),
+    overrides: "GivenOverrides" = (),
     *,
     config_dir: Folder | None = None,
     straggler: float = 1.0,
@@ -237,54 +241,58 @@ def predict(
     The slowest rank computes `straggler` times as long, a step waits `data_wait_s` for its batches, and `rehearsed_s`
     is what a rehearsal on such a machine says that a step computes.
     """
-    from bench.planning import prediction
+    from bench.sweep.planning import prediction
 
-    return prediction.predict(
+    return prediction.predict_points(
         study,
         overrides,
-        _path(config_dir),
+        _convert_path(config_dir),
         straggler=straggler,
         data_wait_s=data_wait_s,
         rehearsed_s=rehearsed_s,
     )
 
 
-def point(overrides: "Given" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
+def point(overrides: "GivenOverrides" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
     """Return one point that is to be measured here, checked; `study` is the folder of its results."""
-    from bench.planning import single
+    from bench.sweep.planning import single
 
-    return single.point(overrides, study, _path(config_dir))
+    return single.plan_point(overrides, study, _convert_path(config_dir))
 
 
-def rehearsal(overrides: "Given" = (), *, rank: int = 0, config_dir: Folder | None = None) -> "SingleRun":
+def rehearsal(overrides: "GivenOverrides" = (), *, rank: int = 0, config_dir: Folder | None = None) -> "SingleRun":
     """Return the rehearsal of one rank of a job that may be larger than this machine, checked."""
-    from bench.planning import single
+    from bench.sweep.planning import single
 
-    return single.rehearsal(overrides, rank, _path(config_dir))
+    return single.plan_rehearsal(overrides, rank, _convert_path(config_dir))
 
 
-def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _silent) -> "MeasuredRun":
+def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":
     """Run what `point` or `rehearsal` made to its end, always anew; return its folder and its record."""
-    from bench.local import attempt
+    from bench.sweep.local import attempt
 
-    study = Path(results) / made.todo.circumstance.study
-    return attempt.measure(made.todo, study, follow, new_repeat=True)
+    study = Path(results) / made.requested.circumstance.study
+    return attempt.run_attempt(made.requested, study, follow, new_repeat=True)
 
 
 def rehearse(
-    overrides: "Given" = (),
+    overrides: "GivenOverrides" = (),
     *,
     rank: int = 0,
     results: Folder = RESULTS,
     config_dir: Folder | None = None,
-    follow: Follow = _silent,
+    follow: Follow = _ignore_text,
 ) -> "MeasuredRun":
     """Run one rank of a job that may be larger than this machine, its collectives only pretended."""
     return measure(rehearsal(overrides, rank=rank, config_dir=config_dir), results, follow=follow)
 
 
 def advise(
-    question: "Given", *, results: Folder | None = None, config_dir: Folder | None = None, standalone: bool = False
+    question: "GivenOverrides",
+    *,
+    results: Folder | None = None,
+    config_dir: Folder | None = None,
+    standalone: bool = False,
 ) -> "Answer":
     """Return which stage, micro-batch and node count to take, its rivals, and what was left out.
 
@@ -293,6 +301,11 @@ def advise(
     `standalone` refuses a launcher whose job scripts need zeroscale to start.
     """
     from bench.advising import questions, search
-    from bench.planning.overrides import texts
+    from bench.sweep.planning.overrides import format_overrides
 
-    return search.answer(questions.read(texts(question)), _path(config_dir), _path(results), hand_over=standalone)
+    return search.find_answer(
+        questions.parse_query(format_overrides(question)),
+        _convert_path(config_dir),
+        _convert_path(results),
+        hand_over=standalone,
+    )

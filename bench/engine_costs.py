@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.machine import CollectiveKind
-from bench.stacks import Module, Tensors
+from bench.stacks import EqualTensors, WeightModule
 from bench.units import Unit
 
 Array = NDArray[np.int64]
@@ -33,12 +33,12 @@ CUDA_BASE_BYTES = (600_000_000, 2_000_000_000)
 class ModelSizes:
     """A model as an engine's costs see it. Prediction makes one of each model, so that itself is its key in a cache."""
 
-    tensors: tuple[Tensors, ...]
-    modules_of: Callable[[], Sequence[Module]]  # many, and needed by few
+    tensors: tuple[EqualTensors, ...]
+    modules_of: Callable[[], Sequence[WeightModule]]  # many, and needed by few
     units_of: Callable[[], Sequence[Unit]] = tuple  # as modules
 
     @cached_property
-    def modules(self) -> tuple[Module, ...]:
+    def modules(self) -> tuple[WeightModule, ...]:
         """The modules in the order of forward."""
         return tuple(self.modules_of())
 
@@ -58,17 +58,17 @@ class ModelSizes:
         return max(size.elements for size in self.tensors)
 
 
-def count_elements(sizes: Sequence[Tensors]) -> int:
+def count_elements(sizes: Sequence[EqualTensors]) -> int:
     """Return the elements of all tensors together."""
     return sum(size.elements * size.number for size in sizes)
 
 
-def total_bytes(terms: Terms) -> int:
+def sum_bytes(terms: Terms) -> int:
     """Return what all terms take together."""
     return sum(terms.values())
 
 
-class Beside(NamedTuple):
+class SegmentBytes(NamedTuple):
     """Bytes beside the activations while each segment runs, in one pass."""
 
     gradients: Array
@@ -102,11 +102,11 @@ class EngineMemory(Protocol):
         """Return what lives at the peak of building model and engine; `thrown_away` elements are built for nothing."""
         ...
 
-    def forward(self, segments: int) -> Beside:
+    def forward(self, segments: int) -> SegmentBytes:
         """Return what lives beside the activations of the last micro-step's forward."""
         ...
 
-    def backward(self, work: BackwardWork) -> Beside:
+    def backward(self, work: BackwardWork) -> SegmentBytes:
         """Return what lives beside the activations of its backward, the segments' own gradients included."""
         ...
 

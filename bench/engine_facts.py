@@ -61,9 +61,13 @@ class EngineFacts:
     loss_ranks: tuple[int, ...] | None = None  # where `train_step` returns a loss; None: on every rank
     rehearsal: Rehearsal = _NOT_REHEARSED
     members: frozenset[Member] = frozenset()  # what it can do that an engine need not
-    compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)
+    compiled_ops: tuple[
+        str, ...
+    ] = ()  # what a run loads, in an order in which they can be built (bench.preparation.extensions)
     works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
-    deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # what bench.handover writes; None: nothing
+    deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = (
+        None  # what bench.training_export writes; None: nothing
+    )
     memory: "Callable[[RunSpec, ModelSizes, Device, int | None, bool], EngineMemory] | None" = None
     """The engine's part of a rank's memory on a device of so many bytes, None if unknown; the last says whether its
     collectives are only pretended. Raises UserError for what it cannot predict."""

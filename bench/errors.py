@@ -19,14 +19,14 @@ class NoPrediction(UserError):
     """A cost that is unknown: what would have to describe it does not."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_nearest(word: str, known: Iterable[str]) -> str:
     """Return the remedy for a name nobody knows: its nearest neighbour, or else the names that exist."""
     known = sorted(set(known))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return text of somebody else's without what steers a terminal, and with what no file can be written in spelt out;
     lines and tabs stay."""
     return _STEERING.sub("", text).encode(errors="backslashreplace").decode()

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 
-def regular(path: str, flags: int) -> int:
+def open_regular(path: str, flags: int) -> int:
     """Open a file, as the `opener` of `open`; OSError for what is no regular file, links included."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -23,5 +23,5 @@ def regular(path: str, flags: int) -> int:
 
 def read_regular(path: Path) -> bytes:
     """Return what a regular file holds; OSError for what is none, links included."""
-    with open(path, "rb", buffering=0, opener=regular) as file:
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
         return file.read()

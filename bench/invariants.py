@@ -15,23 +15,23 @@ MOST = 2**53  # of counts and of tokens: whole numbers up to here are exact as f
 MOST_SIZE = 2**31  # of one dimension of a model
 
 
-def broken_rule(record: RunRecord) -> str | None:
+def find_broken_rule(record: RunRecord) -> str | None:
     """Return the first rule that a record breaks, with the field that breaks it; None for one that keeps them all."""
     return (
-        _of_version(record)
-        or _of_sizes(record)
-        or _of_outcome(record)
-        or (_of_observations(record.observations) if record.observations else None)
-        or _of_plain(record)
+        _check_version(record)
+        or _check_sizes(record)
+        or _check_outcome(record)
+        or (_check_observations(record.observations) if record.observations else None)
+        or _check_plain(record)
     )
 
 
-def _of_version(record: RunRecord) -> str | None:
+def _check_version(record: RunRecord) -> str | None:
     same = record.schema_version == SCHEMA_VERSION
     return None if same else f"schema_version: {record.schema_version} twice in one record"
 
 
-def _of_sizes(record: RunRecord) -> str | None:
+def _check_sizes(record: RunRecord) -> str | None:
     spec, counted = record.spec, record.observations
     if spec.global_batch * max(spec.sequence.values(), default=0) > MOST:
         return "spec: more samples or tokens per step than can be counted"
@@ -42,7 +42,7 @@ def _of_sizes(record: RunRecord) -> str | None:
     return None
 
 
-def _of_outcome(record: RunRecord) -> str | None:
+def _check_outcome(record: RunRecord) -> str | None:
     """What ended well has something to show: a measured run its window, a rehearsal the time that a step computes."""
     if record.outcome.kind != "ok":
         return None
@@ -58,51 +58,51 @@ def _of_outcome(record: RunRecord) -> str | None:
     return None
 
 
-def _of_observations(observed: Observations) -> str | None:
-    if observed.steps and (rule := _of_steps(observed.steps)):
+def _check_observations(observed: Observations) -> str | None:
+    if observed.steps and (rule := _check_steps(observed.steps)):
         return f"observations.steps.{rule}"
-    if observed.tokens and not _between(tuple(observed.tokens.root.values()), 0, MOST):
+    if observed.tokens and not _is_between(tuple(observed.tokens.root.values()), 0, MOST):
         return "observations.tokens: not a number of tokens"
-    if not _between(observed.compute_s, 0, MOST_S) or not _between(observed.outside_collectives_s, 0, MOST_S):
+    if not _is_between(observed.compute_s, 0, MOST_S) or not _is_between(observed.outside_collectives_s, 0, MOST_S):
         return "observations: compute_s or outside_collectives_s: not seconds of a step"
-    if not _between([energy for energy in observed.energy_j if energy is not None], -MOST, MOST):
+    if not _is_between([energy for energy in observed.energy_j if energy is not None], -MOST, MOST):
         return "observations.energy_j: no energy of a run"
     return None
 
 
-def _of_steps(steps: Steps) -> str | None:
+def _check_steps(steps: Steps) -> str | None:
     count = len(steps.step_s)
-    if not _between(steps.step_s, LEAST_S, MOST_S):
+    if not _is_between(steps.step_s, LEAST_S, MOST_S):
         return "step_s: not seconds of a step"
-    if not _between(steps.data_wait_s, 0, MOST_S) or len(steps.data_wait_s) != count:
+    if not _is_between(steps.data_wait_s, 0, MOST_S) or len(steps.data_wait_s) != count:
         return "data_wait_s: not seconds of each step"
     if not 0 <= steps.cut <= count or not 0 <= steps.window_s <= MOST_S:
         return "cut: no window among the steps"
     if len(steps.loss) != count or len(steps.gradient_norm) not in (0, count):
         return "loss: not one of each step"
-    if not _between(steps.skipped, 0, count - 1):
+    if not _is_between(steps.skipped, 0, count - 1):
         return "skipped: not steps of this run"
     return None
 
 
-def _between(values: Sequence[float], low: float, high: float) -> bool:
+def _is_between(values: Sequence[float], low: float, high: float) -> bool:
     return not values or (low <= min(values) and max(values) <= high)
 
 
-def _of_plain(record: RunRecord) -> str | None:
+def _check_plain(record: RunRecord) -> str | None:
     """The rules for what has no types, of that which more than a reader's eye depends on."""
     spec, environment = record.spec, record.environment
     if environment and environment.git and not isinstance(environment.git.get("commit"), str | None):
         return "environment.git.commit: no text"
     for name, part in (("model.shape", spec.model.shape), ("engine", spec.engine.options), ("data", spec.data.options)):
-        if not _finite(part):
+        if not _is_finite(part):
             return f"spec.{name}: a number that is not finite"
     return None
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, Mapping):
-        return all(map(_finite, value.values()))
-    return all(map(_finite, value)) if isinstance(value, list | tuple) else True
+        return all(map(_is_finite, value.values()))
+    return all(map(_is_finite, value)) if isinstance(value, list | tuple) else True

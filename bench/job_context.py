@@ -10,25 +10,25 @@ from bench.plugins import QueueingLauncherPlugin
 from bench.scheduling import JobContext
 
 
-class Around(NamedTuple):
+class JobAndLauncher(NamedTuple):
     """The job around this process and the launcher that knows it; none of either where there is no job."""
 
     launcher: QueueingLauncherPlugin | None = None
     context: JobContext = JobContext()
 
 
-def of_launcher(name: str, environment: Mapping[str, str]) -> JobContext:
+def find_context(name: str, environment: Mapping[str, str]) -> JobContext:
     """Return where in a job of the launcher `name` a process with this environment is."""
-    launcher = plugins.queueing(name)
+    launcher = plugins.load_queueing(name)
     return (launcher.context(environment) if launcher else None) or JobContext()
 
 
-def around(environment: Mapping[str, str]) -> Around:
+def find_job(environment: Mapping[str, str]) -> JobAndLauncher:
     """Return the job that a process with this environment is in, whoever submitted it: a run that was started here may
     be inside of a job too. A launcher that cannot be imported knows of none."""
-    for name, launcher in plugins.usable(plugins.LAUNCHER):
+    for name, launcher in plugins.list_usable(plugins.LAUNCHER):
         with contextlib.suppress(UserError):
-            queueing = plugins.queueing(name) if launcher.QUEUES else None
+            queueing = plugins.load_queueing(name) if launcher.QUEUES else None
             if queueing and (context := queueing.context(environment)):
-                return Around(queueing, context)
-    return Around()
+                return JobAndLauncher(queueing, context)
+    return JobAndLauncher()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from bench.spec import RunSpec
 
 
-class Place(NamedTuple):
+class LayoutPosition(NamedTuple):
     """A rank's place in the layout, each from 0."""
 
     pipeline: int  # which part of the layers
@@ -14,8 +14,8 @@ class Place(NamedTuple):
     tensor: int  # which slice of each matrix
 
 
-def place(spec: RunSpec, rank: int) -> Place:
+def place(spec: RunSpec, rank: int) -> LayoutPosition:
     """Return the place of `rank`, which is below `spec.world_size`."""
     others, tensor = divmod(rank, spec.parallel.tensor)
     pipeline, data = divmod(others, spec.data_parallel)
-    return Place(pipeline, data, tensor)
+    return LayoutPosition(pipeline, data, tensor)

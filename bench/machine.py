@@ -31,7 +31,7 @@ class CollectiveTime(Frozen):
     s: float = Field(gt=0)
 
 
-def _rows(given: object) -> object:
+def _parse_rows(given: object) -> object:
     """Read a table of words, its columns named in the first line: hundreds of mappings are slow to compose."""
     if not isinstance(given, str):
         return given
@@ -39,7 +39,7 @@ def _rows(given: object) -> object:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-Table = BeforeValidator(_rows)
+Table = BeforeValidator(_parse_rows)
 
 
 class Calibration(Frozen):
@@ -87,7 +87,7 @@ class Machine(Frozen):
         return not self.device_names or device_name.lower() in map(str.lower, self.device_names)
 
 
-class _Plausible(NamedTuple):
+class _PlausibleRange(NamedTuple):
     """Between which numbers a field of any machine lies, and how it is given."""
 
     low: float
@@ -95,20 +95,20 @@ class _Plausible(NamedTuple):
     remedy: str
 
 
-_TFLOPS = _Plausible(1e-4, 1e5, "give 10^12 FLOP/s, for example 312")
+_TFLOPS = _PlausibleRange(1e-4, 1e5, "give 10^12 FLOP/s, for example 312")
 _LINK = "give bytes per second one way, for example 3e11 for 300 GB/s"
 _PLAUSIBLE = {
     "peak_tflops": _TFLOPS,
     "matmul_ceiling_tflops": _TFLOPS,
-    "memory_bytes": _Plausible(1e8, 1e13, "give bytes, for example 85e9"),
-    "memory_bytes_per_s": _Plausible(1e8, 1e14, "give bytes per second, for example 2.039e12"),
-    "intra_node_bytes_per_s": _Plausible(1e5, 1e13, _LINK),
-    "inter_node_bytes_per_s": _Plausible(1e5, 1e13, _LINK),
-    "inter_node_floor_bytes_per_s": _Plausible(1e5, 1e13, _LINK),
-    "host_link_bytes_per_s": _Plausible(1e6, 1e13, _LINK),
-    "host_memory_bytes": _Plausible(1e8, 1e14, "give bytes, for example 1e12"),
-    "power_w": _Plausible(0.1, 1e5, "give watts, for example 400"),
-    "price_per_device_hour": _Plausible(1e-9, 1e9, "give what a device costs in an hour, for example 2.5"),
+    "memory_bytes": _PlausibleRange(1e8, 1e13, "give bytes, for example 85e9"),
+    "memory_bytes_per_s": _PlausibleRange(1e8, 1e14, "give bytes per second, for example 2.039e12"),
+    "intra_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
+    "inter_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
+    "inter_node_floor_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
+    "host_link_bytes_per_s": _PlausibleRange(1e6, 1e13, _LINK),
+    "host_memory_bytes": _PlausibleRange(1e8, 1e14, "give bytes, for example 1e12"),
+    "power_w": _PlausibleRange(0.1, 1e5, "give watts, for example 400"),
+    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give what a device costs in an hour, for example 2.5"),
 }
 """Wide enough for a small board and for what comes next: what lies outside is a mistaken unit."""
 

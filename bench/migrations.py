@@ -10,7 +10,7 @@ from typing import Any
 from bench.files import read_regular
 from bench.record import SCHEMA_VERSION
 from bench.spec import MeasureSpec
-from bench.step_times import block_lengths, completion_steps
+from bench.step_times import compute_step_s, list_block_lengths
 
 Plain = dict[str, Any]
 
@@ -24,7 +24,7 @@ def migrate(plain: Plain, series: Path) -> Plain:
     return plain
 
 
-def _from_1(plain: Plain, series: Path) -> Plain:
+def _migrate_from_1(plain: Plain, series: Path) -> Plain:
     """Correct the step times, which were the greatest of the ranks' own, and drop `before_collectives_s`.
 
     That was the time before a step's first collective, written before there was one outside of all collectives. It
@@ -38,24 +38,24 @@ def _from_1(plain: Plain, series: Path) -> Plain:
     if not observed.get("outside_collectives_s") and plain["spec"]["engine"]["options"].get("stage") != 3:
         observed["outside_collectives_s"] = before
     if observed.get("steps"):
-        observed["steps"] = _corrected(observed["steps"], plain["spec"], series)
+        observed["steps"] = _correct_steps(observed["steps"], plain["spec"], series)
     return plain | {"observations": observed}
 
 
-def _corrected(steps: Plain, spec: Plain, path: Path) -> Plain:
+def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
     """Return the steps with the differences of the slowest rank's completions. Where the ranks' own series is gone the
     times stay as they were: a little long, the more the more ranks there are; `window_s` was always right."""
     steps = steps | {"slowest_rank_s": steps["step_s"]}
     if spec.get("nodes", 1) * spec.get("devices_per_node", 1) == 1:
         return steps | {"fastest_rank_s": steps["step_s"]}
-    own_s = _own_steps(path)
+    own_s = _read_own_steps(path)
     if own_s is None or len(own_s) != len(steps["step_s"]) or not 0 <= steps["cut"] <= len(own_s):
         return steps
-    blocks = block_lengths(len(own_s), steps["cut"], MeasureSpec.model_validate(spec.get("measure", {})))
-    return steps | {"step_s": completion_steps(own_s, blocks), "fastest_rank_s": own_s.min(axis=1).tolist()}
+    blocks = list_block_lengths(len(own_s), steps["cut"], MeasureSpec.model_validate(spec.get("measure", {})))
+    return steps | {"step_s": compute_step_s(own_s, blocks), "fastest_rank_s": own_s.min(axis=1).tolist()}
 
 
-def _own_steps(path: Path) -> Any:
+def _read_own_steps(path: Path) -> Any:
     """Return every rank's own seconds of each step, shape (steps, ranks); None where they cannot be read."""
     import pyarrow as pa  # most records are of today's version, and reading them needs none
     import pyarrow.parquet as pq
@@ -73,4 +73,4 @@ def _own_steps(path: Path) -> Any:
     return seconds.reshape(-1, ranks) if ranks and len(seconds) % ranks == 0 else None
 
 
-MIGRATIONS: dict[int, Callable[[Plain, Path], Plain]] = {1: _from_1}
+MIGRATIONS: dict[int, Callable[[Plain, Path], Plain]] = {1: _migrate_from_1}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 from pydantic import BaseModel
 
 from bench.engine_facts import EngineFacts
-from bench.errors import UserError, nearest
+from bench.errors import UserError, suggest_nearest
 from bench.launching import LaunchPlan, StandaloneScript, Work
 from bench.record import Limits, RunRecord
 from bench.scheduling import ClusterLimits, JobContext, JobSetup, JobState, SchedulingOptions
@@ -55,46 +55,46 @@ class Kind(Generic[Plugin]):
         return sorted(name for name in own if not name.startswith("_"))
 
 
-def names(kind: Kind[Any]) -> list[str]:
+def list_names(kind: Kind[Any]) -> list[str]:
     """Return the names of all plug-ins of a kind, those of installed packages included, sorted."""
-    return sorted({*_shipped(kind), *_installed(kind.name)})
+    return sorted({*_list_shipped(kind), *_list_installed(kind.name)})
 
 
 def load(kind: Kind[Plugin], name: str) -> Plugin:
     """Return the plug-in of this name; UserError if there is none, or if it lacks something."""
-    return cast(Plugin, _complete(kind, name))
+    return cast(Plugin, _import_complete(kind, name))
 
 
-def usable(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
+def list_usable(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
     """Yield every plug-in of a kind by name. One that cannot be used is left out: nobody asked for it by its name."""
-    for name in names(kind):
+    for name in list_names(kind):
         with contextlib.suppress(UserError):
             yield name, load(kind, name)
 
 
 @functools.cache  # readers of many records ask for the same one again and again
-def _complete(kind: Kind[Any], name: str) -> ModuleType:
+def _import_complete(kind: Kind[Any], name: str) -> ModuleType:
     """Import a plug-in, or the part of it that is asked for, and see that it defines what its kind does."""
-    module = _module(kind, name)
+    module = _import_module(kind, name)
     if missing := [member for member in kind.members if not hasattr(module, member)]:
         rule = f"{module.__name__} does not define {', '.join(missing)}"
         raise UserError(f"{kind.key}={name}", rule, f"see {kind.protocol.__name__} in bench/plugins.py")
     return module
 
 
-def _module(kind: Kind[Any], name: str) -> ModuleType:
+def _import_module(kind: Kind[Any], name: str) -> ModuleType:
     """Import a plug-in, or its part."""
-    entry, part = _installed(kind.name).get(name), f".{kind.part}" if kind.part else ""
-    if name in _shipped(kind):
+    entry, part = _list_installed(kind.name).get(name), f".{kind.part}" if kind.part else ""
+    if name in _list_shipped(kind):
         if entry:
             rule = f"both {kind.package} and {entry.value} are called so"
             raise UserError(f"{kind.key}={name}", rule, "give the one that was installed another name")
         path, remedy = f"{kind.package}.{name}{part}", f"repair or remove {kind.package.replace('.', '/')}/{name}"
     elif entry:
-        path, remedy = entry.module + part, f"repair or remove the package {_distribution(entry)}"
+        path, remedy = entry.module + part, f"repair or remove the package {_format_distribution(entry)}"
     else:
         rule = f"no such file in {kind.package.replace('.', '/')}"
-        raise UserError(f"{kind.key}={name}", rule, nearest(name, names(kind)))
+        raise UserError(f"{kind.key}={name}", rule, suggest_nearest(name, list_names(kind)))
     try:
         return importlib.import_module(path)
     except Exception as error:  # what somebody added may be broken in any way
@@ -103,7 +103,7 @@ def _module(kind: Kind[Any], name: str) -> ModuleType:
 
 
 @functools.cache
-def _shipped(kind: Kind[Any]) -> frozenset[str]:
+def _list_shipped(kind: Kind[Any]) -> frozenset[str]:
     """Return the names in the package of a kind: of its files, and of its folders as far as they are plug-ins."""
     places = list(importlib.import_module(kind.package).__path__)
     found = pkgutil.iter_modules(places)
@@ -117,12 +117,12 @@ def _is_marked(kind: Kind[Any], places: list[str], folder: str) -> bool:
 
 
 @functools.cache
-def _installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+def _list_installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Return what installed packages declare of a kind, by name."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"{GROUP}.{kind}")}
 
 
-def _distribution(entry: importlib.metadata.EntryPoint) -> str:
+def _format_distribution(entry: importlib.metadata.EntryPoint) -> str:
     return entry.dist.name if entry.dist else entry.module
 
 
@@ -378,6 +378,6 @@ STARTING: Kind[StartingLauncherPlugin] = Kind("launcher", "bench.launchers", "la
 QUEUEING: Kind[QueueingLauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", QueueingLauncherPlugin)
 
 
-def queueing(name: str) -> QueueingLauncherPlugin | None:
+def load_queueing(name: str) -> QueueingLauncherPlugin | None:
     """Return the launcher of this name, or None if it starts work at once; UserError as `load`."""
     return load(QUEUEING, name) if load(LAUNCHER, name).QUEUES else None

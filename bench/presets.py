@@ -8,20 +8,20 @@ from typing import Any
 import yaml
 
 
-def conf_dir() -> Path:
+def find_conf_folder() -> Path:
     """Return the folder of the configuration files: beside the packages in a checkout, inside `bench` in a wheel."""
     inside = Path(__file__).parent / "conf"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
 
 
-def engine_presets() -> tuple[str, ...]:
+def list_engine_presets() -> tuple[str, ...]:
     """Return the names of the files in conf/engine, sorted."""
-    return tuple(sorted(path.stem for path in (conf_dir() / "engine").glob("*.yaml")))
+    return tuple(sorted(path.stem for path in (find_conf_folder() / "engine").glob("*.yaml")))
 
 
 @functools.cache
-def engine_preset(name: str) -> Mapping[str, Any]:
+def read_engine_preset(name: str) -> Mapping[str, Any]:
     """Return the options that conf/engine/<name>.yaml writes out; none where the project has no such file."""
-    path = conf_dir() / "engine" / f"{name}.yaml"
+    path = find_conf_folder() / "engine" / f"{name}.yaml"
     plain = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {option: value for option, value in plain.items() if option not in ("name", "backend")}

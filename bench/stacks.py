@@ -131,14 +131,14 @@ class Stacks:
         return [self.width, self.width] if self.norm == "layer" else [self.width]
 
 
-class Tensors(NamedTuple):
+class EqualTensors(NamedTuple):
     """Parameters of one size."""
 
     elements: int
     number: int
 
 
-class Module(NamedTuple):
+class WeightModule(NamedTuple):
     """A module at which ZeRO's stage 3 stops to gather its weight, and others ahead."""
 
     segment: int  # in which its forward runs, counted in the order of forward
@@ -149,7 +149,7 @@ class Module(NamedTuple):
     completes: bool = True  # its backward completes the weight's gradient
 
 
-def tensors(network: Stacks) -> list[Tensors]:
+def list_tensors(network: Stacks) -> list[EqualTensors]:
     """Return the parameters by size; those shared count once."""
     counts = Counter({network.table: 1 if network.tied else 2})
     for stack in network.stacks:
@@ -157,15 +157,15 @@ def tensors(network: Stacks) -> list[Tensors]:
         counts.update([rows * columns for rows, columns in [stack.bias_table or (0, 0)] if rows])
         counts.update([stack.positions * network.width] * (stack.positions > 0))
         for part in stack.block:
-            for size in part_sizes(network, part):
+            for size in list_part_sizes(network, part):
                 counts[size] += stack.layers
-    return [Tensors(elements, number) for elements, number in counts.items()]
+    return [EqualTensors(elements, number) for elements, number in counts.items()]
 
 
-def part_sizes(network: Stacks, part: Attention | Mlp) -> list[int]:
+def list_part_sizes(network: Stacks, part: Attention | Mlp) -> list[int]:
     """Return the elements of a sub-layer's parameters, those of its norm first, without a position bias that blocks
     share."""
-    return [*network.norm_sizes, *itertools.chain(*_linears(network, part)), *own_bias(part)]
+    return [*network.norm_sizes, *itertools.chain(*_list_linears(network, part)), *own_bias(part)]
 
 
 def own_bias(part: Attention | Mlp) -> list[int]:
@@ -174,19 +174,19 @@ def own_bias(part: Attention | Mlp) -> list[int]:
     return [part.position_bias * part.heads] if has and isinstance(part, Attention) else []
 
 
-def parameter_count(network: Stacks) -> int:
+def count_parameters(network: Stacks) -> int:
     """Return the trainable parameters, those shared counted once."""
-    return sum(size.elements * size.number for size in tensors(network))
+    return sum(size.elements * size.number for size in list_tensors(network))
 
 
-def matrices(network: Stacks) -> set[tuple[int, int]]:
+def list_matrices(network: Stacks) -> set[tuple[int, int]]:
     """Return the distinct (k, n) of all matrices: each maps rows of k numbers to rows of n."""
     parts = {part for stack in network.stacks for part in stack.block}
     inside = {matrix for part in parts for matrix in part.matrices(network.width)}
     return inside | {(network.width, network.vocab)}
 
 
-def _linears(network: Stacks, part: Attention | Mlp) -> list[list[int]]:
+def _list_linears(network: Stacks, part: Attention | Mlp) -> list[list[int]]:
     """Return the elements of each matrix, and of its bias where it has one."""
     return [[k * n, n] if part.biases else [k * n] for k, n in part.matrices(network.width)]
 
@@ -202,28 +202,28 @@ _PLAIN = _Weight()
 """A layer, an activation or a dropout, which are stops too."""
 
 
-def modules(network: Stacks) -> list[Module]:
+def list_modules(network: Stacks) -> list[WeightModule]:
     """Return the modules in the order of forward; a module with several parameters is as many stops."""
-    places = {size.elements: place for place, size in enumerate(tensors(network))}
+    places = {size.elements: place for place, size in enumerate(list_tensors(network))}
     table = places[network.table]
     weights = itertools.count(1)  # 0: the embedding
-    found = [Module(0, 0, table, indexed=True)]  # where its gradient is complete
+    found = [WeightModule(0, 0, table, indexed=True)]  # where its gradient is complete
     segment = 0
-    for segment, (block, stops) in enumerate(_segments(network), 1):
+    for segment, (block, stops) in enumerate(_list_segments(network), 1):
         if block is None and stops[0].indexed:  # a stack's embedding
-            found.append(Module(segment, 0, table, indexed=True, completes=False))
+            found.append(WeightModule(segment, 0, table, indexed=True, completes=False))
             stops = stops[1:]
         for elements, indexed in stops:
             if elements:
-                found.append(Module(segment, next(weights), places[elements], block, indexed=indexed))
+                found.append(WeightModule(segment, next(weights), places[elements], block, indexed=indexed))
             else:
-                found.append(Module(segment, block=block))
+                found.append(WeightModule(segment, block=block))
     own = not network.tied
-    found.append(Module(segment + 1, next(weights) if own else 0, table, completes=own))
-    return [*found, Module(segment + 2)]
+    found.append(WeightModule(segment + 1, next(weights) if own else 0, table, completes=own))
+    return [*found, WeightModule(segment + 2)]
 
 
-def _segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
+def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
     """Yield the modules of each segment between the embedding and the head, and the number of its block."""
     blocks = itertools.count()
     norms = [_Weight(size) for size in network.norm_sizes]
@@ -233,24 +233,28 @@ def _segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
         for layer in range(stack.layers):
             block = next(blocks)
             for part in stack.block:
-                inside = _of_attention(network, part, layer) if isinstance(part, Attention) else _of_mlp(network, part)
+                inside = (
+                    _list_attention_weights(network, part, layer)
+                    if isinstance(part, Attention)
+                    else _list_mlp_weights(network, part)
+                )
                 yield block, [_PLAIN, *norms, _PLAIN, *inside, _PLAIN]
         yield None, [*norms, _PLAIN]
 
 
-def _of_attention(network: Stacks, part: Attention, layer: int) -> list[_Weight]:
-    *projections, last = [[_Weight(size) for size in sizes] for sizes in _linears(network, part)]
+def _list_attention_weights(network: Stacks, part: Attention, layer: int) -> list[_Weight]:
+    *projections, last = [[_Weight(size) for size in sizes] for sizes in _list_linears(network, part)]
     rows = part.position_bias if layer == 0 or part.bias_per_layer else 0
     bias = [_Weight(rows * part.heads, indexed=True)] * (rows > 0)
     return [*itertools.chain(*projections), *bias, *last]
 
 
-def _of_mlp(network: Stacks, part: Mlp) -> list[_Weight]:
-    first, *gate, last = [[_Weight(size) for size in sizes] for sizes in _linears(network, part)]
+def _list_mlp_weights(network: Stacks, part: Mlp) -> list[_Weight]:
+    first, *gate, last = [[_Weight(size) for size in sizes] for sizes in _list_linears(network, part)]
     dropout = [_PLAIN] * part.inner_dropout
     return [*first, _PLAIN, *itertools.chain(*gate), *dropout, *last]
 
 
-def padded(elements: int, ranks: int) -> int:
+def pad_elements(elements: int, ranks: int) -> int:
     """Elements of a tensor that is divided among ranks, as many for each."""
     return -(-elements // ranks) * ranks

@@ -32,7 +32,7 @@ SURE, LIKELY = 0.998, 0.95
 """Of a change at one place; among all places the likeliest is taken."""
 
 
-class Bounds(NamedTuple):
+class SeriesBounds(NamedTuple):
     """An interval of each series, infinite where it is too short, and its degrees of freedom."""
 
     low: Array
@@ -40,7 +40,7 @@ class Bounds(NamedTuple):
     freedom: Array
 
 
-class _Spread(NamedTuple):
+class _MeanSpread(NamedTuple):
     """What is known of the mean of each series: standard error, degrees of freedom, effective size."""
 
     error: Array
@@ -54,7 +54,7 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
     The two order statistics nearest to the middle that hold the median with probability `level`, whatever the
     distribution (Hoefler & Belli, SC'15, section 3.1.3). None do below six values at 95 %.
     """
-    rank = _rank(len(values), level)
+    rank = _find_rank(len(values), level)
     ordered = sorted(values)
     return (ordered[rank - 1], ordered[-rank]) if rank else None
 
@@ -69,7 +69,7 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
     return (float(low), float(high)) if np.isfinite(low) else None
 
 
-def median_bounds(series: Array, level: float = LEVEL) -> Bounds:
+def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis, of at least three values.
 
     The order statistics, interpolated, that lie as many ranks from the middle as the number of values below the true
@@ -77,15 +77,18 @@ def median_bounds(series: Array, level: float = LEVEL) -> Bounds:
     values, however long it is.
     """
     n = series.shape[-1]
-    spread = _spread(signs(series))
+    spread = _compute_spread(signs(series))
     reach = student(spread.freedom, level) * spread.error * n / 2
     ordered, middle = np.sort(series, axis=-1), (n + 1) / 2
     known = (middle - reach >= 1) & (spread.size >= LEAST)
-    low, high = _at(ordered, middle - reach), _at(ordered, middle + reach)
-    return Bounds(np.where(known, low, -np.inf), np.where(known, high, np.inf), spread.freedom)
+    low, high = (
+        _interpolate_order_statistic(ordered, middle - reach),
+        _interpolate_order_statistic(ordered, middle + reach),
+    )
+    return SeriesBounds(np.where(known, low, -np.inf), np.where(known, high, np.inf), spread.freedom)
 
 
-def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) -> Bounds:
+def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) -> SeriesBounds:
     """Return the interval of the mean of each series along the last axis, of at least three values.
 
     Step times are skewed, rare slow steps above all, and a mean of them is too. Hall's transformation (Journal of the
@@ -93,11 +96,11 @@ def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) ->
     covers too little and the transformed one too much; half the `correction` holds both. Where slow steps are so rare
     that a window has three, or none, no interval knows how rare.
     """
-    mean, spread = series.mean(axis=-1), _spread(series)
-    skew = correction * _skewness(series) / np.sqrt(spread.size)
+    mean, spread = series.mean(axis=-1), _compute_spread(series)
+    skew = correction * _compute_skewness(series) / np.sqrt(spread.size)
     reach = student(spread.freedom, level)
-    low, high = (mean - spread.error * _skewed(side, skew) for side in (reach, -reach))
-    return Bounds(low, high, spread.freedom)
+    low, high = (mean - spread.error * _invert_hall(side, skew) for side in (reach, -reach))
+    return SeriesBounds(low, high, spread.freedom)
 
 
 def student(freedom: Array, level: float) -> Array:
@@ -182,16 +185,16 @@ def autocorrelation(series: Array) -> Array:
     return correlation
 
 
-def _spread(series: Array) -> _Spread:
+def _compute_spread(series: Array) -> _MeanSpread:
     n, size = series.shape[-1], effective_size(series)
     freedom = np.clip(np.floor(np.sqrt(size)), 2, n - 1)
     cosines = scipy.fft.dct(series, axis=-1)[..., 1:]  # 2 Σ x cos(π j (t + 1/2) / n), j from 1
     slowest = np.arange(1, n) <= freedom[..., None]
     variance = (cosines**2 * slowest).sum(axis=-1) / (2 * n * freedom)
-    return _Spread(np.sqrt(variance / n), freedom, size)
+    return _MeanSpread(np.sqrt(variance / n), freedom, size)
 
 
-def _skewness(series: Array) -> Array:
+def _compute_skewness(series: Array) -> Array:
     centred = series - series.mean(axis=-1, keepdims=True)
     variance = (centred**2).mean(axis=-1)
     varies = np.ptp(series, axis=-1) > 0
@@ -199,14 +202,14 @@ def _skewness(series: Array) -> Array:
     return skewness
 
 
-def _skewed(x: Array, skew: Array) -> Array:
+def _invert_hall(x: Array, skew: Array) -> Array:
     """Return the t with t + skew t²/3 + skew² t³/27 + skew/6 = x, Hall's transformation turned round."""
     some = np.where(np.abs(skew) > 1e-6, skew, 1)  # of none, it is x itself
     turned: Array = 3 / some * (np.cbrt(1 + some * (x - some / 6)) - 1)
     return np.where(np.abs(skew) > 1e-6, turned, x)
 
 
-def _at(ordered: Array, position: Array) -> Array:
+def _interpolate_order_statistic(ordered: Array, position: Array) -> Array:
     """Return the order statistic at each position, counted from 1, between two of them by their distance."""
     index = np.clip(position - 1, 0, ordered.shape[-1] - 1)[..., None]
     below = np.floor(index).astype(int)
@@ -217,7 +220,7 @@ def _at(ordered: Array, position: Array) -> Array:
 
 
 @functools.cache
-def _rank(n: int, level: float) -> int:
+def _find_rank(n: int, level: float) -> int:
     """Return the highest rank r, from 1, with P(fewer than r of n values below the median) ≤ (1 - level) / 2; 0 if
     there is none."""
     tail, rank = 0.0, 0

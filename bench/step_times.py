@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from bench.spec import MeasureSpec
 
 
-def completion_steps(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
+def compute_step_s(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
     """Return the seconds of each step, from every rank's own seconds of it: an array of (steps, ranks).
 
     `blocks` are the numbers of steps between two barriers, in order: all ranks begin a block together, and its steps
@@ -27,15 +27,15 @@ def completion_steps(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
     return [float(step) for ends in completed for step in np.diff(ends, prepend=0.0)]
 
 
-def block_lengths(steps: int, cut: int, protocol: MeasureSpec) -> list[int]:
+def list_block_lengths(steps: int, cut: int, protocol: MeasureSpec) -> list[int]:
     """Return the lengths of the blocks in which a run made its steps, of which the first `cut` were its warm-up.
 
     The warm-up and the window end with a block of their own, which a budget may have cut short. Where a run ended
     within its warm-up, `cut` is 0 or all of its steps.
     """
     warmup = cut or steps
-    return list(chain(_blocks(warmup, protocol.block_steps), _blocks(steps - warmup, protocol.block_steps)))
+    return list(chain(_list_blocks(warmup, protocol.block_steps), _list_blocks(steps - warmup, protocol.block_steps)))
 
 
-def _blocks(steps: int, length: int) -> Iterator[int]:
+def _list_blocks(steps: int, length: int) -> Iterator[int]:
     return (min(length, steps - done) for done in range(0, steps, length))

@@ -19,17 +19,9 @@ from pydantic import BaseModel, ValidationError
 
 from bench import files
 from bench.errors import UserError
-from bench.invariants import broken_rule
+from bench.invariants import find_broken_rule
 from bench.migrations import migrate
-from bench.record import (
-    SCHEMA_VERSION,
-    Circumstance,
-    Environment,
-    Evidence,
-    Outcome,
-    OutcomeKind,
-    RunRecord,
-)
+from bench.record import SCHEMA_VERSION, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
 
 RESULTS = Path("results/runs")
@@ -60,7 +52,7 @@ class Unreadable(UserError):
         self.path, self.why = path, why
 
 
-class Attempt(NamedTuple):
+class RunAttempt(NamedTuple):
     """One run directory and, once it has a record, how it ended and what that answer holds for; a record that cannot be
     read is no answer."""
 
@@ -74,7 +66,7 @@ class Attempt(NamedTuple):
     unreadable: str = ""  # why its record cannot be read
 
 
-def unwritable(folder: Path, error: OSError) -> UserError:
+def build_unwritable_error(folder: Path, error: OSError) -> UserError:
     """Return what to tell a user whose results cannot be written: a full disk, a folder of somebody else's."""
     rule = f"cannot be written to ({error.strerror})"
     return UserError(str(folder), rule, "free some space or choose another results folder")
@@ -103,7 +95,7 @@ def write_json(path: Path, value: BaseModel) -> None:
 def reserve(path: Path, size_bytes: int) -> None:
     """Allocate `size_bytes` on the disk for the file that `fill` will write at `path`, so that a disk that fills up
     during the run cannot lose it. Raise UserError where there is no such space now."""
-    reserved = _reserved(path)
+    reserved = _build_reserved_path(path)
     try:
         with reserved.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
@@ -113,13 +105,13 @@ def reserve(path: Path, size_bytes: int) -> None:
         raise UserError(str(path.parent), why, "free some space or choose another results folder") from error
 
 
-def fill(path: Path, content: bytes) -> bool:
+def write_reserved(path: Path, content: bytes) -> bool:
     """Write `content` to `path` whole, into the blocks reserved for it if any: that needs no free space.
 
     A file that is there stays as it is: of two who write the same attempt's record, the first is right. Return whether
     it was written.
     """
-    reserved, own = _reserved(path), path.with_name(f".{path.name}.{secrets.token_hex(4)}.reserved")
+    reserved, own = _build_reserved_path(path), path.with_name(f".{path.name}.{secrets.token_hex(4)}.reserved")
     with contextlib.suppress(FileNotFoundError):
         reserved.rename(own)  # from here on nobody else writes into it
     try:
@@ -134,25 +126,25 @@ def fill(path: Path, content: bytes) -> bool:
     except OSError:
         own.unlink(missing_ok=True)  # its blocks may be what others need
         raise
-    named = _name(own, path)
+    named = _link_name(own, path)
     own.unlink(missing_ok=True)
     return named
 
 
-def _name(own: Path, path: Path) -> bool:
+def _link_name(own: Path, path: Path) -> bool:
     """Give a file its name unless another has it; return whether it has it now."""
     try:
         os.link(own, path)
     except FileExistsError:
         return False
     except OSError:  # a file system without hard links, or without room for another name
-        if not _free(path):
+        if not _may_take_name(path):
             return False
         own.replace(path)
     return True
 
 
-def _free(path: Path) -> bool:
+def _may_take_name(path: Path) -> bool:
     """Whether a name was free; it is taken now where an empty file can be made."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
@@ -163,13 +155,13 @@ def _free(path: Path) -> bool:
     return True
 
 
-def release(folder: Path) -> None:
+def release_reserved(folder: Path) -> None:
     """Give back what was reserved in `folder` and not filled."""
     for leftover in folder.glob(".*.reserved"):
         leftover.unlink(missing_ok=True)
 
 
-def _reserved(path: Path) -> Path:
+def _build_reserved_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.reserved")
 
 
@@ -178,20 +170,20 @@ def to_json(value: BaseModel) -> bytes:
     return value.model_dump_json(indent=1, by_alias=True).encode() + b"\n"
 
 
-def attempts(config_folder: Path) -> list[Attempt]:
+def list_attempts(config_folder: Path) -> list[RunAttempt]:
     """List the attempts at one point in order of repeat and attempt; a record that cannot be read has no outcome."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(config_folder):
             if match := _ATTEMPT.fullmatch(entry.name):
-                found.append(_glance(Attempt(Path(entry.path), int(match[1]), int(match[2]))))
+                found.append(_read_header(RunAttempt(Path(entry.path), int(match[1]), int(match[2]))))
     return sorted(found, key=lambda a: (a.repeat, a.attempt))
 
 
-def _glance(attempt: Attempt) -> Attempt:
+def _read_header(attempt: RunAttempt) -> RunAttempt:
     """Add what an attempt's record says of its end, without decoding the rest: thousands are looked at in a second."""
     try:
-        return attempt._replace(**_ending(_beginning(attempt.folder / RECORD)))
+        return attempt._replace(**_parse_header(_read_beginning(attempt.folder / RECORD)))
     except FileNotFoundError:
         return attempt
     except OSError as error:
@@ -200,29 +192,29 @@ def _glance(attempt: Attempt) -> Attempt:
         return attempt._replace(unreadable=_NO_RECORD)
 
 
-def _ending(plain: dict[str, Any]) -> dict[str, Any]:
+def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
     """Return what a record says of its end; KeyError or TypeError where that cannot be meant."""
     outcome, environment = plain["outcome"], plain["environment"]
-    told = {
+    header = {
         "outcome": outcome["kind"],
         "reason": outcome["reason"],
         "machine": plain["circumstance"]["machine"]["name"],
         "environment_id": environment["environment_id"] if environment is not None else "",
     }
-    if not all(isinstance(text, str) for text in told.values()) or told["outcome"] not in _OUTCOMES:
+    if not all(isinstance(text, str) for text in header.values()) or header["outcome"] not in _OUTCOMES:
         raise TypeError("no text, or no outcome")
-    if told["outcome"] == "ok" and plain["observations"] is None:
+    if header["outcome"] == "ok" and plain["observations"] is None:
         raise TypeError("ended well, and observed nothing")
-    return told | {"environment_id": told["environment_id"] or None}
+    return header | {"environment_id": header["environment_id"] or None}
 
 
-def _beginning(path: Path) -> dict[str, Any]:
+def _read_beginning(path: Path) -> dict[str, Any]:
     """Return a record up to its observations at least; those are most of it and come last.
 
     The rest is not looked at, but it is there: a file that does not end as records do is decoded to its end, which
     raises ValueError for a torn one.
     """
-    with open(path, "rb", buffering=0, opener=files.regular) as file:
+    with open(path, "rb", buffering=0, opener=files.open_regular) as file:
         content = file.read(_BEGINNING_BYTES)
         if len(content) == _BEGINNING_BYTES:
             file.seek(-4, os.SEEK_END)
@@ -236,7 +228,7 @@ def _beginning(path: Path) -> dict[str, Any]:
     return whole
 
 
-def claim(config_folder: Path, repeat: int | None) -> Attempt:
+def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
     """Make the next attempt's folder for `repeat`, or the first of a repeat that nobody has started if that is None; it
     belongs to the caller alone."""
     config_folder.mkdir(parents=True, exist_ok=True)
@@ -253,17 +245,17 @@ def claim(config_folder: Path, repeat: int | None) -> Attempt:
         except FileExistsError:  # somebody else was faster
             repeat, attempt = (repeat + 1, 0) if new_repeat else (repeat, attempt + 1)
         else:
-            return Attempt(folder, repeat, attempt)
+            return RunAttempt(folder, repeat, attempt)
 
 
 def open_attempt(
     config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False
-) -> Attempt:
+) -> RunAttempt:
     """Claim the next attempt and write what it is to do; its record has room reserved from now on.
 
     `circumstance` gives the repeat, unless a new one is asked for; its attempt number is the one that was claimed.
     """
-    attempt = claim(config_folder, None if new_repeat else circumstance.repeat)
+    attempt = create_attempt(config_folder, None if new_repeat else circumstance.repeat)
     numbers = {"repeat": attempt.repeat, "attempt": attempt.attempt}
     ranks, steps = spec.world_size, spec.measure.warmup_max_steps + spec.measure.max_steps
     try:
@@ -277,7 +269,7 @@ def open_attempt(
     return attempt
 
 
-def conclude(folder: Path, outcome: Outcome, evidence: Evidence = "measured") -> RunRecord:
+def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured") -> RunRecord:
     """Return the record of an attempt, writing one with `outcome` if no rank left any: where the workers could not,
     whoever watched them says how it ended. The `evidence` of a point that never ran may be a prediction."""
     path = folder / RECORD
@@ -294,12 +286,12 @@ def conclude(folder: Path, outcome: Outcome, evidence: Evidence = "measured") ->
             environment=environment,
             outcome=outcome,
         )
-        fill(path, to_json(record))
-    release(folder)
-    return _explained(path, outcome)
+        write_reserved(path, to_json(record))
+    release_reserved(folder)
+    return _explain_uninspected(path, outcome)
 
 
-def _explained(path: Path, outcome: Outcome) -> RunRecord:
+def _explain_uninspected(path: Path, outcome: Outcome) -> RunRecord:
     """Return the record at `path`; where its run was lost after the window, `outcome` says there why."""
     record = read_record(path)
     observed = record.observations
@@ -322,15 +314,15 @@ def find_records(paths: Iterable[Path]) -> Iterator[Path]:
 
 def read_record(path: Path) -> RunRecord:
     """Read a record of this or an older schema version; raise Unreadable for anything else."""
-    content = _content(path)
+    content = _read_content(path)
     try:
         if _OF_TODAY.match(content):
             record = RunRecord.model_validate_json(content)  # far quicker than through plain values
         else:
-            record = RunRecord.model_validate(_migrated(content, path))
+            record = RunRecord.model_validate(_migrate_content(content, path))
     except ValidationError as error:
-        raise Unreadable(path, _first(error)) from error
-    if rule := broken_rule(record):
+        raise Unreadable(path, _format_first_error(error)) from error
+    if rule := find_broken_rule(record):
         raise Unreadable(path, rule)
     return record
 
@@ -338,12 +330,12 @@ def read_record(path: Path) -> RunRecord:
 def read_value(path: Path, kind: type[_Value]) -> _Value:
     """Read what stands beside a record, such as its spec; raise Unreadable for anything else."""
     try:
-        return kind.model_validate_json(_content(path))
+        return kind.model_validate_json(_read_content(path))
     except ValidationError as error:
-        raise Unreadable(path, _first(error)) from error
+        raise Unreadable(path, _format_first_error(error)) from error
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     try:
         return files.read_regular(path)
     except FileNotFoundError:
@@ -352,14 +344,14 @@ def _content(path: Path) -> bytes:
         raise Unreadable(path, error.strerror or str(error)) from error
 
 
-def _first(error: ValidationError) -> str:
+def _format_first_error(error: ValidationError) -> str:
     """Return the first thing that is wrong, and where."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
-def _migrated(content: bytes, path: Path) -> dict[str, Any]:
+def _migrate_content(content: bytes, path: Path) -> dict[str, Any]:
     """Return a record as plain values of today's version."""
     try:
         plain: dict[str, Any] = pydantic_core.from_json(content)

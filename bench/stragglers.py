@@ -7,7 +7,7 @@ _SLOWER, _LATER_S = 1.2, 0.02  # below 20 ms the operating system alone makes ra
 _SLOW_LINK = 0.5
 
 
-def slow_ranks(outside_s: Sequence[float]) -> list[int]:
+def find_slow_ranks(outside_s: Sequence[float]) -> list[int]:
     """Return the ranks whose own time in a step, outside its collectives, exceeds the others' median (the larger of two
     middle ones) by more than 20 % and by more than 20 ms."""
     found = []
@@ -20,7 +20,7 @@ def slow_ranks(outside_s: Sequence[float]) -> list[int]:
     return found
 
 
-def slow_links(nodes_bytes_per_s: Sequence[float | None]) -> list[int]:
+def find_slow_links(nodes_bytes_per_s: Sequence[float | None]) -> list[int]:
     """Return the nodes whose bandwidth is below half of the median; a node whose bandwidth is unknown is not judged."""
     known = [rate for rate in nodes_bytes_per_s if rate is not None]
     if not known:

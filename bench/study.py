@@ -34,7 +34,9 @@ class Study(Frozen):
     question: str = ""
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
-    exclude: tuple[str, ...] = ()  # rules of bench.constraints: a point for which one of them holds is left out
+    exclude: tuple[
+        str, ...
+    ] = ()  # rules of bench.config.exclude_rules: a point for which one of them holds is left out
     first: tuple[str, ...] = ()  # rules of the same kind: points for which the first holds run first, and so on
     control: dict[str, Any] = {}  # the control point, on top of `base`, nodes left to its caller; empty: there is none
     repeats: Positive = 1
@@ -52,7 +54,7 @@ class Study(Frozen):
         return axes
 
 
-def expand(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
+def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
     """Return every point of a study as overrides, in the order of its axes, the last varying fastest.
 
     `overrides` win over the study: a list becomes an axis, and a single value pins one. UserError for more than can be
@@ -63,7 +65,7 @@ def expand(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
         axes[key] = values
     _check_number(study, axes)
     base = [(key, value) for key, value in study.base.items() if key not in axes]
-    choices = [[_pairs(key, value) for value in values] for key, values in axes.items()]
+    choices = [[_list_pairs(key, value) for value in values] for key, values in axes.items()]
     return [(*base, *itertools.chain(*combination)) for combination in itertools.product(*choices)]
 
 
@@ -74,11 +76,11 @@ def _check_number(study: Study, axes: dict[str, list[Any]]) -> None:
         raise UserError(f"study={study.name}", rule, "give fewer values or repeats")
 
 
-def _pairs(key: str, value: Any) -> tuple[Pair, ...]:
+def _list_pairs(key: str, value: Any) -> tuple[Pair, ...]:
     return tuple(value.items()) if isinstance(value, dict) else ((key, value),)
 
 
-def control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None:
+def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None:
     """Return the control point as overrides: whoever runs a sequence of points puts it first and last, so that a drift
     of the machine shows. Overrides of one value win over the base, as for every point, but not over what makes it
     the control point; None if there is none.
@@ -89,7 +91,7 @@ def control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None
     return tuple((study.base | pinned | study.control).items())
 
 
-def order(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
+def order_runs(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
     """Return (repeat, point) in the order to run: repeats interleaved, each in a seeded-random order of its own, so
     that a drift of the machine is not taken for an effect of an axis. `turns` has a number for every point, and those
     of a lower one run before others: what a sweep that is cut short must not lack."""

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from bench.findings import Finding, State
+from bench.checks import Check, CheckState
 
 _BAR_WIDTH = 20
 _UNBROKEN = 10_000  # columns: no line is broken or cut
-_STYLES: dict[State, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
+_STYLES: dict[CheckState, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
 _SUBJECT_WIDTH = 22
 
 
@@ -50,7 +50,7 @@ def align(
     return "\n".join(f"{'':{indent}}{line}".rstrip() for line in drawn.getvalue().splitlines())
 
 
-def print_findings(findings: Iterable[Finding], *, as_json: bool) -> int:
+def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
     """Print findings as they come, or all as JSON; return the exit code, 0 if nothing is missing."""
     seen = []
     for finding in findings:
@@ -62,7 +62,7 @@ def print_findings(findings: Iterable[Finding], *, as_json: bool) -> int:
     return 1 if any(finding.state == "missing" for finding in seen) else 0
 
 
-def _print_finding(finding: Finding) -> None:
+def _print_finding(finding: Check) -> None:
     """Print one line, and one for the remedy; neither is broken, for both hold paths and commands to be copied."""
     from rich.console import Console
     from rich.text import Text

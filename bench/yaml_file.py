@@ -17,19 +17,19 @@ def read(path: Path, called: str) -> dict[str, Any]:
     what is no mapping of words to values."""
     try:
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        if _values(tree, {}) > _MOST_VALUES:
-            raise _refused(path, called, f"more than {_MOST_VALUES:,} values, aliases written out")
+        if _count_values(tree, {}) > _MOST_VALUES:
+            raise _build_error(path, called, f"more than {_MOST_VALUES:,} values, aliases written out")
         plain = OmegaConf.to_container(OmegaConf.load(path)) if isinstance(tree, yaml.MappingNode) else None
     except UserError:
         raise
     except Exception as error:  # OmegaConf and yaml raise whatever they like for a file that is none
-        raise _refused(path, called, reason(error)) from error
+        raise _build_error(path, called, format_reason(error)) from error
     if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
-        raise _refused(path, called, "not a mapping of words to values")
+        raise _build_error(path, called, "not a mapping of words to values")
     return {str(key): value for key, value in plain.items()}
 
 
-def reason(error: Exception) -> str:
+def format_reason(error: Exception) -> str:
     """Return in one line why a file could not be read."""
     if isinstance(error, RecursionError):
         return "contains itself, or is nested too deeply"
@@ -45,12 +45,12 @@ def reason(error: Exception) -> str:
     return " ".join(first.split())[:200]
 
 
-def _refused(path: Path, called: str, why: str) -> UserError:
+def _build_error(path: Path, called: str, why: str) -> UserError:
     shown = str(path) if str(path).isprintable() else repr(str(path))
     return UserError(called, f"{shown}: {why}", "correct the file")
 
 
-def _values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
+def _count_values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
     """Return how many values stand below a node, one that is shared counted wherever it stands; RecursionError for one
     that contains itself."""
     if node is None:
@@ -59,7 +59,7 @@ def _values(node: yaml.Node | None, known: dict[int, int | None]) -> int:
         known[id(node)] = None
         below = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else []
         parts = [part for pair in below for part in (pair if isinstance(pair, tuple) else (pair,))]
-        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+        known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
     if (count := known[id(node)]) is None:
         raise RecursionError
     return count

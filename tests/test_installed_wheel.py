@@ -26,7 +26,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_plans_a_study_from_its_own_configuration(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); import bench.cli, bench.config;"
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import bench.cli, bench.config.compose;"
         "print(bench.config.conf_dir()); sys.exit(bench.cli.main())"
     )
     command = [sys.executable, "-c", code, str(installed), "sweep", "study=smoke", "--dry-run"]
@@ -75,7 +75,7 @@ def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> N
         "bench/record.schema.json",
         "bench/conf/config.yaml",
         "bench/slurm/job.sh.j2",
-        "bench/handover/files/train.py",
+        "bench/training_export/files/train.py",
         "bench/launchers/slurm/standalone.sh.j2",
         "analysis/published/study_claims.csv",
         "analysis/report/templates/report.html.j2",

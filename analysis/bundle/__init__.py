@@ -18,13 +18,13 @@ import pandas as pd
 
 from analysis import formats
 from analysis.bundle import readme
-from analysis.bundle.macros import macros
-from analysis.bundle.points import Point, point
-from analysis.bundle.veil import Veil, veil
+from analysis.bundle.anonymize import Anonymizer, build_anonymizer
+from analysis.bundle.macros import render_macros
+from analysis.bundle.points import RepeatCommand, build_repeat_command
 from analysis.reading import Reading
-from analysis.results import Results, judged
+from analysis.results import Results, judge_records
 from analysis.scaling import best, curves
-from analysis.table import plain
+from analysis.table import list_rows
 from bench import store
 from bench.files import read_regular
 from bench.record import Environment, RunRecord
@@ -39,7 +39,7 @@ _PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+")
 _log = logging.getLogger(__name__)
 
 
-class Attempt(NamedTuple):
+class PackedAttempt(NamedTuple):
     """One attempt as it is packed: its place below `runs/`, its record if it has one, and its files by name."""
 
     place: str
@@ -54,40 +54,42 @@ class Bundle(NamedTuple):
     files: dict[str, bytes]
 
 
-def bundle(found: Reading, paths: Sequence[Path], here: Mapping[str, str] | None = None) -> Bundle:
+def build_bundle(found: Reading, paths: Sequence[Path], local_names: Mapping[str, str] | None = None) -> Bundle:
     """Return the bundle of what was `found` below `paths`; with names of this machine in `here`, by their kinds, it is
     anonymous. Raises UserError where a name cannot be taken out."""
-    attempts = list(_attempts(found, paths))
-    logs, hidden = [_text_of_log(attempt) for attempt in attempts], None
-    if here is not None:
-        hidden = veil(list(found.records.values()), logs, here)
-        attempts = [_hidden(a, a.record, hidden) for a in attempts if a.record]
+    attempts = list(_list_attempts(found, paths))
+    logs, anonymizer = [_decode_log(attempt) for attempt in attempts], None
+    if local_names is not None:
+        anonymizer = build_anonymizer(list(found.records.values()), logs, local_names)
+        attempts = [_anonymize_attempt(a, a.record, anonymizer) for a in attempts if a.record]
     records = {Path(RUNS, a.place, store.RECORD): a.record for a in attempts if a.record}
-    results = judged(Reading(records, (), ()))
+    results = judge_records(Reading(records, (), ()))
     studies = sorted({record.circumstance.study for record in records.values()})
     name = re.sub(r"[^A-Za-z0-9_-]", "_", studies[0]) if len(studies) == 1 else "zeroscale"
-    points = {identity: point(spec) for identity, spec in results.specs.items()}
+    points = {identity: build_repeat_command(spec) for identity, spec in results.specs.items()}
     example = next(iter(points.values())).command
     files = {Path(RUNS, a.place, file).as_posix(): content for a in attempts for file, content in a.files.items()}
-    files |= _tables(results) | _points(results, points) | _environments(records.values())
-    files |= {NUMBERS: macros(plain(results.summary)).encode()}
-    files |= {README: readme.text(name, list(records.values()), example, anonymous=hidden is not None).encode()}
-    if hidden:
-        hidden.check(files)
+    files |= _render_tables(results) | _render_points(results, points) | _render_environments(records.values())
+    files |= {NUMBERS: render_macros(list_rows(results.summary)).encode()}
+    files |= {
+        README: readme.render_readme(name, list(records.values()), example, anonymous=anonymizer is not None).encode()
+    }
+    if anonymizer:
+        anonymizer.check(files)
     return Bundle(name, files)
 
 
-def _attempts(found: Reading, paths: Sequence[Path]) -> Iterator[Attempt]:
+def _list_attempts(found: Reading, paths: Sequence[Path]) -> Iterator[PackedAttempt]:
     """Yield every attempt with its files, placed as below the folder that all `paths` share."""
     folders = [path if path.is_dir() else path.parent for path in paths]
     top = os.path.commonpath([folder.resolve() for folder in folders])
     records = {file.parent: record for file, record in found.records.items()}
     for folder in sorted({*records, *found.unfinished}):
         place = folder.resolve().relative_to(top).as_posix()
-        yield Attempt(place, records.get(folder), _files(folder))
+        yield PackedAttempt(place, records.get(folder), _read_files(folder))
 
 
-def _files(folder: Path) -> dict[str, bytes]:
+def _read_files(folder: Path) -> dict[str, bytes]:
     """Return what an attempt left, by name; what cannot be read is named and left out."""
     found = {}
     for name in _KEPT:
@@ -100,25 +102,25 @@ def _files(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def _text_of_log(attempt: Attempt) -> str:
+def _decode_log(attempt: PackedAttempt) -> str:
     return attempt.files.get(store.LOG, b"").decode(errors="replace")
 
 
-def _hidden(attempt: Attempt, record: RunRecord, hidden: Veil) -> Attempt:
+def _anonymize_attempt(attempt: PackedAttempt, record: RunRecord, anonymizer: Anonymizer) -> PackedAttempt:
     """Return an attempt without names; all that says how it ran is written anew from its record."""
-    bare = hidden.record(record)
+    bare = anonymizer.record(record)
     values = {store.RECORD: bare, store.SPEC: bare.spec, store.CIRCUMSTANCE: bare.circumstance}
     files = {name: store.to_json(value) for name, value in values.items()}
     if bare.environment:
         files[store.ENVIRONMENT] = store.to_json(bare.environment)
     if store.LOG in attempt.files:
-        files[store.LOG] = hidden.text(_text_of_log(attempt)).encode()
-    if store.STEPS in attempt.files and _only_numbers(attempt.files[store.STEPS]):
+        files[store.LOG] = anonymizer.text(_decode_log(attempt)).encode()
+    if store.STEPS in attempt.files and _has_only_numbers(attempt.files[store.STEPS]):
         files[store.STEPS] = attempt.files[store.STEPS]
-    return Attempt(hidden.text(attempt.place), bare, files)
+    return PackedAttempt(anonymizer.text(attempt.place), bare, files)
 
 
-def _only_numbers(parquet: bytes) -> bool:
+def _has_only_numbers(parquet: bytes) -> bool:
     import pyarrow.parquet
     from pyarrow import ArrowException, BufferReader, types
 
@@ -130,28 +132,28 @@ def _only_numbers(parquet: bytes) -> bool:
     return not schema.metadata and all(any(kind(field.type) for kind in kinds) for field in schema)
 
 
-def _tables(results: Results) -> dict[str, bytes]:
+def _render_tables(results: Results) -> dict[str, bytes]:
     """Return what figures are drawn from, as far as there is any of it."""
     tables = {
         "runs": results.table,
         "configurations": results.summary,
         "best": best.as_table(best.best(results)),
-        "scaling": curves.as_table(curves.curves(results)),
+        "scaling": curves.build_curve_table(curves.build_curves(results)),
     }
     return {f"tables/{name}.csv": formats.to_csv(table).encode() for name, table in tables.items() if len(table)}
 
 
-def _points(results: Results, points: Mapping[str, Point]) -> dict[str, bytes]:
+def _render_points(results: Results, points: Mapping[str, RepeatCommand]) -> dict[str, bytes]:
     """Return the commands, one row per configuration, and the group files that they name."""
-    told = results.table.drop_duplicates("config_id")
+    unique_rows = results.table.drop_duplicates("config_id")
     columns = ["config_id", "model", "engine", "precision", "nodes", "devices_per_node", "micro", "global_batch"]
-    commands = pd.Series([points[identity].command for identity in told["config_id"]], dtype="string")
-    rows = told[columns].reset_index(drop=True).assign(command=commands)
+    commands = pd.Series([points[identity].command for identity in unique_rows["config_id"]], dtype="string")
+    rows = unique_rows[columns].reset_index(drop=True).assign(command=commands)
     files = {path: content for each in points.values() for path, content in each.files.items()}
     return files | {POINTS: formats.to_csv(rows).encode()}
 
 
-def _environments(records: Iterable[RunRecord]) -> dict[str, bytes]:
+def _render_environments(records: Iterable[RunRecord]) -> dict[str, bytes]:
     """Return what is known of each environment class, and its packages as constraints for pip."""
     classes: dict[str, Environment] = {}
     for record in records:

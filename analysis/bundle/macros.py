@@ -9,8 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from analysis.formats.numbers import significant, size
-from analysis.questions import choice
+from analysis.formats.numbers import format_significant, format_size
+from analysis.questions import describe_choice
 from analysis.summary import Row
 
 _QUANTITIES = {
@@ -30,60 +30,60 @@ _HEAD = r"""% Written by zeroscale: the numbers of a set of runs, as \zsStepSeco
 """
 
 
-def macros(rows: Sequence[Row]) -> str:
+def render_macros(rows: Sequence[Row]) -> str:
     """Return the file's text for the rows of a summary."""
     defined = [rf"\providecommand*{{\zs{name}}}[1]{{\zs@number{{{name}}}{{#1}}}}" for name in _NAMES]
-    times = Counter(name for row in rows for name in _spoken(row))
+    times = Counter(name for row in rows for name in _build_readable_keys(row))
     lines: list[str] = []
-    for row, identity in zip(rows, keys(rows), strict=True):
-        known = [identity, *[name for name in _spoken(row) if times[name] == 1][:1]]
-        lines += ["", f"% {' or '.join(known)}: {_comment(row)}"]
-        lines += [rf"\@namedef{{zs@{name}@{key}}}{{{text}}}" for key in known for name, text in _numbers(row)]
+    for row, identity in zip(rows, build_keys(rows), strict=True):
+        known = [identity, *[name for name in _build_readable_keys(row) if times[name] == 1][:1]]
+        lines += ["", f"% {' or '.join(known)}: {_format_comment(row)}"]
+        lines += [rf"\@namedef{{zs@{name}@{key}}}{{{text}}}" for key in known for name, text in _list_macro_values(row)]
     return _HEAD + "\n".join([*defined, *lines, r"\makeatother", ""])
 
 
-def keys(rows: Sequence[Row]) -> list[str]:
+def build_keys(rows: Sequence[Row]) -> list[str]:
     """Return the key of each row: as many of its parts as it takes for all to differ."""
     parts = ("config_id", "machine", "environment_id", "evidence")
     for count in range(1, len(parts) + 1):
-        named = ["/".join(_key(row[part]) for part in parts[:count]) for row in rows]
+        named = ["/".join(_escape_key(row[part]) for part in parts[:count]) for row in rows]
         if len(set(named)) == len(named):
             break
     return named if rows else []
 
 
-def _spoken(row: Row) -> tuple[str, str]:
+def _build_readable_keys(row: Row) -> tuple[str, str]:
     """Name a row as people do, without and with its machine."""
     place = f"{row['nodes']}x{row['devices_per_node']}"
-    name = "/".join([_key(row["model"]), _key(row["engine"]), place, f"micro{row['micro']}"])
-    return name, f"{name}/{_key(row['machine'])}"
+    name = "/".join([_escape_key(row["model"]), _escape_key(row["engine"]), place, f"micro{row['micro']}"])
+    return name, f"{name}/{_escape_key(row['machine'])}"
 
 
-def _key(text: str | None) -> str:
+def _escape_key(text: str | None) -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "-", text or "unknown")  # no underscore: a package may make it active
 
 
-def _comment(row: Row) -> str:
-    return " ".join(f"{row['model']}, {row['nodes']} x {row['devices_per_node']}, {choice(row)}".split())
+def _format_comment(row: Row) -> str:
+    return " ".join(f"{row['model']}, {row['nodes']} x {row['devices_per_node']}, {describe_choice(row)}".split())
 
 
-def _numbers(row: Row) -> Iterator[tuple[str, str]]:
+def _list_macro_values(row: Row) -> Iterator[tuple[str, str]]:
     """Yield what is known of a row, by the names of the macros."""
     for name, column in _QUANTITIES.items():
         if row[column] is not None:
-            written = size(row[column]) if column.endswith("_bytes") else significant(row[column])
-            yield name, _escaped(written).replace(" ", "~")
+            written = format_size(row[column]) if column.endswith("_bytes") else format_significant(row[column])
+            yield name, _escape_latex(written).replace(" ", "~")
     for name in _WITH_INTERVAL:
         low, high = (row[f"{_QUANTITIES[name]}_{end}"] for end in ("low", "high"))
         if None not in (low, high, row["interval_level"]):  # an interval says its kind, level and n
             level = rf"{100 * row['interval_level']:.0f}\,\% {row['interval_kind']}, $n={row['n']}$"
-            yield f"{name}Interval", f"{significant(low)}--{significant(high)} ({level})"
-    yield "Outcome", _escaped(row["outcome"])
+            yield f"{name}Interval", f"{format_significant(low)}--{format_significant(high)} ({level})"
+    yield "Outcome", _escape_latex(row["outcome"])
     yield "Repeats", str(row["n"])
-    yield "Flags", _escaped(row["flags"] or "none")
+    yield "Flags", _escape_latex(row["flags"] or "none")
 
 
-def _escaped(text: str) -> str:
+def _escape_latex(text: str) -> str:
     """Keep a record's text text in LaTeX."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return re.sub(r"[\\~^{}$&#%_]", lambda match: special.get(match[0], rf"\{match[0]}"), " ".join(text.split()))

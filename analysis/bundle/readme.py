@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from analysis.formats import escaped
+from analysis.formats import escape_markdown
 from bench.record import RunRecord
 
 _TEXT = """# {name}: records, and how to read and repeat them
@@ -44,14 +44,14 @@ throughout; only common words such as `main` or `gpu` stayed. Site options of th
 without a record were left out."""
 
 
-def text(name: str, records: Sequence[RunRecord], command: str, *, anonymous: bool) -> str:
+def render_readme(name: str, records: Sequence[RunRecord], command: str, *, anonymous: bool) -> str:
     """Return the README of a bundle of `records`, one of whose points `command` measures again."""
     versions = {record.environment.versions.get("zeroscale") for record in records if record.environment}
     return _TEXT.format(
-        name=escaped(name),
+        name=escape_markdown(name),
         runs=len(records),
         configurations=len({record.config_id for record in records}),
-        versions=escaped(", ".join(sorted(filter(None, versions))) or "of an unknown version"),
+        versions=escape_markdown(", ".join(sorted(filter(None, versions))) or "of an unknown version"),
         told=_ANONYMOUS if anonymous else "",
         command=command,
     )

@@ -14,14 +14,14 @@ from typing import Literal, NamedTuple
 import pandas as pd
 
 from analysis import engines
-from analysis.early_failures import may_be_same, without_repeated
+from analysis.early_failures import drop_retried, may_be_same
 from analysis.results import Results
-from analysis.scaling.pace import Pace, against
+from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.summary import Row
-from analysis.table import plain
+from analysis.table import list_rows
+from bench.formatting import format_count
 from bench.spec import Batch, RunSpec, canonical
-from bench.wording import count
 
 SOURCE = "arXiv 2310.05350"
 
@@ -33,20 +33,20 @@ Verdict = Literal["as in the study", "not as in the study", "cannot be told"]
 _STAGES = ("zero0", "zero1", "zero2", "zero3")
 
 
-class Side(NamedTuple):
+class ClaimSide(NamedTuple):
     """One of two configurations that are compared: its row of the summary, and what was asked."""
 
     row: Row
     spec: RunSpec
 
 
-class Comparison(NamedTuple):
+class ClaimComparison(NamedTuple):
     """Two configurations that differ in one thing; `held` says what they share."""
 
     before: Row
     after: Row
     differ: tuple[str, str]
-    held: str
+    shared_text: str
     tested: stats.Comparison | None  # seconds per step, the second's over the first's; None where one has no number
     as_preset: bool = True  # whatever option only one of their engines knows is as its preset has it
     effect: Effect = "unknown"
@@ -57,19 +57,19 @@ class Claim(NamedTuple):
 
     id: str
     text: str
-    alike: Callable[[RunSpec], str]  # what two configurations must share
+    shared: Callable[[RunSpec], str]  # what two configurations must share
     compared: Callable[[RunSpec, RunSpec], bool]  # whether two that do are a comparison, in this order
     differ: Callable[[RunSpec, RunSpec], str]  # what the first is, beside the second
     judge: Callable[[Mapping[Effect, int]], Verdict]
 
 
-class Finding(NamedTuple):
+class ClaimFinding(NamedTuple):
     """What became of a claim on one machine with one model."""
 
     claim: Claim
     machine: str
     model: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ClaimComparison, ...]
 
     @property
     def counts(self) -> Counter[Effect]:
@@ -80,17 +80,17 @@ class Finding(NamedTuple):
         return self.claim.judge(self.counts)
 
 
-def findings(results: Results) -> list[Finding]:
+def findings(results: Results) -> list[ClaimFinding]:
     """Return what becomes of every claim on each machine with each model. Nothing where the set spans neither two node
     counts nor two ZeRO stages on several nodes."""
-    places: dict[tuple[str, str], list[Side]] = {}
-    for row in _measured(plain(results.summary)):
-        places.setdefault((row["machine"], row["model"]), []).append(Side(row, results.specs[row["config_id"]]))
+    places: dict[tuple[str, str], list[ClaimSide]] = {}
+    for row in _measured(list_rows(results.summary)):
+        places.setdefault((row["machine"], row["model"]), []).append(ClaimSide(row, results.specs[row["config_id"]]))
     found = [_findings(machine, model, sides, results) for (machine, model), sides in places.items()]
     return [finding for of_place in found if _spans_nodes(of_place) for finding in of_place]
 
 
-def as_table(found: Sequence[Finding]) -> pd.DataFrame:
+def as_table(found: Sequence[ClaimFinding]) -> pd.DataFrame:
     """Return every comparison as a row: what was compared, both medians with their intervals, the ratio of the mean
     step times with its own, and the effect."""
     rows = [_plain(finding, comparison) for finding in found for comparison in finding.comparisons]
@@ -100,18 +100,21 @@ def as_table(found: Sequence[Finding]) -> pd.DataFrame:
 def _measured(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that can be compared: a rehearsal communicates nothing, and early failures of what was tried
     again say nothing."""
-    return without_repeated([row for row in rows if row["evidence"] == "measured"])
+    return drop_retried([row for row in rows if row["evidence"] == "measured"])
 
 
-def _findings(machine: str, model: str, sides: Sequence[Side], results: Results) -> list[Finding]:
-    return [Finding(claim, machine, model, tuple(_told(_comparisons(claim, sides, results)))) for claim in CLAIMS]
+def _findings(machine: str, model: str, sides: Sequence[ClaimSide], results: Results) -> list[ClaimFinding]:
+    return [
+        ClaimFinding(claim, machine, model, tuple(_add_effects(_comparisons(claim, sides, results))))
+        for claim in CLAIMS
+    ]
 
 
-def _told(comparisons: Iterable[Comparison]) -> Iterable[Comparison]:
+def _add_effects(comparisons: Iterable[ClaimComparison]) -> Iterable[ClaimComparison]:
     """Add to comparisons of one claim what their runs tell, all of them taken together."""
-    asked = list(comparisons)
-    effects = iter(stats.verdicts([one.tested for one in asked if one.tested]))
-    return [one._replace(effect=next(effects)) if one.tested else one for one in asked]
+    pending = list(comparisons)
+    effects = iter(stats.verdicts([one.tested for one in pending if one.tested]))
+    return [one._replace(effect=next(effects)) if one.tested else one for one in pending]
 
 
 def _tested(before: Row, after: Row, results: Results) -> stats.Comparison | None:
@@ -119,19 +122,19 @@ def _tested(before: Row, after: Row, results: Results) -> stats.Comparison | Non
     ours, theirs = results.runs(before), results.runs(after)
     if not (ours and theirs):
         return None
-    return against(Pace(theirs, results.unsound(after)), Pace(ours, results.unsound(before)))
+    return compare_paces(Pace(theirs, results.unsound(after)), Pace(ours, results.unsound(before)))
 
 
-def _spans_nodes(found: Sequence[Finding]) -> bool:
+def _spans_nodes(found: Sequence[ClaimFinding]) -> bool:
     """Whether node counts are compared, or stages on several nodes."""
     rows = [(comparison.before, comparison.after) for finding in found for comparison in finding.comparisons]
     return any(before["nodes"] > 1 or before["nodes"] != after["nodes"] for before, after in rows)
 
 
-def _comparisons(claim: Claim, sides: Sequence[Side], results: Results) -> Iterable[Comparison]:
-    groups: dict[str, list[Side]] = {}
+def _comparisons(claim: Claim, sides: Sequence[ClaimSide], results: Results) -> Iterable[ClaimComparison]:
+    groups: dict[str, list[ClaimSide]] = {}
     for side in sides:
-        groups.setdefault(claim.alike(side.spec), []).append(side)
+        groups.setdefault(claim.shared(side.spec), []).append(side)
     for members in groups.values():
         for one, other in itertools.permutations(members, 2):
             if claim.compared(one.spec, other.spec) and may_be_same(
@@ -140,14 +143,18 @@ def _comparisons(claim: Claim, sides: Sequence[Side], results: Results) -> Itera
                 yield _comparison(claim, one, other, results)
 
 
-def _comparison(claim: Claim, one: Side, other: Side, results: Results) -> Comparison:
+def _comparison(claim: Claim, one: ClaimSide, other: ClaimSide, results: Results) -> ClaimComparison:
     differ = (claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec))
     ours, theirs = one.spec, other.spec
-    as_preset = ours.engine == theirs.engine or not (engines.own(ours, theirs) or engines.own(theirs, ours))
-    return Comparison(one.row, other.row, differ, _held(one, other), _tested(one.row, other.row, results), as_preset)
+    as_preset = ours.engine == theirs.engine or not (
+        engines.list_own_options(ours, theirs) or engines.list_own_options(theirs, ours)
+    )
+    return ClaimComparison(
+        one.row, other.row, differ, _describe_shared(one, other), _tested(one.row, other.row, results), as_preset
+    )
 
 
-def _held(one: Side, other: Side) -> str:
+def _describe_shared(one: ClaimSide, other: ClaimSide) -> str:
     """Say what two configurations share that others of their machine and model may not."""
     spec = one.spec
     micro = f"micro {spec.batch.micro}"
@@ -160,7 +167,7 @@ def _held(one: Side, other: Side) -> str:
     return f"{spec.engine.name}, {micro}, {work}, {spec.precision}"
 
 
-def _plain(finding: Finding, comparison: Comparison) -> Row:
+def _plain(finding: ClaimFinding, comparison: ClaimComparison) -> Row:
     numbers = (
         "config_id",
         "n",
@@ -178,7 +185,7 @@ def _plain(finding: Finding, comparison: Comparison) -> Row:
         "model": finding.model,
         "machine": finding.machine,
         "environment_id": comparison.before["environment_id"] or comparison.after["environment_id"],
-        "held": comparison.held,
+        "held": comparison.shared_text,
         "before": comparison.differ[0],
         "after": comparison.differ[1],
         **{f"{side}_{name}": row[name] for side, row in sides.items() for name in numbers},
@@ -202,18 +209,18 @@ def _but_nodes(spec: RunSpec) -> str:
 
 def _more_nodes(one: RunSpec, other: RunSpec) -> bool:
     """Whether nodes are added, to the same work per device (weak scaling) or per step (strong scaling)."""
-    alike = one.accumulation == other.accumulation or one.global_batch == other.global_batch
-    return alike and one.nodes < other.nodes
+    shared = one.accumulation == other.accumulation or one.global_batch == other.global_batch
+    return shared and one.nodes < other.nodes
 
 
 def _higher_stage(one: RunSpec, other: RunSpec) -> bool:
     stages = (one.engine.name, other.engine.name) in itertools.combinations(_STAGES, 2)
-    return stages and engines.comparable(one, other)
+    return stages and engines.may_be_compared(one, other)
 
 
 def _two_and_three(one: RunSpec, other: RunSpec) -> bool:
     stages = (one.engine.name, other.engine.name) == ("zero2", "zero3")
-    return stages and engines.comparable(one, other)
+    return stages and engines.may_be_compared(one, other)
 
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
@@ -230,12 +237,12 @@ def _always_slower(counts: Mapping[Effect, int]) -> Verdict:
     return "as in the study" if set(counts) == {"slower"} else "cannot be told"
 
 
-def _nodes(spec: RunSpec, beside: RunSpec) -> str:
-    return count(spec.nodes, "node")
+def _nodes(spec: RunSpec, other: RunSpec) -> str:
+    return format_count(spec.nodes, "node")
 
 
-def _engine(spec: RunSpec, beside: RunSpec) -> str:
-    return engines.told(spec, beside)
+def _engine(spec: RunSpec, other: RunSpec) -> str:
+    return engines.describe_engine(spec, other)
 
 
 CLAIMS = (
@@ -245,11 +252,11 @@ CLAIMS = (
     ),
     Claim(
         "C2", "progressing through ZeRO stages did not consistently increase steps per second",
-        engines.but_engine, _higher_stage, _engine, _not_consistently_faster,
+        engines.dump_without_engine, _higher_stage, _engine, _not_consistently_faster,
     ),
     Claim(
         "C3", "ZeRO-2 had lower seconds per step than ZeRO-3 for mT5-XXL (13B) at every node count tried",
-        engines.but_engine, _two_and_three, _engine, _always_slower,
+        engines.dump_without_engine, _two_and_three, _engine, _always_slower,
     ),
 )  # fmt: skip
 """As the summary page of the paper has them. Its tables of results are not at hand, so no number of its is shown."""

@@ -5,13 +5,13 @@ from typing import Any
 
 from analysis.claims import rule
 from analysis.results import Results
-from analysis.table import plain
+from analysis.table import list_rows
 from bench.spec import RunSpec
 
 
 def covered(claim: str, results: Results) -> str:
     """Return what of the setting that a claim states was measured; empty for a claim that nothing is known of."""
-    measured = [row for row in plain(results.table) if row["evidence"] == "measured"]
+    measured = [row for row in list_rows(results.table) if row["evidence"] == "measured"]
     specs = [results.specs[row["config_id"]] for row in measured]
     if claim == "C4":
         return _models({row["model"]: row["parameters"] for row in measured})

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.errors import UserError, nearest
+from bench.errors import UserError, suggest_nearest
 
 
 class Published(NamedTuple):
@@ -29,7 +29,7 @@ def read(name: str) -> Published:
     """Read one file by its name; comment lines at its head are its source. UserError where there is none."""
     path = folder() / f"{name}.csv"
     if not path.is_file():
-        raise UserError(name, f"no such file in {folder()}", nearest(name, names()))
+        raise UserError(name, f"no such file in {folder()}", suggest_nearest(name, names()))
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.lstrip("# ") for line in lines if line.startswith("#")]
     return Published(" ".join(comments), tuple(csv.DictReader(lines[len(comments) :])))

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from analysis.claims import Comparison, Finding
+from analysis.claims import ClaimComparison, ClaimFinding
 from analysis.claims.published import read
-from analysis.formats.numbers import significant
+from analysis.formats.numbers import format_significant
 from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import Row
 
@@ -24,22 +24,22 @@ _XXL = "mt5_xxl"
 _OUT_OF_MEMORY = ("oom", "host_oom")
 
 
-def testing(finding: Finding) -> list[Comparison]:
+def testing(finding: ClaimFinding) -> list[ClaimComparison]:
     """Return the comparisons that a test of the claim consists of; those with too few repeats are among them."""
     return [comparison for comparison in finding.comparisons if not _outside(finding, comparison)]
 
 
-def left_out(finding: Finding) -> list[str]:
+def list_rejected(finding: ClaimFinding) -> list[str]:
     """Return of every other comparison why it is no part of a test."""
     return [reason for comparison in finding.comparisons if (reason := _outside(finding, comparison))]
 
 
-def repeated(comparison: Comparison) -> bool:
+def repeated(comparison: ClaimComparison) -> bool:
     """Whether both sides have enough independent repeats to speak for others."""
     return comparison.tested is not None and comparison.tested.decides
 
 
-def obstacles(finding: Finding) -> list[str]:
+def obstacles(finding: ClaimFinding) -> list[str]:
     """Return in which respects a finding falls short of the rule; none where it tests its claim."""
     if not finding.comparisons:
         return ["nothing that differs only in this was measured"]
@@ -54,23 +54,23 @@ def studied(parameters: int | None) -> str | None:
 
 def millions(parameters: int | None) -> str:
     """Return a number of parameters for a reader."""
-    return f"{significant(parameters / 1e6, 3)}M parameters" if parameters else "parameters not counted"
+    return f"{format_significant(parameters / 1e6, 3)}M parameters" if parameters else "parameters not counted"
 
 
-def _obstacles(finding: Finding) -> Iterator[str]:
+def _obstacles(finding: ClaimFinding) -> Iterator[str]:
     numbers = [row for comparison in finding.comparisons for row in _sides(comparison) if row["n"]]
     counts = {row["parameters"] for row in numbers}
     model = studied(counts.pop()) if len(counts) == 1 else None
     if model is None:
-        told = millions(numbers[0]["parameters"]) if numbers else "no run ended ok"
-        yield f"{finding.model} ({told}) is no mT5 of 580M to 13B"
+        size_text = millions(numbers[0]["parameters"]) if numbers else "no run ended ok"
+        yield f"{finding.model} ({size_text}) is no mT5 of 580M to 13B"
     elif finding.claim.id == "C3" and model != _XXL:
         yield f"{finding.model} is not mT5-XXL"
     if any(row["peak_reserved_bytes"] is None for row in numbers):  # known wherever the device is a GPU
         yield "not on GPUs"
     tests = testing(finding)
     if not tests:
-        yield from dict.fromkeys(left_out(finding))
+        yield from dict.fromkeys(list_rejected(finding))
         return
     if len(_nodes(tests)) < 2:
         yield "one node count only"
@@ -78,7 +78,7 @@ def _obstacles(finding: Finding) -> Iterator[str]:
         yield f"fewer than {LEAST_RUNS} independent repeats a side"
 
 
-def _outside(finding: Finding, comparison: Comparison) -> str:
+def _outside(finding: ClaimFinding, comparison: ClaimComparison) -> str:
     """Return why a comparison is no part of a test of its claim; empty if it is one."""
     before, after = _sides(comparison)
     if finding.claim.id == "C1" and before["global_batch"] != after["global_batch"]:
@@ -90,9 +90,9 @@ def _outside(finding: Finding, comparison: Comparison) -> str:
     return ""
 
 
-def _nodes(comparisons: Iterable[Comparison]) -> set[int]:
+def _nodes(comparisons: Iterable[ClaimComparison]) -> set[int]:
     return {row["nodes"] for comparison in comparisons for row in _sides(comparison)}
 
 
-def _sides(comparison: Comparison) -> tuple[Row, Row]:
+def _sides(comparison: ClaimComparison) -> tuple[Row, Row]:
     return comparison.before, comparison.after

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 
 import pandas as pd
 
-from analysis.claims import CLAIMS, Claim, Comparison, Effect, Finding, findings, rule
+from analysis.claims import CLAIMS, Claim, ClaimComparison, ClaimFinding, Effect, findings, rule
 from analysis.claims.coverage import covered
 from analysis.claims.published import read
 from analysis.results import Results
@@ -53,8 +53,8 @@ def as_table(entries: Sequence[Entry]) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=list(Entry._fields), dtype="string")
 
 
-def _entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[Finding]) -> Iterator[Entry]:
-    machines: dict[str, list[Finding]] = {}
+def _entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[ClaimFinding]) -> Iterator[Entry]:
+    machines: dict[str, list[ClaimFinding]] = {}
     for finding in found:
         if finding.claim is claim:
             machines.setdefault(finding.machine, []).append(finding)
@@ -66,7 +66,7 @@ def _entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[Fi
         yield Entry(*head, machine, measured, *_weigh(of_machine))
 
 
-def _weigh(found: Sequence[Finding]) -> tuple[Verdict, str]:
+def _weigh(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     """Return the verdict on a claim on one machine, from the models there that test it, and why."""
     short = {finding.model: rule.obstacles(finding) for finding in found}
     tests = [finding for finding in found if not short[finding.model]]
@@ -77,13 +77,13 @@ def _weigh(found: Sequence[Finding]) -> tuple[Verdict, str]:
     verdict = _VERDICTS.get(tests[0].claim.judge(counts), "not testable here")
     why = f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_counts(counts)}"
     why += "; by its effect, not its cause" if tests[0].claim.id == "C1" and verdict != "not testable here" else ""
-    if left := Counter(reason for finding in tests for reason in rule.left_out(finding)):
+    if left := Counter(reason for finding in tests for reason in rule.list_rejected(finding)):
         why += f"; left out: {', '.join(f'{count} where {reason}' for reason, count in left.items())}"
     others = {model: why for model, why in short.items() if why}
     return verdict, why + (f"; left out as analogues: {_joined(others)}" if others else "")
 
 
-def _effects(comparisons: Sequence[Comparison]) -> Counter[Effect]:
+def _effects(comparisons: Sequence[ClaimComparison]) -> Counter[Effect]:
     """Return what all comparisons tell together; unknown is one of which a side has no number."""
     tested = [comparison.tested for comparison in comparisons if comparison.tested]
     counts: Counter[Effect] = Counter(verdicts(tested))
@@ -93,8 +93,8 @@ def _effects(comparisons: Sequence[Comparison]) -> Counter[Effect]:
 
 
 def _counts(counts: Counter[Effect]) -> str:
-    told = ", ".join(f"{counts[effect]} {effect}" for effect in get_args(Effect) if counts[effect])
-    return f"of {counts.total()} comparisons {told}" if told else "nothing compared"
+    counts_text = ", ".join(f"{counts[effect]} {effect}" for effect in get_args(Effect) if counts[effect])
+    return f"of {counts.total()} comparisons {counts_text}" if counts_text else "nothing compared"
 
 
 def _joined(short: dict[str, list[str]]) -> str:

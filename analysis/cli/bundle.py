@@ -27,24 +27,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the archive is written."""
     from analysis import reading, results
-    from analysis.bundle import archive, bundle
+    from analysis.bundle import archive, build_bundle
     from bench.store import write_atomically
 
-    found = reading.read(args.paths)
+    found = reading.read_records(args.paths)
     results.warn(found)
     if not found.records:
         raise records.missing(args.paths)
-    name, files = bundle(found, args.paths, _here() if args.anonymous else None)
+    name, files = build_bundle(found, args.paths, _list_local_names() if args.anonymous else None)
     out = args.out or _BUNDLES / f"{name}{'-anonymous' if args.anonymous else ''}.tar.gz"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, archive.packed(name, files))
+        write_atomically(out, archive.pack_archive(name, files))
     except OSError as error:
         raise UserError(str(out), f"cannot be written ({error.strerror})", "choose another --out") from error
     print(out)
     return 0
 
 
-def _here() -> dict[str, str]:
+def _list_local_names() -> dict[str, str]:
     """Return the names that this machine itself knows, which a record need not hold in a field of their own."""
     return {socket.gethostname(): "host", Path.home().name: "user"}

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 
 from analysis.cli import records
 from bench import store
-from bench.errors import UserError, nearest
+from bench.errors import UserError, suggest_nearest
 
 if TYPE_CHECKING:
-    from analysis.compare import Compared, Question
+    from analysis.compare import ComparisonSetup, SetComparison
     from analysis.results import Results
 
 FORMATS = ("text", "md", "json", "csv", "junit")
@@ -51,14 +51,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> None:
     """Add what `ab` takes as well."""
-    told = "exit code 1 where B is slower, or needs more memory, by more than this"
+    help_text = "exit code 1 where B is slower, or needs more memory, by more than this"
     default = gate and percentage(gate)
     parser.add_argument(
         "--gate",
         type=percentage,
         metavar="PERCENT",
         default=default,
-        help=f"{told}; default: {gate or 'none'}".replace("%", "%%"),
+        help=f"{help_text}; default: {gate or 'none'}".replace("%", "%%"),
     )
     parser.add_argument("--strict", action="store_true", help="what is inconclusive fails")
     parser.add_argument(
@@ -79,20 +79,20 @@ def percentage(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Return 1 if the gate fails, 3 if nobody can say whether it does."""
     from analysis.compare import EXIT_CODES
-    from analysis.compare.words import headline
+    from analysis.compare.phrases import format_headline
 
     compared = judge(args)
     written = _written(compared, args.format)
     if args.out:
         _write(args.out, written)
-        print(headline(compared))
+        print(format_headline(compared))
         print(args.out)
     else:
         sys.stdout.write(written)
     return EXIT_CODES[compared.verdict]
 
 
-def judge(args: argparse.Namespace) -> "Compared":
+def judge(args: argparse.Namespace) -> "SetComparison":
     """Return what the two sets of results say."""
     from analysis.compare import compare
 
@@ -103,19 +103,19 @@ def _read(path: Path) -> "Results":
     return records.read([path])
 
 
-def _question(args: argparse.Namespace) -> "Question":
-    from analysis.compare import Question
-    from analysis.compare.fields import parse
+def _question(args: argparse.Namespace) -> "ComparisonSetup":
+    from analysis.compare import ComparisonSetup
+    from analysis.compare.fields import parse_across
     from analysis.compare.judging import Gate
 
     looks = getattr(args, "looks", 1)  # of `ab`
     gate = (
         Gate(args.gate, args.exact, args.strict, looks, _allowed(args)) if args.exact or args.gate is not None else None
     )
-    across = tuple(one for text in args.across for one in parse(text))
+    across = tuple(one for text in args.across for one in parse_across(text))
     if args.across and not across:
         raise UserError(f"--across {','.join(args.across)}", "names no field", "give one, such as versions.torch")
-    return Question(tuple(args.called or (str(args.a), str(args.b))), across, gate, args.paired)
+    return ComparisonSetup(tuple(args.called or (str(args.a), str(args.b))), across, gate, args.paired)
 
 
 def _allowed(args: argparse.Namespace) -> frozenset[str]:
@@ -126,11 +126,11 @@ def _allowed(args: argparse.Namespace) -> frozenset[str]:
     for name in names:
         if not is_quantity(name):
             rule = "not a count or an amount of bytes that should not change"
-            raise UserError(f"--allow {name}", rule, nearest(name, FIXED))
+            raise UserError(f"--allow {name}", rule, suggest_nearest(name, FIXED))
     return names
 
 
-def _written(compared: "Compared", form: str) -> str:
+def _written(compared: "SetComparison", form: str) -> str:
     from analysis.compare import junit, markdown, plain, text
 
     return {

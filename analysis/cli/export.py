@@ -29,10 +29,10 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 when every record that could be read is there."""
     import importlib
 
-    from analysis.export.run import runs
+    from analysis.export.run import list_exported_runs
 
     found = records.read(args.paths)
-    exported = runs(found)
+    exported = list_exported_runs(found)
     try:
         written = importlib.import_module(f"analysis.export.{args.to}").write(exported, args.out)
     except OSError as error:

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 when the page is written, whatever came of the predictions; a line is printed for each comparison."""
     from analysis.predictions import comparisons, page, recorded
 
-    found = comparisons.compare_all(recorded.find(args.results))
-    comparisons.write(found, args.out)
+    found = comparisons.compare_all(recorded.find_recorded_runs(args.results))
+    comparisons.write_ledger(found, args.out)
     print("\n".join([*map(page.to_text, found), f"written: {args.out / comparisons.PAGE}"]))
     return 0

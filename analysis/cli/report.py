@@ -28,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
     found = records.read(args.paths)
     studies = set(found.table["study"])
     out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
-    print(report.write(found, out, args.price))
+    print(report.write_report(found, out, args.price))
     return 0

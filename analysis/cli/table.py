@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from analysis.cli import records
-from bench.errors import UserError, nearest, printable
+from bench.errors import UserError, make_printable, suggest_nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from analysis import formats, prices
 
     found = records.read(args.paths)
-    priced = found.table if args.price is None else prices.priced(found.table, args.price)
+    priced = found.table if args.price is None else prices.add_prices(found.table, args.price)
     frame = _chosen(priced, args.columns)
     if args.format == "text":
         _print(frame if args.columns else _readable(frame))
@@ -44,22 +44,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(frame: "DataFrame", asked: str | None) -> "DataFrame":
-    if asked is None:
+def _chosen(frame: "DataFrame", listed: str | None) -> "DataFrame":
+    if listed is None:
         return frame
-    names = [name.strip() for name in asked.split(",") if name.strip()]
-    for name in names or [asked]:
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    for name in names or [listed]:
         if name not in frame.columns:
-            raise UserError(f"--columns {name}", "no such column", nearest(name, map(str, frame.columns)))
+            raise UserError(f"--columns {name}", "no such column", suggest_nearest(name, map(str, frame.columns)))
     return frame[names]
 
 
 def _readable(frame: "DataFrame") -> "DataFrame":
     from analysis.columns import SHOWN
 
-    told = frame.notna() & (frame.astype("string") != "")
-    told["evidence"] = bool((frame["evidence"] != "measured").any())  # said where not all of it is measured
-    return frame[[name for name in (*SHOWN, "reason") if told[name].any()]]
+    has_value = frame.notna() & (frame.astype("string") != "")
+    has_value["evidence"] = bool((frame["evidence"] != "measured").any())  # said where not all of it is measured
+    return frame[[name for name in (*SHOWN, "reason") if has_value[name].any()]]
 
 
 def _print(frame: "DataFrame") -> None:
@@ -68,16 +68,16 @@ def _print(frame: "DataFrame") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from analysis.columns import all_columns
-    from analysis.formats.numbers import cell
-    from analysis.table import plain
+    from analysis.columns import list_all_columns
+    from analysis.formats.numbers import format_cell
+    from analysis.table import list_rows
 
-    known = all_columns()
+    known = list_all_columns()
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in map(str, frame.columns):
         right = known[name].kind in ("integer", "number")
         shown.add_column(Text(name), justify="right" if right else "left", overflow="fold")
-    for row in plain(frame):
-        shown.add_row(*(Text(printable(cell(known[name], value))) for name, value in row.items()))
+    for row in list_rows(frame):
+        shown.add_row(*(Text(make_printable(format_cell(known[name], value))) for name, value in row.items()))
     console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     console.print(shown)

@@ -12,10 +12,10 @@ text, markdown, junit, plain   the forms
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from analysis.compare.fields import Across
-from analysis.compare.judging import Gate, Line, lines
-from analysis.compare.naming import names
-from analysis.compare.pairing import configurations, nearest_miss, pairs
+from analysis.compare.fields import VariedField
+from analysis.compare.judging import Gate, PairResult, lines
+from analysis.compare.labels import label_pairs
+from analysis.compare.pairing import describe_nearest_miss, list_configurations, pair_configurations
 from analysis.results import Results
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -23,20 +23,20 @@ Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 EXIT_CODES: Mapping[Verdict | None, int] = {None: 0, "PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
 
-class Question(NamedTuple):
+class ComparisonSetup(NamedTuple):
     """How two sets are compared."""
 
     called: tuple[str, str]  # A and B
-    across: tuple[Across, ...] = ()
+    across: tuple[VariedField, ...] = ()
     gate: Gate | None = None
     paired: bool = False  # repeat n of A and of B were made one after the other
 
 
-class Compared(NamedTuple):
+class SetComparison(NamedTuple):
     """The answer: a line for each pair, by name."""
 
-    question: Question
-    lines: tuple[tuple[str, Line], ...]
+    question: ComparisonSetup
+    lines: tuple[tuple[str, PairResult], ...]
     note: str = ""  # where A and B share no configuration, what keeps two of them apart
 
     @property
@@ -56,7 +56,7 @@ class Compared(NamedTuple):
         """Whether the gate fails."""
         return self.verdict == "FAIL"
 
-    def breaks(self, line: Line) -> bool:
+    def breaks(self, line: PairResult) -> bool:
         """Whether a line breaks the gate."""
         gate = self.question.gate
         return gate is not None and (line.held == "broken" or (gate.strict and line.held == "open"))
@@ -66,10 +66,10 @@ class Compared(NamedTuple):
         return [name for name, line in self.lines if self.breaks(line)]
 
 
-def compare(a: Results, b: Results, question: Question) -> Compared:
+def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
     """Compare two sets of results; UserError for what `across` cannot mean."""
-    ours, theirs = configurations(a), configurations(b)
-    found = pairs(ours, theirs, question.across)
+    ours, theirs = list_configurations(a), list_configurations(b)
+    found = pair_configurations(ours, theirs, question.across)
     judged = lines(a, b, found, question.gate, paired=question.paired)
-    note = "" if any(pair.a and pair.b for pair in found) else nearest_miss(ours, theirs)
-    return Compared(question, tuple(zip(names(found), judged, strict=True)), note)
+    note = "" if any(pair.a and pair.b for pair in found) else describe_nearest_miss(ours, theirs)
+    return SetComparison(question, tuple(zip(label_pairs(found), judged, strict=True)), note)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from analysis.summary import Row
-from bench.errors import UserError, nearest
+from bench.errors import UserError, suggest_nearest
 from bench.point_fields import flatten, select
 from bench.record import EnvironmentClass
 from bench.spec import RunSpec
@@ -18,7 +18,7 @@ _ENVIRONMENT = ("device", "container", "versions")
 _SAME_THING = {"machine": ("machine", "device")}  # a machine is what it is called and what is in it
 
 
-class Across(NamedTuple):
+class VariedField(NamedTuple):
     """A field, or all below it, in which A and B may differ; with `values`, what it is in A and what it is in B."""
 
     name: str
@@ -26,10 +26,10 @@ class Across(NamedTuple):
 
     def covers(self, field: str) -> bool:
         """Whether `field` is this one or below it."""
-        return any(_below(field, name) for name in _SAME_THING.get(self.name, (self.name,)))
+        return any(_is_at_or_below(field, name) for name in _SAME_THING.get(self.name, (self.name,)))
 
 
-class Difference(NamedTuple):
+class FieldDifference(NamedTuple):
     """A field that is not the same in A and in B; None where a side has no such field."""
 
     field: str
@@ -40,7 +40,7 @@ class Difference(NamedTuple):
         return f"{self.field} {self.a or 'none'} → {self.b or 'none'}"
 
 
-def fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fields:
+def list_fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fields:
     """Return the fields of a row of the summary; those of its environment only where that is known."""
     plain = select(spec.model_dump(mode="json", by_alias=True), "identity")
     plain |= {"objective": spec.objective, "parallel": spec.parallel.model_dump()}
@@ -51,71 +51,71 @@ def fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fie
     return {name: _text(value) for name, value in flat if value is not None}
 
 
-def parse(text: str) -> tuple[Across, ...]:
+def parse_across(text: str) -> tuple[VariedField, ...]:
     """Parse `FIELD[=A:B][,FIELD…]`."""
-    return tuple(_across(part.strip()) for part in text.split(",") if part.strip())
+    return tuple(_parse_varied_field(part.strip()) for part in text.split(",") if part.strip())
 
 
-def check(across: Iterable[Across], known: Iterable[Fields]) -> None:
+def check_across(across: Iterable[VariedField], known: Iterable[Fields]) -> None:
     """Raise UserError for a field that no configuration has, nor any other could have."""
-    names = {name for one in known for field in one for name in _prefixes(field)}
+    names = {name for one in known for field in one for name in _list_prefixes(field)}
     names |= {*RunSpec.model_fields, *_CIRCUMSTANCE, *_ENVIRONMENT}
     for one in across:
         if one.name not in names:
-            raise UserError(f"--across {one.name}", "no such field", nearest(one.name, names))
+            raise UserError(f"--across {one.name}", "no such field", suggest_nearest(one.name, names))
 
 
-def valued(name: str, one: Fields) -> str | None:
+def find_value(name: str, one: Fields) -> str | None:
     """Return the value of a field; that of `engine` is its name."""
     return one.get(name, one.get(f"{name}.name"))
 
 
-def identity(one: Fields, across: Iterable[Across]) -> tuple[tuple[str, str], ...]:
+def build_pairing_key(one: Fields, across: Iterable[VariedField]) -> tuple[tuple[str, str], ...]:
     """Return what two configurations must share to be set against each other at all: what was measured, without what
     is the question, the protocol and what it met."""
     across = tuple(across)
     return tuple(sorted(
         (field, value) for field, value in one.items()
-        if not _refusable(field) and not any(part.covers(field) for part in across)
+        if not _is_condition(field) and not any(part.covers(field) for part in across)
     ))  # fmt: skip
 
 
-def differences(a: Fields, b: Fields, across: Iterable[Across] = ()) -> tuple[Difference, ...]:
+def list_differences(a: Fields, b: Fields, across: Iterable[VariedField] = ()) -> tuple[FieldDifference, ...]:
     """Return the fields in which A and B differ, those across left out. An environment that nobody knows differs in
     nothing."""
     names, across = sorted(a.keys() | b.keys()), tuple(across)
-    if not (_known(a) and _known(b)):
-        names = [name for name in names if not any(_below(name, part) for part in _ENVIRONMENT)]
+    if not (_has_environment(a) and _has_environment(b)):
+        names = [name for name in names if not any(_is_at_or_below(name, part) for part in _ENVIRONMENT)]
     return tuple(
-        Difference(name, a.get(name), b.get(name))
+        FieldDifference(name, a.get(name), b.get(name))
         for name in names
         if a.get(name) != b.get(name) and not any(part.covers(name) for part in across)
     )
 
 
-def _across(part: str) -> Across:
+def _parse_varied_field(part: str) -> VariedField:
     name, equals, values = part.partition("=")
     if not equals:
-        return Across(name)
+        return VariedField(name)
     a, colon, b = values.partition(":")
     if not (a and colon and b):
         raise UserError(f"--across {part}", "not FIELD=A:B", f"write what it is in A and in B, as in {name}=this:that")
-    return Across(name, (a, b))
+    return VariedField(name, (a, b))
 
 
-def _refusable(field: str) -> bool:
-    return any(_below(field, part) for part in (*_CIRCUMSTANCE, *_ENVIRONMENT))
+def _is_condition(field: str) -> bool:
+    return any(_is_at_or_below(field, part) for part in (*_CIRCUMSTANCE, *_ENVIRONMENT))
 
 
-def _known(one: Fields) -> bool:
+def _has_environment(one: Fields) -> bool:
     return "device" in one
 
 
-def _below(field: str, name: str) -> bool:
+def _is_at_or_below(field: str, name: str) -> bool:
     return field == name or field.startswith(f"{name}.")
 
 
-def _prefixes(field: str) -> Iterator[str]:
+def _list_prefixes(field: str) -> Iterator[str]:
     parts = field.split(".")
     yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 

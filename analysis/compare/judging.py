@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from analysis.compare.fields import Difference
-from analysis.compare.pairing import Configuration, Pair
-from analysis.compare.quantities import PEAK, Change, changes
-from analysis.formats.numbers import significant
+from analysis.compare.fields import FieldDifference
+from analysis.compare.pairing import ComparedConfiguration, ConfigurationPair
+from analysis.compare.quantities import PEAK, QuantityChange, find_changes
+from analysis.formats.numbers import format_significant
 from analysis.results import Results
-from analysis.scaling.pace import Pace, against
+from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.stats.detectable import MOST, missing, smallest
 from bench.statistics import LEVEL
@@ -18,7 +18,7 @@ Status = Literal[
     "only in B", "failed in A", "failed in B", "failed in both",
 ]  # fmt: skip
 """Of B, seen from A."""
-Held = Literal["kept", "open", "broken"]
+GateStatus = Literal["kept", "open", "broken"]
 
 
 class Gate(NamedTuple):
@@ -42,18 +42,18 @@ class Gate(NamedTuple):
         return 1 - (1 - LEVEL) / self.looks
 
 
-class Line(NamedTuple):
+class PairResult(NamedTuple):
     """What one pair says; `comparison` is of B over A and there only where both have a time."""
 
-    a: Configuration | None
-    b: Configuration | None
+    a: ComparedConfiguration | None
+    b: ComparedConfiguration | None
     status: Status
     why: str = ""
     comparison: stats.Comparison | None = None
-    changes: tuple[Change, ...] = ()
-    asked: tuple[Difference, ...] = ()  # in what they differ, because that is the question
-    held: Held | None = None  # None: nothing of it is gated
-    doubts: tuple[str, ...] = ()  # why the gate is open or broken
+    changes: tuple[QuantityChange, ...] = ()
+    intended: tuple[FieldDifference, ...] = ()  # in what they differ, because that is the question
+    held: GateStatus | None = None  # None: nothing of it is gated
+    gate_reasons: tuple[str, ...] = ()  # why the gate is open or broken
 
     @property
     def runs(self) -> tuple[int, int] | None:
@@ -66,41 +66,45 @@ def percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def lines(a: Results, b: Results, pairs: Sequence[Pair], gate: Gate | None, *, paired: bool) -> list[Line]:
+def lines(
+    a: Results, b: Results, pairs: Sequence[ConfigurationPair], gate: Gate | None, *, paired: bool
+) -> list[PairResult]:
     """Judge all pairs together: of many, some would seem to differ by chance (`analysis.stats.compare`).
 
     `paired` says that the runs of one repeat, of A and of B, were made one after the other, as `zeroscale ab` does.
     """
     level = gate.level if gate else LEVEL
     drafts = [_draft(a, b, pair, level, paired=paired) for pair in pairs]
-    told = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
-    judged = [line._replace(status=next(told)) if line.comparison else line for line in drafts]
+    statuses = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
+    judged = [line._replace(status=next(statuses)) if line.comparison else line for line in drafts]
     among = sum(line.comparison is not None and line.comparison.decides for line in judged)
-    return [_held(line, gate, among) for line in judged] if gate else judged
+    return [_apply_gate(line, gate, among) for line in judged] if gate else judged
 
 
-def _draft(a: Results, b: Results, pair: Pair, level: float, *, paired: bool) -> Line:
+def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, paired: bool) -> PairResult:
     ours, theirs = pair.a, pair.b
     if ours is None or theirs is None:
         one = ours or theirs
         assert one is not None
-        return Line(ours, theirs, "only in A" if ours else "only in B", _failure(one))
+        return PairResult(ours, theirs, "only in A" if ours else "only in B", _failure(one))
     if pair.differ:
-        return Line(ours, theirs, "not comparable", ", ".join(map(str, pair.differ)))
+        return PairResult(ours, theirs, "not comparable", ", ".join(map(str, pair.differ)))
     failures = _failure(ours), _failure(theirs)
     if all(failures):
-        return Line(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")
+        return PairResult(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")
     if any(failures):
-        return Line(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
+        return PairResult(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
     if None in (ours.row["step_s"], theirs.row["step_s"]):  # of a rehearsal
-        return Line(ours, theirs, "not comparable", "runs without step times")
+        return PairResult(ours, theirs, "not comparable", "runs without step times")
     before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     status: Status = stats.TOO_FEW  # until all are seen together
-    return Line(ours, theirs, status, "", against(after, before, level), changes(*records), pair.asked)
+    return PairResult(
+        ours, theirs, status, "", compare_paces(after, before, level), find_changes(*records), pair.intended
+    )
 
 
-def _failure(one: Configuration) -> str:
+def _failure(one: ComparedConfiguration) -> str:
     """Return why a configuration has no number; empty where it has."""
     if one.row["n"]:
         return ""
@@ -109,7 +113,7 @@ def _failure(one: Configuration) -> str:
     return ": ".join(part for part in (one.row["outcome"], one.row["reason"]) if part)
 
 
-def _pace(side: Results, one: Configuration, paired: bool) -> Pace:
+def _pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace:
     """Return the seconds per sample of a configuration's steps by allocation, or by repeat."""
     if not paired:
         runs, unsound = side.runs(one.row), side.unsound(one.row)
@@ -123,18 +127,18 @@ def _pace(side: Results, one: Configuration, paired: bool) -> Pace:
     return Pace({name: [seconds / batch for seconds in steps] for name, steps in runs.items()}, unsound)
 
 
-def _held(line: Line, gate: Gate, among: int) -> Line:
+def _apply_gate(line: PairResult, gate: Gate, among: int) -> PairResult:
     if line.comparison:
         broken, opened = _broken(line, gate), _open(line.comparison, gate, max(among, 1))
-        held: Held = "broken" if broken else "open" if opened else "kept"
-        return line._replace(held=held, doubts=broken or opened)
+        held: GateStatus = "broken" if broken else "open" if opened else "kept"
+        return line._replace(held=held, gate_reasons=broken or opened)
     if line.status == "failed in B":
         return line._replace(held="broken")
     missing = line.status == "only in A" and not line.why
     return line._replace(held="open") if missing or line.status == "not comparable" else line
 
 
-def _broken(line: Line, gate: Gate) -> tuple[str, ...]:
+def _broken(line: PairResult, gate: Gate) -> tuple[str, ...]:
     assert line.comparison and line.a and line.b
     found = []
     if line.status == "slower" and gate.limit is not None and line.comparison.ratio > 1 + gate.limit:
@@ -158,13 +162,13 @@ def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ..
         return stats.TOO_FEW, f"{more} more a side at least"
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
-    told = (
+    statuses = (
         f"more than {percent(gate.limit)} cannot be excluded",
-        f"below {significant(100 * seen, 2)} % nothing could be seen",
+        f"below {format_significant(100 * seen, 2)} % nothing could be seen",
     )
     wanted = f"about {more}" if more < MOST else f"over {MOST}"
-    return (*told, f"{wanted} more a side see {percent(gate.limit)}") if more else told
+    return (*statuses, f"{wanted} more a side see {percent(gate.limit)}") if more else statuses
 
 
-def _mixed(one: Configuration) -> bool:
+def _mixed(one: ComparedConfiguration) -> bool:
     return "mixed" in one.row["flags"].split()

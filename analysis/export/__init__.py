@@ -11,7 +11,7 @@ from types import ModuleType
 from bench.errors import UserError
 
 
-def library(module: str, package: str, extra: str) -> ModuleType:
+def import_library(module: str, package: str, extra: str) -> ModuleType:
     """Import the library that a page needs; UserError where its extra is not installed."""
     try:
         return importlib.import_module(module)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.export import library
-from analysis.export.run import Run
+from analysis.export import import_library
+from analysis.export.run import ExportedRun
 
 _NAME, _DIGEST = "zeroscale.run", "zeroscale.digest"
 _PER_BATCH = 1000  # metrics that MLflow takes at once; of parameters and tags it takes 100
@@ -19,25 +19,25 @@ _ENVIRONMENT = {
 }
 
 
-def write(runs: Sequence[Run], out: Path) -> int:
+def write(runs: Sequence[ExportedRun], out: Path) -> int:
     """Write `runs` into the store at `out` and return how many were new or had changed; of one that has, the older is
     moved to MLflow's trash."""
-    with _environment(_ENVIRONMENT):
-        mlflow = library("mlflow", "mlflow-skinny", "mlflow")
+    with _set_environment(_ENVIRONMENT):
+        mlflow = import_library("mlflow", "mlflow-skinny", "mlflow")
         out.mkdir(parents=True, exist_ok=True)
         client = mlflow.MlflowClient(out.resolve().as_uri())
         written = 0
         for study in dict.fromkeys(run.study for run in runs):
-            experiment, there = _experiment(client, study)
+            experiment, there = _open_experiment(client, study)
             for run in runs:
-                if run.study == study and _outdated(client, there.get(run.name, []), _digest(run)):
-                    _log(mlflow, client, experiment, run)
+                if run.study == study and _delete_outdated(client, there.get(run.name, []), _hash_run(run)):
+                    _log_run(mlflow, client, experiment, run)
                     written += 1
     return written
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set what MLflow looks for in the environment, for as long as it is used."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -48,18 +48,18 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]]:
+def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]]:
     """Return the experiment's id and the runs in it that were exported before, by name."""
     known = client.get_experiment_by_name(study)
     experiment: str = known.experiment_id if known else client.create_experiment(study)
     there: dict[str, list[Any]] = {}
-    for run in _runs(client, experiment):
+    for run in _list_stored_runs(client, experiment):
         if _NAME in run.data.tags:
             there.setdefault(run.data.tags[_NAME], []).append(run)
     return experiment, there
 
 
-def _runs(client: Any, experiment: str) -> Iterator[Any]:
+def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
     """Yield all runs of an experiment, page by page."""
     page = client.search_runs([experiment], max_results=_PER_BATCH)
     yield from page
@@ -68,7 +68,7 @@ def _runs(client: Any, experiment: str) -> Iterator[Any]:
         yield from page
 
 
-def _outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
+def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
     """Whether a run has to be written; older ones of its name, whole or begun, are deleted."""
     if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
         return False
@@ -77,11 +77,11 @@ def _outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
     return True
 
 
-def _digest(run: Run) -> str:
+def _hash_run(run: ExportedRun) -> str:
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
 
-def _log(mlflow: Any, client: Any, experiment: str, run: Run) -> None:
+def _log_run(mlflow: Any, client: Any, experiment: str, run: ExportedRun) -> None:
     entities, at = mlflow.entities, int(1000 * run.started_s)
     made = client.create_run(experiment, start_time=at, run_name=run.name, tags={_NAME: run.name, **run.tags})
     numbers = [entities.Metric(f"run/{name}", value, at, 0) for name, value in run.metrics.items()]
@@ -92,4 +92,4 @@ def _log(mlflow: Any, client: Any, experiment: str, run: Run) -> None:
     for name, value in run.parameters.items():
         client.log_param(made.info.run_id, name, value)
     client.set_terminated(made.info.run_id, "FINISHED" if run.ok else "FAILED", at + int(1000 * run.seconds))
-    client.set_tag(made.info.run_id, _DIGEST, _digest(run))  # last: without it the run is not whole
+    client.set_tag(made.info.run_id, _DIGEST, _hash_run(run))  # last: without it the run is not whole

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from analysis.metrics import metrics
+from analysis.metrics import load_metrics
 from analysis.results import Results
 from analysis.summary import Row
-from analysis.table import plain
+from analysis.table import list_rows
 from bench.errors import UserError
 from bench.point_fields import flatten
 from bench.record import RunRecord
@@ -24,7 +24,7 @@ _TAGS = (
 _SERIES = ("step_s", "data_wait_s", "loss", "gradient_norm")
 
 
-class Run(NamedTuple):
+class ExportedRun(NamedTuple):
     """What is shown of one record; what is unknown is left out."""
 
     study: str
@@ -38,56 +38,56 @@ class Run(NamedTuple):
     seconds: float  # from the start to the last step, as far as it is known
 
 
-def runs(results: Results) -> list[Run]:
+def list_exported_runs(results: Results) -> list[ExportedRun]:
     """Return a run for each row of the table; UserError where two of them have one name."""
-    found = [_run(row, results.record(place)) for place, row in enumerate(plain(results.table))]
+    found = [_build_run(row, results.record(place)) for place, row in enumerate(list_rows(results.table))]
     (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
     if times > 1:
         raise UserError("/".join(name), f"{times} records have this name", "export their folders one by one")
     return found
 
 
-def _run(row: Row, record: RunRecord) -> Run:
+def _build_run(row: Row, record: RunRecord) -> ExportedRun:
     steps = record.observations.steps if record.observations else None
     phases = record.observations.phases_s if record.observations else {}
-    told = {name: getattr(steps, name, ()) for name in _SERIES}
+    observed_series = {name: getattr(steps, name, ()) for name in _SERIES}
     tags = {name: str(row[name]) for name in _TAGS if row[name] not in (None, "")}
-    return Run(
-        study=_name(row["study"]),
-        name=_name(_called(row)),
-        parameters=dict(_parameters(record.spec)),
-        metrics={name: float(row[name]) for name in metrics() if row[name] is not None},
-        series={name: _known(values) for name, values in told.items() if _known(values)},
+    return ExportedRun(
+        study=_clean_name(row["study"]),
+        name=_clean_name(_build_run_name(row)),
+        parameters=dict(_list_parameters(record.spec)),
+        metrics={name: float(row[name]) for name in load_metrics() if row[name] is not None},
+        series={name: _drop_missing(values) for name, values in observed_series.items() if _drop_missing(values)},
         tags=tags | ({"cut": str(steps.cut)} if steps else {}),
         ok=row["outcome"] == "ok",
-        started_s=_unix(record.circumstance.started_at),
+        started_s=_parse_unix_time(record.circumstance.started_at),
         seconds=sum(phases.values()) + sum(steps.step_s if steps else ()),
     )
 
 
-def _called(row: Row) -> str:
+def _build_run_name(row: Row) -> str:
     place = f"{row['nodes']}x{row['devices_per_node']}"
     which = f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
     return f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"
 
 
-def _name(text: str) -> str:
+def _clean_name(text: str) -> str:
     """Keep a name one part of a path: it comes from a record."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".") or "_"
 
 
-def _parameters(spec: RunSpec) -> Iterator[tuple[str, Parameter]]:
+def _list_parameters(spec: RunSpec) -> Iterator[tuple[str, Parameter]]:
     for name, value in flatten(spec):
         if value is not None:
             key = name.replace("engine.options.", "engine.").replace("data.options.", "data.")
             yield key, value if isinstance(value, Parameter) else str(value)
 
 
-def _known(values: Sequence[float | None]) -> list[tuple[int, float]]:
+def _drop_missing(values: Sequence[float | None]) -> list[tuple[int, float]]:
     return [(step, value) for step, value in enumerate(values) if value is not None]
 
 
-def _unix(started_at: str) -> float:
+def _parse_unix_time(started_at: str) -> float:
     try:
         return datetime.datetime.fromisoformat(started_at).timestamp()
     except ValueError:

@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import drawing
-from analysis.drawing import panels
+from analysis import plotting
 from analysis.flags import NO_MEASUREMENT
-from analysis.formats.numbers import UNITS, power_of
-from analysis.observed import by_rank, outside_collectives
+from analysis.formats.numbers import UNITS, find_unit_power
+from analysis.observed import list_by_rank, list_own_seconds
+from analysis.plotting import panels
 from analysis.results import Results
 from bench.record import RunRecord
-from bench.stragglers import slow_ranks
+from bench.stragglers import find_slow_ranks
 
 TITLE = "Spread over ranks"
 ALT = (
@@ -31,11 +31,11 @@ _NOTE = (
 )
 _MOST, _LETTERS = 20, 44  # lines, and of what they are called
 _WIDTH_IN, _LINE_IN, _AROUND_IN = 7.2, 0.32, 1.2
-_TICK: Any = {"color": drawing.COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
-_SLOW: Any = {"color": drawing.COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
+_TICK: Any = {"color": plotting.COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
+_SLOW: Any = {"color": plotting.COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
 
 
-class Ranks(NamedTuple):
+class RankSpread(NamedTuple):
     """One run: by rank, seconds of its own and peak bytes, each empty unless all ranks' are known."""
 
     own_s: Sequence[float]
@@ -44,79 +44,86 @@ class Ranks(NamedTuple):
 
 def applies(results: Results) -> bool:
     """Whether a run of several ranks tells of each."""
-    return bool(_telling(results.table).any())
+    return bool(_find_telling_rows(results.table).any())
 
 
-@drawing.styled
+@plotting.styled
 def figure(results: Results) -> Figure:
     """Draw the runs with the largest spread, of every configuration the one whose ranks differ most."""
-    most, number = _most_spread(results.table)
-    shown = [_ranks(results.record(place)) for place in most]
+    most, number = _select_most_spread(results.table)
+    shown = [_read_rank_spread(results.record(place)) for place in most]
     drawn = Figure(figsize=(_WIDTH_IN, _AROUND_IN + _LINE_IN * len(shown)), layout="constrained")
     left, right = drawn.subplots(1, 2, sharey=True)
-    _own(left, shown)
-    _memory(right, shown)
-    labels = ["\n".join(drawing.cut(word, _LETTERS) for word in words) for words in panels.names(results, most)]
+    _draw_own_times(left, shown)
+    _draw_memory(right, shown)
+    labels = [
+        "\n".join(plotting.shorten_text(word, _LETTERS) for word in parts)
+        for parts in panels.describe_runs(results, most)
+    ]
     left.set_yticks(range(len(labels)), labels)
     left.set_ylim(len(labels) - 0.4, -0.6)
     keys = [Line2D([], [], label="a rank", **_TICK), Line2D([], [], label="a slow rank, by its number", **_SLOW)]
-    drawing.legend(drawn, keys, _NOTE, panels.left_out(number, "configurations", "smallest spread", _MOST))
+    plotting.draw_legend(
+        drawn, keys, _NOTE, panels.describe_omitted(number, "configurations", "smallest spread", _MOST)
+    )
     return drawn
 
 
-def _telling(table: pd.DataFrame) -> "pd.Series[bool]":
+def _find_telling_rows(table: pd.DataFrame) -> "pd.Series[bool]":
     """Which rows of the run table ended ok, are measurements, and tell of several ranks."""
     known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
     return (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known
 
 
-def _most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
+def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
     """Return rows of the run table, of every configuration the one whose ranks differ most, the worst first and at most
     _MOST; and how many configurations there are."""
-    told = table.reset_index(drop=True)[_telling(table).to_numpy(bool)]
-    worst = told.sort_values(["slowest_over_median", "peak_allocated_spread_bytes"], ascending=False, kind="stable")
+    known_rows = table.reset_index(drop=True)[_find_telling_rows(table).to_numpy(bool)]
+    worst = known_rows.sort_values(
+        ["slowest_over_median", "peak_allocated_spread_bytes"], ascending=False, kind="stable"
+    )
     places = worst.drop_duplicates("config_id").index
     return [int(place) for place in places[:_MOST]], len(places)
 
 
-def _ranks(record: RunRecord) -> Ranks:
-    peaks = by_rank(record, "peak_allocated_bytes")
+def _read_rank_spread(record: RunRecord) -> RankSpread:
+    peaks = list_by_rank(record, "peak_allocated_bytes")
     complete = len(peaks) == record.spec.world_size
-    return Ranks(outside_collectives(record), peaks if complete else ())
+    return RankSpread(list_own_seconds(record), peaks if complete else ())
 
 
-def _own(axes: Axes, shown: Sequence[Ranks]) -> None:
+def _draw_own_times(axes: Axes, shown: Sequence[RankSpread]) -> None:
     for y, run in enumerate(shown):
         if not run.own_s:
-            _unknown(axes, y)
+            _draw_unknown(axes, y)
             continue
         middle = statistics.median(run.own_s)
-        slow = slow_ranks(run.own_s)
+        slow = find_slow_ranks(run.own_s)
         for rank, own in enumerate(run.own_s):
             axes.plot(own / middle, y, **(_SLOW if rank in slow else _TICK))
             if rank in slow:
                 axes.annotate(str(rank), (own / middle, y), xytext=(0, 4), textcoords="offset points", fontsize=6)
-    axes.axvline(1, color=drawing.INK, linewidth=0.6, zorder=1)
+    axes.axvline(1, color=plotting.INK, linewidth=0.6, zorder=1)
     if not any(run.own_s for run in shown):
         axes.set_xticks([])
     axes.set_xlabel("own time,\nover the median rank's")
 
 
-def _memory(axes: Axes, shown: Sequence[Ranks]) -> None:
+def _draw_memory(axes: Axes, shown: Sequence[RankSpread]) -> None:
     away = [abs(peak - statistics.median(run.peak_bytes)) for run in shown for peak in run.peak_bytes]
-    power = power_of(max(away, default=0))
+    power = find_unit_power(max(away, default=0))
     most = max(away, default=0) / 1024**power
     for y, run in enumerate(shown):
         if not run.peak_bytes:
-            _unknown(axes, y)
+            _draw_unknown(axes, y)
             continue
         middle = statistics.median(run.peak_bytes)
         axes.plot([(peak - middle) / 1024**power for peak in run.peak_bytes], [y] * len(run.peak_bytes), **_TICK)
-    axes.axvline(0, color=drawing.INK, linewidth=0.6, zorder=1)
+    axes.axvline(0, color=plotting.INK, linewidth=0.6, zorder=1)
     axes.set_xlim(-1.1 * most or -1, 1.1 * most or 1)
     axes.set_xlabel(f"peak allocated, {UNITS[power]},\nless the median rank's")
 
 
-def _unknown(axes: Axes, y: int) -> None:
+def _draw_unknown(axes: Axes, y: int) -> None:
     across = axes.get_yaxis_transform()
     axes.text(0.02, y, "unknown", transform=across, va="center", fontsize=5.5, alpha=0.6)

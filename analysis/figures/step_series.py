@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import drawing
-from analysis.drawing import panels
+from analysis import plotting
 from analysis.flags import NO_MEASUREMENT
-from analysis.formats.numbers import significant
+from analysis.formats.numbers import format_significant
+from analysis.plotting import panels
 from analysis.results import Results
 from analysis.summary import Row
 from bench.record import RunRecord
@@ -33,11 +33,11 @@ _NOTE = (
 )
 _MOST = 12  # panels
 _UNSTEADY = _MOST // 2  # panels that unsteady runs may take from the fastest
-STEP: Any = {"color": drawing.COLOURS[0], "marker": ".", "markersize": 3, "linewidth": 0.6}
-WARM: Any = {"color": drawing.COLOURS[6], "marker": ".", "markersize": 3, "linewidth": 0.6}
-_BEYOND: Any = {"color": drawing.COLOURS[6], "marker": "^", "markersize": 3, "linestyle": "none"}
-_BAND: Any = {"color": drawing.COLOURS[1], "alpha": 0.3, "linewidth": 0}
-_MEDIAN: Any = {"color": drawing.COLOURS[4], "linewidth": 0.9}
+STEP: Any = {"color": plotting.COLOURS[0], "marker": ".", "markersize": 3, "linewidth": 0.6}
+WARM: Any = {"color": plotting.COLOURS[6], "marker": ".", "markersize": 3, "linewidth": 0.6}
+_BEYOND: Any = {"color": plotting.COLOURS[6], "marker": "^", "markersize": 3, "linestyle": "none"}
+_BAND: Any = {"color": plotting.COLOURS[1], "alpha": 0.3, "linewidth": 0}
+_MEDIAN: Any = {"color": plotting.COLOURS[4], "linewidth": 0.9}
 
 
 def applies(results: Results) -> bool:
@@ -45,29 +45,29 @@ def applies(results: Results) -> bool:
     return bool(results.table["step_s"].notna().any())
 
 
-@drawing.styled
+@plotting.styled
 def figure(results: Results) -> Figure:
     """Draw seconds per step against the step's number, a panel per run."""
-    chosen, left_out = _chosen(results)
-    drawn, axes = panels.empty(len(chosen))
-    for one, place, words in zip(axes, chosen, panels.names(results, chosen), strict=True):
-        panels.title(one, " · ".join(words).split(" · "))
+    chosen, omitted = _select_runs(results)
+    drawn, axes = panels.build_empty_panels(len(chosen))
+    for one, place, labels in zip(axes, chosen, panels.describe_runs(results, chosen), strict=True):
+        panels.draw_title(one, " · ".join(labels).split(" · "))
         one.set_xlabel("step")
         one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         one.yaxis.set_major_locator(MaxNLocator(5))
-        _draw(one, results.table.iloc[place], results.record(place))
+        _draw_steps(one, results.table.iloc[place], results.record(place))
     if axes:
         axes[0].set_ylabel("s per step")
-    drawing.legend(drawn, _keys(), _NOTE, left_out)
+    plotting.draw_legend(drawn, _build_legend_entries(), _NOTE, omitted)
     return drawn
 
 
-def _chosen(results: Results) -> tuple[list[int], str]:
+def _select_runs(results: Results) -> tuple[list[int], str]:
     """Return rows of the run table in its order, at most _MOST, and a sentence about those that are left out."""
-    timed = _timed(results)
+    timed = _find_timed_rows(results)
     flagged = timed & results.table["flags"].str.contains("unsteady")
     unsteady = [int(place) for place in flagged.to_numpy(bool).nonzero()[0]]
-    fastest = filter(None, (_fastest(group.rows) for group in panels.by_question(results.summary)))
+    fastest = filter(None, (_select_fastest(group.rows) for group in panels.group_by_question(results.summary)))
     wanted = itertools.chain(unsteady[:_UNSTEADY], (results.behind(row)[0] for row in fastest), unsteady)
     shown: dict[int, None] = {}
     while len(shown) < _MOST and (place := next(wanted, None)) is not None:
@@ -75,17 +75,17 @@ def _chosen(results: Results) -> tuple[list[int], str]:
     return sorted(shown), f"Shown: {len(shown)} of {timed.sum()} timed runs."
 
 
-def _timed(results: Results) -> "pd.Series[bool]":
+def _find_timed_rows(results: Results) -> "pd.Series[bool]":
     """Which rows of the run table were timed, what is no measurement left out."""
     return results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))
 
 
-def _fastest(rows: Sequence[Row]) -> Row | None:
+def _select_fastest(rows: Sequence[Row]) -> Row | None:
     timed = (row for row in rows if row["n"] and row["step_s"] is not None)  # a rehearsal has no step times
     return max(timed, key=lambda row: row["tokens_per_s"] or 0.0, default=None)
 
 
-def _draw(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
+def _draw_steps(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     assert record.observations is not None and record.observations.steps is not None  # it was timed
     step_s, cut = record.observations.steps.step_s, record.observations.steps.cut
     warm, timed = step_s[:cut], step_s[cut:]
@@ -95,21 +95,21 @@ def _draw(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     axes.plot([x for x, _ in inside], [second for _, second in inside], **WARM)
     if beyond:
         axes.plot(beyond, [0.97 * top] * len(beyond), **_BEYOND)
-        axes.text(cut, 0.97 * top, f" {significant(max(warm), 3)} s", fontsize=6, va="center")
+        axes.text(cut, 0.97 * top, f" {format_significant(max(warm), 3)} s", fontsize=6, va="center")
     window = range(cut, len(step_s))
     if pd.notna(row["step_s_low"]):
         axes.fill_between([window[0], window[-1]], row["step_s_low"], row["step_s_high"], **_BAND)
     axes.plot(window, timed, zorder=2, **STEP)
     axes.hlines(row["step_s"], window[0], window[-1], zorder=3, **_MEDIAN)
-    axes.axvline(cut - 0.5, color=drawing.INK, linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.axvline(cut - 0.5, color=plotting.INK, linewidth=0.8, linestyle=(0, (2, 2)))
     axes.set_ylim(0, top)
     axes.set_xlim(-0.5, len(step_s) - 0.5)
 
 
-def _keys() -> list[Line2D | Patch]:
+def _build_legend_entries() -> list[Line2D | Patch]:
     return [
         Line2D([], [], label="warm-up", **WARM),
-        Line2D([], [], label="cut", color=drawing.INK, linewidth=0.8, linestyle=(0, (2, 2))),
+        Line2D([], [], label="cut", color=plotting.INK, linewidth=0.8, linestyle=(0, (2, 2))),
         Line2D([], [], label="window", **STEP),
         Line2D([], [], label="median", **_MEDIAN),
         Patch(label="its 95 % interval within the run", **_BAND),

@@ -2,9 +2,9 @@
 
 from matplotlib.figure import Figure
 
-from analysis import drawing
-from analysis.drawing import panels
-from analysis.drawing.curves import Quantity, curves
+from analysis import plotting
+from analysis.plotting import panels
+from analysis.plotting.curves import PlottedQuantity, draw_curves
 from analysis.results import Results
 
 TITLE = "Step time by stage and nodes"
@@ -14,19 +14,19 @@ ALT = (
 )
 PLACE = 2
 
-_STEP = Quantity(
+_STEP = PlottedQuantity(
     "step_s",
     "s per step, median",
     low="step_s_low",
     high="step_s_high",
-    alike=("model", "micro"),  # another micro-batch is other work
+    shared_scale=("model", "micro"),  # another micro-batch is other work
     across="nodes",
     across_label="nodes",
 )
 
 
-@drawing.styled
+@plotting.styled
 def figure(results: Results) -> Figure:
     """Draw the median time of an optimizer step in seconds, with its interval where one is known."""
-    grid = panels.grid(panels.by_micro(results.summary))
-    return curves(grid, _STEP, drawing.interval_note)
+    grid = panels.build_grid(panels.group_by_micro(results.summary))
+    return draw_curves(grid, _STEP, plotting.format_interval_note)

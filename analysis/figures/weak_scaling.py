@@ -2,8 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from analysis import drawing
-from analysis.drawing import efficiency
+from analysis import plotting
+from analysis.plotting import efficiency
 from analysis.results import Results
 
 TITLE = "Weak scaling"
@@ -16,10 +16,10 @@ PLACE = 6
 
 def applies(results: Results) -> bool:
     """Whether there are two node counts to compare."""
-    return efficiency.applies(results, "weak")
+    return efficiency.has_scaling(results, "weak")
 
 
-@drawing.styled
+@plotting.styled
 def figure(results: Results) -> Figure:
     """Draw seconds per sample and device at the smallest node count over those at each, with intervals."""
-    return efficiency.figure(results, "weak")
+    return efficiency.draw_efficiency(results, "weak")

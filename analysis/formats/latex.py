@@ -12,8 +12,8 @@ _NEEDS = "% needs \\usepackage{{{}}}\n"
 
 def to_latex(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
     """Return a LaTeX table with these headings; `right` says which columns are aligned to the right."""
-    frame = pd.DataFrame([list(map(_one_line, row)) for row in rows], columns=range(len(head)), dtype=object)
-    frame.columns = pd.Index([_one_line(heading) for heading in head])
+    frame = pd.DataFrame([list(map(_join_lines, row)) for row in rows], columns=range(len(head)), dtype=object)
+    frame.columns = pd.Index([_join_lines(heading) for heading in head])
     styled = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
     long = len(rows) > LONG
     text = styled.to_latex(
@@ -24,5 +24,5 @@ def to_latex(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     return _NEEDS.format("booktabs,longtable" if long else "booktabs") + text
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.replace("−", "-").split())  # LaTeX's fonts for text have no minus sign

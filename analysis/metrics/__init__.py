@@ -25,12 +25,12 @@ class Metric(NamedTuple):
 
 
 @functools.cache
-def metrics() -> dict[str, Metric]:
+def load_metrics() -> dict[str, Metric]:
     """Return every metric by name."""
-    return {name: _load(name) for name in plugins.names(plugins.METRIC)}
+    return {name: _load_metric(name) for name in plugins.list_names(plugins.METRIC)}
 
 
-def _load(name: str) -> Metric:
+def _load_metric(name: str) -> Metric:
     metric = plugins.load(plugins.METRIC, name)
     whole = get_type_hints(metric.value)["return"] == int | None
     return Metric(name, metric.LABEL, metric.UNIT, metric.BETTER, metric.value, whole)

@@ -2,12 +2,12 @@
 
 import statistics
 
-from analysis.observed import window
+from analysis.observed import get_window
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "median wait for data per step", "s", "less"
 
 
 def value(record: RunRecord) -> float | None:
-    timed = window(record)
+    timed = get_window(record)
     return statistics.median(timed.data_wait_s) if timed and timed.data_wait_s else None

@@ -1,10 +1,10 @@
 """Throughput in tokens of the encoder over all ranks, padding included; missing where a sample has none."""
 
-from analysis.observed import token_rate
+from analysis.observed import compute_token_rate
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "encoder tokens per second, padding included", "tokens/s", "more"
 
 
 def value(record: RunRecord) -> float | None:
-    return token_rate(record, lambda counted: counted.of("encoder"))
+    return compute_token_rate(record, lambda counted: counted.of("encoder"))

@@ -1,10 +1,10 @@
 """Peak resident set of a rank's process in host memory, on the rank with most."""
 
-from analysis.observed import worst_rank
+from analysis.observed import find_worst_rank_value
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "peak resident set, worst rank", "bytes", "less"
 
 
 def value(record: RunRecord) -> int | None:
-    return worst_rank(record, "peak_rss_bytes")
+    return find_worst_rank_value(record, "peak_rss_bytes")

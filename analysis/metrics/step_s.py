@@ -2,12 +2,12 @@
 
 import statistics
 
-from analysis.observed import window
+from analysis.observed import get_window
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "median step time", "s", "less"
 
 
 def value(record: RunRecord) -> float | None:
-    timed = window(record)
+    timed = get_window(record)
     return statistics.median(timed.step_s) if timed else None

@@ -1,11 +1,11 @@
 """Upper end of the 95 % interval of the median step time, from this run's own steps."""
 
-from analysis.observed import step_interval
+from analysis.observed import compute_step_interval
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "upper end of the median step time's 95 % interval within the run", "s", "less"
 
 
 def value(record: RunRecord) -> float | None:
-    interval = step_interval(record)
+    interval = compute_step_interval(record)
     return interval.high if interval else None

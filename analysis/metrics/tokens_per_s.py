@@ -1,10 +1,10 @@
 """Throughput in tokens over all ranks, of all kinds, padding included."""
 
-from analysis.observed import token_rate
+from analysis.observed import compute_token_rate
 from bench.record import RunRecord
 
 LABEL, UNIT, BETTER = "tokens per second, padding included", "tokens/s", "more"
 
 
 def value(record: RunRecord) -> float | None:
-    return token_rate(record, lambda counted: counted.all)
+    return compute_token_rate(record, lambda counted: counted.all)

@@ -12,7 +12,7 @@ Verdict = Literal["ok", "exception", "not testable"]
 Value = float | str | None
 
 
-class Point(NamedTuple):
+class PredictionPoint(NamedTuple):
     """One prediction and its truth, both a number in the comparison's unit or both words."""
 
     what: str
@@ -27,13 +27,13 @@ class Point(NamedTuple):
     rival_error: float | None = None
 
 
-class Comparison(NamedTuple):
+class PredictionComparison(NamedTuple):
     """A set of points that one sentence describes, with the bounds that were set before anybody looked."""
 
     name: str  # of its file
     title: str
     text: str  # what is compared with what, and where that comes from
-    points: tuple[Point, ...]
+    points: tuple[PredictionPoint, ...]
     unit: str = ""  # bytes, s, …; empty for words and shares
     error_unit: str = "%"
     each: float | None = None  # bound of every point's error
@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
     why: str = ""  # what misses its bound, and why
 
 
-class Told(NamedTuple):
+class ComparisonSummary(NamedTuple):
     """A comparison in one line; errors are None where its points are words."""
 
     points: int
@@ -57,38 +57,38 @@ class Told(NamedTuple):
     verdict: Literal["holds", "missed", "nothing to compare"]
 
 
-def relative(predicted: float, truth: float) -> float:
+def compute_error_percent(predicted: float, truth: float) -> float:
     """Return how far a prediction lies above the truth, in percent of it."""
     return (predicted - truth) / truth * 100
 
 
-def within(
+def build_point(
     what: str, predicted: float, truth: float, each: float, rival: float | None = None, reason: str = ""
-) -> Point:
+) -> PredictionPoint:
     """Return a point that is right within `each` percent; `reason` is that of the exception it may be."""
-    error = relative(predicted, truth)
+    error = compute_error_percent(predicted, truth)
     right = abs(error) <= each
-    return Point(
+    return PredictionPoint(
         what, predicted, truth, error, "ok" if right else "exception", "" if right else reason,
-        rival=rival, rival_error=None if rival is None else relative(rival, truth),
+        rival=rival, rival_error=None if rival is None else compute_error_percent(rival, truth),
     )  # fmt: skip
 
 
-def tell(comparison: Comparison) -> Told:
+def summarise_comparison(comparison: PredictionComparison) -> ComparisonSummary:
     """Return what the points of a comparison come to."""
     points = comparison.points
     errors = [point.error for point in points if point.error is not None]
     rivals = [abs(point.rival_error) for point in points if point.rival_error is not None]
-    mean = _mean([abs(error) for error in errors])
+    mean = _compute_mean([abs(error) for error in errors])
     wrong = [point for point in points if point.verdict == "exception"]
-    held = mean is None or comparison.mean is None or mean <= comparison.mean
-    held &= comparison.excused and all(point.reason for point in wrong) if wrong else True
-    untold = sum(point.verdict == "not testable" for point in points)
-    return Told(
-        len(points), len(wrong), untold, mean, min(errors, default=None), max(errors, default=None), _mean(rivals),
-        "nothing to compare" if untold == len(points) else "holds" if held else "missed",
+    within_bounds = mean is None or comparison.mean is None or mean <= comparison.mean
+    within_bounds &= comparison.excused and all(point.reason for point in wrong) if wrong else True
+    undecided = sum(point.verdict == "not testable" for point in points)
+    return ComparisonSummary(
+        len(points), len(wrong), undecided, mean, min(errors, default=None), max(errors, default=None), _compute_mean(rivals),
+        "nothing to compare" if undecided == len(points) else "holds" if within_bounds else "missed",
     )  # fmt: skip
 
 
-def _mean(values: list[float]) -> float | None:
+def _compute_mean(values: list[float]) -> float | None:
     return statistics.fmean(values) if values else None

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from analysis.predictions import (
-    Comparison,
+    PredictionComparison,
     fit_boundaries,
     gpu,
     peak_memory,
@@ -14,12 +14,12 @@ from analysis.predictions import (
 )
 from analysis.predictions.page import to_csv, to_markdown
 from analysis.predictions.recorded import RecordedRuns
-from bench.store import unwritable, write_atomically
+from bench.store import build_unwritable_error, write_atomically
 
 PAGE = "README.md"
 
 
-def compare_all(recorded: RecordedRuns) -> list[Comparison]:
+def compare_all(recorded: RecordedRuns) -> list[PredictionComparison]:
     """Return every comparison, in the order of the page."""
     return [
         zero_table.compare(),
@@ -28,21 +28,21 @@ def compare_all(recorded: RecordedRuns) -> list[Comparison]:
         fit_boundaries.compare(),
         *step_times.compare(recorded),
         scaling_a100.compare(),
-        *gpu.compare(gpu.runs(recorded)),
+        *gpu.compare(gpu.read_runs(recorded)),
     ]
 
 
-def files(found: list[Comparison]) -> dict[str, str]:
+def render_files(found: list[PredictionComparison]) -> dict[str, str]:
     """Return the files by name: the page, and a table of each comparison."""
     return {PAGE: to_markdown(found)} | {f"{comparison.name}.csv": to_csv(comparison) for comparison in found}
 
 
-def write(found: list[Comparison], folder: Path) -> None:
+def write_ledger(found: list[PredictionComparison], folder: Path) -> None:
     """Write every file, each whole or not at all; UserError where the folder cannot be written to."""
-    texts = files(found)
+    texts = render_files(found)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_atomically(folder / name, text.encode())
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise build_unwritable_error(folder, error) from error

@@ -7,7 +7,7 @@ count model states of 16-bit training only, whatever the precision, and there is
 
 from typing import Any
 
-from bench.engines import known_facts
+from bench.engines import find_facts
 from bench.spec import RunSpec
 
 HALF = 2
@@ -21,48 +21,48 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """Forward and backward by the rule of thumb (arXiv 2001.08361, section 2.1)."""
 
 
-def zero2(parameters: int, ranks: int, *, offload: bool) -> int:
+def estimate_zero2(parameters: int, ranks: int, *, offload: bool) -> int:
     """Return bytes per GPU by estimate_zero2_model_states_mem_needs."""
     return HALF * parameters if offload else HALF * parameters + int(DIVIDED * parameters / ranks)
 
 
-def zero3(parameters: int, largest_layer: int, ranks: int, *, offload: bool, offload_weights: bool) -> int:
+def estimate_zero3(parameters: int, largest_layer: int, ranks: int, *, offload: bool, offload_weights: bool) -> int:
     """Return bytes per GPU by estimate_zero3_model_states_mem_needs; `largest_layer` in parameters."""
     if not offload:
         return LAYER * largest_layer + int(DIVIDED * parameters / ranks)
     return LAYER * largest_layer + (0 if offload_weights else int(HALF * parameters / ranks))
 
 
-def stage(spec: RunSpec) -> int | None:
+def find_stage(spec: RunSpec) -> int | None:
     """Return the ZeRO stage in the run's DeepSpeed config; None where it has no such config."""
-    facts = known_facts(spec)
+    facts = find_facts(spec)
     if facts is None or facts.deepspeed_config is None:
         return None
     return int(facts.deepspeed_config(spec)["zero_optimization"]["stage"])
 
 
-def memory(spec: RunSpec, parameters: int) -> int | None:
+def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
     """Return what DeepSpeed's estimator of the run's stage says, in bytes per GPU; None where it has none."""
-    options, at = spec.engine.options, stage(spec)
-    offload, offload_weights = (_offloads(options, name) for name in ("offload_optimizer", "offload_param"))
+    options, at = spec.engine.options, find_stage(spec)
+    offload, offload_weights = (_is_offloaded(options, name) for name in ("offload_optimizer", "offload_param"))
     if at == 2:
-        return zero2(parameters, spec.data_parallel, offload=offload)
+        return estimate_zero2(parameters, spec.data_parallel, offload=offload)
     if at == 3:
-        layer = largest_layer(spec.model.shape)
-        return zero3(parameters, layer, spec.data_parallel, offload=offload, offload_weights=offload_weights)
+        layer = count_largest_layer(spec.model.shape)
+        return estimate_zero3(parameters, layer, spec.data_parallel, offload=offload, offload_weights=offload_weights)
     return None
 
 
-def largest_layer(shape: dict[str, Any]) -> int:
+def count_largest_layer(shape: dict[str, Any]) -> int:
     """Return the parameters of the largest module of a T5 that holds any itself: one matrix."""
     widest: int = max(shape["vocab"], shape["d_ff"], shape["heads"] * shape["d_kv"])
     return int(shape["d_model"]) * widest
 
 
-def flops(parameters: int, tokens: float) -> float:
+def estimate_flops(parameters: int, tokens: float) -> float:
     """Return 6·N·tokens: FLOPs of forward and backward over all `tokens`."""
     return FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens
 
 
-def _offloads(options: dict[str, Any], name: str) -> bool:
+def _is_offloaded(options: dict[str, Any], name: str) -> bool:
     return bool((options.get(name) or {}).get("device", "none") != "none")

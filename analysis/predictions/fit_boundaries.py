@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from analysis.claims.published import read
-from analysis.predictions import Comparison, Point, Verdict, estimators, shapes
-from bench.predict.memory import memory
+from analysis.predictions import PredictionComparison, PredictionPoint, Verdict, estimators, shapes
+from bench.predict.memory import predict_memory
 from bench.spec import RunSpec
 
 DEVICE_BYTES = {"RTX-3090 24GB": 25_430_000_000, "V100-16GB": 16_920_000_000, "A100-40GB": 42_500_000_000}
@@ -36,7 +36,7 @@ HOST = (
 )
 
 
-class Report(NamedTuple):
+class FitReport(NamedTuple):
     """What a report says in our terms; `lengths` and `checkpointing` are what it may have meant."""
 
     memory_bytes: int
@@ -50,7 +50,7 @@ class Report(NamedTuple):
     excuse: str = ""  # of a prediction that is wrong within the range
 
 
-def _zero3(width: int, **offload: Any) -> dict[str, Any]:
+def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
     """Stage 3 with what transformers puts for "auto", from d_model."""
     return {
         "stage": 3, "overlap_comm": True, "reduce_bucket_size": width**2,
@@ -63,12 +63,14 @@ _CPU = {"device": "cpu"}
 _ZERO2 = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 200_000_000, "offload_optimizer": _CPU}
 """The sizes of the configuration file that the report's command line names."""
 _BOTH = (True, False)
-_T5_3B = Report(DEVICE_BYTES["RTX-3090 24GB"], "fp16", 1, 1, UP_TO_128, {"bucket_cap_mb": 25})
+_T5_3B = FitReport(DEVICE_BYTES["RTX-3090 24GB"], "fp16", 1, 1, UP_TO_128, {"bucket_cap_mb": 25})
 _T5_3B_OFFLOADED = _T5_3B._replace(micro=20, options=_ZERO2, native=True)
-_XL = Report(DEVICE_BYTES["V100-16GB"], "fp32", 4, 1, FLAN, _zero3(2048), _BOTH)
-_XXL = Report(DEVICE_BYTES["A100-40GB"], "bf16", 8, 8, FLAN, _zero3(4096), (True,))
-_ALL_OFFLOADED = _zero3(4096, offload_optimizer=_CPU, offload_param=_CPU)
-_XXL_OFFLOADED = Report(DEVICE_BYTES["V100-16GB"], "fp32", 8, 1, FLAN, _ALL_OFFLOADED, _BOTH, native=True, excuse=HOST)
+_XL = FitReport(DEVICE_BYTES["V100-16GB"], "fp32", 4, 1, FLAN, _build_zero3_options(2048), _BOTH)
+_XXL = FitReport(DEVICE_BYTES["A100-40GB"], "bf16", 8, 8, FLAN, _build_zero3_options(4096), (True,))
+_ALL_OFFLOADED = _build_zero3_options(4096, offload_optimizer=_CPU, offload_param=_CPU)
+_XXL_OFFLOADED = FitReport(
+    DEVICE_BYTES["V100-16GB"], "fp32", 8, 1, FLAN, _ALL_OFFLOADED, _BOTH, native=True, excuse=HOST
+)
 REPORTS = {
     ("t5-3b", "fp16 batch 1 no sharding no offload"): _T5_3B,
     ("t5-3b", "ZeRO-2 + CPU optimizer offload batch 20"): _T5_3B_OFFLOADED,
@@ -80,22 +82,22 @@ REPORTS = {
 """By model and configuration, as they are printed."""
 
 
-def compare() -> Comparison:
+def compare() -> PredictionComparison:
     """Return every report."""
-    points = tuple(_point(row) for row in read("fit_boundaries").rows)
-    return Comparison(
+    points = tuple(_build_report_point(row) for row in read("fit_boundaries").rows)
+    return PredictionComparison(
         "fit_boundaries", "What fits and what does not", TEXT, points, bound="all right, or the exception explained",
         rival="DeepSpeed's estimator", excused=True,
     )  # fmt: skip
 
 
-def specs(model: str, report: Report) -> Iterator[RunSpec]:
+def list_specs(model: str, report: FitReport) -> Iterator[RunSpec]:
     """Yield every run that a report may have meant."""
     backend = "deepspeed" if "stage" in report.options else "ddp"
     name = SHAPES[model]
     for (encoder, decoder), checkpointing in itertools.product(report.lengths, report.checkpointing):
         yield RunSpec.model_validate({
-            "model": {"name": name, "shape": shapes.shape(name), "attention": "eager", "dropout": 0.1},
+            "model": {"name": name, "shape": shapes.read_shape(name), "attention": "eager", "dropout": 0.1},
             "engine": {"name": backend, "backend": backend, "options": report.options},
             "data": {"name": "synthetic", "source": "synthetic"},
             "batch": {"micro": report.micro},
@@ -107,38 +109,43 @@ def specs(model: str, report: Report) -> Iterator[RunSpec]:
         })  # fmt: skip
 
 
-def _point(row: dict[str, str]) -> Point:
+def _build_report_point(row: dict[str, str]) -> PredictionPoint:
     what = f"{row['model']}, {row['device']}, {row['configuration']}"
     truth = row["fits"] == "true"
     report = REPORTS.get((row["model"], row["configuration"]))
     if report is None:
-        return Point(what, None, FITS[truth], verdict="not testable", reason="its words are in nobody's settings yet")
-    asked, parameters = list(specs(row["model"], report)), shapes.parameters(SHAPES[row["model"]])
-    found = [memory(spec, "cuda", report.memory_bytes).fits(report.memory_bytes) for spec in asked]
-    said = estimators.memory(asked[0], parameters)
-    point = Point(
+        return PredictionPoint(
+            what, None, FITS[truth], verdict="not testable", reason="its words are in nobody's settings yet"
+        )
+    candidates, parameters = list(list_specs(row["model"], report)), shapes.read_parameter_count(SHAPES[row["model"]])
+    found = [predict_memory(spec, "cuda", report.memory_bytes).fits(report.memory_bytes) for spec in candidates]
+    said = estimators.estimate_memory(candidates[0], parameters)
+    point = PredictionPoint(
         what, " or ".join(dict.fromkeys(FITS[fits] for fits in found)), FITS[truth],
         rival=None if said is None else FITS[said <= report.memory_bytes],
     )  # fmt: skip
     if set(found) == {truth}:
         return point
-    verdict, reason = _doubt(parameters, report, asked, found, truth)
+    verdict, reason = _explain_mismatch(parameters, report, candidates, found, truth)
     return point._replace(verdict=verdict, reason=reason)
 
 
-def _doubt(
-    parameters: int, report: Report, asked: Sequence[RunSpec], found: Sequence[bool | None], truth: bool
+def _explain_mismatch(
+    parameters: int, report: FitReport, candidates: Sequence[RunSpec], found: Sequence[bool | None], truth: bool
 ) -> tuple[Verdict, str]:
     """Return the verdict on a prediction that is not right throughout the range that a report leaves open, and why."""
     if report.excuse:
         numbers = {"states": HOST_BYTES_PER_PARAMETER * parameters / 1e9, "weights": 8 * 4 * parameters / 1e9}
         return "exception", report.excuse.format(**numbers)
-    right = [spec.sequence["encoder"] for spec, fits in zip(asked, found, strict=True) if fits is truth]
+    right = [spec.sequence["encoder"] for spec, fits in zip(candidates, found, strict=True) if fits is truth]
     if not right:
         return "exception", ""
-    return "not testable", f"right at {min(right)} to {max(right)} tokens of the {_range(asked)} that it may have been"
+    return (
+        "not testable",
+        f"right at {min(right)} to {max(right)} tokens of the {_format_length_range(candidates)} that it may have been",
+    )
 
 
-def _range(asked: Sequence[RunSpec]) -> str:
-    lengths = [spec.sequence["encoder"] for spec in asked]
+def _format_length_range(candidates: Sequence[RunSpec]) -> str:
+    lengths = [spec.sequence["encoder"] for spec in candidates]
     return f"{min(lengths)} to {max(lengths)}"

@@ -1,8 +1,8 @@
 """Peaks of live tensor bytes in real runs on CPUs beside those foretold, over steady steps and while building."""
 
-from analysis.predictions import Comparison, Point, within
-from analysis.predictions.live_bytes import BUILDING, STEADY, Quantity, points, stage
-from analysis.predictions.recorded import RecordedRuns, label
+from analysis.predictions import PredictionComparison, PredictionPoint, build_point
+from analysis.predictions.live_bytes import BUILDING, STEADY, MemoryQuantity, build_points, get_stage
+from analysis.predictions.recorded import RecordedRuns, format_label
 from analysis.predictions.rehearsals import GATHERED, THREADS
 from bench.spec import config_id
 
@@ -35,32 +35,32 @@ WHY_BLIND = (
 )
 
 
-def compare(recorded: RecordedRuns) -> list[Comparison]:
+def compare(recorded: RecordedRuns) -> list[PredictionComparison]:
     """Return the steady peaks and those of building, and what was foretold of them before."""
     return [
-        _comparison(recorded, "peak_memory", STEADY, TEXT),
-        _comparison(recorded, "peak_memory_building", BUILDING, TEXT_BUILDING),
-        _blind(recorded),
+        _compare_quantity(recorded, "peak_memory", STEADY, TEXT),
+        _compare_quantity(recorded, "peak_memory_building", BUILDING, TEXT_BUILDING),
+        _compare_blind(recorded),
     ]
 
 
-def _comparison(recorded: RecordedRuns, name: str, quantity: Quantity, text: str) -> Comparison:
+def _compare_quantity(recorded: RecordedRuns, name: str, quantity: MemoryQuantity, text: str) -> PredictionComparison:
     runs = [*recorded.memory(GRID), *recorded.memory(SMOKE), *recorded.tabled("peaks")]
-    found = points(runs, quantity, EACH, REASONS)
-    return Comparison(
-        name, f"Real runs on a CPU: {quantity.words}", text, found, "bytes", each=EACH, mean=MEAN,
+    found = build_points(runs, quantity, EACH, REASONS)
+    return PredictionComparison(
+        name, f"Real runs on a CPU: {quantity.title}", text, found, "bytes", each=EACH, mean=MEAN,
         rival="DeepSpeed's estimator", why=WHY,
     )  # fmt: skip
 
 
-def _blind(recorded: RecordedRuns) -> Comparison:
-    title = f"Real runs on a CPU, foretold before they were run: {STEADY.words}"
-    foretold = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("foretold_blind")}
-    found: list[Point] = []
+def _compare_blind(recorded: RecordedRuns) -> PredictionComparison:
+    title = f"Real runs on a CPU, foretold before they were run: {STEADY.title}"
+    predicted = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("foretold_blind")}
+    found: list[PredictionPoint] = []
     for run in recorded.memory(GRID):
         assert run.peak is not None
-        reason = REASONS.get(stage(run), "")
-        found.append(within(label(run), foretold[config_id(run.spec)], run.peak, EACH, reason=reason))
-    return Comparison(
+        reason = REASONS.get(get_stage(run), "")
+        found.append(build_point(format_label(run), predicted[config_id(run.spec)], run.peak, EACH, reason=reason))
+    return PredictionComparison(
         "peak_memory_blind", title, TEXT_BLIND, tuple(found), "bytes", each=EACH, mean=MEAN, why=WHY_BLIND
     )  # fmt: skip

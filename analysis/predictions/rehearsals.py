@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from analysis.predictions import Comparison, Point, within
-from analysis.predictions.live_bytes import BUILDING, RESIDENT, STEADY, Quantity, points, stage
-from analysis.predictions.recorded import MemoryRun, RecordedRuns, label
+from analysis.predictions import PredictionComparison, PredictionPoint, build_point
+from analysis.predictions.live_bytes import BUILDING, RESIDENT, STEADY, MemoryQuantity, build_points, get_stage
+from analysis.predictions.recorded import MemoryRun, RecordedRuns, format_label
 
-FORETOLD = 3.0
+PREDICTED_LIMIT = 3.0
 REHEARSED = {"init_peak": 3.0, "resident": 1.0, "peak": 3.0}
 """Percent of every point; bounds set before any of these runs was made."""
 TEXT = (
@@ -23,7 +23,7 @@ WHY_PEAK = (
     "Outside are two checkpointed jobs of stage 3 with four samples, whose peak is in forward: there the formula is an "
     "upper bound, since it knows what a sub-layer holds and what is gathered for it, but not when."
 )
-BESIDE = (
+WITH_REAL = (
     "Those runs of two to four ranks twice: all ranks real over gloo, and rehearsed one by one, at stage 3 rank 0 "
     "alone; of both the rank that has most. Here the rehearsal is the prediction."
 )
@@ -44,41 +44,45 @@ WHY = {
 }
 
 
-def compare(recorded: RecordedRuns) -> list[Comparison]:
+def compare(recorded: RecordedRuns) -> list[PredictionComparison]:
     """Return what was foretold of rehearsals, and what rehearsals foretold."""
     return [
-        _foretold(recorded, "rehearsed_peak", STEADY, TEXT, WHY_PEAK),
-        _foretold(recorded, "rehearsed_resident", RESIDENT, SAME),
-        _foretold(recorded, "rehearsed_building", BUILDING, SAME),
-        _beside_real(recorded, "resident", RESIDENT),
-        _beside_real(recorded, "peak", STEADY),
-        _beside_real(recorded, "init_peak", BUILDING),
+        _compare_predicted(recorded, "rehearsed_peak", STEADY, TEXT, WHY_PEAK),
+        _compare_predicted(recorded, "rehearsed_resident", RESIDENT, SAME),
+        _compare_predicted(recorded, "rehearsed_building", BUILDING, SAME),
+        _compare_with_real(recorded, "resident", RESIDENT),
+        _compare_with_real(recorded, "peak", STEADY),
+        _compare_with_real(recorded, "init_peak", BUILDING),
     ]
 
 
-def _foretold(recorded: RecordedRuns, name: str, quantity: Quantity, text: str, why: str = "") -> Comparison:
-    found = points(_rehearsed(recorded), quantity, FORETOLD, {3: BOUNDED}, rehearsed=True)
-    return Comparison(
-        name, f"Rehearsals of up to 1,024 ranks: {quantity.words}", text, found, "bytes", each=FORETOLD,
+def _compare_predicted(
+    recorded: RecordedRuns, name: str, quantity: MemoryQuantity, text: str, why: str = ""
+) -> PredictionComparison:
+    found = build_points(_list_rehearsed_runs(recorded), quantity, PREDICTED_LIMIT, {3: BOUNDED}, rehearsed=True)
+    return PredictionComparison(
+        name, f"Rehearsals of up to 1,024 ranks: {quantity.title}", text, found, "bytes", each=PREDICTED_LIMIT,
         rival="DeepSpeed's estimator", why=why,
     )  # fmt: skip
 
 
-def _rehearsed(recorded: RecordedRuns) -> Iterator[MemoryRun]:
+def _list_rehearsed_runs(recorded: RecordedRuns) -> Iterator[MemoryRun]:
     yield from recorded.tabled("rehearsed")
     for row in recorded.table("rehearsed_beside_real"):
         if row["repeat"] == "0":
             yield MemoryRun.of({**row, **{f"{part}_bytes": row[f"rehearsed_{part}_bytes"] for part in REHEARSED}})
 
 
-def _beside_real(recorded: RecordedRuns, part: str, quantity: Quantity) -> Comparison:
+def _compare_with_real(recorded: RecordedRuns, part: str, quantity: MemoryQuantity) -> PredictionComparison:
     rows, each = recorded.table("rehearsed_beside_real"), REHEARSED[part]
-    found = tuple(_pair(row, part, each) for row in rows)
-    title = f"Rehearsed beside really run: {quantity.words}"
-    return Comparison(f"rehearsed_beside_real_{part}", title, BESIDE, found, "bytes", each=each, why=WHY.get(part, ""))
+    found = tuple(_build_pair_point(row, part, each) for row in rows)
+    title = f"Rehearsed beside really run: {quantity.title}"
+    return PredictionComparison(
+        f"rehearsed_beside_real_{part}", title, WITH_REAL, found, "bytes", each=each, why=WHY.get(part, "")
+    )
 
 
-def _pair(row: dict[str, str], part: str, each: float) -> Point:
+def _build_pair_point(row: dict[str, str], part: str, each: float) -> PredictionPoint:
     rehearsed, real = (int(row[f"{kind}_{part}_bytes"]) for kind in ("rehearsed", "real"))
     run = MemoryRun.of(row)
-    return within(label(run), rehearsed, real, each, reason=REASONS.get(part, {}).get(stage(run), ""))
+    return build_point(format_label(run), rehearsed, real, each, reason=REASONS.get(part, {}).get(get_stage(run), ""))

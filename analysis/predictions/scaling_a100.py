@@ -12,14 +12,14 @@ comes from the row of one node, so what tensor parallelism moves inside a node l
 from typing import NamedTuple
 
 from analysis.claims.published import read
-from analysis.predictions import Comparison, Point
-from analysis.predictions.shapes import shape
+from analysis.predictions import PredictionComparison, PredictionPoint
+from analysis.predictions.shapes import read_shape
 from bench.machine import CollectiveKind, Machine
 from bench.predict.step_time.compute import ADAMW_PASSES, UPDATE_PASSES
-from bench.predict.step_time.network import MIB, Span, collective_s
-from bench.predict.workload import network_of
+from bench.predict.step_time.network import MIB, RankSpan, compute_collective_s
+from bench.predict.workload import get_network
 from bench.spec import FULL, RunSpec
-from bench.stacks import parameter_count
+from bench.stacks import count_parameters
 
 POINTS = 5.0
 """Bound of every efficiency's error, in points; set before the model was written."""
@@ -52,74 +52,76 @@ TEXT = (
 )
 
 
-class Row(NamedTuple):
+class PublishedScalingRow(NamedTuple):
     """A row of the published table."""
 
     nodes: int
     step_s: float
 
 
-def compare() -> Comparison:
+def compare() -> PredictionComparison:
     """Return the efficiency at every node count but the first, which it is relative to."""
-    one, *rows = (Row(int(row["nodes"]), float(row["s_per_step"])) for row in read("t5_3b_scaling_a100").rows)
-    points = tuple(_point(row, one, a100_80()) for row in rows)
-    return Comparison(
+    one, *rows = (
+        PublishedScalingRow(int(row["nodes"]), float(row["s_per_step"])) for row in read("t5_3b_scaling_a100").rows
+    )
+    points = tuple(_build_efficiency_point(row, one, build_machine()) for row in rows)
+    return PredictionComparison(
         "scaling_a100", "T5-3B on 1 to 20 nodes of 8 A100: efficiency", TEXT, points, "%", "points", each=POINTS,
         rival="6·N·tokens",
     )  # fmt: skip
 
 
-def foretold_s(nodes: int, one: Row, machine: Machine) -> float:
+def predict_step_s(nodes: int, one: PublishedScalingRow, machine: Machine) -> float:
     """Return the seconds of a step on `nodes`, from the row of one node."""
-    return micro_steps(nodes) * _micro_step_s(one, machine) + once_s(nodes, machine)
+    return count_micro_steps(nodes) * _compute_micro_step_s(one, machine) + predict_update_s(nodes, machine)
 
 
-def _micro_step_s(one: Row, machine: Machine) -> float:
-    return (one.step_s - once_s(one.nodes, machine)) / micro_steps(one.nodes)
+def _compute_micro_step_s(one: PublishedScalingRow, machine: Machine) -> float:
+    return (one.step_s - predict_update_s(one.nodes, machine)) / count_micro_steps(one.nodes)
 
 
-def micro_steps(nodes: int) -> float:
+def count_micro_steps(nodes: int) -> float:
     """Return the micro-steps of a step."""
     return SAMPLES / (MICRO * REPLICAS * nodes)
 
 
-def once_s(nodes: int, machine: Machine) -> float:
+def predict_update_s(nodes: int, machine: Machine) -> float:
     """Return the seconds after the micro-steps of a step, by what is moved and read."""
-    held, ranks = _parameters() / TENSOR_PARALLEL, REPLICAS * nodes
+    device_parameters, ranks = _count_parameters() / TENSOR_PARALLEL, REPLICAS * nodes
 
     def moved(kind: CollectiveKind, payload_bytes: float) -> float:
-        return collective_s(kind, payload_bytes, Span(nodes, ranks), machine)
+        return compute_collective_s(kind, payload_bytes, RankSpan(nodes, ranks), machine)
 
     assert machine.memory_bytes_per_s is not None
     width = FULL * (ADAMW_PASSES["fused"] + UPDATE_PASSES) + 2 * (HALF + FULL)
-    updating = width * held / ranks / machine.memory_bytes_per_s
-    buckets = FULL * held / BUCKET
+    updating = width * device_parameters / ranks / machine.memory_bytes_per_s
+    buckets = FULL * device_parameters / BUCKET
     bucket_s = moved("reduce_scatter", BUCKET) + moved("all_gather", BUCKET * HALF / FULL)
     return buckets * bucket_s + moved("all_reduce", FULL) + updating
 
 
-def _point(row: Row, one: Row, machine: Machine) -> Point:
-    foretold = foretold_s(row.nodes, one, machine)
-    predicted, truth = (100 * one.step_s / (row.nodes * seconds) for seconds in (foretold, row.step_s))
+def _build_efficiency_point(row: PublishedScalingRow, one: PublishedScalingRow, machine: Machine) -> PredictionPoint:
+    predicted_step_s = predict_step_s(row.nodes, one, machine)
+    predicted, truth = (100 * one.step_s / (row.nodes * seconds) for seconds in (predicted_step_s, row.step_s))
     error = predicted - truth
     right = abs(error) <= POINTS
-    reason = "" if right else f"a step takes {row.step_s - foretold:.2f} s longer than foretold"
-    return Point(
+    reason = "" if right else f"a step takes {row.step_s - predicted_step_s:.2f} s longer than foretold"
+    return PredictionPoint(
         f"{row.nodes} nodes", predicted, truth, error, "ok" if right else "exception", reason, rival=100.0,
         rival_error=100 - truth,
     )  # fmt: skip
 
 
-def _parameters() -> int:
+def _count_parameters() -> int:
     """Parameters of the published shape; its learned positions are 0.04 % more."""
     spec = RunSpec.model_validate({
-        "model": {"name": "nemo_t5_3b", "shape": shape("nemo_t5_3b")}, "engine": {"name": "ddp", "backend": "ddp"},
+        "model": {"name": "nemo_t5_3b", "shape": read_shape("nemo_t5_3b")}, "engine": {"name": "ddp", "backend": "ddp"},
         "data": {"name": "synthetic", "source": "synthetic"}, "batch": {"micro": MICRO},
     })  # fmt: skip
-    return parameter_count(network_of(spec))
+    return count_parameters(get_network(spec))
 
 
-def a100_80() -> Machine:
+def build_machine() -> Machine:
     """Return a node of the table as one of its two data-parallel groups sees it."""
     (row,) = (row for row in read("machines").rows if row["accelerator"] == "A100-SXM-80")
     return Machine(

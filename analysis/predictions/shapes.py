@@ -7,9 +7,9 @@ from analysis.claims.published import read
 SIZES = ("d_model", "d_kv", "d_ff", "encoder_layers", "decoder_layers", "heads", "vocab")
 
 
-def shape(name: str) -> dict[str, Any]:
+def read_shape(name: str) -> dict[str, Any]:
     """Return the shape of a model of `results/published/t5_shapes.csv`."""
-    row = _row(name)
+    row = _find_row(name)
     gated = row["gated_ffn"] == "true"
     return {
         **{size: int(row[size]) for size in SIZES},
@@ -19,11 +19,11 @@ def shape(name: str) -> dict[str, Any]:
     }
 
 
-def parameters(name: str) -> int:
+def read_parameter_count(name: str) -> int:
     """Return the published count of a model's parameters."""
-    return int(_row(name)["parameters"])
+    return int(_find_row(name)["parameters"])
 
 
-def _row(name: str) -> dict[str, str]:
+def _find_row(name: str) -> dict[str, str]:
     (row,) = (row for row in read("t5_shapes").rows if row["model"] == name)
     return row

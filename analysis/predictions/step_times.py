@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from analysis.predictions import Comparison, Point, relative
+from analysis.predictions import PredictionComparison, PredictionPoint, compute_error_percent
 from analysis.predictions.recorded import RecordedRuns
-from analysis.predictions.testbed import FAST, SLOW, Foretold, foretold
+from analysis.predictions.testbed import FAST, SLOW, PredictedStep, predict_steps
 
 MEAN, BEYOND = 10.0, 25.0
 """Percent: bound of the mean error, and of how far a prediction may lie beyond the measured interval."""
@@ -51,75 +51,80 @@ ORDER = (
 )
 
 
-def compare(recorded: RecordedRuns) -> list[Comparison]:
+def compare(recorded: RecordedRuns) -> list[PredictionComparison]:
     """Return the step times, first at the link rate that was not calibrated, and the order of the stages."""
-    found = foretold(recorded)
+    found = predict_steps(recorded)
     calibrated = [one for one in found if one.rate in (SLOW, FAST)]
     blind = [one for one in found if one.rate not in (SLOW, FAST)]
     by_rates = [one._replace(predicted_s=one.by_rates_s) for one in found]
     return [
-        _times("step_times_blind", "at a link rate that was not calibrated", blind, BLIND + _inside(blind), REHEARSALS),
-        _times("step_times", "at link rates that were calibrated", calibrated, SEEN + _inside(calibrated), REHEARSALS),
-        _times("step_times_by_rates", "without a rehearsal", by_rates, ALL, RATES_ALONE)._replace(why=STAGE_3),
-        Comparison(
-            "stage_order", "Testbed: the order of the stages", ORDER, tuple(order(found)),
+        _compare_times("step_times_blind", "at a link rate that was not calibrated", blind, BLIND + _format_inside(blind), REHEARSALS),
+        _compare_times("step_times", "at link rates that were calibrated", calibrated, SEEN + _format_inside(calibrated), REHEARSALS),
+        _compare_times("step_times_by_rates", "without a rehearsal", by_rates, ALL, RATES_ALONE)._replace(why=STAGE_3),
+        PredictionComparison(
+            "stage_order", "Testbed: the order of the stages", ORDER, tuple(list_order_points(found)),
             bound="right wherever measured intervals do not overlap", why=CLOSE,
         ),
     ]  # fmt: skip
 
 
-def _inside(found: Sequence[Foretold]) -> str:
+def _format_inside(found: Sequence[PredictedStep]) -> str:
     return INSIDE.format(inside=sum(one.inside for one in found), points=len(found))
 
 
-def beyond(predicted: float, low: float, high: float) -> float:
+def compute_distance_percent(predicted: float, low: float, high: float) -> float:
     """Return how far a value lies beyond an interval, signed, in percent of its nearer end; 0 inside."""
-    return relative(predicted, min(max(predicted, low), high))
+    return compute_error_percent(predicted, min(max(predicted, low), high))
 
 
-def order(found: Sequence[Foretold]) -> Iterator[Point]:
+def list_order_points(found: Sequence[PredictedStep]) -> Iterator[PredictionPoint]:
     """Yield each pair of engines at one link rate and node count: which is faster, where measured intervals tell."""
-    for _, here in itertools.groupby(sorted(found, key=_place), key=_place):
-        for one, other in itertools.combinations(here, 2):
-            yield _pair(one, other)
+    for _, members in itertools.groupby(sorted(found, key=_build_sort_key), key=_build_sort_key):
+        for one, other in itertools.combinations(members, 2):
+            yield _build_pair_point(one, other)
 
 
-def _times(name: str, title: str, found: Sequence[Foretold], split: str, computing: str) -> Comparison:
+def _compare_times(
+    name: str, title: str, found: Sequence[PredictedStep], split: str, computing: str
+) -> PredictionComparison:
     rates = ", ".join(dict.fromkeys(one.rate for one in found))
     text = f"{TEXT.format(rates=rates, split=split, computing=computing)} {HISTORY}"
-    points = tuple(map(_point, found))
+    points = tuple(map(_build_time_point, found))
     bound = f"mean {MEAN:g} %; none more than {BEYOND:g} % beyond the measured interval"
-    return Comparison(
+    return PredictionComparison(
         name, f"Testbed: step time {title}", text, points, "s", mean=MEAN, bound=bound, rival="6·N·tokens"
     )  # fmt: skip
 
 
-def _point(one: Foretold) -> Point:
-    outside = beyond(one.predicted_s, one.low, one.high)
+def _build_time_point(one: PredictedStep) -> PredictionPoint:
+    outside = compute_distance_percent(one.predicted_s, one.low, one.high)
     right = abs(outside) <= BEYOND
-    return Point(
-        f"{one.where}, {one.engine}", one.predicted_s, one.step_s, relative(one.predicted_s, one.step_s),
+    return PredictionPoint(
+        f"{one.where}, {one.engine}", one.predicted_s, one.step_s, compute_error_percent(one.predicted_s, one.step_s),
         "ok" if right else "exception", "" if right else f"{outside:+.0f} % beyond the measured interval",
-        one.low, one.high, one.rule_of_thumb_s, relative(one.rule_of_thumb_s, one.step_s),
+        one.low, one.high, one.rule_of_thumb_s, compute_error_percent(one.rule_of_thumb_s, one.step_s),
     )  # fmt: skip
 
 
-def _pair(one: Foretold, other: Foretold) -> Point:
+def _build_pair_point(one: PredictedStep, other: PredictedStep) -> PredictionPoint:
     what = f"{one.where}, {one.engine} and {other.engine}"
-    predicted = _faster(one, other, one.predicted_s, other.predicted_s)
+    predicted = _name_faster(one, other, one.predicted_s, other.predicted_s)
     if one.low <= other.high and other.low <= one.high:
-        return Point(what, predicted, None, verdict="not testable", reason="measured intervals overlap")
-    truth = _faster(one, other, one.step_s, other.step_s)
+        return PredictionPoint(what, predicted, None, verdict="not testable", reason="measured intervals overlap")
+    truth = _name_faster(one, other, one.step_s, other.step_s)
     if predicted == truth:
-        return Point(what, predicted, truth)
-    foretold_apart, apart = relative(one.predicted_s, other.predicted_s), relative(one.step_s, other.step_s)
-    reason = f"{one.engine} foretold {foretold_apart:+.1f} %, measured {apart:+.1f} % beside {other.engine}"
-    return Point(what, predicted, truth, verdict="exception", reason=reason)
+        return PredictionPoint(what, predicted, truth)
+    predicted_gap, measured_gap = (
+        compute_error_percent(one.predicted_s, other.predicted_s),
+        compute_error_percent(one.step_s, other.step_s),
+    )
+    reason = f"{one.engine} foretold {predicted_gap:+.1f} %, measured {measured_gap:+.1f} % beside {other.engine}"
+    return PredictionPoint(what, predicted, truth, verdict="exception", reason=reason)
 
 
-def _faster(one: Foretold, other: Foretold, ours: float, theirs: float) -> str:
+def _name_faster(one: PredictedStep, other: PredictedStep, ours: float, theirs: float) -> str:
     return f"{one.engine if ours < theirs else other.engine} is faster"
 
 
-def _place(one: Foretold) -> tuple[str, int]:
+def _build_sort_key(one: PredictedStep) -> tuple[str, int]:
     return one.rate, one.nodes

@@ -10,14 +10,14 @@ import yaml
 from analysis import results
 from analysis.predictions import estimators
 from analysis.predictions.recorded import RecordedRuns
-from analysis.table import plain
+from analysis.table import list_rows
+from bench.formatting import format_count
 from bench.machine import Machine
-from bench.predict.step_time import step_time
-from bench.predict.step_time.network import at_link_speed
-from bench.predict.step_time.rates import rates
+from bench.predict.step_time import predict_step_time
+from bench.predict.step_time.network import change_link_speed
+from bench.predict.step_time.rates import read_rates
 from bench.spec import RunSpec
 from bench.store import find_records, read_record
-from bench.wording import count
 
 RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
 """Link rates of the recorded runs, in bytes/s."""
@@ -29,7 +29,7 @@ Place = tuple[str, int]
 """Engine and nodes."""
 
 
-class Foretold(NamedTuple):
+class PredictedStep(NamedTuple):
     """A configuration at one link rate. Its step in seconds: as measured, the median over allocations with its
     interval; as foretold from rehearsals with its interval, and from calibrated rates alone; by 6·N·tokens at the rate
     of the best product."""
@@ -54,43 +54,45 @@ class Foretold(NamedTuple):
     @property
     def where(self) -> str:
         """Link rate and nodes, in words."""
-        return f"{self.rate}, {count(self.nodes, 'node')}"
+        return f"{self.rate}, {format_count(self.nodes, 'node')}"
 
 
-def foretold(recorded: RecordedRuns) -> list[Foretold]:
+def predict_steps(recorded: RecordedRuns) -> list[PredictedStep]:
     """Return every recorded configuration, by link rate, engine and nodes."""
-    slow, fast = _calibrated(recorded, SLOW), _calibrated(recorded, FAST)
-    computing = _rehearsed(recorded)
-    found: list[Foretold] = []
+    slow, fast = _read_machine(recorded, SLOW), _read_machine(recorded, FAST)
+    computing = _read_rehearsed_seconds(recorded)
+    found: list[PredictedStep] = []
     for rate, speed in RATES.items():
-        machine = slow if rate == SLOW else at_link_speed(slow, fast, speed)
-        found += _at(recorded.runs / STUDY / rate, machine, computing)
+        machine = slow if rate == SLOW else change_link_speed(slow, fast, speed)
+        found += _list_predicted_steps(recorded.runs / STUDY / rate, machine, computing)
     return found
 
 
-def _at(folder: Path, machine: Machine, computing: Mapping[Place, float]) -> Iterator[Foretold]:
+def _list_predicted_steps(folder: Path, machine: Machine, computing: Mapping[Place, float]) -> Iterator[PredictedStep]:
     found = results.read([folder])
-    for row in sorted(plain(found.summary), key=lambda row: (row["engine"], row["nodes"])):
+    for row in sorted(list_rows(found.summary), key=lambda row: (row["engine"], row["nodes"])):
         spec, place = found.specs[row["config_id"]], (row["engine"], row["nodes"])
         measured = row["step_s"], row["step_s_low"], row["step_s_high"]
-        told, by_rates = (step_time(spec, machine, "cpu", rehearsed_s=s) for s in (computing[place], None))
-        predicted = told.step_s, told.low_s, told.high_s
-        rule_of_thumb_s = _rule_of_thumb_s(spec, row["parameters"], machine)
-        yield Foretold(folder.name, *place, *measured, *predicted, by_rates.step_s, rule_of_thumb_s)
+        by_rehearsal, by_rates = (
+            predict_step_time(spec, machine, "cpu", rehearsed_s=s) for s in (computing[place], None)
+        )
+        predicted = by_rehearsal.step_s, by_rehearsal.low_s, by_rehearsal.high_s
+        rule_of_thumb_s = _estimate_step_s(spec, row["parameters"], machine)
+        yield PredictedStep(folder.name, *place, *measured, *predicted, by_rates.step_s, rule_of_thumb_s)
 
 
-def _rule_of_thumb_s(spec: RunSpec, parameters: int, machine: Machine) -> float:
+def _estimate_step_s(spec: RunSpec, parameters: int, machine: Machine) -> float:
     tokens = spec.batch.micro * spec.accumulation * spec.tokens_per_sample
-    best = rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
-    return estimators.flops(parameters, tokens) / best
+    best = read_rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
+    return estimators.estimate_flops(parameters, tokens) / best
 
 
-def _calibrated(recorded: RecordedRuns, rate: str) -> Machine:
+def _read_machine(recorded: RecordedRuns, rate: str) -> Machine:
     plain_yaml = (recorded.inputs / f"bed_{rate}.yaml").read_text(encoding="utf-8")
     return Machine.model_validate(yaml.safe_load(plain_yaml))
 
 
-def _rehearsed(recorded: RecordedRuns) -> dict[Place, float]:
+def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
     """Return the seconds that a step computes: the median over rehearsals of one rank alone on the machine."""
     medians: dict[Place, list[float]] = {}
     steps = recorded.runs / STUDY

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 
 from analysis.claims.published import read
-from analysis.predictions import Comparison, Point, estimators, relative
+from analysis.predictions import PredictionComparison, PredictionPoint, compute_error_percent, estimators
 from bench.engine_facts import Division
-from bench.wording import count
+from bench.formatting import format_count
 
 STAGES = (1, 2, 3)
 GB = 10**9
@@ -19,42 +19,42 @@ TEXT = (
 )
 
 
-def compare() -> Comparison:
+def compare() -> PredictionComparison:
     """Return every printed cell."""
-    return Comparison(
-        "zero_table", "ZeRO's own table", TEXT, tuple(_points()), unit="GB", bound="the printed digits",
+    return PredictionComparison(
+        "zero_table", "ZeRO's own table", TEXT, tuple(_list_points()), unit="GB", bound="the printed digits",
         rival="DeepSpeed's estimator",
     )  # fmt: skip
 
 
-def right(printed: str, exact: Decimal) -> bool:
+def is_printed_form(printed: str, exact: Decimal) -> bool:
     """Whether `printed` is `exact` rounded, or cut off, to as many digits."""
     return Decimal(printed) in {exact.quantize(Decimal(printed), how) for how in (ROUND_HALF_UP, ROUND_DOWN)}
 
 
-def _points() -> Iterator[Point]:
+def _list_points() -> Iterator[PredictionPoint]:
     for row in read("zero_memory_table").rows:
         elements, ranks = round(float(row["parameters_b"]) * GB), int(row["data_parallel"])
         for stage in STAGES:
-            yield _point(row["parameters_b"], elements, ranks, stage, row[f"stage{stage}_gb"])
+            yield _build_cell_point(row["parameters_b"], elements, ranks, stage, row[f"stage{stage}_gb"])
 
 
-def _point(billions: str, elements: int, ranks: int, stage: int, printed: str) -> Point:
+def _build_cell_point(billions: str, elements: int, ranks: int, stage: int, printed: str) -> PredictionPoint:
     weights, gradients, optimizer = (ranks if stage >= first else 1 for first in (3, 2, 1))
     exact = Decimal(Division(weights, gradients, optimizer).state_bytes(elements, "bf16")) / GB
-    what = f"{billions}B parameters, stage {stage}, {count(ranks, 'device')}"
-    said = _estimate(elements, ranks, stage)
+    what = f"{billions}B parameters, stage {stage}, {format_count(ranks, 'device')}"
+    said = _estimate_gb(elements, ranks, stage)
     truth = float(printed)
-    good = right(printed, exact)
-    return Point(
-        what, float(exact), truth, relative(float(exact), truth), "ok" if good else "exception",
-        rival=said, rival_error=None if said is None else relative(said, truth),
+    good = is_printed_form(printed, exact)
+    return PredictionPoint(
+        what, float(exact), truth, compute_error_percent(float(exact), truth), "ok" if good else "exception",
+        rival=said, rival_error=None if said is None else compute_error_percent(said, truth),
     )  # fmt: skip
 
 
-def _estimate(elements: int, ranks: int, stage: int) -> float | None:
+def _estimate_gb(elements: int, ranks: int, stage: int) -> float | None:
     if stage == 2:
-        return estimators.zero2(elements, ranks, offload=False) / GB
+        return estimators.estimate_zero2(elements, ranks, offload=False) / GB
     if stage == 3:
-        return estimators.zero3(elements, 0, ranks, offload=False, offload_weights=False) / GB
+        return estimators.estimate_zero3(elements, 0, ranks, offload=False, offload_weights=False) / GB
     return None

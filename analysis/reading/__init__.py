@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from analysis.reading import consolidated, rows
 from analysis.reading.extraction import extract
-from analysis.reading.rows import FILE, File, Rows
-from analysis.reading.walk import in_utf8
+from analysis.reading.rows import FILE, RecordFile, RecordRows
+from analysis.reading.walk import is_utf8
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.store import Unreadable, read_record
@@ -25,69 +25,69 @@ class Reading(NamedTuple):
     unfinished: tuple[Path, ...]  # attempts without a record: still running, or killed with everything around them
 
 
-class Found(NamedTuple):
+class FoundRows(NamedTuple):
     """What was found at some paths."""
 
-    rows: Rows  # in the order in which people look for them
+    rows: RecordRows  # in the order in which people look for them
     skipped: tuple[Unreadable, ...]
     unfinished: tuple[Path, ...]
 
 
-def find(paths: Iterable[Path]) -> Found:
+def find_rows(paths: Iterable[Path]) -> FoundRows:
     """Read every `record.json` at or below `paths`, each file once; UserError for a path that is not there."""
     given = list(paths)
     for path in given:
         if not path.exists():
             raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
-        if not in_utf8(str(path)):
+        if not is_utf8(str(path)):
             raise UserError(repr(str(path)), "a name that is not UTF-8", "rename it")
     files = [Path(os.path.realpath(path)) if path.is_symlink() else path for path in given if not path.is_dir()]
-    parts = [*(_below(path) for path in given if path.is_dir()), *([_alone(files)] if files else [])]
-    together = rows.joined([part.rows for part in parts])
+    parts = [*(_find_below(path) for path in given if path.is_dir()), *([_read_single_files(files)] if files else [])]
+    together = rows.join_rows([part.rows for part in parts])
     if len(given) > 1:
-        together = together.take(_once(together.core))
+        together = together.take(_select_unique(together.core))
     skipped = {os.path.realpath(one.path): one for part in reversed(parts) for one in part.skipped}
     unfinished = {os.path.realpath(folder): folder for part in reversed(parts) for folder in part.unfinished}
     by_path = sorted(skipped.values(), key=lambda one: one.path)
-    return Found(together, tuple(by_path), tuple(sorted(unfinished.values())))
+    return FoundRows(together, tuple(by_path), tuple(sorted(unfinished.values())))
 
 
-def read(paths: Iterable[Path]) -> Reading:
+def read_records(paths: Iterable[Path]) -> Reading:
     """Read whole records, which takes long for many."""
-    found = find(paths)
+    found = find_rows(paths)
     files = map(Path, found.rows.core.column(FILE).to_pylist())
     return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished)
 
 
-def _below(folder: Path) -> Found:
+def _find_below(folder: Path) -> FoundRows:
     """Return what was found in a folder, with paths that begin as the folder's does."""
-    found, skipped, unfinished = consolidated.read(folder)
+    found, skipped, unfinished = consolidated.read_folder(folder)
     place = found.core.column_names.index(FILE)
     beginning = "" if folder == Path() else f"{folder}/"
     paths = pc.binary_join_element_wise(beginning, found.core.column(FILE), "")
-    told = tuple(Unreadable(folder / file, why) for file, why in skipped.items())
+    info = tuple(Unreadable(folder / file, why) for file, why in skipped.items())
     core = found.core.set_column(place, FILE, paths)
-    return Found(found._replace(core=core), told, tuple(folder / attempt for attempt in unfinished))
+    return FoundRows(found._replace(core=core), info, tuple(folder / attempt for attempt in unfinished))
 
 
-def _alone(files: Sequence[Path]) -> Found:
+def _read_single_files(files: Sequence[Path]) -> FoundRows:
     """Return what was found in files that were given one by one."""
-    table, skipped = extract(Path(), [File(str(file)) for file in files])
-    return Found(rows.of(table), tuple(Unreadable(Path(file), why) for file, why in skipped.items()), ())
+    table, skipped = extract(Path(), [RecordFile(str(file)) for file in files])
+    return FoundRows(rows.split_table(table), tuple(Unreadable(Path(file), why) for file, why in skipped.items()), ())
 
 
-def _once(core: pa.Table) -> "pa.Array":
+def _select_unique(core: pa.Table) -> "pa.Array":
     """Return the places of rows in their order, of a file that lies below two of the paths the first one."""
     first: dict[object, int] = {}
     for place, path in enumerate(map(Path, core.column(FILE).to_pylist())):
-        first.setdefault(_identity(path), place)
+        first.setdefault(_build_file_key(path), place)
     kept = pa.array(first.values(), pa.int64())
-    return kept.take(rows.ordered(core.take(kept)))
+    return kept.take(rows.sort_places(core.take(kept)))
 
 
-def _identity(path: Path) -> object:
+def _build_file_key(path: Path) -> object:
     try:
-        told = path.stat()
+        info = path.stat()
     except FileNotFoundError:  # it was read and is gone
         return path
-    return told.st_dev, told.st_ino
+    return info.st_dev, info.st_ino

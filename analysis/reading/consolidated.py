@@ -24,11 +24,11 @@ import scipy
 
 import analysis
 import bench
-from analysis.columns import all_columns
+from analysis.columns import list_all_columns
 from analysis.reading import rows
 from analysis.reading.extraction import extract
-from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, File, Rows
-from analysis.reading.walk import CONSOLIDATED, Tree, unchanged, walk
+from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, RecordFile, RecordRows
+from analysis.reading.walk import CONSOLIDATED, FolderTree, is_unchanged, walk
 from bench.store import write_atomically
 
 LEAST = 200
@@ -44,17 +44,17 @@ _FORMULAS = (
 _log = logging.getLogger(__name__)
 
 
-class Folder(NamedTuple):
+class FolderRows(NamedTuple):
     """What a results folder holds; paths are below it."""
 
-    rows: Rows  # in the order of `analysis.reading.rows.ordered`
+    rows: RecordRows  # in the order of `analysis.reading.rows.sort_places`
     skipped: dict[str, str]  # what is no record, and why
     unfinished: list[str]  # attempts without a record
 
 
-class _Kept(NamedTuple):
-    rows: Rows
-    tree: Tree  # without its files: the rows have theirs
+class _CachedRows(NamedTuple):
+    rows: RecordRows
+    tree: FolderTree  # without its files: the rows have theirs
     skipped: list[str]
 
     def files(self) -> Iterator[tuple[str, int, int]]:
@@ -62,22 +62,22 @@ class _Kept(NamedTuple):
         return zip(*(self.rows.core.column(name).to_pylist() for name in (FILE, SIZE, CHANGED)), strict=True)
 
 
-def read(root: Path) -> Folder:
+def read_folder(root: Path) -> FolderRows:
     """Return what a folder holds, from its consolidated file where that is as new as the records."""
     kept = _load(root)
-    if kept and unchanged(root, kept.tree.names, kept.tree.folders, kept.files()):
-        again = extract(root, [File(path) for path in kept.skipped])  # what kept it from being read may be over
+    if kept and is_unchanged(root, kept.tree.names, kept.tree.folders, kept.files()):
+        again = extract(root, [RecordFile(path) for path in kept.skipped])  # what kept it from being read may be over
         if not len(again.table):
-            return Folder(kept.rows, again.skipped | kept.tree.closed, kept.tree.unfinished)
+            return FolderRows(kept.rows, again.skipped | kept.tree.closed, kept.tree.unfinished)
     tree = walk(root)
-    table, skipped = _table(root, tree, kept)
-    found = rows.of(table.take(rows.ordered(table)))
+    table, skipped = _build_table(root, tree, kept)
+    found = rows.split_table(table.take(rows.sort_places(table)))
     if len(tree.files) >= LEAST:
-        _keep(root, found, tree, list(skipped))
-    return Folder(found, skipped | tree.closed, tree.unfinished)
+        _write_cache(root, found, tree, list(skipped))
+    return FolderRows(found, skipped | tree.closed, tree.unfinished)
 
 
-def _table(root: Path, tree: Tree, kept: _Kept | None) -> tuple[pa.Table, dict[str, str]]:
+def _build_table(root: Path, tree: FolderTree, kept: _CachedRows | None) -> tuple[pa.Table, dict[str, str]]:
     """Return the rows of a folder's files, those of unchanged ones from what was kept."""
     old: dict[tuple[str, int, int], int] = {}
     if kept:
@@ -90,48 +90,48 @@ def _table(root: Path, tree: Tree, kept: _Kept | None) -> tuple[pa.Table, dict[s
     return pa.concat_tables(parts), new.skipped
 
 
-def _load(root: Path) -> _Kept | None:
+def _load(root: Path) -> _CachedRows | None:
     """Return what was kept of a folder; None for nothing, or nothing that this version would have kept."""
-    for path in sorted((root / CONSOLIDATED, _in_cache(root)), key=_age, reverse=True):
+    for path in sorted((root / CONSOLIDATED, _build_cache_path(root)), key=_read_mtime, reverse=True):
         try:
             file = pq.ParquetFile(path, page_checksum_verification=True)
-            about = _opened(file.schema_arrow.metadata[_ABOUT])
-            if about["formulas"] == _formulas() and file.schema_arrow.equals(rows.schema()):
-                core = _columns(file, [name for name in file.schema_arrow.names if name not in TRACES])
-                tree = Tree([], about["folders"], about["names"], about["unfinished"], about["closed"])
-                traces = functools.partial(_traces, root, path, file, core.column(FILE))
-                return _Kept(Rows(core, functools.cache(traces)), tree, about["skipped"])
+            about = _unseal(file.schema_arrow.metadata[_ABOUT])
+            if about["formulas"] == _formulas() and file.schema_arrow.equals(rows.build_schema()):
+                core = _read_columns(file, [name for name in file.schema_arrow.names if name not in TRACES])
+                tree = FolderTree([], about["folders"], about["names"], about["unfinished"], about["closed"])
+                traces = functools.partial(_read_traces, root, path, file, core.column(FILE))
+                return _CachedRows(RecordRows(core, functools.cache(traces)), tree, about["skipped"])
         except _UNREADABLE as error:
             _log.debug("%s: %s", path, error)
     return None
 
 
-def _traces(root: Path, path: Path, file: pq.ParquetFile, files: pa.ChunkedArray) -> pa.Table:
+def _read_traces(root: Path, path: Path, file: pq.ParquetFile, files: pa.ChunkedArray) -> pa.Table:
     """Return the traces of the records `files`; from those themselves, should the file at `path` be spoilt here."""
     try:
-        return _columns(file, list(TRACES))
+        return _read_columns(file, list(TRACES))
     except _UNREADABLE as error:
         _log.debug("%s: %s", path, error)
     with contextlib.suppress(OSError):
         path.unlink()  # so that it is made again
-    again = extract(root, list(map(File, files.to_pylist()))).table
+    again = extract(root, list(map(RecordFile, files.to_pylist()))).table
     places = {name: place for place, name in enumerate(again.column(FILE).to_pylist())}
     return again.select(list(TRACES)).take(pa.array([places[name] for name in files.to_pylist()], pa.int64()))
 
 
-def _columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
+def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
     return file.read(columns=names).replace_schema_metadata()
 
 
-def _keep(root: Path, found: Rows, tree: Tree, skipped: Sequence[str]) -> None:
+def _write_cache(root: Path, found: RecordRows, tree: FolderTree, skipped: Sequence[str]) -> None:
     """Write what was found beside the records, or else into the cache; where neither can be written, it is read again
     next time."""
     about = {"formulas": _formulas(), "skipped": skipped} | tree._replace(files=[])._asdict()
-    table = found.whole().replace_schema_metadata({_ABOUT: _sealed(about)})
+    table = found.whole().replace_schema_metadata({_ABOUT: _seal(about)})
     texts = [field.name for field in table.schema if str(field.type).endswith("string")]
     content = io.BytesIO()
     pq.write_table(table, content, compression="zstd", use_dictionary=texts, write_page_checksum=True)
-    for path in (root / CONSOLIDATED, _in_cache(root)):
+    for path in (root / CONSOLIDATED, _build_cache_path(root)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content.getvalue())
@@ -140,13 +140,13 @@ def _keep(root: Path, found: Rows, tree: Tree, skipped: Sequence[str]) -> None:
             _log.debug("%s: %s", path, error)
 
 
-def _sealed(about: dict[str, Any]) -> bytes:
+def _seal(about: dict[str, Any]) -> bytes:
     """Return a value as text with its own checksum: Parquet has checksums of its pages only."""
     text = json.dumps(about).encode()
     return b"%08x %s" % (zlib.crc32(text), text)
 
 
-def _opened(sealed: bytes) -> dict[str, Any]:
+def _unseal(sealed: bytes) -> dict[str, Any]:
     checksum, _, text = sealed.partition(b" ")
     if int(checksum, 16) != zlib.crc32(text):
         raise ValueError("its checksum is wrong")
@@ -154,13 +154,13 @@ def _opened(sealed: bytes) -> dict[str, Any]:
     return about
 
 
-def _in_cache(root: Path) -> Path:
+def _build_cache_path(root: Path) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
     return cache / "zeroscale" / "consolidated" / f"{name}.parquet"
 
 
-def _age(path: Path) -> float:
+def _read_mtime(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
@@ -169,10 +169,10 @@ def _age(path: Path) -> float:
 
 def _formulas() -> str:
     """Return what the rows of equal records depend on: the code that makes them, and the libraries that it uses."""
-    versions = [numpy.__version__, scipy.__version__, *all_columns()]
-    told = hashlib.sha256(json.dumps(versions).encode())
+    versions = [numpy.__version__, scipy.__version__, *list_all_columns()]
+    digest = hashlib.sha256(json.dumps(versions).encode())
     for package, patterns in zip((analysis, bench), _FORMULAS, strict=True):
         folder = Path(str(package.__file__)).parent
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
-            told.update(path.read_bytes())
-    return told.hexdigest()
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

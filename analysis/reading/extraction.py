@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from analysis.columns import Column, all_columns
-from analysis.observed import window
-from analysis.reading.rows import FILE, File, row, schema
+from analysis.columns import Column, list_all_columns
+from analysis.observed import get_window
+from analysis.reading.rows import FILE, RecordFile, build_row, build_schema
 from analysis.stats import windows
 from bench.record import RunRecord
 from bench.store import Unreadable, read_record
@@ -30,53 +30,57 @@ _SHARE = 500  # records that are worth starting a process for
 _SKIPPED = b"skipped"
 
 
-class Extract(NamedTuple):
+class ExtractedRows(NamedTuple):
     """What files held."""
 
-    table: pa.Table  # of `analysis.reading.rows.schema`
+    table: pa.Table  # of `analysis.reading.rows.build_schema`
     skipped: dict[str, str]  # by path, why it is no record
 
 
-def extract(root: Path, files: Sequence[File]) -> Extract:
+def extract(root: Path, files: Sequence[RecordFile]) -> ExtractedRows:
     """Read files, whose paths are below `root`, into rows, in no order."""
-    processes = min(_cores(), len(files) // _SHARE)
+    processes = min(_count_cores(), len(files) // _SHARE)
     if processes < 2:
-        return _here(root, files)
+        return _extract_in_process(root, files)
     with ThreadPoolExecutor(processes) as pool:
-        parts = list(pool.map(lambda share: _elsewhere(root, share), (files[i::processes] for i in range(processes))))
+        parts = list(
+            pool.map(lambda share: _extract_in_subprocess(root, share), (files[i::processes] for i in range(processes)))
+        )
     skipped = {path: why for part in parts for path, why in part.skipped.items()}
-    return Extract(pa.concat_tables([part.table for part in parts]), skipped)
+    return ExtractedRows(pa.concat_tables([part.table for part in parts]), skipped)
 
 
-def _here(root: Path, files: Sequence[File]) -> Extract:
+def _extract_in_process(root: Path, files: Sequence[RecordFile]) -> ExtractedRows:
     skipped: dict[str, str] = {}
-    return Extract(pa.Table.from_batches(_batches(root, files, skipped), schema()), skipped)
+    return ExtractedRows(pa.Table.from_batches(_build_batches(root, files, skipped), build_schema()), skipped)
 
 
-def _elsewhere(root: Path, files: Sequence[File]) -> Extract:
+def _extract_in_subprocess(root: Path, files: Sequence[RecordFile]) -> ExtractedRows:
     """Read files in another process; here, should that one not come to its end."""
     command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
     around = os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
-    asked = json.dumps([str(root.absolute()), files]).encode()
-    done = subprocess.run(command, input=asked, capture_output=True, env=around, check=False)
+    request = json.dumps([str(root.absolute()), files]).encode()
+    done = subprocess.run(command, input=request, capture_output=True, env=around, check=False)
     if done.returncode == -signal.SIGINT:
         raise KeyboardInterrupt
     if done.returncode:
-        return _here(root, files)
-    told = pa.ipc.open_stream(done.stdout).read_all()
-    return Extract(told.replace_schema_metadata(), json.loads(told.schema.metadata[_SKIPPED]))
+        return _extract_in_process(root, files)
+    result = pa.ipc.open_stream(done.stdout).read_all()
+    return ExtractedRows(result.replace_schema_metadata(), json.loads(result.schema.metadata[_SKIPPED]))
 
 
-def _batches(root: Path, files: Sequence[File], skipped: dict[str, str]) -> Iterator[pa.RecordBatch]:
+def _build_batches(root: Path, files: Sequence[RecordFile], skipped: dict[str, str]) -> Iterator[pa.RecordBatch]:
     """Yield rows; what is no record is added to `skipped` meanwhile."""
-    known, left = all_columns(), iter(files)
+    known, left = list_all_columns(), iter(files)
     while share := list(islice(left, _BATCH)):
-        records = [(file, found) for file in share if (found := _record(root, file, skipped))]
-        windows.prepare(timed.step_s for _, record in records if (timed := window(record)))
-        yield from _fitting([told for one in records if (told := _row(*one, known, skipped))], skipped)
+        records = [(file, found) for file in share if (found := _read_record(root, file, skipped))]
+        windows.prepare(timed.step_s for _, record in records if (timed := get_window(record)))
+        yield from _build_fitting_batches(
+            [result for one in records if (result := _try_build_row(*one, known, skipped))], skipped
+        )
 
 
-def _record(root: Path, file: File, skipped: dict[str, str]) -> RunRecord | None:
+def _read_record(root: Path, file: RecordFile, skipped: dict[str, str]) -> RunRecord | None:
     try:
         return read_record(root / file.path)
     except Unreadable as error:
@@ -86,27 +90,29 @@ def _record(root: Path, file: File, skipped: dict[str, str]) -> RunRecord | None
     return None
 
 
-def _row(file: File, record: RunRecord, known: Mapping[str, Column], skipped: dict[str, str]) -> dict[str, Any] | None:
+def _try_build_row(
+    file: RecordFile, record: RunRecord, known: Mapping[str, Column], skipped: dict[str, str]
+) -> dict[str, Any] | None:
     try:
-        return row(file, record, known)
+        return build_row(file, record, known)
     except (ArithmeticError, ValueError) as error:
         skipped[file.path] = f"cannot be analysed: {error}"
     return None
 
 
-def _fitting(rows: list[dict[str, Any]], skipped: dict[str, str]) -> Iterator[pa.RecordBatch]:
+def _build_fitting_batches(rows: list[dict[str, Any]], skipped: dict[str, str]) -> Iterator[pa.RecordBatch]:
     """Yield rows, without those that hold a number too large for its column."""
     try:
-        yield pa.RecordBatch.from_pylist(rows, schema())
+        yield pa.RecordBatch.from_pylist(rows, build_schema())
     except (ValueError, OverflowError) as error:  # Arrow's own are ValueErrors
         if len(rows) == 1:
             skipped[rows[0][FILE]] = f"cannot be analysed: {error}"
             return
-        yield from _fitting(rows[: len(rows) // 2], skipped)
-        yield from _fitting(rows[len(rows) // 2 :], skipped)
+        yield from _build_fitting_batches(rows[: len(rows) // 2], skipped)
+        yield from _build_fitting_batches(rows[len(rows) // 2 :], skipped)
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -114,7 +120,7 @@ def main() -> None:
     """Read what standard input asks for, and write it to standard output."""
     gc.disable()  # records are freed without it, and it looks at all of them again and again
     root, files = json.load(sys.stdin)
-    found = _here(Path(root), [File(*file) for file in files])
-    told = found.table.replace_schema_metadata({_SKIPPED: json.dumps(found.skipped)})
-    with pa.ipc.new_stream(sys.stdout.buffer, told.schema) as stream:
-        stream.write_table(told)
+    found = _extract_in_process(Path(root), [RecordFile(*file) for file in files])
+    result = found.table.replace_schema_metadata({_SKIPPED: json.dumps(found.skipped)})
+    with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as stream:
+        stream.write_table(result)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis import verify
-from analysis.columns import Column, Kind, all_columns
-from analysis.flags import flags
+from analysis.columns import Column, Kind, list_all_columns
+from analysis.flags import list_flags
 from bench.record import Outcome, RunRecord
 
 FILE, SIZE, CHANGED = "file", "file_size", "file_changed_ns"
@@ -29,7 +29,7 @@ _CASE = {
     "case_reference": pa.bool_(), "case_question": pa.string(), "case_norm": pa.float64(),
     "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(), "case_if_invalid": pa.string(),
 }  # fmt: skip
-"""`analysis.verify.Case`, and the cells that change where the run is judged invalid, in JSON."""
+"""`analysis.verify.VerificationCase`, and the cells that change where the run is judged invalid, in JSON."""
 _TYPES: Mapping[Kind, pa.DataType] = {
     "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
 }  # fmt: skip
@@ -39,7 +39,7 @@ _PLACE = (
 )  # fmt: skip
 
 
-class File(NamedTuple):
+class RecordFile(NamedTuple):
     """A `record.json`, and what tells whether it has changed: its size, and when the file system says it did."""
 
     path: str
@@ -47,7 +47,7 @@ class File(NamedTuple):
     changed_ns: int = 0
 
 
-class Rows(NamedTuple):
+class RecordRows(NamedTuple):
     """The rows of a set of records. Traces are most of the bytes and seldom asked for: they come when called for."""
 
     core: pa.Table  # file, cells of the run table, case
@@ -58,44 +58,46 @@ class Rows(NamedTuple):
         traces = self.traces()
         return pa.table([*self.core.columns, *traces.columns], pa.schema([*self.core.schema, *traces.schema]))
 
-    def take(self, places: "pa.Array") -> "Rows":
+    def take(self, places: "pa.Array") -> "RecordRows":
         """Return the rows at `places`, in that order."""
-        return Rows(self.core.take(places), lambda: self.traces().take(places))
+        return RecordRows(self.core.take(places), lambda: self.traces().take(places))
 
 
-def of(table: pa.Table) -> Rows:
+def split_table(table: pa.Table) -> RecordRows:
     """Return the rows of a table that has all columns."""
     traces = table.select(list(TRACES))
-    return Rows(table.drop_columns(list(TRACES)), lambda: traces)
+    return RecordRows(table.drop_columns(list(TRACES)), lambda: traces)
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
+def join_rows(parts: Sequence[RecordRows]) -> RecordRows:
     """Return the rows of several sets, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    return Rows(
-        pa.concat_tables([part.core for part in parts]) if parts else of(schema().empty_table()).core,
-        lambda: pa.concat_tables([part.traces() for part in parts] or [of(schema().empty_table()).traces()]),
+    return RecordRows(
+        pa.concat_tables([part.core for part in parts]) if parts else split_table(build_schema().empty_table()).core,
+        lambda: pa.concat_tables(
+            [part.traces() for part in parts] or [split_table(build_schema().empty_table()).traces()]
+        ),
     )
 
 
-def ordered(core: pa.Table) -> "pa.Array":
+def sort_places(core: pa.Table) -> "pa.Array":
     """Return the places of rows in the order in which people look for them: folders are named by a hash, and their
     order says nothing."""
     return pc.sort_indices(core, sort_keys=[(name, "ascending") for name in _PLACE])
 
 
-def schema() -> pa.Schema:
+def build_schema() -> pa.Schema:
     """Return the columns of a set of rows."""
-    cells = {name: _TYPES[column.kind] for name, column in all_columns().items()}
+    cells = {name: _TYPES[column.kind] for name, column in list_all_columns().items()}
     return pa.schema(_FILE | cells | _CASE | TRACES)
 
 
-def row(file: File, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
+def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
     """Return the row of a record; `known` are the columns of the run table. ArithmeticError or ValueError for a record
     with numbers that no column can hold."""
-    cells, case = _cells(record, known), verify.case(record)
-    judged = {} if case.question is None or case.reference else _if_invalid(record, known, cells)
+    cells, case = _compute_cells(record, known), verify.build_case(record)
+    judged = {} if case.question is None or case.reference else _compute_invalid_cells(record, known, cells)
     return {
         **dict(zip(_FILE, file, strict=True)),
         **cells,
@@ -105,11 +107,11 @@ def row(file: File, record: RunRecord, known: Mapping[str, Column]) -> dict[str,
         "case_losses": case.losses,
         "case_updates": case.updates,
         "case_if_invalid": json.dumps(judged),
-        **_traces(record),
+        **_build_traces(record),
     }
 
 
-def cases(core: pa.Table) -> verify.Cases:
+def build_cases(core: pa.Table) -> verify.VerificationCases:
     """Return what rows are judged by."""
     question = core.column("case_question").combine_chunks().dictionary_encode().indices
     known = question.is_valid().to_numpy(zero_copy_only=False)
@@ -117,35 +119,35 @@ def cases(core: pa.Table) -> verify.Cases:
     losses[known] = (
         core.column("case_losses").combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, verify.STEPS)
     )
-    return verify.Cases(
+    return verify.VerificationCases(
         ok=pc.equal(core.column("outcome"), "ok").to_numpy(),
         reference=core.column("case_reference").to_numpy(),
         question=question.fill_null(-1).to_numpy(),
         norm=core.column("case_norm").to_numpy(),
         losses=losses,
         updates=core.column("case_updates").to_numpy(),
-        tolerance=_tolerances(core.column("precision").combine_chunks().dictionary_encode()),
+        tolerance=_list_tolerances(core.column("precision").combine_chunks().dictionary_encode()),
     )
 
 
-def _tolerances(precision: "pa.DictionaryArray") -> Any:
+def _list_tolerances(precision: "pa.DictionaryArray") -> Any:
     by_code = np.array([verify.TOLERANCE[name] for name in precision.dictionary.to_pylist()], float)
     return by_code[precision.indices.to_numpy()]
 
 
-def _cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
+def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
     cells = {name: column.value(record) for name, column in known.items()}
-    cells["flags"] = " ".join(flags(record))
+    cells["flags"] = " ".join(list_flags(record))
     return {n: float(v) if known[n].kind == "number" and v is not None else v for n, v in cells.items()}
 
 
-def _if_invalid(record: RunRecord, known: Mapping[str, Column], cells: Mapping[str, Any]) -> dict[str, Any]:
+def _compute_invalid_cells(record: RunRecord, known: Mapping[str, Column], cells: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cells that change when the run turns out to have trained another model: it then shows no speed."""
-    invalid = _cells(record.model_copy(update={"outcome": Outcome(kind="invalid")}), known)
+    invalid = _compute_cells(record.model_copy(update={"outcome": Outcome(kind="invalid")}), known)
     return {name: cell for name, cell in invalid.items() if cell != cells[name] and name != "outcome"}
 
 
-def _traces(record: RunRecord) -> dict[str, Any]:
+def _build_traces(record: RunRecord) -> dict[str, Any]:
     observed = record.observations
     steps = observed.steps if observed else None
     return {

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import time_ns
 from typing import NamedTuple
 
-from analysis.reading.rows import File
+from analysis.reading.rows import RecordFile
 from bench.store import CIRCUMSTANCE, RECORD
 
 CONSOLIDATED = "consolidated.parquet"
@@ -23,25 +23,25 @@ UNSETTLED = 0
 _stat = os.stat  # Path's own takes several times as long, and there are many
 
 
-class Tree(NamedTuple):
+class FolderTree(NamedTuple):
     """What lies in a folder, by paths below it."""
 
-    files: list[File]  # called record.json, sorted; of several links to one, the first
+    files: list[RecordFile]  # called record.json, sorted; of several links to one, the first
     folders: dict[str, int]  # when each last changed, in ns; not the folder itself: what is kept of it lies there
     names: list[str]  # in the folder itself
     unfinished: list[str]  # attempts without a record
     closed: dict[str, str]  # what cannot be looked into, and why
 
 
-def walk(root: Path) -> Tree:
+def walk(root: Path) -> FolderTree:
     """Look through a folder and all folders below it; links are not followed."""
     latest = time_ns() - SETTLED_NS
-    tree = Tree([], {}, _names(root), [], {})
+    tree = FolderTree([], {}, _list_names(root), [], {})
     found: list[tuple[str, os.DirEntry[str]]] = []
     started, left = [], [""]
     while left:
         folder = left.pop()
-        for path, entry in _entries(root, folder, latest, tree):
+        for path, entry in _list_entries(root, folder, latest, tree):
             if entry.is_dir(follow_symlinks=False):
                 left.append(path)
             if entry.name == RECORD and entry.is_file(follow_symlinks=False):
@@ -50,40 +50,40 @@ def walk(root: Path) -> Tree:
                 tree.closed[path] = "a link, which is not followed" if entry.is_symlink() else "not a regular file"
             elif entry.name == CIRCUMSTANCE:
                 started.append(folder)
-    tree.files.extend(_files(sorted(found, key=itemgetter(0)), latest))
+    tree.files.extend(_list_record_files(sorted(found, key=itemgetter(0)), latest))
     with_record = {path.rpartition("/")[0] for path in (*tree.closed, *(path for path, _ in found))}
     tree.unfinished.extend(sorted(set(started) - with_record))
     return tree
 
 
-def unchanged(
+def is_unchanged(
     root: Path, names: Sequence[str], folders: Mapping[str, int], files: Iterable[tuple[str, int, int]]
 ) -> bool:
     """Whether a folder holds what it held when this was told of it."""
     beginning = f"{root}/"
     try:
         return (
-            _names(root) == names
-            and all(_stat(beginning + path).st_ctime_ns == told for path, told in folders.items())
-            and all(_as_told(_stat(beginning + path), size, told) for path, size, told in files)
+            _list_names(root) == names
+            and all(_stat(beginning + path).st_ctime_ns == info for path, info in folders.items())
+            and all(_is_as_recorded(_stat(beginning + path), size, info) for path, size, info in files)
         )
     except OSError:
         return False
 
 
-def _as_told(now: os.stat_result, size: int, changed_ns: int) -> bool:
+def _is_as_recorded(now: os.stat_result, size: int, changed_ns: int) -> bool:
     return now.st_ctime_ns == changed_ns and now.st_size == size
 
 
-def _entries(root: Path, folder: str, latest: int, tree: Tree) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
     """Yield what lies in a folder, with its path; a folder that is gone held nothing."""
     path = f"{root}/{folder}"
     try:
         if folder:
-            tree.folders[folder] = _settled(_stat(path).st_ctime_ns, latest)  # before it is looked into
+            tree.folders[folder] = _round_unsettled(_stat(path).st_ctime_ns, latest)  # before it is looked into
         for entry in os.scandir(path):
             place = f"{folder}/{entry.name}" if folder else entry.name
-            if place.isascii() or in_utf8(place):
+            if place.isascii() or is_utf8(place):
                 yield place, entry
             else:
                 tree.closed[place] = "its name is not UTF-8"
@@ -93,7 +93,7 @@ def _entries(root: Path, folder: str, latest: int, tree: Tree) -> Iterator[tuple
         tree.closed[folder] = error.strerror or str(error)
 
 
-def in_utf8(name: str) -> bool:
+def is_utf8(name: str) -> bool:
     """Whether a name is text that can be written."""
     try:
         name.encode()
@@ -102,24 +102,24 @@ def in_utf8(name: str) -> bool:
     return True
 
 
-def _files(found: Iterable[tuple[str, "os.DirEntry[str]"]], latest: int) -> Iterator[File]:
+def _list_record_files(found: Iterable[tuple[str, "os.DirEntry[str]"]], latest: int) -> Iterator[RecordFile]:
     seen = set()
     for path, entry in found:
         try:
-            told = entry.stat()
+            info = entry.stat()
         except OSError:  # a link to nowhere; whoever reads it says so
-            yield File(path)
+            yield RecordFile(path)
             continue
-        if (told.st_dev, told.st_ino) not in seen:
-            seen.add((told.st_dev, told.st_ino))
-            yield File(path, told.st_size, _settled(told.st_ctime_ns, latest))
+        if (info.st_dev, info.st_ino) not in seen:
+            seen.add((info.st_dev, info.st_ino))
+            yield RecordFile(path, info.st_size, _round_unsettled(info.st_ctime_ns, latest))
 
 
-def _settled(changed_ns: int, latest: int) -> int:
+def _round_unsettled(changed_ns: int, latest: int) -> int:
     return changed_ns if changed_ns <= latest else UNSETTLED
 
 
-def _names(root: Path) -> list[str]:
+def _list_names(root: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in os.scandir(root) if CONSOLIDATED not in entry.name)
     except PermissionError:  # the walk says so

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from analysis import claims, figures
 from analysis.report import files as tables_beside
-from analysis.report.analogue import analogue, tables
-from analysis.report.evidence import evidence
-from analysis.report.findings import Findings, findings
-from analysis.report.page import Drawn, page
-from analysis.report.shown import failures, runs_shown
+from analysis.report.analogue import build_analogue, render_claim_tables
+from analysis.report.evidence import read_evidence
+from analysis.report.findings import ReportFindings, compute_findings
+from analysis.report.limits import select_failures, select_runs
+from analysis.report.page import PrintFigure, render_page
 from analysis.results import Results
 from bench.errors import UserError
 
@@ -17,7 +17,7 @@ PAGE = "report.html"
 _INLINE_BYTES = 300_000  # a larger drawing makes the page slow, and stands beside it all the same
 
 
-def write(results: Results, out: Path, price: float | None = None) -> Path:
+def write_report(results: Results, out: Path, price: float | None = None) -> Path:
     """Write the report of what was read into the folder `out`, and return the page's path.
 
     `price` is of a device and hour, in a currency of the user's own. Equal records give equal files. An older report
@@ -26,31 +26,33 @@ def write(results: Results, out: Path, price: float | None = None) -> Path:
     """
     if results.table.empty:
         raise UserError("", "no record to report", "give a results folder, e.g. results/runs/smoke")
-    files = contents(findings(results, price))
+    files = render_files(compute_findings(results, price))
     try:
-        _replace(out, files)
+        _replace_files(out, files)
     except OSError as error:
         raise UserError(str(out), f"cannot be written ({error.strerror})", "choose another --out") from error
     return out / PAGE
 
 
-def contents(found: Findings) -> dict[str, bytes]:
+def render_files(found: ReportFindings) -> dict[str, bytes]:
     """Return every file of the report by its path, the page last."""
     judged = claims.findings(found.results)
-    section = analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
-    files = tables_beside.tables(found) | tables(judged, section)
+    section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
+    files = tables_beside.render_tables(found) | render_claim_tables(judged, section)
     drawn = []
-    for picture, rendered in figures.rendered(found.results):
+    for picture, rendered in figures.render_pictures(found.results):
         names = {form: f"figures/{picture.name}.{form}" for form in rendered}
         files |= {names[form]: content for form, content in rendered.items()}
         small = len(rendered["svg"]) <= _INLINE_BYTES
-        svg = figures.inline(picture.name, rendered["svg"], picture.alt) if small else ""
-        drawn.append(Drawn(picture.name, picture.title, svg, names))
-    left = {place: evidence(found.results, place) for place in {*runs_shown(found.rows), *failures(found.rows)}}
-    return files | {PAGE: page(found, section, drawn, left).encode()}
+        svg = figures.inline_svg(picture.name, rendered["svg"], picture.alt) if small else ""
+        drawn.append(PrintFigure(picture.name, picture.title, svg, names))
+    left = {
+        place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
+    }
+    return files | {PAGE: render_page(found, section, drawn, left).encode()}
 
 
-def _replace(out: Path, files: dict[str, bytes]) -> None:
+def _replace_files(out: Path, files: dict[str, bytes]) -> None:
     """Write all files aside, then move each into its place: a full disk leaves the older report as it was."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as aside:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from analysis import formats
-from analysis.claims import SOURCE, Claim, Comparison, Effect, Finding, as_table
-from analysis.formats.numbers import MISSING, significant
+from analysis.claims import SOURCE, Claim, ClaimComparison, ClaimFinding, Effect, as_table
+from analysis.formats.numbers import MISSING, format_significant
 from analysis.stats.compare import Comparison as Tested
 from analysis.summary import Row
 
@@ -27,7 +27,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def analogue(found: Sequence[Finding], notes: Mapping[str, str]) -> Analogue | None:
+def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> Analogue | None:
     """Return the section, or None for a set of runs in which nothing of the study's claims was compared; `notes` say
     of a machine, by its name, what it is."""
     if not found:
@@ -36,32 +36,32 @@ def analogue(found: Sequence[Finding], notes: Mapping[str, str]) -> Analogue | N
     machines = dict.fromkeys(finding.machine for finding in found)
     known = [f"{machine}: {notes[machine]}." for machine in machines if notes.get(machine)]
     return Analogue(
-        _what(compared),
-        (*known, *_caveats(compared)),
-        tuple((finding.claim, _where(finding), finding.verdict, _counts(finding)) for finding in found),
-        tuple(_told(finding, comparison) for finding in found for comparison in finding.comparisons),
+        _describe_models(compared),
+        (*known, *_list_caveats(compared)),
+        tuple((finding.claim, _format_place(finding), finding.verdict, _format_counts(finding)) for finding in found),
+        tuple(_format_comparison(finding, comparison) for finding in found for comparison in finding.comparisons),
     )
 
 
-def tables(found: Sequence[Finding], section: Analogue | None) -> dict[str, bytes]:
+def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None) -> dict[str, bytes]:
     """Return the tables that stand beside the page, by path."""
     if section is None:
         return {}
-    return {CSV: formats.to_csv(as_table(found)).encode(), MARKDOWN: _markdown(section).encode()}
+    return {CSV: formats.to_csv(as_table(found)).encode(), MARKDOWN: _render_markdown(section).encode()}
 
 
-def _what(compared: Sequence[Comparison]) -> str:
+def _describe_models(compared: Sequence[ClaimComparison]) -> str:
     rows = [row for comparison in compared for row in (comparison.before, comparison.after)]
     built_last = {row["model"]: row for row in sorted(rows, key=lambda row: row["n"])}  # its parameters were counted
-    models = [f"{model} ({_millions(row)} parameters)" for model, row in built_last.items()]
+    models = [f"{model} ({_format_parameters(row)} parameters)" for model, row in built_last.items()]
     machines = dict.fromkeys(row["machine"] for row in rows)
     return (
         f"This is an analogue and not a reproduction: the study ({SOURCE}) trained the mT5 family, 580M to 13B "
-        f"parameters, on machines of its own; here it is {_listed(models)} on {_listed(machines)}."
+        f"parameters, on machines of its own; here it is {_join_words(models)} on {_join_words(machines)}."
     )
 
 
-def _caveats(compared: Sequence[Comparison]) -> Iterable[str]:
+def _list_caveats(compared: Sequence[ClaimComparison]) -> Iterable[str]:
     kinds = {row["interval_kind"] for comparison in compared for row in (comparison.before, comparison.after)}
     if "within the run" in kinds:
         yield (
@@ -83,58 +83,69 @@ def _caveats(compared: Sequence[Comparison]) -> Iterable[str]:
     yield "Why it is so (C1: communication overhead) is not decided here."
 
 
-def _told(finding: Finding, comparison: Comparison) -> tuple[str, ...]:
-    ratio = _ratio(comparison.tested)
-    before, after = _seconds(comparison.before), _seconds(comparison.after)
-    what = (finding.claim.id, _where(finding), comparison.held, *comparison.differ)
+def _format_comparison(finding: ClaimFinding, comparison: ClaimComparison) -> tuple[str, ...]:
+    ratio = _format_ratio(comparison.tested)
+    before, after = _format_step_time(comparison.before), _format_step_time(comparison.after)
+    what = (finding.claim.id, _format_place(finding), comparison.shared_text, *comparison.differ)
     return *what, comparison.effect, ratio, before, after
 
 
-def _ratio(tested: Tested | None) -> str:
+def _format_ratio(tested: Tested | None) -> str:
     if tested is None:
         return MISSING
     known = tested.interval
-    ends = f" ({significant(known.low, 3)} to {significant(known.high, 3)})" if known else ""
-    return significant(tested.ratio, 3) + ends
+    ends = f" ({format_significant(known.low, 3)} to {format_significant(known.high, 3)})" if known else ""
+    return format_significant(tested.ratio, 3) + ends
 
 
-def _seconds(row: Row) -> str:
+def _format_step_time(row: Row) -> str:
     if row["step_s"] is None:
         return str(row["outcome"]).replace("_", " ")
     low, high = row["step_s_low"], row["step_s_high"]
     known = low is not None
-    ends = f"{significant(low)} to {significant(high)}, {100 * row['interval_level']:.0f}\u00a0%" if known else MISSING
-    return f"{significant(row['step_s'])} ({ends}, n\u00a0=\u00a0{row['n']})"
+    ends = (
+        f"{format_significant(low)} to {format_significant(high)}, {100 * row['interval_level']:.0f}\u00a0%"
+        if known
+        else MISSING
+    )
+    return f"{format_significant(row['step_s'])} ({ends}, n\u00a0=\u00a0{row['n']})"
 
 
-def _counts(finding: Finding) -> str:
+def _format_counts(finding: ClaimFinding) -> str:
     if not finding.comparisons:
         return "nothing to compare"
-    told = ", ".join(f"{count} {effect}" for effect in get_args(Effect) if (count := finding.counts[effect]))
+    counts_text = ", ".join(f"{count} {effect}" for effect in get_args(Effect) if (count := finding.counts[effect]))
     repeats = {row["n"] for comparison in finding.comparisons for row in (comparison.before, comparison.after)} - {0}
-    return f"{told} (n\u00a0=\u00a0{' to '.join(map(str, sorted({min(repeats), max(repeats)})))})" if repeats else told
+    return (
+        f"{counts_text} (n\u00a0=\u00a0{' to '.join(map(str, sorted({min(repeats), max(repeats)})))})"
+        if repeats
+        else counts_text
+    )
 
 
-def _where(finding: Finding) -> str:
+def _format_place(finding: ClaimFinding) -> str:
     return f"{finding.model}, {finding.machine}"
 
 
-def _millions(row: Row) -> str:
-    return f"{significant(row['parameters'] / 1e6, 3)}M" if row["parameters"] else "unknown"
+def _format_parameters(row: Row) -> str:
+    return f"{format_significant(row['parameters'] / 1e6, 3)}M" if row["parameters"] else "unknown"
 
 
-def _listed(words: Iterable[Any]) -> str:
-    *others, last = map(str, words)
+def _join_words(texts: Iterable[Any]) -> str:
+    *others, last = map(str, texts)
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _markdown(section: Analogue) -> str:
+def _render_markdown(section: Analogue) -> str:
     findings = [(claim.id, claim.text, *rest) for claim, *rest in section.findings]
     caveats = [f"- {caveat}" for caveat in section.caveats]
-    verdicts = _table(("Claim", "The study", "Where", "Verdict", "Comparisons"), findings)
-    return "\n".join([section.what, "", *caveats, "", *verdicts, "", *_table(HEAD, section.comparisons)]) + "\n"
+    verdicts = _render_markdown_table(("Claim", "The study", "Where", "Verdict", "Comparisons"), findings)
+    return (
+        "\n".join([section.what, "", *caveats, "", *verdicts, "", *_render_markdown_table(HEAD, section.comparisons)])
+        + "\n"
+    )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+def _render_markdown_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """Return a Markdown table; all that stands in it are names, numbers and words of ours."""
     return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]

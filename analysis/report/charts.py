@@ -5,11 +5,11 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from analysis.drawing import COLOURS
-from analysis.formats.numbers import UNITS, power_of
-from analysis.questions import series
-from analysis.report.facets import Facet, place
-from analysis.report.hover import hover, reason
+from analysis.formats.numbers import UNITS, find_unit_power
+from analysis.plotting import COLOURS
+from analysis.questions import describe_series
+from analysis.report.facets import Facet, find_place
+from analysis.report.hover import format_hover, format_reason
 from analysis.summary import KEY, Row
 
 SYMBOLS = {
@@ -29,7 +29,7 @@ _EMPTY: Trace = {"type": "scatter", "mode": "markers", "name": "", "x": [0], "y"
 """Has plotly.js draw the axes where no number is."""
 
 
-class Quantity(NamedTuple):
+class ChartQuantity(NamedTuple):
     """What is drawn: a column of the summary divided by `unit`; `interval` says that it has *_low and *_high."""
 
     column: str
@@ -39,12 +39,12 @@ class Quantity(NamedTuple):
     format: str = "~s"  # of ticks, as d3 writes them
 
 
-class Group(NamedTuple):
+class ChartGroup(NamedTuple):
     """Rows of the summary that share a panel, and the name of those panels that share its scale."""
 
     title: str
     rows: Sequence[Row]
-    alike: Any = None
+    shared_scale: Any = None
 
 
 class Chart(NamedTuple):
@@ -66,15 +66,17 @@ class Axis(NamedTuple):
 
 MICRO, NODES = Axis("micro", "micro-batch"), Axis("nodes", "nodes")
 
-RATE = Quantity("tokens_per_s", "tokens/s, padding included")
-STEP = Quantity("step_s", "s per step", format="~g")
+RATE = ChartQuantity("tokens_per_s", "tokens/s, padding included")
+STEP = ChartQuantity("step_s", "s per step", format="~g")
 
 
-def memory(rows: Sequence[Row]) -> Quantity:
+def build_memory_quantity(rows: Sequence[Row]) -> ChartQuantity:
     """Return peak allocated memory in the largest binary unit that these rows fill."""
-    power = power_of(max((row["peak_allocated_bytes"] or 0 for row in rows), default=0))
+    power = find_unit_power(max((row["peak_allocated_bytes"] or 0 for row in rows), default=0))
     unit = UNITS[power]
-    return Quantity("peak_allocated_bytes", f"peak allocated, {unit}", interval=False, unit=1024**power, format="~g")
+    return ChartQuantity(
+        "peak_allocated_bytes", f"peak allocated, {unit}", interval=False, unit=1024**power, format="~g"
+    )
 
 
 class Page(NamedTuple):
@@ -84,64 +86,64 @@ class Page(NamedTuple):
     places: Mapping[tuple[Any, ...], int]
 
 
-def chart(
-    name: str, title: str, note: str, groups: Sequence[Group], axis: Axis, quantity: Quantity, page: Page
+def build_chart(
+    name: str, title: str, note: str, groups: Sequence[ChartGroup], axis: Axis, quantity: ChartQuantity, page: Page
 ) -> Chart:
     """Return a figure with a panel per group."""
-    labels = sorted({series(row) for group in groups for row in group.rows})
-    tops = _tops(groups, quantity)
-    panels = tuple(_panel(group, axis, quantity, labels, tops[group.alike], page) for group in groups)
-    keys = tuple((label, colour(index), SYMBOLS[symbol(index)]) for index, label in enumerate(labels))
+    labels = sorted({describe_series(row) for group in groups for row in group.rows})
+    tops = _compute_tops(groups, quantity)
+    panels = tuple(_build_panel(group, axis, quantity, labels, tops[group.shared_scale], page) for group in groups)
+    keys = tuple((label, choose_colour(index), SYMBOLS[choose_symbol(index)]) for index, label in enumerate(labels))
     return Chart(name, title, note, keys, panels)
 
 
-def key_of(row: Row) -> tuple[Any, ...]:
+def build_row_key(row: Row) -> tuple[Any, ...]:
     """Return what tells rows of the summary apart."""
     return tuple(row[name] for name in KEY)
 
 
-def colour(index: int) -> str:
+def choose_colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def symbol(index: int) -> str:
+def choose_symbol(index: int) -> str:
     """Return the marker of series number `index`: colours that come again have another one."""
     return list(SYMBOLS)[(index + index // len(COLOURS)) % len(SYMBOLS)]
 
 
-def _tops(groups: Sequence[Group], quantity: Quantity) -> dict[Any, float]:
+def _compute_tops(groups: Sequence[ChartGroup], quantity: ChartQuantity) -> dict[Any, float]:
     """Return the upper end of y by what panels are alike in, so that they can be compared at a glance; 0 of none."""
     tops: dict[Any, float] = {}
     for group in groups:
-        known = [_ends(row, quantity)[1] for row in group.rows if row[quantity.column] is not None]
-        tops[group.alike] = max([tops.get(group.alike, 0.0), *known])
-    return {alike: 1.08 * top for alike, top in tops.items()}
+        known = [_compute_ends(row, quantity)[1] for row in group.rows if row[quantity.column] is not None]
+        tops[group.shared_scale] = max([tops.get(group.shared_scale, 0.0), *known])
+    return {shared_scale: 1.08 * top for shared_scale, top in tops.items()}
 
 
-def _panel(
-    group: Group, axis: Axis, quantity: Quantity, labels: Sequence[str], top: float, page: Page
+def _build_panel(
+    group: ChartGroup, axis: Axis, quantity: ChartQuantity, labels: Sequence[str], top: float, page: Page
 ) -> dict[str, Any]:
     places = sorted({row[axis.column] for row in group.rows})
     traces: list[Trace] = []
     strip: list[Trace] = []
     for index, label in enumerate(labels):
-        own = [row for row in group.rows if series(row) == label]
+        own = [row for row in group.rows if describe_series(row) == label]
         cells = [[row for row in own if row[axis.column] == at] for at in places]
         if not any(cells):
             continue
         shift = _SPREAD * ((index + 0.5) / len(labels) - 0.5)
-        traces.append(_trace(cells, quantity, index, label, shift, page))
-        gaps = _gaps(cells, quantity, index, len(strip), page)
+        traces.append(_build_trace(cells, quantity, index, label, shift, page))
+        gaps = _build_gap_trace(cells, quantity, index, len(strip), page)
         strip += [gaps | {"name": label}] if gaps else []
     return {
         "title": group.title,
         "data": ([trace for trace in traces if trace["x"]] or [_EMPTY]) + strip,
-        "layout": _layout(axis, quantity, [str(at) for at in places], top, [gaps["name"] for gaps in strip]),
+        "layout": _build_layout(axis, quantity, [str(at) for at in places], top, [gaps["name"] for gaps in strip]),
     }
 
 
-def _trace(
-    cells: Sequence[Sequence[Row]], quantity: Quantity, index: int, label: str, shift: float, page: Page
+def _build_trace(
+    cells: Sequence[Sequence[Row]], quantity: ChartQuantity, index: int, label: str, shift: float, page: Page
 ) -> Trace:
     """Return one engine: a point for every number, joined where two neighbours have exactly one each."""
     points: list[dict[str, Any]] = []
@@ -150,29 +152,31 @@ def _trace(
         known = [row for row in cell if row[quantity.column] is not None]
         for row in known:
             points += [_BREAK] if points and (before != 1 or len(known) != 1) else []
-            points.append(_point(position + shift, row, quantity, index, page))
+            points.append(_build_chart_point(position + shift, row, quantity, index, page))
         before = len(known)
-    told = {name: [point[name] for point in points] for name in _BREAK}
-    bars = {"array": told.pop("above"), "arrayminus": told.pop("below")}
+    series_values = {name: [point[name] for point in points] for name in _BREAK}
+    bars = {"array": series_values.pop("above"), "arrayminus": series_values.pop("below")}
     return {
         "type": "scatter", "mode": "lines+markers", "name": label, "hoverinfo": "text",
         "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, **bars},
-        "marker": {"color": colour(index), "size": 8, "symbol": told.pop("symbol")},
-        "line": {"color": colour(index), "width": 1.5}, **told,
+        "marker": {"color": choose_colour(index), "size": 8, "symbol": series_values.pop("symbol")},
+        "line": {"color": choose_colour(index), "width": 1.5}, **series_values,
     }  # fmt: skip
 
 
-def _point(x: float, row: Row, quantity: Quantity, index: int, page: Page) -> dict[str, Any]:
+def _build_chart_point(x: float, row: Row, quantity: ChartQuantity, index: int, page: Page) -> dict[str, Any]:
     """Return a number with its interval; hollow where it should have one and none is known."""
-    value, (low, high) = _value(row, quantity), _ends(row, quantity)
+    value, (low, high) = _compute_value(row, quantity), _compute_ends(row, quantity)
     hollow = quantity.interval and row[f"{quantity.column}_low"] is None
     return {
-        "x": x, "y": value, "above": high - value, "below": value - low, "symbol": symbol(index) + "-open" * hollow,
-        "hovertext": hover(row, quantity.column), "customdata": _custom(row, page),
+        "x": x, "y": value, "above": high - value, "below": value - low, "symbol": choose_symbol(index) + "-open" * hollow,
+        "hovertext": format_hover(row, quantity.column), "customdata": _build_custom_data(row, page),
     }  # fmt: skip
 
 
-def _gaps(cells: Sequence[Sequence[Row]], quantity: Quantity, index: int, line: int, page: Page) -> Trace:
+def _build_gap_trace(
+    cells: Sequence[Sequence[Row]], quantity: ChartQuantity, index: int, line: int, page: Page
+) -> Trace:
     """Return why an engine has no number at some places, in words below the panel; empty where it has them all."""
     rows = [next(iter(cell), None) for cell in cells]
     known = [any(row[quantity.column] is not None for row in cell) for cell in cells]
@@ -180,17 +184,19 @@ def _gaps(cells: Sequence[Sequence[Row]], quantity: Quantity, index: int, line: 
     if not missing:
         return {}
     anywhere = dict.fromkeys(("micro", "nodes", "devices_per_node", "outcome"))
-    never = {"f": place(next(row for row in rows if row) | anywhere, page.facets), "c": None}
+    never = {"f": find_place(next(row for row in rows if row) | anywhere, page.facets), "c": None}
     return {
         "type": "scatter", "mode": "text", "yaxis": "y2", "x": [position for position, _ in missing],
-        "y": [line] * len(missing), "text": [reason(row) for _, row in missing],
-        "textfont": {"color": [colour(index) if row else "#7F7F7F" for _, row in missing], "size": 10},
-        "hoverinfo": "text", "hovertext": [hover(row, quantity.column) if row else "not run" for _, row in missing],
-        "customdata": [_custom(row, page) if row else never for _, row in missing],
+        "y": [line] * len(missing), "text": [format_reason(row) for _, row in missing],
+        "textfont": {"color": [choose_colour(index) if row else "#7F7F7F" for _, row in missing], "size": 10},
+        "hoverinfo": "text", "hovertext": [format_hover(row, quantity.column) if row else "not run" for _, row in missing],
+        "customdata": [_build_custom_data(row, page) if row else never for _, row in missing],
     }  # fmt: skip
 
 
-def _layout(axis: Axis, quantity: Quantity, ticks: Sequence[str], top: float, strip: Sequence[str]) -> dict[str, Any]:
+def _build_layout(
+    axis: Axis, quantity: ChartQuantity, ticks: Sequence[str], top: float, strip: Sequence[str]
+) -> dict[str, Any]:
     height = _PLOT_PX + _LINE_PX * len(strip)
     below = _LINE_PX * len(strip) / height
     layout: dict[str, Any] = {
@@ -216,17 +222,17 @@ def _layout(axis: Axis, quantity: Quantity, ticks: Sequence[str], top: float, st
     return layout
 
 
-def _value(row: Row, quantity: Quantity) -> float:
+def _compute_value(row: Row, quantity: ChartQuantity) -> float:
     return float(row[quantity.column] / quantity.unit)
 
 
-def _ends(row: Row, quantity: Quantity) -> tuple[float, float]:
+def _compute_ends(row: Row, quantity: ChartQuantity) -> tuple[float, float]:
     """Return the ends of the interval; the value itself where there is none."""
-    value = _value(row, quantity)
+    value = _compute_value(row, quantity)
     if not quantity.interval or row[f"{quantity.column}_low"] is None:
         return value, value
     return row[f"{quantity.column}_low"] / quantity.unit, row[f"{quantity.column}_high"] / quantity.unit
 
 
-def _custom(row: Row, page: Page) -> dict[str, Any]:
-    return {"f": place(row, page.facets), "c": page.places[key_of(row)]}
+def _build_custom_data(row: Row, page: Page) -> dict[str, Any]:
+    return {"f": find_place(row, page.facets), "c": page.places[build_row_key(row)]}

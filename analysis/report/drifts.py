@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.questions import choice
+from analysis.questions import describe_choice
 from analysis.results import Results
 from analysis.stats.drift import Drift, drift
-from analysis.table import plain
+from analysis.table import list_rows
 
 
-class Drifted(NamedTuple):
+class ControlPointDrift(NamedTuple):
     """A control point: what ran first and last in an allocation, and what changed in between."""
 
     allocation: str
@@ -19,13 +19,13 @@ class Drifted(NamedTuple):
     drift: Drift
 
 
-def drifts(results: Results) -> list[Drifted]:
+def find_drifts(results: Results) -> list[ControlPointDrift]:
     """Return the drift of every configuration in every allocation that it ran in at least twice, to a good end."""
-    return list(_drifts(results))
+    return list(_iterate_drifts(results))
 
 
-def _drifts(results: Results) -> Iterable[Drifted]:
-    for row in plain(results.summary):
+def _iterate_drifts(results: Results) -> Iterable[ControlPointDrift]:
+    for row in list_rows(results.summary):
         together: dict[str, list[int]] = {}
         for place in results.behind(row) if row["runs"] > row["n"] else ():
             allocation = results.table["allocation"].iloc[place]
@@ -33,4 +33,4 @@ def _drifts(results: Results) -> Iterable[Drifted]:
                 together.setdefault(str(allocation), []).append(place)
         for allocation, places in together.items():
             if found := drift([steps for place in places if (steps := results.window(place))]):
-                yield Drifted(allocation, choice(row), found)
+                yield ControlPointDrift(allocation, describe_choice(row), found)

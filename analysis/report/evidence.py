@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pydantic_core
 
 from analysis.results import Results
-from bench.errors import printable
-from bench.files import regular
+from bench.errors import make_printable
+from bench.files import open_regular
 from bench.record import RunRecord
 from bench.store import LOG, Unreadable
 
@@ -29,42 +29,42 @@ class Evidence(NamedTuple):
     log: str  # the last lines; empty where there is none
 
 
-def evidence(results: Results, row: int) -> Evidence:
+def read_evidence(results: Results, row: int) -> Evidence:
     """Return what the run of a row of the table left behind."""
     folder = Path(results.traces["file"].iloc[row]).parent
     try:
         record: RunRecord | None = results.record(row)
     except (OSError, Unreadable):
         record = None
-    return Evidence(folder, record, tail(folder / LOG))
+    return Evidence(folder, record, read_tail(folder / LOG))
 
 
-def tail(log: Path, lines: int = TAIL_LINES) -> str:
+def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
     """Return the last lines of a log without what steers a terminal; empty where there is none."""
     try:
-        with open(log, "rb", opener=regular) as file:
+        with open(log, "rb", opener=open_regular) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
     whole = text.splitlines() if size <= _TAIL_BYTES else text.splitlines()[1:]
-    return "\n".join(map(printable, whole[-lines:]))
+    return "\n".join(map(make_printable, whole[-lines:]))
 
 
-def pretty(record: RunRecord) -> str:
+def format_record(record: RunRecord) -> str:
     """Return a record as JSON to read: a series of numbers on one line, and of a long one its beginning."""
-    plain = _shortened(record.model_dump(mode="json", by_alias=True))
+    plain = _shorten_series(record.model_dump(mode="json", by_alias=True))
     text = pydantic_core.to_json(plain, indent=1).decode()  # ten times as fast as json's own, where it indents
     return _SCALARS.sub(lambda found: re.sub("\n *", " ", found[0]), text)
 
 
-def reasons(record: RunRecord) -> list[tuple[str, str]]:
+def list_reasons(record: RunRecord) -> list[tuple[str, str]]:
     """Return the evidence of a run's outcome as named texts: a traceback with its own lines, else JSON."""
-    return [text for label, value in record.outcome.evidence.items() for text in _texts(label, value)]
+    return [text for label, value in record.outcome.evidence.items() for text in _format_evidence(label, value)]
 
 
-def _texts(label: str, value: Any) -> Iterable[tuple[str, str]]:
+def _format_evidence(label: str, value: Any) -> Iterable[tuple[str, str]]:
     if isinstance(value, str):
         yield label, value
     elif isinstance(value, dict) and value and all(isinstance(part, str) for part in value.values()):
@@ -73,11 +73,11 @@ def _texts(label: str, value: Any) -> Iterable[tuple[str, str]]:
         yield label, json.dumps(value, indent=1, ensure_ascii=False)
 
 
-def _shortened(value: Any) -> Any:
+def _shorten_series(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _shortened(part) for name, part in value.items()}
+        return {name: _shorten_series(part) for name, part in value.items()}
     if not isinstance(value, list):
         return value
     if len(value) > _SERIES and not any(isinstance(part, dict | list) for part in value):
         return [*value[:_SERIES], f"… {len(value) - _SERIES:,} more in record.json"]
-    return [_shortened(part) for part in value]
+    return [_shorten_series(part) for part in value]

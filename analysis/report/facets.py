@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from analysis.columns import all_columns
-from analysis.formats.numbers import cell
+from analysis.columns import list_all_columns
+from analysis.formats.numbers import format_cell
 from analysis.summary import Row
 
 _LABELS = {
@@ -22,19 +22,19 @@ class Facet(NamedTuple):
     texts: tuple[str, ...]
 
 
-def facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
+def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
     """Return the columns that have several values in these rows of the run table."""
     known = list(rows)
-    found = [_facet(column, label, known) for column, label in _LABELS.items()]
+    found = [_build_facet(column, label, known) for column, label in _LABELS.items()]
     return tuple(facet for facet in found if len(facet.values) > 1)
 
 
-def place(row: Row, among: Sequence[Facet]) -> str:
+def find_place(row: Row, page_facets: Sequence[Facet]) -> str:
     """Return where a row stands: the index of its value per facet; empty where it has none, and is never left out."""
-    told = [(facet, row.get(facet.column)) for facet in among]
-    return ",".join("" if value is None else str(facet.values.index(value)) for facet, value in told)
+    values_by_facet = [(facet, row.get(facet.column)) for facet in page_facets]
+    return ",".join("" if value is None else str(facet.values.index(value)) for facet, value in values_by_facet)
 
 
-def _facet(column: str, label: str, rows: Sequence[Row]) -> Facet:
+def _build_facet(column: str, label: str, rows: Sequence[Row]) -> Facet:
     values = tuple(sorted({row[column] for row in rows if row[column] is not None}))
-    return Facet(column, label, values, tuple(cell(all_columns()[column], value) for value in values))
+    return Facet(column, label, values, tuple(format_cell(list_all_columns()[column], value) for value in values))

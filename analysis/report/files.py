@@ -7,45 +7,53 @@ import pandas as pd
 from analysis import formats
 from analysis.formats.latex import to_latex
 from analysis.formats.markdown import to_markdown
-from analysis.report import sheets
-from analysis.report.findings import Findings
-from analysis.report.headline import told
-from analysis.report.sheets import Sheet
+from analysis.report import summary_tables
+from analysis.report.findings import ReportFindings
+from analysis.report.headline import describe_answers
+from analysis.report.summary_tables import TextTable
 from analysis.scaling import best, crossover, curves
-from analysis.table import plain
+from analysis.table import list_rows
 
 MOST_ROWS = 1000
 """Of a table for readers; the CSV has all."""
 
 
-def tables(found: Findings) -> dict[str, bytes]:
+def render_tables(found: ReportFindings) -> dict[str, bytes]:
     """Return every table in every format, by path; one that would have no row is none."""
     files: dict[str, bytes] = {}
-    for exact, sheet, rows in _tables(found):
-        if sheet.rows:
-            files |= {f"{sheet.name}.csv": formats.to_csv(exact).encode(), **_readable(sheet, rows)}
+    for exact, table, rows in _list_tables(found):
+        if table.rows:
+            files |= {f"{table.name}.csv": formats.to_csv(exact).encode(), **_render_readable(table, rows)}
     return files
 
 
-def _tables(found: Findings) -> Iterable[tuple[pd.DataFrame, Sheet, int]]:
+def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTable, int]]:
     """Yield what is exact, what is for readers, and how many rows the latter would have."""
     answers, points = found.best[:MOST_ROWS], sum(len(curve.points) for curve in found.curves)
-    yield found.table, sheets.runs(found.rows[:MOST_ROWS]), len(found.rows)
-    yield found.summary, sheets.configurations(plain(found.summary[:MOST_ROWS])), len(found.summary)
-    yield best.as_table(found.best), sheets.best(told(answers), found.rows), len(found.best)
-    yield curves.as_table(list(found.curves)), sheets.scaling(found.curves), points
-    law, met = sheets.law(found.curves), sheets.crossovers(found.crossovers)
-    yield curves.fit_table(list(found.curves)), law, len(law.rows)
-    yield crossover.as_table(list(found.crossovers)), met, len(met.rows)
+    yield found.table, summary_tables.build_runs_table(found.rows[:MOST_ROWS]), len(found.rows)
+    yield (
+        found.summary,
+        summary_tables.build_configurations_table(list_rows(found.summary[:MOST_ROWS])),
+        len(found.summary),
+    )
+    yield (
+        best.as_table(found.best),
+        summary_tables.build_best_table(describe_answers(answers), found.rows),
+        len(found.best),
+    )
+    yield curves.build_curve_table(list(found.curves)), summary_tables.build_scaling_table(found.curves), points
+    law, met = summary_tables.build_law_table(found.curves), summary_tables.build_crossovers_table(found.crossovers)
+    yield curves.build_fit_table(list(found.curves)), law, len(law.rows)
+    yield crossover.build_crossover_table(list(found.crossovers)), met, len(met.rows)
 
 
-def _readable(sheet: Sheet, all_rows: int) -> dict[str, bytes]:
-    rows = [[cell.text for cell in row] for row in sheet.rows[:MOST_ROWS]]
-    head, right = [heading.text for heading in sheet.head], [heading.number for heading in sheet.head]
+def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
+    rows = [[cell.text for cell in row] for row in table.rows[:MOST_ROWS]]
+    head, right = [heading.text for heading in table.head], [heading.number for heading in table.head]
     more = all_rows - len(rows)
-    said = f"{more:,} more rows stand in {sheet.name}.csv." if more else ""
+    said = f"{more:,} more rows stand in {table.name}.csv." if more else ""
     markdown, latex = to_markdown(head, rows, right), to_latex(head, rows, right)
     return {
-        f"{sheet.name}.md": f"{markdown}\n{said}\n".encode() if more else markdown.encode(),
-        f"{sheet.name}.tex": f"% {said}\n{latex}".encode() if more else latex.encode(),
+        f"{table.name}.md": f"{markdown}\n{said}\n".encode() if more else markdown.encode(),
+        f"{table.name}.tex": f"% {said}\n{latex}".encode() if more else latex.encode(),
     }

@@ -5,20 +5,20 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.prices import priced
-from analysis.report.drifts import Drifted, drifts
-from analysis.report.provenance import Provenance, provenance
+from analysis.prices import add_prices
+from analysis.report.drifts import ControlPointDrift, find_drifts
+from analysis.report.provenance import Provenance, build_provenance
 from analysis.results import Results
 from analysis.scaling.best import Best, best
-from analysis.scaling.crossover import Crossover, crossovers
-from analysis.scaling.curves import Curve, curves
+from analysis.scaling.crossover import Crossover, find_crossovers
+from analysis.scaling.curves import ScalingCurve, build_curves
 from analysis.summary import Row
-from analysis.table import plain
+from analysis.table import list_rows
 from bench.record import Circumstance
 from bench.store import Unreadable
 
 
-class Findings(NamedTuple):
+class ReportFindings(NamedTuple):
     """What the results say; `rows` are those of `table` in plain values."""
 
     results: Results
@@ -26,34 +26,34 @@ class Findings(NamedTuple):
     summary: pd.DataFrame
     rows: Sequence[Row]
     best: Sequence[Best]
-    curves: Sequence[Curve]
+    curves: Sequence[ScalingCurve]
     crossovers: Sequence[Crossover]
-    drifts: Sequence[Drifted]
+    drifts: Sequence[ControlPointDrift]
     origin: Provenance
     asked: tuple[str, ...]  # by the studies, in their own words
 
 
-def findings(results: Results, price: float | None = None) -> Findings:
+def compute_findings(results: Results, price: float | None = None) -> ReportFindings:
     """Work out what results say; `price` is of a device and hour, in a currency of the user's."""
     table, summary = results.table, results.summary
     if price is not None:
-        table, summary = priced(table, price), priced(summary, price)
-    around = list(_circumstances(results))
-    return Findings(
+        table, summary = add_prices(table, price), add_prices(summary, price)
+    around = list(_read_circumstances(results))
+    return ReportFindings(
         results=results,
         table=table,
         summary=summary,
-        rows=plain(table),
+        rows=list_rows(table),
         best=best(results),
-        curves=curves(results),
-        crossovers=crossovers(results),
-        drifts=drifts(results),
-        origin=provenance(results, [one.machine for one in around]),
+        curves=build_curves(results),
+        crossovers=find_crossovers(results),
+        drifts=find_drifts(results),
+        origin=build_provenance(results, [one.machine for one in around]),
         asked=tuple(dict.fromkeys(one.question for one in around if one.question)),
     )
 
 
-def _circumstances(results: Results) -> Iterable[Circumstance]:
+def _read_circumstances(results: Results) -> Iterable[Circumstance]:
     """Yield how the first run of every study, machine and environment class was started."""
     firsts = ~results.table.duplicated(["study", "machine", "environment_id"])
     for place in firsts.to_numpy().nonzero()[0]:

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.formats.numbers import MISSING, significant, size
-from analysis.questions import choice, name
-from analysis.report.asked import outcomes
+from analysis.formats.numbers import MISSING, format_significant, format_size
+from analysis.questions import describe_choice, name_question
+from analysis.report.setup import format_outcomes
 from analysis.scaling.best import Best
 from analysis.scaling.ranking import Rival
 from analysis.stats.compare import TOO_FEW, Comparison
@@ -16,7 +16,7 @@ from bench.statistics import LEVEL
 _LUCK_WORTH_SAYING = 0.002
 
 
-class Told(NamedTuple):
+class AnswerText(NamedTuple):
     """One answer in words; what is empty is not known, or none."""
 
     name: str
@@ -27,70 +27,72 @@ class Told(NamedTuple):
     flags: str
     tied: tuple[str, ...]  # with the change of the time per sample, and its interval
     slower: str
-    untold: str  # behind the fastest as measured, with too few repeats to tell
+    undecided: str  # behind the fastest as measured, with too few repeats to tell
     leanest: str
     peak: str
     failed: str
     luck: str = ""  # by how much the fastest's own number flatters it
 
 
-def told(found: Sequence[Best]) -> list[Told]:
+def describe_answers(found: Sequence[Best]) -> list[AnswerText]:
     """Return every answer in words, named by what sets its question apart from the others."""
-    among = [best.question for best in found]
-    return [_told(best, name(best.question, among)) for best in found]
+    all_questions = [best.question for best in found]
+    return [_describe_answer(best, name_question(best.question, all_questions)) for best in found]
 
 
-def winners(found: Sequence[Best]) -> str:
+def describe_winners(found: Sequence[Best]) -> str:
     """Say of each engine in how many questions it is the fastest as measured or not told apart from it; empty for one
     question."""
     decided = [best for best in found if best.fastest]
     if len(decided) < 2:
         return ""
-    leading = Counter(engine for best in decided for engine in _leading(best))
+    leading = Counter(engine for best in decided for engine in _find_leading_engines(best))
     ordered = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{engine} in {count} of {len(decided)}" for engine, count in ordered)
 
 
-def interval(row: Row, column: str = "tokens_per_s") -> str:
+def format_interval(row: Row, column: str = "tokens_per_s") -> str:
     """Write the interval of a row of the summary with its level, kind and n."""
     n = f"n\u00a0=\u00a0{row['n']}"
     if row[f"{column}_low"] is None:
         return f"no interval, {n}"
-    return f"{ends(row, column)} ({kind(row)}, {n})"
+    return f"{format_ends(row, column)} ({format_interval_kind(row)}, {n})"
 
 
-def kind(row: Row) -> str:
+def format_interval_kind(row: Row) -> str:
     """Write level and kind of the intervals of a row of the summary, which names those of its step time. A run of few
     steps may tell its rate and not its median: that interval is within the run as well."""
-    level, told = row["interval_level"] or LEVEL, row["interval_kind"] or "within the run"
-    return f"{100 * level:.0f}\u00a0%, {told}"
+    level, kind_text = row["interval_level"] or LEVEL, row["interval_kind"] or "within the run"
+    return f"{100 * level:.0f}\u00a0%, {kind_text}"
 
 
-def ends(row: Row, column: str) -> str:
+def format_ends(row: Row, column: str) -> str:
     """Write the ends of an interval of a row of the summary; empty where it has none."""
     low, high = row[f"{column}_low"], row[f"{column}_high"]
-    return "" if low is None else f"{significant(low)} to {significant(high)}"
+    return "" if low is None else f"{format_significant(low)} to {format_significant(high)}"
 
 
-def _told(best: Best, name: str) -> Told:
+def _describe_answer(best: Best, name: str) -> AnswerText:
     fastest, leanest = best.fastest, best.front[0] if best.front else None
-    tied, slower, untold = (
+    tied, slower, undecided = (
         [rival for rival in best.rivals if rival.verdict == verdict]
         for verdict in ("no detectable difference", "slower", TOO_FEW)
     )
-    return Told(
+    return AnswerText(
         name=name,
-        fastest=choice(fastest) if fastest else "",
+        fastest=describe_choice(fastest) if fastest else "",
         tokens_per_s=fastest["tokens_per_s"] if fastest else None,
-        rate=significant(fastest["tokens_per_s"]) if fastest else MISSING,
-        interval=interval(fastest) if fastest else MISSING,
+        rate=format_significant(fastest["tokens_per_s"]) if fastest else MISSING,
+        interval=format_interval(fastest) if fastest else MISSING,
         flags=fastest["flags"] if fastest else "",
-        tied=tuple(f"{choice(one.row)} ({_effect(one.comparison)})" for one in tied),
-        slower=_behind(slower, "is detectably slower", "are detectably slower"),
-        untold=_behind(untold, f"took longer in these runs, {TOO_FEW}", f"took longer in these runs, {TOO_FEW}"),
-        leanest=choice(leanest) if leanest else "",
-        peak=size(leanest["peak_allocated_bytes"]) if leanest else MISSING,
-        failed=outcomes(Counter(row["outcome"] for row in best.failed)),
+        tied=tuple(f"{describe_choice(one.row)} ({_format_effect(one.comparison)})" for one in tied),
+        slower=_describe_rivals(slower, "is detectably slower", "are detectably slower"),
+        undecided=_describe_rivals(
+            undecided, f"took longer in these runs, {TOO_FEW}", f"took longer in these runs, {TOO_FEW}"
+        ),
+        leanest=describe_choice(leanest) if leanest else "",
+        peak=format_size(leanest["peak_allocated_bytes"]) if leanest else MISSING,
+        failed=format_outcomes(Counter(row["outcome"] for row in best.failed)),
         luck=_luck(best),
     )
 
@@ -99,31 +101,35 @@ def _luck(best: Best) -> str:
     """Say by how much the fastest of several was probably lucky, where that is worth a word."""
     if best.luck < _LUCK_WORTH_SAYING or len(best.ties) == 0:
         return ""
-    share = significant(100 * best.luck, 1)
+    share = format_significant(100 * best.luck, 1)
     return f"Chosen as the fastest of {len(best.rivals) + 1}, its number is probably {share}\u00a0% too good"
 
 
-def _leading(best: Best) -> set[str]:
+def _find_leading_engines(best: Best) -> set[str]:
     return {row["engine"] for row in (best.fastest, *best.ties) if row}
 
 
-def _behind(rivals: Sequence[Rival], one_is: str, several_are: str) -> str:
+def _describe_rivals(rivals: Sequence[Rival], one_is: str, several_are: str) -> str:
     """Say of how many rivals that is so, and by how much the first of them is behind."""
     if not rivals:
         return ""
     first = rivals[0]
     if len(rivals) == 1:
-        return f"{choice(first.row)} {one_is}: {_effect(first.comparison)}"
-    return f"{len(rivals):,} others {several_are}, the next of them {choice(first.row)}: {_effect(first.comparison)}"
+        return f"{describe_choice(first.row)} {one_is}: {_format_effect(first.comparison)}"
+    return f"{len(rivals):,} others {several_are}, the next of them {describe_choice(first.row)}: {_format_effect(first.comparison)}"
 
 
-def _effect(comparison: Comparison) -> str:
+def _format_effect(comparison: Comparison) -> str:
     """Write the change of the time per sample with its interval."""
     known = comparison.interval
-    ends = f", {100 * known.level:.0f}\u00a0%: {_change(known.low)} to {_change(known.high)}" if known else ""
-    return f"{_change(comparison.ratio)}{ends}"
+    ends = (
+        f", {100 * known.level:.0f}\u00a0%: {_format_change(known.low)} to {_format_change(known.high)}"
+        if known
+        else ""
+    )
+    return f"{_format_change(comparison.ratio)}{ends}"
 
 
-def _change(ratio: float) -> str:
+def _format_change(ratio: float) -> str:
     """Write a ratio of times as a change in percent."""
-    return f"{'+' if ratio >= 1 else '−'}{significant(100 * abs(ratio - 1), 2)}\u00a0%"
+    return f"{'+' if ratio >= 1 else '−'}{format_significant(100 * abs(ratio - 1), 2)}\u00a0%"

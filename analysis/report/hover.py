@@ -2,25 +2,29 @@
 
 import html
 
-from analysis.formats.numbers import MISSING, significant, size
-from analysis.questions import choice, ranks
-from analysis.report.headline import ends, interval
+from analysis.formats.numbers import MISSING, format_significant, format_size
+from analysis.questions import describe_choice, format_ranks
+from analysis.report.headline import format_ends, format_interval
 from analysis.summary import Row
 
 _ENDED = {"oom": "OOM", "host_oom": "host OOM"}
 _REASON_LETTERS = 120
 
 
-def hover(row: Row, column: str) -> str:
+def format_hover(row: Row, column: str) -> str:
     """Return the lines over a point that shows `column`, its texts escaped: plotly.js reads some HTML."""
-    around = f"{ranks(row)}, {row['precision']}, {row['machine']}"
-    lines = [f"{row['model']}: {choice(row)}", around, *(_numbers(row, column) if row["n"] else [_failure(row)])]
+    around = f"{format_ranks(row)}, {row['precision']}, {row['machine']}"
+    lines = [
+        f"{row['model']}: {describe_choice(row)}",
+        around,
+        *(_list_numbers(row, column) if row["n"] else [_format_failure(row)]),
+    ]
     lines += [f"flags: {row['flags']}"] if row["flags"] else []
     bold, *rest = (html.escape(line, quote=False) for line in [*lines, f"configuration {row['config_id']}"])
     return "<br>".join([f"<b>{bold}</b>", *rest])
 
 
-def reason(row: Row | None) -> str:
+def format_reason(row: Row | None) -> str:
     """Say in a word or two why there is no number."""
     if row is None:
         return "not run"
@@ -28,19 +32,19 @@ def reason(row: Row | None) -> str:
     return "unknown" if ended == "ok" else _ENDED.get(ended, ended.replace("_", " "))
 
 
-def _numbers(row: Row, column: str) -> list[str]:
+def _list_numbers(row: Row, column: str) -> list[str]:
     rate, step, peak = row["tokens_per_s"], row["step_s"], row["peak_allocated_bytes"]
     lines = []
     if column == "efficiency" and row[column] is not None:
-        lines.append(f"efficiency {significant(row[column], 3)}, {ends(row, column) or 'no interval'}")
+        lines.append(f"efficiency {format_significant(row[column], 3)}, {format_ends(row, column) or 'no interval'}")
     if rate is not None:
-        lines.append(f"{significant(rate)} tokens/s, {interval(row)}")
+        lines.append(f"{format_significant(rate)} tokens/s, {format_interval(row)}")
     if step is not None:
-        lines.append(f"{significant(step)} s per step, {ends(row, 'step_s') or 'no interval'}")
-    return [*lines, f"peak {size(peak) if peak is not None else MISSING} per rank"]
+        lines.append(f"{format_significant(step)} s per step, {format_ends(row, 'step_s') or 'no interval'}")
+    return [*lines, f"peak {format_size(peak) if peak is not None else MISSING} per rank"]
 
 
-def _failure(row: Row) -> str:
+def _format_failure(row: Row) -> str:
     why = str(row["reason"])
-    told = why[:_REASON_LETTERS] + "…" * (len(why) > _REASON_LETTERS)
-    return f"{reason(row)}: {told}" if told else reason(row)
+    shortened = why[:_REASON_LETTERS] + "…" * (len(why) > _REASON_LETTERS)
+    return f"{format_reason(row)}: {shortened}" if shortened else format_reason(row)

@@ -7,30 +7,30 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from analysis.columns import columns
+from analysis.columns import list_columns
 from analysis.flags import FLAGS
-from analysis.questions import choice, ranks
-from analysis.report import sheets
+from analysis.questions import describe_choice, format_ranks
+from analysis.report import summary_tables
 from analysis.report.analogue import HEAD, Analogue
-from analysis.report.asked import asked
-from analysis.report.charts import Page, key_of
-from analysis.report.details import details
-from analysis.report.doubts import doubts
-from analysis.report.evidence import Evidence, reasons
-from analysis.report.facets import Facet, facets, place
-from analysis.report.findings import Findings
-from analysis.report.headline import told, winners
-from analysis.report.interactive import charts
-from analysis.report.sheets import Cell, Sheet
-from analysis.report.shown import MOST_ROWS, failures, runs_shown
+from analysis.report.caveats import list_caveats
+from analysis.report.charts import Page, build_row_key
+from analysis.report.details import build_details
+from analysis.report.evidence import Evidence, list_reasons
+from analysis.report.facets import Facet, find_facets, find_place
+from analysis.report.findings import ReportFindings
+from analysis.report.headline import describe_answers, describe_winners
+from analysis.report.interactive import build_charts
+from analysis.report.limits import MOST_ROWS, select_failures, select_runs
+from analysis.report.setup import describe_setup
+from analysis.report.summary_tables import TableCell, TextTable
 from analysis.summary import Row
-from analysis.table import plain
+from analysis.table import list_rows
 
 MOST_SENTENCES = 6
 """Questions that are answered in words, one by one; the answers to more are a table."""
 
 
-class Drawn(NamedTuple):
+class PrintFigure(NamedTuple):
     """A figure for print: its SVG as an element of the page, empty for a large one, and its files by format."""
 
     name: str
@@ -39,78 +39,84 @@ class Drawn(NamedTuple):
     files: dict[str, str]
 
 
-class Shown(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table of the page: where it stands among the facets, and which details it opens, if any."""
 
     facets: str
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     opens: str = ""
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table of the page; `left_out` says what only the files hold."""
 
-    sheet: Sheet
-    rows: tuple[Shown, ...]
-    left_out: str
+    content: TextTable
+    rows: tuple[TableRow, ...]
+    omitted: str
 
 
-def page(found: Findings, claims: Analogue | None, drawn: Sequence[Drawn], left: Mapping[int, Evidence]) -> str:
+def render_page(
+    found: ReportFindings, claims: Analogue | None, drawn: Sequence[PrintFigure], left: Mapping[int, Evidence]
+) -> str:
     """Return the whole report as HTML; `left` is the evidence of runs, by their place in the run table."""
-    among = facets(found.rows)
-    return _template().render(
-        **_summary(found, among, left),
+    page_facets = find_facets(found.rows)
+    return _load_template().render(
+        **_build_summary(found, page_facets, left),
         claims=claims,
         claims_head=HEAD,
-        facets=among,
-        **_explored(found, among, left),
+        facets=page_facets,
+        **_build_interactive_part(found, page_facets, left),
         drawn=[figure._replace(svg=Markup(figure.svg)) for figure in drawn],
-        **_failures(found, among, left),
+        **_build_failures(found, page_facets, left),
         origin=found.origin,
-        flags=[(flag, FLAGS[flag].meaning, count) for flag, count in _raised(found.rows).items()],
-        columns=columns().values(),
+        flags=[(flag, FLAGS[flag].meaning, count) for flag, count in _count_flags(found.rows).items()],
+        columns=list_columns().values(),
     )
 
 
-def _summary(found: Findings, among: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
+def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
     """Return what is said first: what was asked, the answer, how sure."""
-    answers = told(found.best)
+    answers = describe_answers(found.best)
     few = len(answers) <= MOST_SENTENCES
-    asking = [place(one.question, among) for one in found.best]
+    asking = [find_place(one.question, page_facets) for one in found.best]
     return {
         "studies": sorted({row["study"] for row in found.rows}),
         "questions": found.asked,
-        "measured": _measured(left.values()) if len(left) == len(found.rows) else (),
-        "asked": asked(found.rows),
+        "measured": _find_measured_days(left.values()) if len(left) == len(found.rows) else (),
+        "asked": describe_setup(found.rows),
         "answers": answers if few else [],
-        "best": None if few else _table(sheets.best(answers, found.rows), asking, len(answers)),
-        "winners": winners(found.best),
-        "doubts": doubts(found.results, found.best, found.drifts, found.origin),
+        "best": None
+        if few
+        else _build_table(summary_tables.build_best_table(answers, found.rows), asking, len(answers)),
+        "winners": describe_winners(found.best),
+        "doubts": list_caveats(found.results, found.best, found.drifts, found.origin),
     }
 
 
-def _explored(found: Findings, among: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
+def _build_interactive_part(
+    found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
+) -> dict[str, Any]:
     """Return what can be narrowed: interactive figures, tables, and the runs behind their points and rows."""
-    places, configurations = runs_shown(found.rows), plain(found.summary[:MOST_ROWS])
+    places, configurations = select_runs(found.rows), list_rows(found.summary[:MOST_ROWS])
     runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
-    points = Page(among, {key_of(row): index for index, row in enumerate(configurations)})
-    interactive = charts(found.summary[:MOST_ROWS], found.curves, points)
+    points = Page(page_facets, {build_row_key(row): index for index, row in enumerate(configurations)})
+    interactive = build_charts(found.summary[:MOST_ROWS], found.curves, points)
     return {
         "charts": interactive,
-        "plotly": Markup(_plotly()) if interactive else "",
-        "tables": [table for table in _tables(found, runs, configurations, among) if table.rows],
-        "data": {"charts": [one._asdict() for one in interactive], **details(configurations, runs, evidence)},
+        "plotly": Markup(_read_plotly()) if interactive else "",
+        "tables": [table for table in _build_tables(found, runs, configurations, page_facets) if table.rows],
+        "data": {"charts": [one._asdict() for one in interactive], **build_details(configurations, runs, evidence)},
     }
 
 
-def _measured(left: Iterable[Evidence]) -> tuple[str, ...]:
+def _find_measured_days(left: Iterable[Evidence]) -> tuple[str, ...]:
     """Return the first and the last day of the runs, one if they are the same."""
     started = sorted(one.record.circumstance.started_at[:10] for one in left if one.record)
     known = [day for day in started if day]
     return tuple(dict.fromkeys((known[0], known[-1]))) if known else ()
 
 
-def _template() -> Template:
+def _load_template() -> Template:
     environment = Environment(
         loader=PackageLoader("analysis.report"),
         autoescape=True,
@@ -121,40 +127,48 @@ def _template() -> Template:
     return environment.get_template("report.html.j2")
 
 
-def _plotly() -> str:
+def _read_plotly() -> str:
     """Return plotly.js, of which the page holds a copy."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
 
 
-def _tables(
-    found: Findings, runs: Sequence[Row], configurations: Sequence[Row], among: Sequence[Facet]
-) -> Iterable[Table]:
+def _build_tables(
+    found: ReportFindings, runs: Sequence[Row], configurations: Sequence[Row], page_facets: Sequence[Facet]
+) -> Iterable[PageTable]:
     scaled = [point.row for curve in found.curves for point in curve.points]
-    yield _table(sheets.scaling(found.curves), [place(row, among) for row in scaled], len(scaled))
+    yield _build_table(
+        summary_tables.build_scaling_table(found.curves), [find_place(row, page_facets) for row in scaled], len(scaled)
+    )
     fitted = [curve.points[0].row for curve in found.curves if curve.fit]
-    yield _table(sheets.law(found.curves), [place(row, among) for row in fitted], len(fitted))
+    yield _build_table(
+        summary_tables.build_law_table(found.curves), [find_place(row, page_facets) for row in fitted], len(fitted)
+    )
     met = [row for one in found.crossovers if (row := one.any_row)]
-    yield _table(sheets.crossovers(found.crossovers), [place(row, among) for row in met], len(met))
-    for sheet, rows, all_rows in (
-        (sheets.configurations(configurations), configurations, len(found.summary)),
-        (sheets.runs(runs), runs, len(found.rows)),
+    yield _build_table(
+        summary_tables.build_crossovers_table(found.crossovers), [find_place(row, page_facets) for row in met], len(met)
+    )
+    for content, rows, all_rows in (
+        (summary_tables.build_configurations_table(configurations), configurations, len(found.summary)),
+        (summary_tables.build_runs_table(runs), runs, len(found.rows)),
     ):
-        yield _table(sheet, [place(row, among) for row in rows], all_rows, opens=sheet.name)
+        yield _build_table(content, [find_place(row, page_facets) for row in rows], all_rows, opens=content.name)
 
 
-def _table(sheet: Sheet, places: Sequence[str], all_rows: int, opens: str = "") -> Table:
-    rows = zip(places[:MOST_ROWS], sheet.rows[:MOST_ROWS], strict=True)
-    told = f"{MOST_ROWS:,} of {all_rows:,} rows; the CSV has all." if all_rows > MOST_ROWS else ""
-    named = [Shown(facets, cells, f"{opens} {index}" if opens else "") for index, (facets, cells) in enumerate(rows)]
-    return Table(sheet, tuple(named), told)
+def _build_table(content: TextTable, places: Sequence[str], all_rows: int, opens: str = "") -> PageTable:
+    rows = zip(places[:MOST_ROWS], content.rows[:MOST_ROWS], strict=True)
+    rows_note = f"{MOST_ROWS:,} of {all_rows:,} rows; the CSV has all." if all_rows > MOST_ROWS else ""
+    named = [TableRow(facets, cells, f"{opens} {index}" if opens else "") for index, (facets, cells) in enumerate(rows)]
+    return PageTable(content, tuple(named), rows_note)
 
 
-def _failures(found: Findings, among: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
+def _build_failures(
+    found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
+) -> dict[str, Any]:
     """Return the runs that did not end ok, each with the evidence that decided it, and what is no run at all."""
     return {
-        "failures": [_failure(found.rows[one], left[one], among) for one in failures(found.rows)],
+        "failures": [_build_failure(found.rows[one], left[one], page_facets) for one in select_failures(found.rows)],
         "failed": sum(row["outcome"] != "ok" for row in found.rows),
         "skipped": found.results.skipped,
         "unfinished": found.results.unfinished,
@@ -162,16 +176,16 @@ def _failures(found: Findings, among: Sequence[Facet], left: Mapping[int, Eviden
     }
 
 
-def _failure(row: Row, left: Evidence, among: Sequence[Facet]) -> dict[str, Any]:
+def _build_failure(row: Row, left: Evidence, page_facets: Sequence[Facet]) -> dict[str, Any]:
     return {
         "row": row,
-        "title": f"{row['model']}: {choice(row | {'variant': ''})}, {ranks(row)}",
+        "title": f"{row['model']}: {describe_choice(row | {'variant': ''})}, {format_ranks(row)}",
         "folder": left.folder,
-        "facets": place(row, among),
-        "evidence": reasons(left.record) if left.record else [],
+        "facets": find_place(row, page_facets),
+        "evidence": list_reasons(left.record) if left.record else [],
     }
 
 
-def _raised(rows: Sequence[Row]) -> dict[str, int]:
+def _count_flags(rows: Sequence[Row]) -> dict[str, int]:
     counts = Counter(flag for row in rows for flag in row["flags"].split())
     return {flag: counts[flag] for flag in FLAGS if counts[flag]}

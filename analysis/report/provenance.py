@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.formats.numbers import MISSING
-from analysis.observed import job
+from analysis.observed import find_job
 from analysis.results import Results
 from bench.machine import Machine
 from bench.record import Environment
@@ -12,7 +12,7 @@ from bench.record import Environment
 _MOST = 8  # values of one fact that are written out
 
 
-class Fact(NamedTuple):
+class ProvenanceFact(NamedTuple):
     """One line of the provenance: what each environment class says, all that its runs say joined."""
 
     name: str
@@ -25,18 +25,18 @@ class Provenance(NamedTuple):
     """The environments of a set of runs."""
 
     classes: tuple[str, ...]  # environment_id
-    facts: tuple[Fact, ...]
+    facts: tuple[ProvenanceFact, ...]
     machines: tuple[Machine, ...]
-    unlike: tuple[Fact, ...]  # what differs between the machines, in their order
+    unlike: tuple[ProvenanceFact, ...]  # what differs between the machines, in their order
     unknown: int  # runs that ended before their environment was looked at
 
     @property
-    def differences(self) -> tuple[Fact, ...]:
+    def differences(self) -> tuple[ProvenanceFact, ...]:
         """What decides whether numbers may be pooled, and differs."""
         return tuple(fact for fact in self.facts if fact.differs and fact.decides)
 
 
-def provenance(results: Results, machines: Iterable[Machine]) -> Provenance:
+def build_provenance(results: Results, machines: Iterable[Machine]) -> Provenance:
     """Return the provenance of a set of runs on these machines."""
     by_class: dict[str, list[Environment]] = {}
     for text in results.traces["environment"].dropna().unique():
@@ -45,39 +45,39 @@ def provenance(results: Results, machines: Iterable[Machine]) -> Provenance:
     nodes = tuple({machine.model_dump_json(): machine for machine in machines}.values())
     return Provenance(
         classes=tuple(by_class),
-        facts=tuple(_facts(list(by_class.values()))),
+        facts=tuple(_list_facts(list(by_class.values()))),
         machines=nodes,
-        unlike=tuple(_unlike(nodes)),
+        unlike=tuple(_list_machine_differences(nodes)),
         unknown=int(results.traces["environment"].isna().sum()),
     )
 
 
-def _facts(classes: Sequence[Sequence[Environment]]) -> Iterable[Fact]:
-    told = [[{**_decisive(one), **_others(one)} for one in members] for members in classes]
-    decisive = {name for members in classes for one in members for name in _decisive(one)}
-    names = dict.fromkeys(name for members in told for facts in members for name in facts)
+def _list_facts(classes: Sequence[Sequence[Environment]]) -> Iterable[ProvenanceFact]:
+    listed = [[{**_list_decisive_facts(one), **_list_other_facts(one)} for one in members] for members in classes]
+    decisive = {name for members in classes for one in members for name in _list_decisive_facts(one)}
+    names = dict.fromkeys(name for members in listed for facts in members for name in facts)
     for name in names:
-        values = tuple(_joined(facts.get(name) for facts in members) for members in told)
+        values = tuple(_join_values(facts.get(name) for facts in members) for members in listed)
         if name in decisive or set(values) != {MISSING}:
-            yield Fact(name, values, len(set(values)) > 1, name in decisive)
+            yield ProvenanceFact(name, values, len(set(values)) > 1, name in decisive)
 
 
-def _unlike(machines: Sequence[Machine]) -> Iterable[Fact]:
+def _list_machine_differences(machines: Sequence[Machine]) -> Iterable[ProvenanceFact]:
     """Yield what was asked for of unlike nodes, the name apart."""
     for name in Machine.model_fields:
-        values = tuple(_joined([_plain(getattr(machine, name))]) for machine in machines)
+        values = tuple(_join_values([_format_machine_value(getattr(machine, name))]) for machine in machines)
         if name != "name" and len(set(values)) > 1:
-            yield Fact(name.replace("_", " "), values, differs=True, decides=False)
+            yield ProvenanceFact(name.replace("_", " "), values, differs=True, decides=False)
 
 
-def _plain(value: Any) -> Any:
+def _format_machine_value(value: Any) -> Any:
     """Return a field of a machine as it is read; None for nothing in it."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:g}" for name, number in value.items()) or None
     return ", ".join(value) or None if isinstance(value, tuple) else value or None
 
 
-def _decisive(environment: Environment) -> dict[str, Any]:
+def _list_decisive_facts(environment: Environment) -> dict[str, Any]:
     known = environment.classification
     return {
         "device": known.device,
@@ -87,10 +87,14 @@ def _decisive(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _others(environment: Environment) -> dict[str, Any]:
-    git, around = environment.git or {}, job(environment)
+def _list_other_facts(environment: Environment) -> dict[str, Any]:
+    git, around = environment.git or {}, find_job(environment)
     return {
-        **{name: version for name, version in environment.versions.items() if name not in _decisive(environment)},
+        **{
+            name: version
+            for name, version in environment.versions.items()
+            if name not in _list_decisive_facts(environment)
+        },
         "commit": f"{git['commit'][:10]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None,
         "hosts": ", ".join(environment.hosts) or None,
         "processor": environment.cpus.get("model"),
@@ -99,6 +103,6 @@ def _others(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _joined(values: Iterable[Any]) -> str:
-    told = list(dict.fromkeys(MISSING if value is None else str(value) for value in values))
-    return "; ".join([*told[:_MOST], *([f"… and {len(told) - _MOST:,} more"] if len(told) > _MOST else [])])
+def _join_values(values: Iterable[Any]) -> str:
+    listed = list(dict.fromkeys(MISSING if value is None else str(value) for value in values))
+    return "; ".join([*listed[:_MOST], *([f"… and {len(listed) - _MOST:,} more"] if len(listed) > _MOST else [])])

@@ -13,18 +13,27 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from analysis.questions import Question, by_question
+from analysis.questions import Question, group_by_question
 from analysis.results import Results
-from analysis.scaling.cells import BASIS, PLACE, TIME, WHERE, basis, compared, frame, with_ends
-from analysis.scaling.once import once
-from analysis.scaling.pace import Pace, Paces, paces
+from analysis.scaling.cached import read_once
+from analysis.scaling.columns import (
+    BASIS,
+    PLACE,
+    TIME,
+    WHERE,
+    add_interval_names,
+    build_basis_cells,
+    build_frame,
+    build_ratio_cells,
+)
 from analysis.scaling.ranking import Ranking, Rival, ranked
+from analysis.scaling.time_per_sample import Pace, Paces, paces
 from analysis.stats.compare import TOO_FEW, Comparison, Verdict
 from analysis.summary import Row
 
 COLUMNS = (
-    *WHERE, *PLACE, *TIME, *with_ends("tokens_per_s"), "peak_allocated_bytes", "standing", *with_ends("ratio"), *BASIS,
-    "pareto", *with_ends("memory_ratio"), "memory_verdict", "flags", "reason",
+    *WHERE, *PLACE, *TIME, *add_interval_names("tokens_per_s"), "peak_allocated_bytes", "standing", *add_interval_names("ratio"), *BASIS,
+    "pareto", *add_interval_names("memory_ratio"), "memory_verdict", "flags", "reason",
 )  # fmt: skip
 
 Place = Literal["front", "tied", "dominated", "too few repeats to tell"]
@@ -34,10 +43,10 @@ as measured, and there are too few repeats to tell."""
 _PLACES: Mapping[Verdict, Place] = {"slower": "dominated", TOO_FEW: TOO_FEW}
 
 
-_STANDINGS: Mapping[Verdict, str] = {"slower": "slower", TOO_FEW: TOO_FEW}
+_RANK_LABELS: Mapping[Verdict, str] = {"slower": "slower", TOO_FEW: TOO_FEW}
 
 
-class Standing(NamedTuple):
+class ParetoPoint(NamedTuple):
     """A configuration in the plane of throughput and memory."""
 
     row: Row
@@ -58,7 +67,7 @@ class Best(NamedTuple):
     question: Question
     fastest: Row | None  # of the lowest seconds per sample, as measured; None where nothing was measured
     rivals: tuple[Rival, ...]  # all others with a number, the fastest first
-    standings: tuple[Standing, ...]  # all whose memory is known, the leanest first
+    pareto_points: tuple[ParetoPoint, ...]  # all whose memory is known, the leanest first
     failed: tuple[Row, ...]
     luck: float = 0.0  # by which part the fastest's time is probably too short, for it was chosen as the fastest
 
@@ -68,27 +77,27 @@ class Best(NamedTuple):
         return tuple(rival.row for rival in self.rivals if rival.verdict == "no detectable difference")
 
     @property
-    def untold(self) -> tuple[Row, ...]:
+    def undecided(self) -> tuple[Row, ...]:
         """The rivals behind the fastest as measured that there are too few repeats to tell of."""
         return tuple(rival.row for rival in self.rivals if rival.verdict == TOO_FEW)
 
     @property
     def front(self) -> tuple[Row, ...]:
         """The Pareto front of throughput against peak allocated bytes, the leanest first."""
-        return tuple(standing.row for standing in self.standings if standing.place == "front")
+        return tuple(pareto_point.row for pareto_point in self.pareto_points if pareto_point.place == "front")
 
 
-@once
+@read_once
 def best(results: Results) -> tuple[Best, ...]:
     """Return one answer per question, in the order of `questions.by_question`. Where the evidence is not measured
     there is no fastest: a rehearsal communicates nothing, so it ranks nothing."""
     pace = paces(results)
-    return tuple(_best(question, rows, pace) for question, rows in by_question(results.summary))
+    return tuple(_best(question, rows, pace) for question, rows in group_by_question(results.summary))
 
 
 def as_table(found: Sequence[Best]) -> pd.DataFrame:
     """Return a row per configuration of each question."""
-    return frame([cells for best in found for cells in _cells(best)], COLUMNS)
+    return build_frame([cells for best in found for cells in _cells(best)], COLUMNS)
 
 
 def _best(question: Question, rows: Sequence[Row], pace: Paces) -> Best:
@@ -96,42 +105,44 @@ def _best(question: Question, rows: Sequence[Row], pace: Paces) -> Best:
     ranking = ranked(rows, pace) if question["evidence"] == "measured" else None
     if ranking is None:
         return Best(question, None, (), (), failed)
-    return Best(question, ranking.fastest, ranking.rivals, _standings(ranking, pace), failed, ranking.family.luck)
-
-
-def _standings(ranking: Ranking, pace: Paces) -> tuple[Standing, ...]:
-    """Compare each configuration with one other, the fastest that is as lean: one is enough to dominate it."""
-    return tuple(
-        one._replace(verdict=ranking.family.verdict(one.comparison)) if one.comparison else one
-        for one in _beside_the_leaner(ranking, pace)
+    return Best(
+        question, ranking.fastest, ranking.rivals, _list_pareto_points(ranking, pace), failed, ranking.family.luck
     )
 
 
-def _beside_the_leaner(ranking: Ranking, pace: Paces) -> Iterator[Standing]:
+def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
+    """Compare each configuration with one other, the fastest that is as lean: one is enough to dominate it."""
+    return tuple(
+        one._replace(verdict=ranking.family.verdict(one.comparison)) if one.comparison else one
+        for one in _compare_with_leaner(ranking, pace)
+    )
+
+
+def _compare_with_leaner(ranking: Ranking, pace: Paces) -> Iterator[ParetoPoint]:
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     for row in sorted(sized, key=lambda row: row["peak_allocated_bytes"]):  # of equals the fastest comes first
-        here = pace(row)
-        assert here is not None  # it was ranked
-        comparison = ranking.family.compare(here, front[1]) if front else None
-        yield Standing(row, front and front[0], comparison, None)
+        own_pace = pace(row)
+        assert own_pace is not None  # it was ranked
+        comparison = ranking.family.compare(own_pace, front[1]) if front else None
+        yield ParetoPoint(row, front and front[0], comparison, None)
         if comparison is None or comparison.ratio < 1:
-            front = row, here
+            front = row, own_pace
 
 
 def _cells(best: Best) -> Iterator[Row]:
-    standings = {standing.row["config_id"]: standing for standing in best.standings}
+    pareto_points = {pareto_point.row["config_id"]: pareto_point for pareto_point in best.pareto_points}
     if best.fastest:
-        yield {**best.fastest, "standing": "fastest", **_stood(standings.get(best.fastest["config_id"]))}
+        yield {**best.fastest, "standing": "fastest", **_stood(pareto_points.get(best.fastest["config_id"]))}
     for rival in best.rivals:
-        told = {"standing": _STANDINGS.get(rival.verdict, "tied"), **basis(rival.comparison)}
-        stood = _stood(standings.get(rival.row["config_id"]))
-        yield {**rival.row, **told, **compared("ratio", rival.comparison), **stood}
+        values = {"standing": _RANK_LABELS.get(rival.verdict, "tied"), **build_basis_cells(rival.comparison)}
+        stood = _stood(pareto_points.get(rival.row["config_id"]))
+        yield {**rival.row, **values, **build_ratio_cells("ratio", rival.comparison), **stood}
     yield from ({**row, "standing": "failed"} for row in best.failed)
 
 
-def _stood(standing: Standing | None) -> Row:
-    if standing is None:
+def _stood(pareto_point: ParetoPoint | None) -> Row:
+    if pareto_point is None:
         return {}
-    ratio = compared("memory_ratio", standing.comparison)
-    return {"pareto": standing.place, "memory_verdict": standing.verdict, **ratio}
+    ratio = build_ratio_cells("memory_ratio", pareto_point.comparison)
+    return {"pareto": pareto_point.place, "memory_verdict": pareto_point.verdict, **ratio}

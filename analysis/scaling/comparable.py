@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from analysis import engines
-from analysis.early_failures import may_be_same, standing, without_repeated
-from analysis.questions import series
+from analysis.early_failures import assign_environments, drop_retried, may_be_same
+from analysis.questions import describe_series
 from analysis.results import Results
-from analysis.scaling.once import once
+from analysis.scaling.cached import read_once
 from analysis.summary import Row
-from analysis.table import plain
+from analysis.table import list_rows
+from bench.formatting import format_count
 from bench.spec import Batch, RunSpec, canonical
-from bench.wording import count
 
 Law = Literal["strong", "weak"]
 """Strong: every node count does the same global batch. Weak: every device makes as many micro-steps per step; at equal
@@ -46,7 +46,7 @@ class Track(NamedTuple):
         return next((name for name in known if name), None)
 
     @property
-    def held(self) -> int:
+    def fixed_work(self) -> int:
         """The global batch of a strong track, the accumulation of a weak one."""
         return int(self.any_row[LAWS[self.law]])
 
@@ -58,74 +58,82 @@ class Track(NamedTuple):
     def name(self) -> str:
         """Engine, micro-batch and work, e.g. "zero2, micro 4, 256 samples per step"."""
         micro = "best micro-batch" if self.micro is None else f"micro {self.micro}"
-        return ", ".join([series(self.any_row | {"accumulation": 1}), micro, self._work()])
+        return ", ".join([describe_series(self.any_row | {"accumulation": 1}), micro, self._work()])
 
     def _work(self) -> str:
         if self.law == "strong":
-            return f"{self.held} samples per step"
+            return f"{self.fixed_work} samples per step"
         if self.micro is None:
-            return count(self.held, "micro-step")
-        return f"{self.micro * self.held} samples per step and device"
+            return format_count(self.fixed_work, "micro-step")
+        return f"{self.micro * self.fixed_work} samples per step and device"
 
 
-@once
-def tracks(results: Results) -> tuple[Track, ...]:
+@read_once
+def list_tracks(results: Results) -> tuple[Track, ...]:
     """Return every track of at least two node counts, in the order of the summary.
 
     The best micro-batch is a question only where a node count was tried with two, and where one was tried at two node
     counts: else each had the one that its batch left it.
     """
-    found = (_tracks(results, rows, law) for rows in families(results) for law in LAWS)
+    found = (_list_tracks_of_law(results, rows, law) for rows in list_families(results) for law in LAWS)
     return tuple(track for of_law in found for track in of_law)
 
 
-def families(results: Results) -> list[list[Row]]:
+def list_families(results: Results) -> list[list[Row]]:
     """Return the measured rows that are equal in everything but nodes and batch, one of each nodes and batch.
 
     Early failures stand with those that asked the same (`analysis.early_failures`).
     """
-    measured = without_repeated([row for row in plain(results.summary) if row["evidence"] == "measured"])
-    asked = {row["config_id"]: _but_nodes_and_batch(results.specs[row["config_id"]]) for row in measured}
+    measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
+    family_keys = {row["config_id"]: _build_family_key(results.specs[row["config_id"]]) for row in measured}
     groups: dict[tuple[str | None, ...], list[Row]] = {}
-    for row, environment_id in standing(measured, lambda row: (row["machine"], asked[row["config_id"]])):
-        groups.setdefault((row["machine"], asked[row["config_id"]], environment_id), []).append(row)
+    for row, environment_id in assign_environments(
+        measured, lambda row: (row["machine"], family_keys[row["config_id"]])
+    ):
+        groups.setdefault((row["machine"], family_keys[row["config_id"]], environment_id), []).append(row)
     return list(groups.values())
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
     """Whether two tracks differ in the engine and nothing else (`analysis.engines`)."""
-    same = (one.law, one.batch, one.held, one.micro, one.any_row["machine"])
+    same = (one.law, one.batch, one.fixed_work, one.micro, one.any_row["machine"])
     return (
-        same == (other.law, other.batch, other.held, other.micro, other.any_row["machine"])
+        same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])
         and may_be_same(one.environment_id, other.environment_id)
-        and engines.differ_in_engine(_alike(one.spec), _alike(other.spec))
+        and engines.differ_in_engine(_drop_nodes_and_batch(one.spec), _drop_nodes_and_batch(other.spec))
     )
 
 
-def _tracks(results: Results, rows: Sequence[Row], law: Law) -> Iterator[Track]:
-    for held in _grouped(rows, LAWS[law]):
-        equal = [_by_nodes(of_micro) for of_micro in _grouped(held, "micro")]
+def _list_tracks_of_law(results: Results, rows: Sequence[Row], law: Law) -> Iterator[Track]:
+    for fixed_work in _group_by_column(rows, LAWS[law]):
+        equal = [_group_by_nodes(of_micro) for of_micro in _group_by_column(fixed_work, "micro")]
         equal = [by_nodes for by_nodes in equal if len(by_nodes) > 1]
-        best = [_by_nodes(held)] if equal and any(len(tried) > 1 for tried in _by_nodes(held).values()) else []
-        spec = results.specs[held[0]["config_id"]]
+        best = (
+            [_group_by_nodes(fixed_work)]
+            if equal and any(len(tried) > 1 for tried in _group_by_nodes(fixed_work).values())
+            else []
+        )
+        spec = results.specs[fixed_work[0]["config_id"]]
         yield from (Track(law, "equal micro-batch", spec, by_nodes) for by_nodes in equal)
         yield from (Track(law, "best micro-batch", spec, by_nodes) for by_nodes in best)
 
 
-def _by_nodes(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    return {int(group[0]["nodes"]): group for group in _grouped(sorted(rows, key=lambda row: row["nodes"]), "nodes")}
+def _group_by_nodes(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    return {
+        int(group[0]["nodes"]): group for group in _group_by_column(sorted(rows, key=lambda row: row["nodes"]), "nodes")
+    }
 
 
-def _grouped(rows: Sequence[Row], name: str) -> list[list[Row]]:
+def _group_by_column(rows: Sequence[Row], name: str) -> list[list[Row]]:
     groups: dict[object, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[name], []).append(row)
     return list(groups.values())
 
 
-def _but_nodes_and_batch(spec: RunSpec) -> str:
-    return canonical(_alike(spec))
+def _build_family_key(spec: RunSpec) -> str:
+    return canonical(_drop_nodes_and_batch(spec))
 
 
-def _alike(spec: RunSpec) -> RunSpec:
+def _drop_nodes_and_batch(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"nodes": 1, "batch": Batch(micro=1)})

@@ -13,10 +13,10 @@ import pandas as pd
 
 from analysis import engines
 from analysis.results import Results
-from analysis.scaling.cells import BASIS, BATCH, basis, compared, frame, with_ends
-from analysis.scaling.comparable import BatchChoice, Law, Track, differ_in_engine, tracks
-from analysis.scaling.pace import Paces, against, paces
+from analysis.scaling.columns import BASIS, BATCH, add_interval_names, build_basis_cells, build_frame, build_ratio_cells
+from analysis.scaling.comparable import BatchChoice, Law, Track, differ_in_engine, list_tracks
 from analysis.scaling.ranking import ranked
+from analysis.scaling.time_per_sample import Paces, compare_paces, paces
 from analysis.stats.compare import TOO_FEW, Comparison, Verdict, verdicts
 from analysis.summary import Row
 
@@ -24,16 +24,16 @@ _SIDE = ("config_id", *BATCH, "n", "outcome", "sample_s", "step_s", "flags")
 COLUMNS = (
     "law", "batch", "one", "other", "machine", "environment_id", "model", "nodes", "devices_per_node",
     *(f"{side}_{name}" for side in ("one", "other") for name in _SIDE),
-    *with_ends("ratio"), *BASIS, "verdict", "found", "told",
+    *add_interval_names("ratio"), *BASIS, "verdict", "found", "told",
 )  # fmt: skip
 
-Found = Literal["between", "none seen", "cannot be told"]
+CrossoverOutcome = Literal["between", "none seen", "cannot be told"]
 
 
 _DECIDED = ("faster", "slower")
 
 
-class Meeting(NamedTuple):
+class NodeComparison(NamedTuple):
     """Two engines at one node count; None is a side that was never asked for, a comparison without both numbers, a
     verdict without a comparison."""
 
@@ -51,27 +51,27 @@ class Crossover(NamedTuple):
     batch: BatchChoice
     names: tuple[str, str]  # of their curves
     engines: tuple[str, str]  # their names, with what sets either apart from its preset
-    meetings: tuple[Meeting, ...]  # the smallest node count first
+    node_comparisons: tuple[NodeComparison, ...]  # the smallest node count first
 
     @property
     def any_row(self) -> Row | None:
         """A row of the summary that has what all of them share; None where there is none."""
-        return next((row for meeting in self.meetings for row in meeting[1:3] if row), None)
+        return next((row for node_comparison in self.node_comparisons for row in node_comparison[1:3] if row), None)
 
     @property
     def between(self) -> tuple[tuple[int, int], ...]:
         """Node counts between which the detectably faster one becomes the detectably slower one."""
-        told = [meeting for meeting in self.meetings if meeting.verdict in _DECIDED]
+        told = [node_comparison for node_comparison in self.node_comparisons if node_comparison.verdict in _DECIDED]
         pairs = itertools.pairwise(told)
         return tuple((one.nodes, other.nodes) for one, other in pairs if one.verdict != other.verdict)
 
     @property
-    def found(self) -> Found:
+    def found(self) -> CrossoverOutcome:
         """None is seen where the smallest and the largest node count that both were measured at tell the same engine
         to be faster and none between them tells another."""
         if self.between:
             return "between"
-        compared = [meeting.verdict for meeting in self.meetings if meeting.verdict]
+        compared = [node_comparison.verdict for node_comparison in self.node_comparisons if node_comparison.verdict]
         settled = len(compared) > 1 and compared[0] in _DECIDED and compared[-1] in _DECIDED
         return "none seen" if settled else "cannot be told"
 
@@ -82,25 +82,27 @@ class Crossover(NamedTuple):
         if self.found == "between":
             return "; ".join(self._change(*pair) for pair in self.between)
         if self.found == "cannot be told":
-            few = any(meeting.verdict == TOO_FEW for meeting in self.meetings)
+            few = any(node_comparison.verdict == TOO_FEW for node_comparison in self.node_comparisons)
             return f"whether {one} and {other} cross cannot be told{f': {TOO_FEW}' if few else ''}"
-        compared = [meeting for meeting in self.meetings if meeting.verdict]
+        compared = [node_comparison for node_comparison in self.node_comparisons if node_comparison.verdict]
         faster, slower = (one, other) if compared[0].verdict == "faster" else (other, one)
         return (
             f"no crossover seen: {faster} is faster than {slower} on {compared[0].nodes} to {compared[-1].nodes} nodes"
         )
 
     def _change(self, before: int, after: int) -> str:
-        verdict = next(meeting.verdict for meeting in self.meetings if meeting.nodes == after)
+        verdict = next(
+            node_comparison.verdict for node_comparison in self.node_comparisons if node_comparison.nodes == after
+        )
         one, other = self.engines if verdict == "faster" else self.engines[::-1]
         return f"{one} overtakes {other} between {before} and {after} nodes"
 
 
-def crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "zero3"),)) -> list[Crossover]:
+def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "zero3"),)) -> list[Crossover]:
     """Return what becomes of each pair of engines on every pair of curves that differ in the engine only."""
-    pace, by_engine = paces(results), _by_engine(tracks(results))
+    pace, by_engine = paces(results), _group_by_engine(list_tracks(results))
     return [
-        _crossover(one, other, pace)
+        _compare_tracks(one, other, pace)
         for pair in pairs
         for one in by_engine.get(pair[0], ())
         for other in by_engine.get(pair[1], ())
@@ -108,48 +110,58 @@ def crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "
     ]
 
 
-def as_table(found: Sequence[Crossover]) -> pd.DataFrame:
+def build_crossover_table(found: Sequence[Crossover]) -> pd.DataFrame:
     """Return a row per node count of each pair of curves."""
-    return frame([_cells(crossover, meeting) for crossover in found for meeting in crossover.meetings], COLUMNS)
+    return build_frame(
+        [
+            _build_cells(crossover, node_comparison)
+            for crossover in found
+            for node_comparison in crossover.node_comparisons
+        ],
+        COLUMNS,
+    )
 
 
-def _crossover(one: Track, other: Track, pace: Paces) -> Crossover:
-    met = list(_meetings(one, other, pace))
-    compared = [meeting.comparison for meeting in met if meeting.comparison]
+def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
+    met = list(_compare_at_nodes(one, other, pace))
+    compared = [node_comparison.comparison for node_comparison in met if node_comparison.comparison]
     told = iter(verdicts(compared))
-    judged = tuple(meeting._replace(verdict=next(told)) if meeting.comparison else meeting for meeting in met)
-    names = (engines.told(one.spec, other.spec), engines.told(other.spec, one.spec))
+    judged = tuple(
+        node_comparison._replace(verdict=next(told)) if node_comparison.comparison else node_comparison
+        for node_comparison in met
+    )
+    names = (engines.describe_engine(one.spec, other.spec), engines.describe_engine(other.spec, one.spec))
     return Crossover(one.law, one.batch, (one.name, other.name), names, judged)
 
 
-def _meetings(one: Track, other: Track, pace: Paces) -> Iterator[Meeting]:
+def _compare_at_nodes(one: Track, other: Track, pace: Paces) -> Iterator[NodeComparison]:
     for nodes in sorted({*one.by_nodes, *other.by_nodes}):
-        ours, theirs = (_standing(track.by_nodes, nodes, pace) for track in (one, other))
+        ours, theirs = (_select_row(track.by_nodes, nodes, pace) for track in (one, other))
         paced = [pace(row) if row else None for row in (ours, theirs)]
-        comparison = against(paced[0], paced[1]) if paced[0] and paced[1] else None
-        yield Meeting(nodes, ours, theirs, comparison, None)
+        comparison = compare_paces(paced[0], paced[1]) if paced[0] and paced[1] else None
+        yield NodeComparison(nodes, ours, theirs, comparison, None)
 
 
-def _standing(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:
+def _select_row(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:
     """Return the row that stands for a track at a node count: the fastest, or how its smallest micro-batch failed."""
     rows = by_nodes.get(nodes, ())
     ranking = ranked(rows, pace)
     return ranking.fastest if ranking else min(rows, key=lambda row: row["micro"], default=None)
 
 
-def _by_engine(found: Sequence[Track]) -> dict[str, list[Track]]:
+def _group_by_engine(found: Sequence[Track]) -> dict[str, list[Track]]:
     groups: dict[str, list[Track]] = {}
     for track in found:
         groups.setdefault(track.any_row["engine"], []).append(track)
     return groups
 
 
-def _cells(crossover: Crossover, meeting: Meeting) -> Row:
-    sides = {"one": meeting.one or {}, "other": meeting.other or {}}
+def _build_cells(crossover: Crossover, node_comparison: NodeComparison) -> Row:
+    sides = {"one": node_comparison.one or {}, "other": node_comparison.other or {}}
     return {
-        **sides["other"], **sides["one"], "nodes": meeting.nodes,
+        **sides["other"], **sides["one"], "nodes": node_comparison.nodes,
         "law": crossover.law, "batch": crossover.batch, "found": crossover.found, "told": crossover.told,
         **dict(zip(sides, crossover.names, strict=True)),
         **{f"{side}_{name}": row.get(name) for side, row in sides.items() for name in _SIDE},
-        **compared("ratio", meeting.comparison), **basis(meeting.comparison), "verdict": meeting.verdict,
+        **build_ratio_cells("ratio", node_comparison.comparison), **build_basis_cells(node_comparison.comparison), "verdict": node_comparison.verdict,
     }  # fmt: skip

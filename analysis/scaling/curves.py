@@ -21,32 +21,42 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.results import Results
-from analysis.scaling.cells import BASIS, PLACE, TIME, WHERE, basis, ends, frame, listed, with_ends
-from analysis.scaling.comparable import BatchChoice, Law, Track, tracks
-from analysis.scaling.once import once
-from analysis.scaling.pace import Estimate, Pace, Paces, against, paces, scaled
+from analysis.scaling.cached import read_once
+from analysis.scaling.columns import (
+    BASIS,
+    PLACE,
+    TIME,
+    WHERE,
+    add_interval_names,
+    build_basis_cells,
+    build_frame,
+    build_interval_cells,
+    join_numbers,
+)
+from analysis.scaling.comparable import BatchChoice, Law, Track, list_tracks
 from analysis.scaling.ranking import Ranking, ranked
-from analysis.scaling.usl import Fit, fit
+from analysis.scaling.time_per_sample import IntervalEstimate, Pace, Paces, compare_paces, paces, scaled
+from analysis.scaling.usl import LawFit, fit_law
 from analysis.summary import Row
 
 _CURVE = ("law", "batch", "curve")
-_NUMBERS = with_ends("base_step_s", "speedup", "efficiency", "serial_fraction")
-_FIT = with_ends("rate_one_node", "contention", "coherency", "peak_nodes")
+_NUMBERS = add_interval_names("base_step_s", "speedup", "efficiency", "serial_fraction")
+_FIT = add_interval_names("rate_one_node", "contention", "coherency", "peak_nodes")
 COLUMNS = (
     *_CURVE, *WHERE, *PLACE, *TIME, "micros", "tied_micros", "base_nodes", *_NUMBERS, *BASIS, "flags", "reason",
 )  # fmt: skip
 FIT_COLUMNS = (*_CURVE, *WHERE, "devices_per_node", "measured_nodes", *_FIT, *BASIS, "misfit", "rejected")
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """One node count of a curve: a row of the summary beside the base's. Numbers are None where there is none: the row
     then says how the runs ended. At the base itself speed-up and efficiency are 1 by definition, without an interval.
     """
 
     row: Row
-    speedup: Estimate | None  # samples per second over the base's
-    efficiency: Estimate | None  # speed-up over the nodes' ratio to the base's
-    serial_fraction: Estimate | None  # Karp and Flatt's, of a strong curve beyond its base
+    speedup: IntervalEstimate | None  # samples per second over the base's
+    efficiency: IntervalEstimate | None  # speed-up over the nodes' ratio to the base's
+    serial_fraction: IntervalEstimate | None  # Karp and Flatt's, of a strong curve beyond its base
     micros: tuple[int, ...]  # the micro-batches asked for at this node count, whatever became of them
     tied: tuple[Row, ...] = ()  # other micro-batches that repeats do not find slower, the fastest first
 
@@ -55,29 +65,29 @@ class Point(NamedTuple):
         return int(self.row["nodes"])
 
 
-class Curve(NamedTuple):
+class ScalingCurve(NamedTuple):
     """Node counts that differ in nothing else, the smallest first, at least two of them asked for."""
 
     law: Law
     batch: BatchChoice
     name: str  # engine and what is held, e.g. "zero2, micro 4, 256 samples per step"; model and machine: in any row
-    points: tuple[Point, ...]
-    fit: Fit | None  # the universal scalability law; None below five measured node counts
+    points: tuple[CurvePoint, ...]
+    fit: LawFit | None  # the universal scalability law; None below five measured node counts
 
     @property
-    def base(self) -> Point | None:
+    def base(self) -> CurvePoint | None:
         """The smallest measured node count; its row states `step_s` with its own interval. None where all failed."""
         return next((point for point in self.points if point.speedup), None)
 
 
-@once
-def curves(results: Results) -> tuple[Curve, ...]:
+@read_once
+def build_curves(results: Results) -> tuple[ScalingCurve, ...]:
     """Return every curve of at least two node counts, in the order of the summary."""
     pace = paces(results)
-    return tuple(_curve(track, pace) for track in tracks(results))
+    return tuple(_build_curve(track, pace) for track in list_tracks(results))
 
 
-def karp_flatt(speedup: Estimate, nodes: float) -> Estimate:
+def karp_flatt(speedup: IntervalEstimate, nodes: float) -> IntervalEstimate:
     """Return the serial fraction (1/S - 1/p) / (1 - 1/p) that explains a speed-up S on p times the nodes (Karp & Flatt,
     Communications of the ACM 33, 1990); below 0 where it is more than p. It falls with S, so its interval is exact."""
 
@@ -86,63 +96,69 @@ def karp_flatt(speedup: Estimate, nodes: float) -> Estimate:
 
     ends = speedup.interval
     interval = ends and ends._replace(low=fraction(ends.high), high=fraction(ends.low))
-    return Estimate(fraction(speedup.value), interval)
+    return IntervalEstimate(fraction(speedup.value), interval)
 
 
-def as_table(found: Sequence[Curve]) -> pd.DataFrame:
+def build_curve_table(found: Sequence[ScalingCurve]) -> pd.DataFrame:
     """Return a row per node count of each curve."""
-    return frame([_point_cells(curve, point) for curve in found for point in curve.points], COLUMNS)
+    return build_frame([_build_point_cells(curve, point) for curve in found for point in curve.points], COLUMNS)
 
 
-def fit_table(found: Sequence[Curve]) -> pd.DataFrame:
+def build_fit_table(found: Sequence[ScalingCurve]) -> pd.DataFrame:
     """Return a row per curve that the universal scalability law was fitted to."""
-    return frame([_fit_cells(curve, curve.fit) for curve in found if curve.fit], FIT_COLUMNS)
+    return build_frame([_build_fit_cells(curve, curve.fit) for curve in found if curve.fit], FIT_COLUMNS)
 
 
-def _curve(track: Track, pace: Paces) -> Curve:
+def _build_curve(track: Track, pace: Paces) -> ScalingCurve:
     rankings = {nodes: ranked(rows, pace) for nodes, rows in track.by_nodes.items()}
-    known = {nodes: told for nodes, ranking in rankings.items() if ranking and (told := pace(ranking.fastest))}
-    points = [_point(track, nodes, ranking, known) for nodes, ranking in rankings.items()]
-    return Curve(track.law, track.batch, track.name, tuple(points), fit(known))
+    known = {
+        nodes: fastest_pace
+        for nodes, ranking in rankings.items()
+        if ranking and (fastest_pace := pace(ranking.fastest))
+    }
+    points = [_build_curve_point(track, nodes, ranking, known) for nodes, ranking in rankings.items()]
+    return ScalingCurve(track.law, track.batch, track.name, tuple(points), fit_law(known))
 
 
-def _point(track: Track, nodes: int, ranking: Ranking | None, known: Mapping[int, Pace]) -> Point:
+def _build_curve_point(track: Track, nodes: int, ranking: Ranking | None, known: Mapping[int, Pace]) -> CurvePoint:
     rows = track.by_nodes[nodes]
     micros = tuple(sorted({row["micro"] for row in rows}))
     if ranking is None:
-        return Point(min(rows, key=lambda row: row["micro"]), None, None, None, micros)
-    speedup, efficiency, serial = _numbers(track.law, nodes, known)
-    return Point(ranking.fastest, speedup, efficiency, serial, micros, ranking.ties)
+        return CurvePoint(min(rows, key=lambda row: row["micro"]), None, None, None, micros)
+    speedup, efficiency, serial = _compute_scaling(track.law, nodes, known)
+    return CurvePoint(ranking.fastest, speedup, efficiency, serial, micros, ranking.ties)
 
 
-def _numbers(law: Law, nodes: int, known: Mapping[int, Pace]) -> tuple[Estimate, Estimate, Estimate | None]:
+def _compute_scaling(
+    law: Law, nodes: int, known: Mapping[int, Pace]
+) -> tuple[IntervalEstimate, IntervalEstimate, IntervalEstimate | None]:
     base = min(known)
     if nodes == base:
-        return Estimate(1.0), Estimate(1.0), None
-    faster, more = against(known[base], known[nodes]), nodes / base
+        return IntervalEstimate(1.0), IntervalEstimate(1.0), None
+    faster, more = compare_paces(known[base], known[nodes]), nodes / base
     speedup = scaled(faster)
     return speedup, scaled(faster, 1 / more), karp_flatt(speedup, more) if law == "strong" else None
 
 
-def _point_cells(curve: Curve, point: Point) -> Row:
+def _build_point_cells(curve: ScalingCurve, point: CurvePoint) -> Row:
     base = curve.base.row if curve.base else {}
     return {
-        **point.row, **_curve_cells(curve),
-        "micros": listed(point.micros), "tied_micros": listed(row["micro"] for row in point.tied),
-        "base_nodes": base.get("nodes"), **{f"base_{name}": base.get(name) for name in with_ends("step_s")},
-        **ends("speedup", point.speedup), **ends("efficiency", point.efficiency),
-        **ends("serial_fraction", point.serial_fraction), **basis(point.speedup),
+        **point.row, **_build_name_cells(curve),
+        "micros": join_numbers(point.micros), "tied_micros": join_numbers(row["micro"] for row in point.tied),
+        "base_nodes": base.get("nodes"), **{f"base_{name}": base.get(name) for name in add_interval_names("step_s")},
+        **build_interval_cells("speedup", point.speedup), **build_interval_cells("efficiency", point.efficiency),
+        **build_interval_cells("serial_fraction", point.serial_fraction), **build_basis_cells(point.speedup),
     }  # fmt: skip
 
 
-def _fit_cells(curve: Curve, fit: Fit) -> Row:
+def _build_fit_cells(curve: ScalingCurve, fit: LawFit) -> Row:
     return {
-        **curve.points[0].row, **_curve_cells(curve), "measured_nodes": listed(fit.measured), "misfit": fit.misfit,
+        **curve.points[0].row, **_build_name_cells(curve), "measured_nodes": join_numbers(fit.measured), "misfit": fit.misfit,
         "rejected": "yes" if fit.rejected else "no",
-        **ends("rate_one_node", fit.rate), **ends("contention", fit.contention), **ends("coherency", fit.coherency),
-        **ends("peak_nodes", fit.peak), **basis(fit.rate),
+        **build_interval_cells("rate_one_node", fit.rate), **build_interval_cells("contention", fit.contention), **build_interval_cells("coherency", fit.coherency),
+        **build_interval_cells("peak_nodes", fit.peak), **build_basis_cells(fit.rate),
     }  # fmt: skip
 
 
-def _curve_cells(curve: Curve) -> Row:
+def _build_name_cells(curve: ScalingCurve) -> Row:
     return {"law": curve.law, "batch": curve.batch, "curve": curve.name}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.scaling.pace import Pace, Paces, against
+from analysis.scaling.time_per_sample import Pace, Paces, compare_paces
 from analysis.stats.compare import TOO_FEW, Comparison, Verdict, enough, superiority
 from analysis.stats.family import Family
 from analysis.stats.interval import Interval
@@ -52,13 +52,13 @@ class RankedFamily:
         """Compare two configurations; those that are not of the family by themselves."""
         places = [self._places.get(id(pace)) for pace in (one, other)]
         if self._family is None or places[0] is None or places[1] is None:
-            return against(one, other)
+            return compare_paces(one, other)
         ours, theirs = (self._means[place] for place in places if place is not None)
         value, reach = self._family.gap(places[0], places[1])
         low, high = (float(np.exp(end)) for end in (value - reach, value + reach))
         runs = len(ours), len(theirs)
         interval = Interval(low, high, "between repeats", LEVEL, sum(runs))
-        chance = against(one, other).p
+        chance = compare_paces(one, other).p
         return Comparison(float(np.exp(value)), interval, chance, superiority(ours, theirs), "run", runs)
 
     def verdict(self, comparison: Comparison) -> Verdict:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
-from analysis.scaling.pace import Estimate, Pace
+from analysis.scaling.time_per_sample import IntervalEstimate, Pace
 from analysis.stats.compare import LEAST_RUNS
 from analysis.stats.interval import Interval, Kind
 from bench.statistics import LEAST, LEVEL, Array, mean_bounds, student
@@ -23,14 +23,14 @@ REJECTED_BELOW = 0.01
 """Probability of a misfit as large by chance below which the law is rejected: its parameters then mean nothing."""
 
 
-class Fit(NamedTuple):
+class LawFit(NamedTuple):
     """The law's parameters. Their intervals hold if the law does; there are none without repeats, nor where the points
     stray from the law by more than these explain, for then it does not hold."""
 
-    rate: Estimate  # λ: samples per second on one node
-    contention: Estimate  # σ: part of the work that waits for its turn
-    coherency: Estimate  # κ: what each pair of nodes costs
-    peak: Estimate | None  # nodes beyond which more of them hurt; None: no peak within reach, for κ may be 0
+    rate: IntervalEstimate  # λ: samples per second on one node
+    contention: IntervalEstimate  # σ: part of the work that waits for its turn
+    coherency: IntervalEstimate  # κ: what each pair of nodes costs
+    peak: IntervalEstimate | None  # nodes beyond which more of them hurt; None: no peak within reach, for κ may be 0
     measured: tuple[int, ...]  # node counts that it rests on: a peak beyond them is extrapolated
     misfit: float | None  # χ² per degree of freedom by the points' own errors; None where those are unknown
     rejected: bool = False  # the points stray from the law by more than repeats explain
@@ -51,7 +51,7 @@ class _Errors(NamedTuple):
     n: int
 
 
-def fit(points: Mapping[int, Pace], seed: int = 0) -> Fit | None:
+def fit_law(points: Mapping[int, Pace], seed: int = 0) -> LawFit | None:
     """Fit the law to paces by node count; None below five node counts, or where these leave the rate of one node open.
 
     Each point weighs by its relative error, or all alike where one is unknown. The intervals are of a parametric
@@ -60,7 +60,7 @@ def fit(points: Mapping[int, Pace], seed: int = 0) -> Fit | None:
     if len(points) < LEAST_NODE_COUNTS:
         return None
     measured = tuple(sorted(points))
-    nodes, errors = np.array(measured, float), _errors([points[n] for n in measured])
+    nodes, errors = np.array(measured, float), _estimate_errors([points[n] for n in measured])
     node_seconds, weights = nodes * [points[n].typical for n in measured], 1 / errors.size
     terms = np.stack([np.ones(nodes.size), nodes, nodes * (nodes - 1)], axis=1) * (weights / node_seconds)[:, None]
     found = optimize.nnls(terms, weights)[0]
@@ -68,19 +68,19 @@ def fit(points: Mapping[int, Pace], seed: int = 0) -> Fit | None:
     misfit = float(((terms @ found - weights) ** 2).sum() / spare)
     width, freedom = (max(1.0, misfit), errors.freedom) if errors.known else (misfit, spare)
     noise = np.random.default_rng(seed).standard_t(freedom, (RESAMPLES, nodes.size)) * np.sqrt(width)
-    drawn = np.array([optimize.nnls(terms, told)[0] for told in terms @ found + noise])
+    drawn = np.array([optimize.nnls(terms, sample)[0] for sample in terms @ found + noise])
     if not drawn[:, :2].any(axis=1).all():
         return None
-    pairs = zip(_parameters(found), _parameters(drawn), strict=True)
-    rate, contention, coherency, peak = (_estimate(value, values, errors) for value, values in pairs)
+    pairs = zip(_compute_parameters(found), _compute_parameters(drawn), strict=True)
+    rate, contention, coherency, peak = (_compute_estimate(value, values, errors) for value, values in pairs)
     reached = coherency.interval is not None and coherency.interval.low > 0
-    told = Fit(rate, contention, coherency, peak if reached else None, measured, misfit if errors.known else None)
+    sample = LawFit(rate, contention, coherency, peak if reached else None, measured, misfit if errors.known else None)
     repeated = errors.kind == "between repeats"  # within runs nothing tells how much other runs would differ
     rejected = errors.known and repeated and float(stats.f.sf(misfit, spare, freedom)) < REJECTED_BELOW
-    return told if repeated and not rejected else _without_intervals(told, rejected=rejected)
+    return sample if repeated and not rejected else _without_intervals(sample, rejected=rejected)
 
 
-def _without_intervals(found: Fit, *, rejected: bool) -> Fit:
+def _without_intervals(found: LawFit, *, rejected: bool) -> LawFit:
     """Return a fit that is a line through the points and tells nothing beyond them."""
     rate, contention, coherency = (
         one._replace(interval=None) for one in (found.rate, found.contention, found.coherency)
@@ -88,20 +88,22 @@ def _without_intervals(found: Fit, *, rejected: bool) -> Fit:
     return found._replace(rate=rate, contention=contention, coherency=coherency, peak=None, rejected=rejected)
 
 
-def _errors(paces: Sequence[Pace]) -> _Errors:
+def _estimate_errors(paces: Sequence[Pace]) -> _Errors:
     """Between allocations where each point has enough of them, else within the runs. So few allocations tell a spread
     only together: it is taken to be the same part of the step time at every node count."""
     counts = np.array([len(pace.runs) for pace in paces])
     if counts.min() >= LEAST_RUNS:
         spare = int(counts.sum() - counts.size)
         squares = sum(float(np.var(np.log([*pace.means.values()])) * len(pace.runs)) for pace in paces)
-        return _known(np.sqrt(squares / spare / counts), spare, "between repeats", int(counts.sum()))
+        return _build_errors(np.sqrt(squares / spare / counts), spare, "between repeats", int(counts.sum()))
     series = [np.array([step for run in pace.runs.values() for step in run]) for pace in paces]
-    reaches, freedom = np.transpose([_reach(steps) for steps in series])
-    return _known(reaches / student(freedom, LEVEL), freedom, "within the runs", sum(steps.size for steps in series))
+    reaches, freedom = np.transpose([_compute_half_width(steps) for steps in series])
+    return _build_errors(
+        reaches / student(freedom, LEVEL), freedom, "within the runs", sum(steps.size for steps in series)
+    )
 
 
-def _reach(steps: Array) -> tuple[float, float]:
+def _compute_half_width(steps: Array) -> tuple[float, float]:
     """Return half the length of the interval of a mean's logarithm, infinite where it has none, and its degrees of
     freedom."""
     if steps.size < LEAST:
@@ -111,22 +113,22 @@ def _reach(steps: Array) -> tuple[float, float]:
     return math.log(bounds.high / bounds.low) / 2 if known else math.inf, float(bounds.freedom)
 
 
-def _known(size: Array, freedom: Array | int, kind: Kind, n: int) -> _Errors:
+def _build_errors(size: Array, freedom: Array | int, kind: Kind, n: int) -> _Errors:
     known = bool((np.isfinite(size) & (size > 0)).all())
     return _Errors(size if known else np.ones(size.size), known, freedom, kind, n)
 
 
-def _parameters(coefficients: Array) -> tuple[Array, Array, Array, Array]:
+def _compute_parameters(coefficients: Array) -> tuple[Array, Array, Array, Array]:
     """Return λ, σ, κ and the peak of (1 - σ) / λ, σ / λ and κ / λ along the last axis."""
-    alone, waiting, crosstalk = np.moveaxis(coefficients, -1, 0)
+    serial, waiting, crosstalk = np.moveaxis(coefficients, -1, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        turning = np.sqrt(alone / crosstalk)  # where the law's derivative is zero
-    whole = alone + waiting
-    return 1 / whole, waiting / whole, crosstalk / whole, np.where(alone > 0, np.maximum(turning, 1), 1)
+        turning = np.sqrt(serial / crosstalk)  # where the law's derivative is zero
+    whole = serial + waiting
+    return 1 / whole, waiting / whole, crosstalk / whole, np.where(serial > 0, np.maximum(turning, 1), 1)
 
 
-def _estimate(value: Array, drawn: Array, errors: _Errors) -> Estimate:
+def _compute_estimate(value: Array, drawn: Array, errors: _Errors) -> IntervalEstimate:
     """Return the value with the drawn ones nearest to the ends of its interval, a whole one on either side of them."""
     low = float(np.quantile(drawn, (1 - LEVEL) / 2, method="lower"))
     high = float(np.quantile(drawn, (1 + LEVEL) / 2, method="higher"))
-    return Estimate(float(value), Interval(low, high, errors.kind, LEVEL, errors.n))
+    return IntervalEstimate(float(value), Interval(low, high, errors.kind, LEVEL, errors.n))

@@ -56,12 +56,12 @@ def of_steps(one: Sequence[float], other: Sequence[float], level: float = LEVEL)
     if len(known) < 2:
         return Ratio(value, None, 1.0)
     ours, theirs = known
-    apart = ours.log - theirs.log
+    log_ratio = ours.log - theirs.log
     below = np.hypot(ours.log - ours.low, theirs.high - theirs.log)
     above = np.hypot(ours.high - ours.log, theirs.log - theirs.low)
-    low, high = (float(np.exp(end)) for end in (apart - below, apart + above))
+    low, high = (float(np.exp(end)) for end in (log_ratio - below, log_ratio + above))
     freedom = np.minimum(ours.freedom, theirs.freedom)
-    chance = _chance(abs(apart), below if apart > 0 else above, freedom, level)
+    chance = _chance(abs(log_ratio), below if log_ratio > 0 else above, freedom, level)
     return Ratio(value, Interval(low, high, "within the runs", level, n), chance)
 
 
@@ -82,8 +82,8 @@ def _side(steps: Array, level: float) -> _Side | None:
     return _Side(log, low, high, bounds.freedom)
 
 
-def _chance(apart: float, reach: Array, freedom: Array, level: float) -> float:
+def _chance(log_ratio: float, reach: Array, freedom: Array, level: float) -> float:
     """Return the probability of an estimate so far away that an interval of `level` has the length `reach`."""
-    if apart == 0 or reach == 0:
-        return float(apart == 0)
-    return float(2 * scipy.special.stdtr(freedom, -apart * student(freedom, level) / reach))
+    if log_ratio == 0 or reach == 0:
+        return float(log_ratio == 0)
+    return float(2 * scipy.special.stdtr(freedom, -log_ratio * student(freedom, level) / reach))

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from analysis.stats.interval import Interval
-from bench.statistics import LEAST, LEVEL, Array, Bounds, effective_size, mean_bounds, median_bounds, signs
+from bench.statistics import LEAST, LEVEL, Array, SeriesBounds, effective_size, mean_bounds, median_bounds, signs
 
 FEW = 20
 """Effective steps below which the interval of a median covers less than it says: over the processes of
@@ -44,6 +44,6 @@ def rate_of(mean: Interval | None, step_s: ArrayLike, rate: float) -> Interval |
     return mean._replace(low=amount / mean.high, high=amount / mean.low)
 
 
-def _interval(bounds: Bounds, level: float, steps: Array) -> Interval | None:
+def _interval(bounds: SeriesBounds, level: float, steps: Array) -> Interval | None:
     low, high = float(bounds.low), float(bounds.high)
     return Interval(low, high, "within the run", level, steps.size) if np.isfinite(low) and np.isfinite(high) else None

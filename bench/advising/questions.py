@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bench import config
-from bench.errors import UserError, nearest
-from bench.predict.advice import Question
+from bench.config import compose
+from bench.errors import UserError, suggest_nearest
+from bench.predict.advice import AdviceQuestion
 from bench.predict.advice.candidates import NODES, Axes
-from bench.presets import engine_presets
+from bench.presets import list_engine_presets
 from bench.spec import RunSpec
 
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
@@ -17,10 +17,10 @@ _AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_che
 """Overrides that may be lists, and that are searched where they are not given."""
 
 
-class Asked(NamedTuple):
+class AdviceQuery(NamedTuple):
     """A question, taken apart."""
 
-    question: Question
+    question: AdviceQuestion
     price: float | None  # per device and hour
     axes: Axes
     engines: tuple[str, ...]
@@ -29,33 +29,33 @@ class Asked(NamedTuple):
     texts: tuple[str, ...]  # the same, as they were written
 
 
-def read(texts: Sequence[str]) -> Asked:
+def parse_query(texts: Sequence[str]) -> AdviceQuery:
     """Return what the command line asks; UserError for the first thing that is wrong."""
-    words = _words([text for text in texts if text.partition("=")[0] in _WORDS])
-    parsed = config.parse([text for text in texts if text.partition("=")[0] not in _WORDS])
+    words = _parse_words([text for text in texts if text.partition("=")[0] in _WORDS])
+    parsed = compose.parse_overrides([text for text in texts if text.partition("=")[0] not in _WORDS])
     _check_keys([key for key, _ in parsed])
     lists = {key: values for key, values in parsed if key in _AXES}
-    shared = _single([(key, values) for key, values in parsed if key not in _AXES])
-    question = Question(words.get("tokens"), words.get("deadline"), words.get("node_hours"))
+    shared = _require_single([(key, values) for key, values in parsed if key not in _AXES])
+    question = AdviceQuestion(words.get("tokens"), words.get("deadline"), words.get("node_hours"))
     for word in ("deadline", "node_hours"):
         if word in words and not question.tokens:
             raise UserError(word, "a limit for nothing in particular", "say tokens=1e12 as well")
     exact = dict(shared).pop("batch.global", None)
     axes = Axes(
-        nodes=_counts("nodes", lists) or NODES,
-        checkpointing=tuple(_flag(value) for value in lists.get("activation_checkpointing", (False, True))),
-        micro=_counts("batch.micro", lists),
-        accumulation=_counts("batch.accumulation", lists),
-        global_batch=None if exact is None else _count("batch.global", exact),
+        nodes=_parse_counts("nodes", lists) or NODES,
+        checkpointing=tuple(_check_flag(value) for value in lists.get("activation_checkpointing", (False, True))),
+        micro=_parse_counts("batch.micro", lists),
+        accumulation=_parse_counts("batch.accumulation", lists),
+        global_batch=None if exact is None else _check_count("batch.global", exact),
         max_global_batch=words.get("max_global_batch"),
     )
-    engines = tuple(map(str, lists.get("engine", engine_presets())))
+    engines = tuple(map(str, lists.get("engine", list_engine_presets())))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
-    return Asked(question, words.get("price"), axes, engines, "engine" in lists, shared, fixed)
+    return AdviceQuery(question, words.get("price"), axes, engines, "engine" in lists, shared, fixed)
 
 
-def _amount(word: str, text: str) -> float:
+def _parse_amount(word: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -65,41 +65,41 @@ def _amount(word: str, text: str) -> float:
     return number
 
 
-def _samples(word: str, text: str) -> int:
-    number = _amount(word, text)
+def _parse_samples(word: str, text: str) -> int:
+    number = _parse_amount(word, text)
     if number != int(number):
         raise UserError(f"{word}={text}", "not a whole number of samples", f"write for example {word}=2048")
     return int(number)
 
 
-def _hours(word: str, text: str) -> float:
+def _parse_hours(word: str, text: str) -> float:
     found = re.fullmatch(r"(.+?)([hdw]?)", text)
     if found is None:
         raise UserError(f"{word}={text}", "no time", "write hours, or for example 12h, 30d or 6w")
-    return _amount(word, found[1]) * _HOURS[found[2]]
+    return _parse_amount(word, found[1]) * _HOURS[found[2]]
 
 
-class _Word(NamedTuple):
+class _PlainWord(NamedTuple):
     read: Callable[[str, str], Any]
     example: str
     help: str
 
 
 _WORDS = {
-    "tokens": _Word(_amount, "1e12", "to train on: of all kinds, padding included"),
-    "deadline": _Word(_hours, "30d", "the training may take: hours, or 12h, 30d, 6w"),
-    "node_hours": _Word(_amount, "5000", "the training may cost, in node-hours"),
-    "price": _Word(_amount, "2.5", "of a device and hour, in your currency"),
-    "max_global_batch": _Word(_samples, "2048", "samples per optimizer step, over all devices, at most"),
+    "tokens": _PlainWord(_parse_amount, "1e12", "to train on: of all kinds, padding included"),
+    "deadline": _PlainWord(_parse_hours, "30d", "the training may take: hours, or 12h, 30d, 6w"),
+    "node_hours": _PlainWord(_parse_amount, "5000", "the training may cost, in node-hours"),
+    "price": _PlainWord(_parse_amount, "2.5", "of a device and hour, in your currency"),
+    "max_global_batch": _PlainWord(_parse_samples, "2048", "samples per optimizer step, over all devices, at most"),
 }
 
 
-def help_text() -> str:
+def format_help() -> str:
     """Return what the plain words mean, a line each."""
     return "\n".join(f"  {f'{name}={word.example}':<24}{word.help}" for name, word in _WORDS.items())
 
 
-def _words(texts: list[str]) -> dict[str, Any]:
+def _parse_words(texts: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -111,17 +111,17 @@ def _words(texts: list[str]) -> dict[str, Any]:
 
 def _check_keys(keys: list[str]) -> None:
     """Raise UserError for a key that begins with no override and is no plain word, with the nearest of both."""
-    known = {field.alias or name for name, field in RunSpec.model_fields.items()} | set(config.GROUPS)
+    known = {field.alias or name for name, field in RunSpec.model_fields.items()} | set(compose.GROUPS)
     for key in keys:
         if key == "study":
             raise UserError("study", "advice is for one question, and spans its own points", "leave it out")
         if key == "batch":
             raise UserError("batch", "its parts are searched", "give batch.micro, batch.accumulation or batch.global")
         if key.split(".")[0] not in known:
-            raise UserError(key, "no such key", nearest(key, known | set(_WORDS)))
+            raise UserError(key, "no such key", suggest_nearest(key, known | set(_WORDS)))
 
 
-def _single(parsed: list[tuple[str, list[Any]]]) -> list[tuple[str, Any]]:
+def _require_single(parsed: list[tuple[str, list[Any]]]) -> list[tuple[str, Any]]:
     for key, values in parsed:
         if len(values) != 1:
             listed = ",".join(map(str, values))
@@ -129,18 +129,18 @@ def _single(parsed: list[tuple[str, list[Any]]]) -> list[tuple[str, Any]]:
     return [(key, values[0]) for key, values in parsed]
 
 
-def _counts(key: str, lists: dict[str, list[Any]]) -> tuple[int, ...] | None:
+def _parse_counts(key: str, lists: dict[str, list[Any]]) -> tuple[int, ...] | None:
     values = lists.get(key)
-    return tuple(sorted({_count(key, value) for value in values})) if values else None
+    return tuple(sorted({_check_count(key, value) for value in values})) if values else None
 
 
-def _count(key: str, value: Any) -> int:
+def _check_count(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{key}={value}", "not a whole number above 0", "leave it out to have it chosen")
     return value
 
 
-def _flag(value: Any) -> bool:
+def _check_flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise UserError(f"activation_checkpointing={value}", "neither true nor false", "leave it out to try both")
     return value

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import config, launchers
-from bench.advising.questions import Asked
+from bench import launchers
+from bench.advising.questions import AdviceQuery
+from bench.config import compose
 from bench.errors import UserError
-from bench.predict.advice.candidates import Room, Shortage
-from bench.predict.memory import host, memory
+from bench.formatting import describe_choice
+from bench.predict.advice.candidates import DeviceLimits, Shortage
+from bench.predict.memory import host, predict_memory
 from bench.spec import RunSpec
-from bench.wording import point
 
 Change = tuple[tuple[str, Any], ...]
 FUSED: Change = (("optimizer.implementation", "fused"),)
@@ -19,38 +20,48 @@ OFFLOAD: tuple[Change, ...] = (_OPTIMIZER, (*_OPTIMIZER, ("engine.offload_param.
 """The time of a step with these is not predicted."""
 
 
-def remedy(
-    asked: Asked, config_dir: Path | None, room: Room, short: Sequence[Shortage], changes: Sequence[Change]
+def find_remedy(
+    query: AdviceQuery,
+    config_dir: Path | None,
+    room: DeviceLimits,
+    short: Sequence[Shortage],
+    changes: Sequence[Change],
 ) -> str:
     """Return in words the first of `changes` with which one of `short` fits or may fit, "it" being the one that lacks
     least; empty where none does. What the question itself says is not changed."""
-    given = {key for key, _ in asked.overrides}
+    given = {key for key, _ in query.overrides}
     lacking = sorted((one for one in short if one.bytes > 0), key=lambda one: one.bytes)
     for change in changes:
         if given & {key for key, _ in change}:
             continue
         for shortage in lacking:
-            fits = _fits(asked, config_dir, room, shortage.spec, change)
+            fits = _may_fit(query, config_dir, room, shortage.spec, change)
             if fits is not False:
                 words = " ".join(f"{key}={value}" for key, value in change)
-                what = f"{shortage.spec.engine.name}, {point(shortage.spec)}," if shortage is not lacking[0] else "it"
+                what = (
+                    f"{shortage.spec.engine.name}, {describe_choice(shortage.spec)},"
+                    if shortage is not lacking[0]
+                    else "it"
+                )
                 untimed = " (its time is not predicted)" if change in OFFLOAD else ""
                 return f"{words}, with which {what} {'fits' if fits else 'may fit'}{untimed}"
     return ""
 
 
-def _fits(asked: Asked, config_dir: Path | None, room: Room, short: RunSpec, change: Change) -> bool | None:
+def _may_fit(
+    query: AdviceQuery, config_dir: Path | None, room: DeviceLimits, short: RunSpec, change: Change
+) -> bool | None:
     """Whether a point fits with a change, into devices and hosts; None: perhaps, also where the host is unknown."""
-    cluster = [("launcher", launchers.cluster()), ("batch.micro", 1)]
-    pairs = [*cluster, *asked.overrides, ("engine", short.engine.name), *change]
+    cluster = [("launcher", launchers.find_cluster()), ("batch.micro", 1)]
+    pairs = [*cluster, *query.overrides, ("engine", short.engine.name), *change]
     try:
-        made = config.request(pairs, config_dir)
+        made = compose.compose_request(pairs, config_dir)
         made = made._replace(spec=made.spec.model_copy(update={name: getattr(short, name) for name in _SEARCHED}))
-        config.check(made, room.device)
+        compose.check(made, room.device)
     except UserError:  # an engine that does not know it
         return False
-    needed = [memory(made.spec, room.device, room.bytes).fits(room.bytes)]
-    on_host, there = host.host(made.spec, room.device, room.bytes), made.machine.host_memory_bytes
+    needed = [predict_memory(made.spec, room.device, room.bytes).fits(room.bytes)]
+    on_host, there = host.predict_host_memory(made.spec, room.device, room.bytes), made.machine.host_memory_bytes
     if change in OFFLOAD:
         needed.append(on_host.fits(there) if on_host and there else None)
     return False if False in needed else None if None in needed else True

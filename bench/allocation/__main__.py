@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from bench import job_context
-from bench.allocation.conductor import Conductor
-from bench.allocation.member import Member
+from bench.allocation.agent import JobAgent
+from bench.allocation.leader import JobLeader
 from bench.sweep import jobs
 
 folder = Path(sys.argv[1])
-context = job_context.of_launcher(jobs.launcher(folder), os.environ)
-sys.exit((Member(folder, context) if context.number else Conductor(folder, context)).run())
+context = job_context.find_context(jobs.read_launcher_name(folder), os.environ)
+sys.exit((JobAgent(folder, context) if context.number else JobLeader(folder, context)).run())

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from bench.calibrate.matmul import dtype
-from bench.calibrate.timing import call_s
+from bench.calibrate.matmul import get_dtype
+from bench.calibrate.timing import time_call
 from bench.spec import Precision
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ SAMPLES, HEADS, LENGTH, D_KV = 4, 12, 512, 64
 """mT5-base's heads at the usual encoder length."""
 
 
-def flops(samples: int, heads: int, length: int, d_kv: int) -> int:
+def count_flops(samples: int, heads: int, length: int, d_kv: int) -> int:
     """Return the FLOPs of scores and weighted values over the full square, as bench.predict.flops counts them."""
     return 2 * 2 * samples * heads * length * length * d_kv
 
@@ -24,14 +24,14 @@ def measure(precision: Precision, device: "torch.device") -> float:
     import torch
 
     def heads() -> "torch.Tensor":
-        rows = torch.randn(SAMPLES, LENGTH, HEADS, D_KV, device=device, dtype=dtype(precision), requires_grad=True)
+        rows = torch.randn(SAMPLES, LENGTH, HEADS, D_KV, device=device, dtype=get_dtype(precision), requires_grad=True)
         return rows.transpose(1, 2)
 
     query, key, value = heads(), heads(), heads()
     shape = (SAMPLES, HEADS, LENGTH, LENGTH)
-    bias = torch.randn(shape, device=device, dtype=dtype(precision), requires_grad=True)
+    bias = torch.randn(shape, device=device, dtype=get_dtype(precision), requires_grad=True)
 
     def attend() -> "torch.Tensor":
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
 
-    return flops(SAMPLES, HEADS, LENGTH, D_KV) / call_s(attend, device) / 1e12
+    return count_flops(SAMPLES, HEADS, LENGTH, D_KV) / time_call(attend, device) / 1e12

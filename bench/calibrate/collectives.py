@@ -22,25 +22,25 @@ _MIN_CALLS, _MAX_CALLS = 3, 40
 _WARM_CALLS = 1  # of every payload: a library may choose another algorithm for it
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks that communicate: the first `ranks` of the job, on its first `nodes`."""
 
     nodes: int
     ranks: int
 
 
-def groups(nodes: int, ranks_per_node: int) -> list[Group]:
+def list_groups(nodes: int, ranks_per_node: int) -> list[RankGroup]:
     """Return the groups to be measured: within the first node, then all ranks of ever more nodes."""
-    inside = [Group(1, ranks) for ranks in thinned(ranks_per_node)]
-    return inside + [Group(count, count * ranks_per_node) for count in thinned(nodes) if count > 1]
+    inside = [RankGroup(1, ranks) for ranks in thin_out(ranks_per_node)]
+    return inside + [RankGroup(count, count * ranks_per_node) for count in thin_out(nodes) if count > 1]
 
 
-def thinned(count: int) -> list[int]:
+def thin_out(count: int) -> list[int]:
     """Return the numbers to `count` worth measuring: the first four, powers of two, and `count` itself."""
     return [n for n in range(1, count + 1) if n <= 4 or n == count or n & (n - 1) == 0]
 
 
-def payloads(device: str, ranks: int) -> list[int]:
+def list_payloads(device: str, ranks: int) -> list[int]:
     """Return the payloads in bytes, each a whole number of fp32 for every rank."""
     found, size, share = [], 8, _NUMBER_BYTES * ranks
     while size <= LARGEST_BYTES[device]:
@@ -49,7 +49,7 @@ def payloads(device: str, ranks: int) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def calls_for(expected_s: float, left_s: float, *, last: bool) -> int:
+def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
     """Return how often to time a payload whose call may take `expected_s`; 0 if not even the fewest calls fit in the
     time left. All but the last leave most of it: the next payload takes up to GROWTH times as long."""
     if expected_s * (_WARM_CALLS + _MIN_CALLS) > left_s:
@@ -64,38 +64,40 @@ def measure(device: "torch.device", nodes: int, ranks_per_node: int, seconds: fl
     import torch.distributed as dist
 
     found: list[CollectiveTime] = []
-    todo, until = groups(nodes, ranks_per_node), time.perf_counter() + seconds
-    for number, group in enumerate(todo):
+    requested, until = list_groups(nodes, ranks_per_node), time.perf_counter() + seconds
+    for number, group in enumerate(requested):
         members = dist.new_group(list(range(group.ranks)))
         if dist.get_rank() < group.ranks:
-            share = (until - time.perf_counter()) / (len(todo) - number)
-            found += _group(group, members, device, share)
+            share = (until - time.perf_counter()) / (len(requested) - number)
+            found += _measure_group(group, members, device, share)
             dist.destroy_process_group(members)
         dist.all_reduce(torch.zeros(1))  # over gloo, where waiting costs no processor: nobody begins the next before
     return tuple(found)
 
 
-def _group(
-    group: Group, members: "torch.distributed.ProcessGroup", device: "torch.device", seconds: float
+def _measure_group(
+    group: RankGroup, members: "torch.distributed.ProcessGroup", device: "torch.device", seconds: float
 ) -> list[CollectiveTime]:
     """Time every kind and payload within one group."""
     rows, until = list[CollectiveTime](), time.perf_counter() + seconds
     for number, kind in enumerate(KINDS):
-        sizes = payloads(device.type, group.ranks)
+        sizes = list_payloads(device.type, group.ranks)
         end = time.perf_counter() + (until - time.perf_counter()) / (len(KINDS) - number)
         expected_s = 1e-3  # of the smallest payload
         for size in sizes:
-            calls = calls_for(expected_s, end - time.perf_counter(), last=size == sizes[-1])
+            calls = count_calls(expected_s, end - time.perf_counter(), last=size == sizes[-1])
             calls = max(calls, _MIN_CALLS) if size == sizes[0] else calls  # something is told of every group and kind
-            if not (calls := _as_rank_0_says(calls, members)):
+            if not (calls := _broadcast_number(calls, members)):
                 break
-            s = statistics.median(_slowest(_call(kind, size, group.ranks, device, members), calls, device, members))
+            s = statistics.median(
+                _time_slowest(_build_call(kind, size, group.ranks, device, members), calls, device, members)
+            )
             rows.append(CollectiveTime(kind=kind, nodes=group.nodes, ranks=group.ranks, payload_bytes=size, s=s))
             expected_s = s * GROWTH  # at most: a small one is all latency
     return rows
 
 
-def _call(
+def _build_call(
     kind: CollectiveKind, size: int, ranks: int, device: "torch.device", members: "torch.distributed.ProcessGroup"
 ) -> Callable[[], object]:
     """Return one collective with a payload of `size` bytes, as nccl-tests counts it."""
@@ -111,17 +113,17 @@ def _call(
     return lambda: dist.reduce_scatter_tensor(part, whole, group=members)
 
 
-def _as_rank_0_says(number: int, members: "torch.distributed.ProcessGroup") -> int:
+def _broadcast_number(number: int, members: "torch.distributed.ProcessGroup") -> int:
     """Return rank 0's number: clocks differ, and ranks that disagree would wait for each other for ever."""
     import torch
     import torch.distributed as dist
 
-    agreed = torch.tensor([number])
-    dist.broadcast(agreed, 0, group=members)
-    return int(agreed)
+    shared = torch.tensor([number])
+    dist.broadcast(shared, 0, group=members)
+    return int(shared)
 
 
-def _slowest(
+def _time_slowest(
     call: Callable[[], object], calls: int, device: "torch.device", members: "torch.distributed.ProcessGroup"
 ) -> Sequence[float]:
     """Return each call's seconds on the rank that took longest. All begin together, off the clock."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bench.calibrate.asked import Asked
+from bench.calibrate.request import CalibrationRequest
 
 if TYPE_CHECKING:
     import torch
@@ -17,42 +17,42 @@ _MIN_ROUNDS, _MAX_ROUNDS = 5, 15
 _TOKENS, _D_MODEL, _D_FF = 512, 256, 768
 
 
-def sharers(asked: Asked) -> int:
+def count_sharers(request: CalibrationRequest) -> int:
     """Return how many ranks compute on one processor, the first of all."""
-    return asked.world_size if asked.machine.nodes_share_processor else asked.ranks_per_node
+    return request.world_size if request.machine.nodes_share_processor else request.ranks_per_node
 
 
-def rounds(sharers: int, seconds: float) -> int:
+def count_rounds(sharers: int, seconds: float) -> int:
     """Return how often each number of processes does its work; two processes on two cores take as long as one, at worst
     all take turns."""
     at_worst = ROUND_S * sum(range(1, sharers + 1))
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, int(seconds / at_worst)))
 
 
-def slowdown(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def compute_slowdown(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return median time with 1, 2, … processes over that of one; `times` holds each round's slowest process."""
     medians = [statistics.median(of_some) for of_some in times]
     return tuple(median / medians[0] for median in medians)
 
 
-def measure(asked: Asked, device: "torch.device", seconds: float) -> tuple[float, ...]:
+def measure(request: CalibrationRequest, device: "torch.device", seconds: float) -> tuple[float, ...]:
     """Return the slowdown by number of processes, on rank 0. All ranks call this."""
     import torch
     import torch.distributed as dist
 
-    work, together = _mixture(device), sharers(asked)
-    loops = _loops(work)
+    work, together = _build_work(device), count_sharers(request)
+    loops = _count_loops(work)
     groups = [dist.new_group(list(range(count + 1))) for count in range(together)]
     times: list[list[float]] = [[] for _ in groups]
-    for _ in range(rounds(together, seconds)):  # in turn, so that a processor that slows down does so for all
+    for _ in range(count_rounds(together, seconds)):  # in turn, so that a processor that slows down does so for all
         for count, members in enumerate(groups):
             if dist.get_rank() <= count:
-                times[count].append(_round_s(work, loops, members))
+                times[count].append(_time_round(work, loops, members))
             dist.all_reduce(torch.zeros(1))
-    return slowdown(times) if dist.get_rank() == 0 else ()
+    return compute_slowdown(times) if dist.get_rank() == 0 else ()
 
 
-def _round_s(work: Callable[[], object], loops: int, members: "torch.distributed.ProcessGroup") -> float:
+def _time_round(work: Callable[[], object], loops: int, members: "torch.distributed.ProcessGroup") -> float:
     """Return the seconds in which the slowest process has done its work."""
     import torch
     import torch.distributed as dist
@@ -66,7 +66,7 @@ def _round_s(work: Callable[[], object], loops: int, members: "torch.distributed
     return float(slowest)
 
 
-def _loops(work: Callable[[], object]) -> int:
+def _count_loops(work: Callable[[], object]) -> int:
     """Return how often rank 0, alone, can do the work in ROUND_S."""
     import torch
     import torch.distributed as dist
@@ -84,7 +84,7 @@ def _loops(work: Callable[[], object]) -> int:
     return int(loops)
 
 
-def _mixture(device: "torch.device") -> Callable[[], object]:
+def _build_work(device: "torch.device") -> Callable[[], object]:
     """Return a gated feed-forward layer with its norm and residual, forward and backward in fp32: products and
     element-wise work about as a small T5 mixes them."""
     import torch

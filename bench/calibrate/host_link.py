@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from bench.calibrate.timing import call_s
+from bench.calibrate.timing import time_call
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +16,6 @@ def measure(device: "torch.device") -> float:
 
     there = torch.ones(SIZE_BYTES // 4, device=device)
     here = torch.ones(SIZE_BYTES // 4, pin_memory=True)
-    up = call_s(lambda: there.copy_(here, non_blocking=True), device)
-    down = call_s(lambda: here.copy_(there, non_blocking=True), device)
+    up = time_call(lambda: there.copy_(here, non_blocking=True), device)
+    down = time_call(lambda: here.copy_(there, non_blocking=True), device)
     return SIZE_BYTES / max(up, down)

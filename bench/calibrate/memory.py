@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from bench.calibrate.timing import call_s
+from bench.calibrate.timing import time_call
 
 if TYPE_CHECKING:
     import torch
@@ -16,4 +16,4 @@ def measure(device: "torch.device") -> float:
 
     source = torch.ones(SIZE_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * SIZE_BYTES / call_s(lambda: target.copy_(source), device)
+    return 2 * SIZE_BYTES / time_call(lambda: target.copy_(source), device)

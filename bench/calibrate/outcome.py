@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from bench import terminal
-from bench.calibrate.asked import Measured
+from bench.calibrate.request import CalibrationResult
 from bench.machine import Calibration, CollectiveTime, Machine
 from bench.spec import Precision
 
@@ -14,7 +14,7 @@ _DIGITS = 4  # of what is measured, in the file
 _UNPUBLISHED = "nothing published"
 
 
-def calibrated(published: Machine, measured: Measured, name: str) -> Machine:
+def build_machine(published: Machine, measured: CalibrationResult, name: str) -> Machine:
     """Return `published` under a new name with every number that was measured, those replaced named in `calibrated`.
 
     What was not measured stays, also from an earlier calibration. A link's number is the best bus bandwidth of an
@@ -23,25 +23,25 @@ def calibrated(published: Machine, measured: Measured, name: str) -> Machine:
     new, old = measured.calibration, published.calibration or Calibration()
     tables = {field: getattr(new, field) or getattr(old, field) for field in Calibration.model_fields}
     numbers = {
-        "matmul_ceiling_tflops": published.matmul_ceiling_tflops | best_rates(new) if new.matmul else None,
+        "matmul_ceiling_tflops": published.matmul_ceiling_tflops | find_best_rates(new) if new.matmul else None,
         "memory_bytes_per_s": measured.memory_bytes_per_s,
-        "intra_node_bytes_per_s": best_bus_bytes_per_s(new, between_nodes=False),
-        "inter_node_bytes_per_s": best_bus_bytes_per_s(new, between_nodes=True),
+        "intra_node_bytes_per_s": find_best_bus_bytes_per_s(new, between_nodes=False),
+        "inter_node_bytes_per_s": find_best_bus_bytes_per_s(new, between_nodes=True),
         "host_link_bytes_per_s": measured.host_link_bytes_per_s,
     }
     update: dict[str, Any] = {field: number for field, number in numbers.items() if number is not None}
-    replaced = {field: _published(getattr(published, field)) for field in update}
+    replaced = {field: _format_published(getattr(published, field)) for field in update}
     update |= {
         "name": name,
         "device": "cpu" if new.made.get("backend") == "gloo" else "cuda",
         "device_names": published.device_names or (measured.device_name,),
-        "calibration": Calibration(**tables | {"made": _made(new.made, old.made)}),
+        "calibration": Calibration(**tables | {"made": _merge_made(new.made, old.made)}),
         "calibrated": replaced | published.calibrated,  # what an earlier calibration replaced was published, not ours
     }
     return published.model_copy(update=update)
 
 
-def _made(new: dict[str, str | None], old: dict[str, str | None]) -> dict[str, str | None]:
+def _merge_made(new: dict[str, str | None], old: dict[str, str | None]) -> dict[str, str | None]:
     """Return how the last calibration was made, and which parts were measured by an earlier one."""
     if not old:
         return new
@@ -49,12 +49,12 @@ def _made(new: dict[str, str | None], old: dict[str, str | None]) -> dict[str, s
     return new | {"earlier": "; ".join(filter(None, [old.get("earlier"), last]))}
 
 
-def bus_bytes_per_s(row: CollectiveTime) -> float:
+def compute_bus_bytes_per_s(row: CollectiveTime) -> float:
     """Return an all-reduce's bus bandwidth, 2 (n - 1) / n × payload ÷ time (nccl-tests, doc/PERFORMANCE.md)."""
     return 2 * (row.ranks - 1) / row.ranks * row.payload_bytes / row.s
 
 
-def best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) -> float | None:
+def find_best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) -> float | None:
     """Return the best bus bandwidth of all-reduces within a node, or over the most nodes, or None without any; at each
     group's largest payload, for a smaller one may pass in a burst. In a ring over nodes each of them sends that much,
     however many of its ranks take part."""
@@ -65,10 +65,10 @@ def best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) -> fl
     nodes = max((nodes for nodes, _ in largest), default=1) if between_nodes else 1
     if between_nodes and nodes == 1:
         return None
-    return max((bus_bytes_per_s(row) for (over, _), row in largest.items() if over == nodes), default=None)
+    return max((compute_bus_bytes_per_s(row) for (over, _), row in largest.items() if over == nodes), default=None)
 
 
-def best_rates(calibration: Calibration) -> dict[Precision, float]:
+def find_best_rates(calibration: Calibration) -> dict[Precision, float]:
     """Return the highest rate of any shape by precision, in 10^12 FLOP/s."""
     best: dict[Precision, float] = {}
     for row in calibration.matmul:
@@ -76,21 +76,21 @@ def best_rates(calibration: Calibration) -> dict[Precision, float]:
     return best
 
 
-def _published(number: Any) -> str:
+def _format_published(number: Any) -> str:
     return json.dumps(number) if number else _UNPUBLISHED
 
 
-def as_yaml(machine: Machine) -> str:
+def format_yaml(machine: Machine) -> str:
     """Return the file of a calibrated machine, for a folder like conf/machine."""
     plain = machine.model_dump(mode="json", exclude_defaults=True)
     for field, rows in plain.get("calibration", {}).items():
         if field in ("matmul", "collectives"):
-            plain["calibration"][field] = _table(rows)
+            plain["calibration"][field] = _format_table(rows)
     body = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10**6)
-    return f"{_heading(machine)}\n{body}"
+    return f"{_format_heading(machine)}\n{body}"
 
 
-def _heading(machine: Machine) -> str:
+def _format_heading(machine: Machine) -> str:
     made = machine.calibration.made if machine.calibration else {}
     versions = ", ".join(f"{name} {made[name]}" for name in ("zeroscale", "torch", "cuda", "nccl") if made.get(name))
     return "\n".join(
@@ -104,10 +104,10 @@ def _heading(machine: Machine) -> str:
     )
 
 
-def told(machine: Machine) -> str:
+def format_calibration(machine: Machine) -> str:
     """Return the calibration's main numbers, for a reader."""
     found = machine.calibration or Calibration()
-    rows = [(f"matmul {precision}", f"up to {best:.4g} TFLOP/s") for precision, best in best_rates(found).items()]
+    rows = [(f"matmul {precision}", f"up to {best:.4g} TFLOP/s") for precision, best in find_best_rates(found).items()]
     rows += [(f"attention {precision}", f"{rate:.4g} TFLOP/s") for precision, rate in found.attention_tflops.items()]
     links = {"memory copy": machine.memory_bytes_per_s, "host link": machine.host_link_bytes_per_s}
     rows += [(name, f"{rate / 1e9:.4g} GB/s") for name, rate in links.items() if rate]
@@ -117,20 +117,24 @@ def told(machine: Machine) -> str:
     for nodes, ranks in dict.fromkeys((row.nodes, row.ranks) for row in found.collectives if row.ranks > 1):
         reduced = [row for row in found.collectives if (row.kind, row.nodes, row.ranks) == ("all_reduce", nodes, ranks)]
         *_, largest = sorted(reduced, key=lambda row: row.payload_bytes)
-        speed = f"{bus_bytes_per_s(largest) / 1e9:.4g} GB/s on the bus at {largest.payload_bytes / 2**20:.3g} MiB"
+        speed = (
+            f"{compute_bus_bytes_per_s(largest) / 1e9:.4g} GB/s on the bus at {largest.payload_bytes / 2**20:.3g} MiB"
+        )
         latency = min(row.s for row in reduced)
         rows.append((f"all-reduce, {nodes} × {ranks // nodes}", f"from {latency * 1e6:.4g} µs, {speed}"))
     heading = f"{machine.name}: {found.made.get('device')}, threads of a rank: {found.made.get('threads')}"
     return f"{heading}\n{terminal.align(rows, least=(22,), gap=0, indent=2)}"
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _format_table(rows: list[dict[str, Any]]) -> str:
     """Return rows as lines of words below the names of their columns, as Calibration reads them."""
-    words = ([_number(value) if isinstance(value, float) else str(value) for value in row.values()] for row in rows)
+    words = (
+        [_format_number(value) if isinstance(value, float) else str(value) for value in row.values()] for row in rows
+    )
     return "".join(f"{' '.join(line)}\n" for line in (rows[0], *words))
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Return a float to what a measurement is good for, with a dot, without which YAML 1.1 sees text in 1e+07."""
     mantissa, *exponent = f"{value:.{_DIGITS}g}".split("e")
     return "e".join([mantissa if "." in mantissa else f"{mantissa}.0", *exponent])
@@ -140,13 +144,13 @@ class _Dumper(yaml.SafeDumper):
     """Writes floats shortly and tables as blocks."""
 
 
-def _float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:float", _number(value))
+def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:float", _format_number(value))
 
 
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
-_Dumper.add_representer(float, _float)
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(float, _represent_float)
+_Dumper.add_representer(str, _represent_text)

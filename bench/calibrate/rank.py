@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench import store
 from bench.calibrate import attention, collectives, contention, host_link, launches, matmul, memory
-from bench.calibrate.asked import ASKED, DOING, FAILURE, MEASURED, Asked, Measured, Part
+from bench.calibrate.request import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult, Part
 from bench.machine import Calibration
-from bench.measure.environment import classify, version
+from bench.measure.environment import classify, read_version
 from bench.measure.failures import Refused
 from bench.record import Limits
 
@@ -27,7 +27,7 @@ def main() -> None:
     try:
         measure(folder)
     except BaseException as error:
-        _tell(folder, error)
+        _write_failure(folder, error)
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
@@ -43,52 +43,53 @@ def measure(folder: Path) -> None:
     from bench.measure import rendezvous
     from bench.measure.device import find_device
 
-    asked = Asked.model_validate_json((folder / ASKED).read_bytes())
+    request = CalibrationRequest.model_validate_json((folder / REQUEST).read_bytes())
     rank = int(os.environ["RANK"])
-    device = find_device(asked.machine.on(asked.device), asked.ranks_per_node, int(os.environ["LOCAL_RANK"]))
-    rendezvous.join(rank, asked.world_size, device, rendezvous.patience(Limits()))
+    device = find_device(request.machine.on(request.device), request.ranks_per_node, int(os.environ["LOCAL_RANK"]))
+    rendezvous.join(rank, request.world_size, device, rendezvous.compute_timeout(Limits()))
     found: dict[Part, Any] = {}
-    for part in asked.parts:
+    for part in request.parts:
         if rank == 0:
             store.write_atomically(folder / DOING, part.encode())
         if rank == 0 or part in ("contention", "collectives"):
-            found[part] = _measurements(asked, device)[part](asked.seconds_for(part))
+            found[part] = _list_measurements(request, device)[part](request.seconds_for(part))
         dist.all_reduce(torch.zeros(1))  # over gloo, where waiting costs no processor
     if rank == 0:
-        store.write_json(folder / MEASURED, _measured(asked, found, device))
+        store.write_json(folder / MEASURED, _build_result(request, found, device))
 
 
-def _measurements(asked: Asked, device: "torch.device") -> dict[Part, Callable[[float], Any]]:
+def _list_measurements(request: CalibrationRequest, device: "torch.device") -> dict[Part, Callable[[float], Any]]:
     """Return how each part is measured within some seconds, as far as it has a use for them."""
     return {
-        "matmul": lambda seconds: matmul.measure(asked.machine, asked.products, device, seconds),
+        "matmul": lambda seconds: matmul.measure(request.machine, request.products, device, seconds),
         "attention": lambda _: {
-            precision: attention.measure(precision, device) for precision in matmul.precisions(asked.machine, device)
+            precision: attention.measure(precision, device)
+            for precision in matmul.list_precisions(request.machine, device)
         },
         "memory": lambda _: memory.measure(device),
         "launches": lambda _: launches.measure(device),
         "host_link": lambda _: host_link.measure(device),
-        "contention": lambda seconds: contention.measure(asked, device, seconds),
-        "collectives": lambda seconds: collectives.measure(device, asked.nodes, asked.ranks_per_node, seconds),
+        "contention": lambda seconds: contention.measure(request, device, seconds),
+        "collectives": lambda seconds: collectives.measure(device, request.nodes, request.ranks_per_node, seconds),
     }
 
 
-def _measured(asked: Asked, found: dict[Part, Any], device: "torch.device") -> Measured:
+def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "torch.device") -> CalibrationResult:
     """Put together what was found, with what it holds for."""
     import torch
 
-    classification = classify(device.type, asked.ranks_per_node)
+    classification = classify(device.type, request.ranks_per_node)
     made = {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "device": classification.device,
-        "ranks": f"{asked.nodes} × {asked.ranks_per_node}",
+        "ranks": f"{request.nodes} × {request.ranks_per_node}",
         "threads": str(torch.get_num_threads()),  # of each rank; OMP_NUM_THREADS decides
-        "parts": ", ".join(asked.parts),
+        "parts": ", ".join(request.parts),
         "backend": "nccl" if device.type == "cuda" else "gloo",
-        "zeroscale": version("zeroscale"),
+        "zeroscale": read_version("zeroscale"),
         **{name: classification.versions[name] for name in ("torch", "cuda", "nccl", "driver")},
     }
-    return Measured(
+    return CalibrationResult(
         device_name=classification.device,
         calibration=Calibration(
             made={name: value for name, value in made.items() if value is not None},
@@ -103,7 +104,7 @@ def _measured(asked: Asked, found: dict[Part, Any], device: "torch.device") -> M
     )
 
 
-def _tell(folder: Path, error: BaseException) -> None:
+def _write_failure(folder: Path, error: BaseException) -> None:
     """Say why, unless another rank did: whoever loses a peer only fails after it."""
     why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError), (folder / FAILURE).open("x") as file:

@@ -13,31 +13,31 @@ from pathlib import Path
 
 from bench import job_context, store
 from bench.calibrate import node
-from bench.calibrate.asked import ASKED, DOING, FAILURE, MEASURED, Asked, Measured
+from bench.calibrate.request import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult
 from bench.errors import UserError
-from bench.processes import module_command
-from bench.supervisor.rank_process import end_with_parent
+from bench.processes import build_module_command
+from bench.runtime.process import set_parent_death_signal
 
 _POLL_S = 0.5
 _LOG = "nodes.log"
 
 
-def measure(asked: Asked, beside: Path, follow: Callable[[str], None]) -> Measured:
+def measure(request: CalibrationRequest, parent: Path, follow: Callable[[str], None]) -> CalibrationResult:
     """Run a calibration and return what came out. Its folder is made in `beside`, which all nodes must see, and removed
     again. Raises UserError with the reason of the first rank that failed. A Ctrl-C ends every process."""
-    with _folder(beside, asked) as folder, _polite_requests_heard():
-        with _followed(folder, follow):
-            ended_well = node.run(folder, 0) if asked.nodes == 1 else _everywhere(folder, asked.nodes)
+    with _create_folder(parent, request) as folder, _raise_interrupt_on_sigterm():
+        with _show_progress(folder, follow):
+            ended_well = node.run(folder, 0) if request.nodes == 1 else _run_on_nodes(folder, request.nodes)
         if not ended_well or not (folder / MEASURED).exists():
-            raise UserError(f"machine={asked.machine.name}", f"the calibration failed ({_why(folder)})")
-        return Measured.model_validate_json((folder / MEASURED).read_bytes())
+            raise UserError(f"machine={request.machine.name}", f"the calibration failed ({_read_reason(folder)})")
+        return CalibrationResult.model_validate_json((folder / MEASURED).read_bytes())
 
 
-def _everywhere(folder: Path, nodes: int) -> bool:
+def _run_on_nodes(folder: Path, nodes: int) -> bool:
     """Run one process per node; return whether all ended well. What ends this ends them, and waits until they are."""
-    launcher = job_context.around(os.environ).launcher
+    launcher = job_context.find_job(os.environ).launcher
     assert launcher, "several nodes are those of a job"
-    command = launcher.spread(module_command("bench.calibrate", str(folder)), nodes)
+    command = launcher.spread(build_module_command("bench.calibrate", str(folder)), nodes)
     with (folder / _LOG).open("wb") as log:
         try:
             process = subprocess.Popen(
@@ -46,7 +46,7 @@ def _everywhere(folder: Path, nodes: int) -> bool:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # a terminal's Ctrl-C comes here alone: srun, say, asks for a second one
-                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+                preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
             )
         except FileNotFoundError as error:
             raise UserError(command[0], "not found inside this job", "start this outside any container") from error
@@ -59,21 +59,21 @@ def _everywhere(folder: Path, nodes: int) -> bool:
 
 
 @contextlib.contextmanager
-def _folder(beside: Path, asked: Asked) -> Iterator[Path]:
+def _create_folder(parent: Path, request: CalibrationRequest) -> Iterator[Path]:
     """Make the folder through which the processes exchange what is asked and measured, and remove it at the end."""
     with contextlib.ExitStack() as stack:
         try:
-            beside.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=".calibrating-", dir=beside)).resolve()
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=".calibrating-", dir=parent)).resolve()
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            store.write_json(folder / ASKED, asked)
+            store.write_json(folder / REQUEST, request)
         except OSError as error:
-            raise store.unwritable(beside, error) from error
+            raise store.build_unwritable_error(parent, error) from error
         yield folder
 
 
 @contextlib.contextmanager
-def _polite_requests_heard() -> Iterator[None]:
+def _raise_interrupt_on_sigterm() -> Iterator[None]:
     """Take a request to end for a Ctrl-C."""
 
     def interrupt(*_: object) -> None:
@@ -87,7 +87,7 @@ def _polite_requests_heard() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _followed(folder: Path, follow: Callable[[str], None]) -> Iterator[None]:
+def _show_progress(folder: Path, follow: Callable[[str], None]) -> Iterator[None]:
     """Tell what is under way, from a thread of its own, as long as this lasts."""
     ended = threading.Event()
 
@@ -106,7 +106,7 @@ def _followed(folder: Path, follow: Callable[[str], None]) -> Iterator[None]:
         thread.join()
 
 
-def _why(folder: Path) -> str:
+def _read_reason(folder: Path) -> str:
     """Return what the first rank that failed said, or else the last that anybody did."""
     with contextlib.suppress(OSError):
         return (folder / FAILURE).read_text() or "no reason given"

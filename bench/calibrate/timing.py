@@ -14,7 +14,7 @@ _BATCHES = 5
 _LONG_S = 0.5  # in all: what takes so long needs no company
 
 
-def call_s(work: Callable[[], object], device: "torch.device") -> float:
+def time_call(work: Callable[[], object], device: "torch.device") -> float:
     """Return the seconds of one call of `work`: median over batches of calls that together fill FILL_S, after calls
     that allocate and choose kernels. Between the calls of a batch nothing is awaited, as in a step."""
     from bench.measure.collectives import wait_for
@@ -28,7 +28,7 @@ def call_s(work: Callable[[], object], device: "torch.device") -> float:
         return (time.perf_counter() - begin) / calls
 
     batch(1)
-    once = batch(1)
-    batches = max(1, min(_BATCHES, math.floor(_LONG_S / once)))
-    calls = max(1, math.ceil(FILL_S / batches / once))
+    single_s = batch(1)
+    batches = max(1, min(_BATCHES, math.floor(_LONG_S / single_s)))
+    calls = max(1, math.ceil(FILL_S / batches / single_s))
     return statistics.median(batch(calls) for _ in range(batches))

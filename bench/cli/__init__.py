@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from bench.errors import UserError, nearest
+from bench.errors import UserError, suggest_nearest
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "-v"]
     try:
         if not words or words[0] in ("-h", "--help"):
-            print(_help())
+            print(_format_help())
             return 0 if words else _USAGE_ERROR
         if words == ["--version"]:
-            print(_version())
+            print(_format_version())
             return 0
-        return _run(words[0], words[1:])
+        return _run_verb(words[0], words[1:])
     except UserError as error:
-        return _refused(str(error), verbose=verbose)
+        return _print_refusal(str(error), verbose=verbose)
     except KeyboardInterrupt:
         print("zeroscale: interrupted", file=sys.stderr)
         return 130
@@ -78,10 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # of a file or folder that was given: full, read-only, none, a name too long
         if error.filename is None and not verbose:
             raise
-        return _refused(f"{error.filename}: {error.strerror}", verbose=verbose)
+        return _print_refusal(f"{error.filename}: {error.strerror}", verbose=verbose)
 
 
-def _refused(message: str, *, verbose: bool) -> int:
+def _print_refusal(message: str, *, verbose: bool) -> int:
     """Print a message in one line, whatever it repeats of what was given; return the exit code."""
     if verbose:
         traceback.print_exc()
@@ -90,7 +90,7 @@ def _refused(message: str, *, verbose: bool) -> int:
     return _USAGE_ERROR
 
 
-def _version() -> str:
+def _format_version() -> str:
     python = ".".join(map(str, sys.version_info[:3]))
     try:
         return f"zeroscale {importlib.metadata.version('zeroscale')}, Python {python}"
@@ -98,12 +98,12 @@ def _version() -> str:
         return f"zeroscale, not installed, Python {python}"
 
 
-def _run(name: str, words: list[str]) -> int:
+def _run_verb(name: str, words: list[str]) -> int:
     if name == _FORMER:
         new = "predictions" if "--predictions" in words else "claims"
         raise UserError(name, "no such verb any more", f"call `zeroscale {new}`")
     if name not in VERBS:
-        raise UserError(name, "no such verb", nearest(name, VERBS))
+        raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)
     verb = importlib.import_module(VERBS[name].module)
     parser = _Parser(
@@ -128,7 +128,7 @@ def _check_words(name: str, words: list[str]) -> None:
             raise UserError(option, "has an empty value", "give one, or leave it out")
 
 
-def _help() -> str:
+def _format_help() -> str:
     from bench import terminal  # which a verb need not pay for
 
     return "\n".join(

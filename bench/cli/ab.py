@@ -31,12 +31,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.ab import rounds, sides
-from bench.ab.sides import Side
 from bench.cli import VERBS, options
+from bench.comparison import rounds, sides
+from bench.comparison.sides import ComparedSide
+from bench.formatting import describe_result
 from bench.record import RunRecord
 from bench.spec import RunSpec
-from bench.wording import result
 
 _SMALL = {
     "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
@@ -47,7 +47,7 @@ _SMALL = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="REF_A", help="git revision, folder with code, or Python environment")
     parser.add_argument("b", metavar="REF_B", help="the same, to be compared with it")
-    options.overrides(parser, "what is measured, as `run` takes it")
+    options.add_overrides(parser, "what is measured, as `run` takes it")
     parser.add_argument(
         "--rounds", type=options.positive("--rounds"), default=5, metavar="N", help="default: %(default)s"
     )
@@ -56,53 +56,53 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="double the rounds up to N as long as the gate stays open",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides who begins; default: %(default)s")
-    options.config_dir(parser)
-    options.results(parser)
-    _compare().gate_arguments(parser, gate="3%")
+    options.add_config_dir(parser)
+    options.add_results(parser)
+    _load_compare().gate_arguments(parser, gate="3%")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 1 if the gate fails, 3 if it is inconclusive."""
     words = [
-        *_small(args.overrides),
+        *_list_small_overrides(args.overrides),
         *args.overrides,
         *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
     ]
-    with _ended_in_order(), sides.sides(args.a, args.b, sides.here(Path.cwd())) as (a, b):
-        results = _folder(args.results, f"ab-{a.name}-{b.name}")
+    with _raise_interrupt_on_sigterm(), sides.open_sides(args.a, args.b, sides.find_checkout(Path.cwd())) as (a, b):
+        results = _create_folder(args.results, f"ab-{a.name}-{b.name}")
         # Whatever a revision makes of the same overrides is the question; by another protocol, times do not compare.
         across = [name for name in RunSpec.model_fields if name != "measure"]
         across += ["versions", "container"] if a.environment or b.environment else []
         stages = rounds.looks(args.rounds, args.most_rounds or args.rounds)
-        turns = rounds.order(stages[-1], args.seed)
+        turns = rounds.order_runs(stages[-1], args.seed)
         asked = argparse.Namespace(**vars(args) | {
             "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
             "exact": True, "paired": True, "looks": len(stages),
         })  # fmt: skip
         for done, until in zip([0, *stages], stages, strict=False):
-            well = rounds.measure((a, b), turns[2 * done : 2 * until], words, results, _follow)
-            if not well or until == stages[-1] or _compare().judge(asked).verdict != "INCONCLUSIVE":
+            well = rounds.run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
+            if not well or until == stages[-1] or _load_compare().judge(asked).verdict != "INCONCLUSIVE":
                 break
     print(results, file=sys.stderr)
-    code: int = _compare().run(asked)
+    code: int = _load_compare().run(asked)
     return code
 
 
-def _compare() -> Any:
+def _load_compare() -> Any:
     """Return the verb that reads what this one measures; by its name, for nothing here knows the analysis."""
     return importlib.import_module(VERBS["compare"].module)
 
 
-def _small(overrides: Sequence[str]) -> list[str]:
+def _list_small_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the small point but for what is overridden; of another engine or model, none of its options."""
-    from bench import config
+    from bench.config import compose
 
     named = {word.lstrip("+~").partition("=")[0] for word in overrides}
-    small = config.study("smoke").base | _SMALL
+    small = compose.read_study("smoke").base | _SMALL
     return [f"{key}={value}" for key, value in small.items() if named.isdisjoint({key, key.partition(".")[0]})]
 
 
-def _folder(parent: Path, name: str) -> Path:
+def _create_folder(parent: Path, name: str) -> Path:
     """Make a new folder for the results; what is there stays as it is."""
     for number in count(1):
         folder = (parent / (name if number == 1 else f"{name}.{number}")).absolute()
@@ -114,19 +114,19 @@ def _folder(parent: Path, name: str) -> Path:
     raise AssertionError("there is always another number")
 
 
-def _follow(number: int, side: Side, record: RunRecord) -> None:
-    print(f"round {number + 1}  {side.called}  {result(record)}", file=sys.stderr, flush=True)
+def _print_round(number: int, side: ComparedSide, record: RunRecord) -> None:
+    print(f"round {number + 1}  {side.called}  {describe_result(record)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
+def _raise_interrupt_on_sigterm() -> Iterator[None]:
     """Take a polite request to end for a Ctrl-C: a run is ended in good order, and nothing stays behind."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _interrupt(*_: Any) -> None:
+def _raise_interrupt(*_: Any) -> None:
     raise KeyboardInterrupt

@@ -18,21 +18,21 @@ machine outrank formulas.
 import argparse
 from pathlib import Path
 
-from bench import api, handover
+from bench import api, training_export
 from bench.advising import questions, search
 from bench.advising.search import Answer
-from bench.cli import advised, options
-from bench.cli.advised_json import as_json
-from bench.planning import target
+from bench.cli import advice_text, options
+from bench.cli.advice_json import format_json
 from bench.store import RESULTS
+from bench.sweep.planning import target
 
-__doc__ = __doc__.format(words=questions.help_text())
+__doc__ = __doc__.format(words=questions.format_help())
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.overrides(parser, "override of conf/config.yaml, or a plain word", least="+")
-    options.as_json(parser)
-    options.config_dir(parser)
+    options.add_overrides(parser, "override of conf/config.yaml, or a plain word", least="+")
+    options.add_json(parser)
+    options.add_config_dir(parser)
     parser.add_argument("--results", type=Path, metavar="DIR", help=f"measured runs, default: {RESULTS}")
     parser.add_argument(
         "--export", type=Path, metavar="DIR", help="hand the winner over: a new folder that starts alone"
@@ -42,21 +42,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if there is an answer."""
     if args.export:
-        handover.check_free(args.export)
+        training_export.check_free(args.export)
     answer = api.advise(
         args.overrides, results=args.results, config_dir=args.config_dir, standalone=args.export is not None
     )
     if args.export:
-        _hand_over(answer, args.export)
-    print(as_json(answer) if args.json else advised.text(answer))
+        _export_winner(answer, args.export)
+    print(format_json(answer) if args.json else advice_text.format_text(answer))
     if args.export and not args.json:
         print(f"\nhanded over in {args.export}; its README.md says how to start")
     return 0
 
 
-def _hand_over(answer: Answer, folder: Path) -> None:
+def _export_winner(answer: Answer, folder: Path) -> None:
     """Write the winner down in a new folder, as something that starts alone."""
-    advice, asked = answer.advice, answer.request
+    advice, composed = answer.advice, answer.request
     steps = advice.question.steps(advice.winner)
-    how = search.standalone(asked), asked.launcher_options, target.kind(asked)
-    handover.write(folder, handover.files(handover.Handover(advice.winner.spec, *how, steps, advised.text(answer))))
+    how = search.load_standalone(composed), composed.launcher_options, target.find_predicted_device(composed)
+    training_export.write_files(
+        folder,
+        training_export.build_files(
+            training_export.TrainingExport(advice.winner.spec, *how, steps, advice_text.format_text(answer))
+        ),
+    )

@@ -23,15 +23,16 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from bench import config, job_context, models, store, terminal
+from bench import job_context, models, store, terminal
 from bench.calibrate import outcome, starting
-from bench.calibrate.asked import ELSEWHERE, Asked, Part
-from bench.calibrate.matmul import products
+from bench.calibrate.matmul import list_products
+from bench.calibrate.request import ELSEWHERE, CalibrationRequest, Part
 from bench.cli import options
-from bench.config import Request
-from bench.errors import UserError, nearest
+from bench.config import compose
+from bench.config.compose import Request
+from bench.errors import UserError, suggest_nearest
 from bench.machine import Machine
-from bench.measure.environment import device_kind, devices_here
+from bench.measure.environment import count_local_devices, find_device_kind
 from bench.record import Network
 from bench.scheduling import SchedulingOptions
 from bench.spec import ModelSpec
@@ -42,79 +43,81 @@ _RANKS = 2  # on a processor alone: fewer would leave contention and collectives
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.overrides(parser, "machine=NAME, to start from; launcher=NAME")
+    options.add_overrides(parser, "machine=NAME, to start from; launcher=NAME")
     parser.add_argument("--name", metavar="NAME", help="the machine's new name; default: <machine>_calibrated")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: my/machine/NAME.yaml")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     parser.add_argument("--ranks", type=int, metavar="N", help="per node; default: its GPUs; 2 without, 1 on several")
     parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help="to measure for; default: %(default)g")
     parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}")
-    options.as_json(parser, "print the machine as JSON")
-    options.config_dir(parser)
+    options.add_json(parser, "print the machine as JSON")
+    options.add_config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the file is written."""
-    asked = _asked(args)
-    name = _name(args, asked)
+    calibration = _build_request(args)
+    name = _find_name(args, calibration)
     path: Path = args.out or Path("my/machine") / f"{name}.yaml"
     _check_path(path, name, force=args.force)
     with terminal.progress(quiet=args.json) as follow:
-        measured = starting.measure(asked, path.parent, follow)
-    machine = outcome.calibrated(asked.machine, measured, name)
+        measured = starting.measure(calibration, path.parent, follow)
+    machine = outcome.build_machine(calibration.machine, measured, name)
     try:
-        store.write_atomically(path, outcome.as_yaml(machine).encode())
+        store.write_atomically(path, outcome.format_yaml(machine).encode())
     except OSError as error:
-        raise store.unwritable(path, error) from error
-    print(machine.model_dump_json(indent=1) if args.json else f"{outcome.told(machine)}\n{path}")
+        raise store.build_unwritable_error(path, error) from error
+    print(machine.model_dump_json(indent=1) if args.json else f"{outcome.format_calibration(machine)}\n{path}")
     return 0
 
 
-def _asked(args: argparse.Namespace) -> Asked:
+def _build_request(args: argparse.Namespace) -> CalibrationRequest:
     """Return what is to be measured; UserError for whatever cannot be."""
-    request = _request(args)
-    device: Any = request.machine.device or device_kind()
-    here = job_context.around(os.environ).context
+    request = _compose_request(args)
+    device: Any = request.machine.device or find_device_kind()
+    here = job_context.find_job(os.environ).context
     if here.processes > 1:
         each = f"each of its {here.processes} processes would measure for itself"
         raise UserError(f"job {here.job_id}", each, "start it once, without srun or its like")
     if not 0 < args.seconds < math.inf:
         raise UserError(f"--seconds {args.seconds:g}", "not a time to measure in", "give a positive number")
     options = request.launcher_options
-    return Asked(
+    return CalibrationRequest(
         machine=request.machine,
         device=device,
         nodes=here.nodes,
-        ranks_per_node=_ranks(args.ranks, device, here.nodes),
+        ranks_per_node=_count_ranks(args.ranks, device, here.nodes),
         seconds=args.seconds,
-        parts=_parts(args.only, device),
-        products=products(_networks(args.config_dir)),
+        parts=_select_parts(args.only, device),
+        products=list_products(_list_networks(args.config_dir)),
         network=options.network if isinstance(options, SchedulingOptions) else Network(),
     )
 
 
-def _request(args: argparse.Namespace) -> Request:
+def _compose_request(args: argparse.Namespace) -> Request:
     """Return what the overrides ask for; UserError for one that says nothing of a machine."""
-    pairs = config.single(args.overrides)
+    pairs = compose.parse_single(args.overrides)
     for key, value in pairs:
         if key.split(".")[0] not in ("machine", "launcher"):
             raise UserError(f"{key}={value}", "a calibration is of a machine, not of a point", "give machine=NAME")
-    return config.request([*pairs, ("devices_per_node", 1)], args.config_dir)  # of the machine, whatever a point has
+    return compose.compose_request(
+        [*pairs, ("devices_per_node", 1)], args.config_dir
+    )  # of the machine, whatever a point has
 
 
-def _ranks(given: int | None, device: str, nodes: int) -> int:
+def _count_ranks(given: int | None, device: str, nodes: int) -> int:
     """Return the processes per node: one per GPU, or as many as a run on a processor would have."""
     if given is not None and given < 1:
         raise UserError(f"--ranks {given}", "not a positive number", "one is the least")
     if device == "cpu":
         return given or (_RANKS if nodes == 1 else 1)
-    count = given or devices_here(device)
+    count = given or count_local_devices(device)
     if not count:
         raise UserError("--ranks", "the GPUs of this node cannot be counted", "say how many there are")
     return count
 
 
-def _parts(only: str | None, device: str) -> tuple[Part, ...]:
+def _select_parts(only: str | None, device: str) -> tuple[Part, ...]:
     """Return what is measured, in the order of PARTS."""
     here = [part for part in PARTS if part != ELSEWHERE[device]]
     if only is None:
@@ -122,15 +125,15 @@ def _parts(only: str | None, device: str) -> tuple[Part, ...]:
     wanted = only.split(",")
     for word in wanted:
         if word not in PARTS:
-            raise UserError(f"--only {word}", "no such part", nearest(word, PARTS))
+            raise UserError(f"--only {word}", "no such part", suggest_nearest(word, PARTS))
         if word not in here:
             raise UserError(f"--only {word}", f"nothing of the kind is measured on a {device} machine", "leave it out")
     return tuple(part for part in here if part in wanted)
 
 
-def _networks(config_dir: Path | None) -> list[Stacks]:
+def _list_networks(config_dir: Path | None) -> list[Stacks]:
     """Return the networks of all models in conf/model and the user's own, as far as their families describe them."""
-    folders = [root / "model" for root in (config.conf_dir(), config_dir) if root]
+    folders = [root / "model" for root in (compose.find_conf_folder(), config_dir) if root]
     files = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
     found = []
     for path in files:
@@ -138,20 +141,20 @@ def _networks(config_dir: Path | None) -> list[Stacks]:
             tree = yaml.safe_load(path.read_text())
             if isinstance(tree, dict) and "shape" in tree:
                 known = {name: tree[name] for name in ("name", "family", "shape") if name in tree}
-                found.append(models.network(ModelSpec.model_validate(known)))
+                found.append(models.build_network(ModelSpec.model_validate(known)))
     return [network for network in found if network is not None]
 
 
-def _name(args: argparse.Namespace, asked: Asked) -> str:
+def _find_name(args: argparse.Namespace, calibration: CalibrationRequest) -> str:
     """Return the machine's new name, which is its file's; UserError for one that would not be found."""
-    old = asked.device if asked.machine.name == "auto" else asked.machine.name
+    old = calibration.device if calibration.machine.name == "auto" else calibration.machine.name
     name: str = args.name or (args.out.stem if args.out else f"{old}_calibrated")
     try:
         Machine(name=name)
     except ValidationError as error:
         rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
         raise UserError(f"--name {name}", rule, "choose another") from error
-    if (config.conf_dir() / "machine" / f"{name}.yaml").exists():
+    if (compose.find_conf_folder() / "machine" / f"{name}.yaml").exists():
         raise UserError(f"--name {name}", "a machine of conf/machine, which is found first", "choose another name")
     return name
 

@@ -11,8 +11,8 @@ from bench.cli import options
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.study_folder(parser, "paper")
-    options.as_json(parser)
+    options.add_study_folder(parser, "paper")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,22 +3,24 @@
 import sys
 from collections.abc import Sequence
 
-from bench.errors import printable
+from bench.errors import make_printable
+from bench.formatting import format_count
 from bench.store import Unreadable
 from bench.study import Pair
-from bench.wording import count
 
 
-def name_chosen(chosen: Sequence[Pair]) -> None:
+def print_chosen(chosen: Sequence[Pair]) -> None:
     """Say what was chosen for a point that runs on a CPU."""
     if chosen:
         shown = " ".join(f"{key}={value}" for key, value in chosen)
         print(f"on a CPU, where nothing else is given: {shown}", file=sys.stderr, flush=True)
 
 
-def name_unreadable(found: Sequence[Unreadable]) -> None:
+def print_unreadable(found: Sequence[Unreadable]) -> None:
     """Say which files count as not there."""
     if found:
-        print(f"zeroscale: cannot be read, and counts as not there: {count(len(found), 'file')}", file=sys.stderr)
+        print(
+            f"zeroscale: cannot be read, and counts as not there: {format_count(len(found), 'file')}", file=sys.stderr
+        )
     for error in found:
-        print(f"  {printable(str(error))}", file=sys.stderr)
+        print(f"  {make_printable(str(error))}", file=sys.stderr)

@@ -10,28 +10,30 @@ from bench.store import RESULTS
 JSON = "print JSON for another program"
 
 
-def points(parser: argparse.ArgumentParser) -> None:
+def add_points(parser: argparse.ArgumentParser) -> None:
     """Add what every verb that runs points takes."""
-    overrides(parser)
+    add_overrides(parser)
     parser.add_argument("--dry-run", action="store_true", help="show every point and start nothing")
-    as_json(parser)
-    config_dir(parser)
-    results(parser)
+    add_json(parser)
+    add_config_dir(parser)
+    add_results(parser)
 
 
-def overrides(parser: argparse.ArgumentParser, told: str = "override of conf/config.yaml", least: str = "*") -> None:
-    parser.add_argument("overrides", nargs=least, default=[], metavar="KEY=VALUE", help=told)
+def add_overrides(
+    parser: argparse.ArgumentParser, help_text: str = "override of conf/config.yaml", least: str = "*"
+) -> None:
+    parser.add_argument("overrides", nargs=least, default=[], metavar="KEY=VALUE", help=help_text)
 
 
-def as_json(parser: argparse.ArgumentParser, told: str = JSON) -> None:
-    parser.add_argument("--json", action="store_true", help=told)
+def add_json(parser: argparse.ArgumentParser, help_text: str = JSON) -> None:
+    parser.add_argument("--json", action="store_true", help=help_text)
 
 
-def config_dir(parser: argparse.ArgumentParser) -> None:
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
 
 
-def results(parser: argparse.ArgumentParser) -> None:
+def add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: %(default)s")
 
 
@@ -46,9 +48,9 @@ def positive(option: str) -> Callable[[str], int]:
     return number
 
 
-def study_folder(parser: argparse.ArgumentParser, example: str = "smoke") -> None:
+def add_study_folder(parser: argparse.ArgumentParser, example: str = "smoke") -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help=f"folder of a study, e.g. {RESULTS / example}")
 
 
-def autopilot(parser: argparse.ArgumentParser) -> None:
+def add_autopilot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--autopilot", action="store_true", help="go on by itself until every point has its answer")

@@ -14,12 +14,12 @@ import math
 from typing import Any
 
 from bench import api, terminal
-from bench.cli import asking, options
+from bench.cli import common_arguments, options
 from bench.errors import NoPrediction
-from bench.planning.prediction import Prediction
-from bench.predict.memory import Memory, gigabytes, host
-from bench.predict.step_time import Time
-from bench.wording import describe
+from bench.formatting import describe_point
+from bench.predict.memory import MemoryPrediction, format_gigabytes, host
+from bench.predict.step_time import StepTime
+from bench.sweep.planning.prediction import Prediction
 
 _DOUBT = """\
 Exact, by what torch, transformers and DeepSpeed allocate: weights, master weights, optimizer moments, buckets,
@@ -31,21 +31,24 @@ Least sure is what lies beside tensors: {base} GB for the CUDA context, librarie
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.overrides(parser, "override of conf/config.yaml, or study=NAME")
-    options.as_json(parser, f"{options.JSON}; bytes, not GB")
-    options.config_dir(parser)
+    options.add_overrides(parser, "override of conf/config.yaml, or study=NAME")
+    options.add_json(parser, f"{options.JSON}; bytes, not GB")
+    options.add_config_dir(parser)
     parser.add_argument(
         "--straggler",
-        type=_factor,
+        type=_parse_factor,
         default=1.0,
         metavar="F",
         help="the slowest rank computes F times as long",
     )
     parser.add_argument(
-        "--data-wait", type=_seconds, default=0.0, metavar="S", help="seconds that a step waits for its batches"
+        "--data-wait", type=_parse_seconds, default=0.0, metavar="S", help="seconds that a step waits for its batches"
     )
     parser.add_argument(
-        "--rehearsed", type=_seconds, metavar="S", help="what a step computes by `zeroscale rehearse`, on this machine"
+        "--rehearsed",
+        type=_parse_seconds,
+        metavar="S",
+        help="what a step computes by `zeroscale rehearse`, on this machine",
     )
 
 
@@ -60,47 +63,49 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         alone = len(found) == 1  # the largest micro-batch costs as much as thirty predictions
-        print(json.dumps([_plain(one, alone=alone) for one in found], indent=1))
+        print(json.dumps([_build_json(one, alone=alone) for one in found], indent=1))
     else:
-        print(_alone(found[0]) if len(found) == 1 else "\n".join(map(_line, found)))
+        print(_format_single(found[0]) if len(found) == 1 else "\n".join(map(_format_lines, found)))
     return 0
 
 
-def _alone(one: Prediction) -> str:
-    shown, unknown = asking.line(one.point.asked), one.memory_unknown
+def _format_single(one: Prediction) -> str:
+    shown, unknown = common_arguments.format_line(one.point.composed), one.memory_unknown
     if one.memory:
         try:
-            return "\n\n".join([_table(one, one.memory), _host(one), _told(one)])
+            return "\n\n".join([_format_table(one, one.memory), _format_host(one), _format_time(one)])
         except NoPrediction as error:
             unknown = str(error)
     return f"{shown}\n{unknown}"
 
 
-def _factor(text: str) -> float:
+def _parse_factor(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 1 <= (number := float(text)) < math.inf:
             return number
     raise argparse.ArgumentTypeError(f"{text}: not a factor of at least 1; give for example 1.1")
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 < (number := float(text)) < math.inf:
             return number
     raise argparse.ArgumentTypeError(f"{text}: not a number of seconds above 0; give for example 0.01")
 
 
-def _fits(one: Prediction) -> str:
-    if one.point.asked.machine.memory_bytes is None:
+def _format_fits(one: Prediction) -> str:
+    if one.point.composed.machine.memory_bytes is None:
         return "size of the device unknown"
     return {True: "fits", False: "does not fit", None: "may fit"}[one.fits]
 
 
-def _host(one: Prediction) -> str:
-    return host.told(one.host(), one.point.asked.spec.devices_per_node, one.point.asked.machine.host_memory_bytes)
+def _format_host(one: Prediction) -> str:
+    return host.format_host_memory(
+        one.host(), one.point.composed.spec.devices_per_node, one.point.composed.machine.host_memory_bytes
+    )
 
 
-def _told(one: Prediction) -> str:
+def _format_time(one: Prediction) -> str:
     time = one.time
     if time is None:
         return f"How long a step takes cannot be told: {one.time_unknown}"
@@ -113,55 +118,57 @@ def _told(one: Prediction) -> str:
     return "\n".join(lines)
 
 
-def _line(one: Prediction) -> str:
-    shown = describe(one.point.asked.spec, one.point.config_id)
+def _format_lines(one: Prediction) -> str:
+    shown = describe_point(one.point.composed.spec, one.point.config_id)
     if one.memory is None:
         return f"{shown}\n    {one.memory_unknown}"
     low, high = one.memory.device
-    span = f"{gigabytes(low)}–{gigabytes(high)}" if high > low else gigabytes(low)
+    span = f"{format_gigabytes(low)}–{format_gigabytes(high)}" if high > low else format_gigabytes(low)
     time, step = one.time, "step time unknown"
     if time:
         step = f"{time.step_s:.3g} s a step ({time.low_s:.3g}–{time.high_s:.3g}), {time.tokens_per_s:,.0f} tokens/s"
-    return f"{shown}\n    {span} GB: {_fits(one)}; {step}"
+    return f"{shown}\n    {span} GB: {_format_fits(one)}; {step}"
 
 
-def _table(one: Prediction, needed: Memory) -> str:
+def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
     names = list(dict.fromkeys(name for phase in needed.phases for name in phase.terms))
     rows = [["", *(phase.name for phase in needed.phases)]]
     for name in names:
-        cells = [gigabytes(phase.terms.get(name, 0)) for phase in needed.phases]
+        cells = [format_gigabytes(phase.terms.get(name, 0)) for phase in needed.phases]
         if any(phase.terms.get(name, 0) for phase in needed.phases):
             rows.append([name, *cells])
-    rows.append(["tensors in all", *(gigabytes(phase.total) for phase in needed.phases)])
+    rows.append(["tensors in all", *(format_gigabytes(phase.total) for phase in needed.phases)])
     phases = range(1, len(needed.phases) + 1)
     text = terminal.align(rows, right=phases, least=(18, *(16 for _ in phases)), gap=0)
-    head = f"{asking.line(one.point.asked)}\nGB per rank at the peak of each phase"
-    return "\n\n".join([head, text, _verdict(one, needed)])
+    head = f"{common_arguments.format_line(one.point.composed)}\nGB per rank at the peak of each phase"
+    return "\n\n".join([head, text, _format_verdict(one, needed)])
 
 
-def _verdict(one: Prediction, needed: Memory) -> str:
+def _format_verdict(one: Prediction, needed: MemoryPrediction) -> str:
     """Return what the device must have, what fits, and which terms to trust."""
     low, high = needed.device
-    span = f"{gigabytes(low)} to {gigabytes(high)}" if high > low else gigabytes(low)
-    lines = [f"A device needs {span} GB in all; {gigabytes(needed.resident)} GB stay between steps."]
-    micro, machine = one.largest_micro_batch(), one.point.asked.machine
+    span = f"{format_gigabytes(low)} to {format_gigabytes(high)}" if high > low else format_gigabytes(low)
+    lines = [f"A device needs {span} GB in all; {format_gigabytes(needed.resident)} GB stay between steps."]
+    micro, machine = one.largest_micro_batch(), one.point.composed.machine
     if micro and machine.memory_bytes:
         lines.append(
-            f"{machine.name} has {gigabytes(machine.memory_bytes)} GB: {_fits(one)}. Largest micro-batch: "
+            f"{machine.name} has {format_gigabytes(machine.memory_bytes)} GB: {_format_fits(one)}. Largest micro-batch: "
             f"{micro.surely or 'none'} surely, {micro.perhaps or 'none'} perhaps."
         )
     doubt = _DOUBT
     if one.device == "cuda":
-        doubt += _DOUBT_CUDA.format(base="–".join(map(gigabytes, needed.base)), reserve=gigabytes(needed.reserve[1]))
+        doubt += _DOUBT_CUDA.format(
+            base="–".join(map(format_gigabytes, needed.base)), reserve=format_gigabytes(needed.reserve[1])
+        )
     return "\n".join([*lines, doubt])
 
 
-def _plain(one: Prediction, *, alone: bool) -> dict[str, Any]:
-    named = {"config_id": one.point.config_id, "point": asking.line(one.point.asked)}
+def _build_json(one: Prediction, *, alone: bool) -> dict[str, Any]:
+    named = {"config_id": one.point.config_id, "point": common_arguments.format_line(one.point.composed)}
     unknown = one.memory_unknown
     if one.memory:
         try:
-            return named | _predicted(one, one.memory, alone=alone)
+            return named | _build_predicted(one, one.memory, alone=alone)
         except NoPrediction as error:
             unknown = str(error)
     return named | dict.fromkeys(_PREDICTED) | {"memory_unknown": unknown, "time_unknown": unknown}
@@ -173,7 +180,7 @@ _PREDICTED = (
 )  # fmt: skip
 
 
-def _predicted(one: Prediction, needed: Memory, *, alone: bool) -> dict[str, Any]:
+def _build_predicted(one: Prediction, needed: MemoryPrediction, *, alone: bool) -> dict[str, Any]:
     micro, on_host = one.largest_micro_batch() if alone else None, one.host()
     return {
         "phases": {phase.name: phase.terms for phase in needed.phases},
@@ -181,15 +188,15 @@ def _predicted(one: Prediction, needed: Memory, *, alone: bool) -> dict[str, Any
         "init_peak_bytes": needed.init_peak,
         "peak_bytes": needed.peak,
         "device_bytes": {"low": needed.device[0], "high": needed.device[1]},
-        "memory_bytes": one.point.asked.machine.memory_bytes,
+        "memory_bytes": one.point.composed.machine.memory_bytes,
         "fits": one.fits,
         "largest_micro_batch": micro._asdict() if micro else None,
         "host_bytes": {"low": on_host.low, "high": on_host.high} if on_host else None,  # of a node
-        "time": _plain_time(one.time) if one.time else None,
+        "time": _build_time(one.time) if one.time else None,
         "time_unknown": None if one.time else one.time_unknown,
     }
 
 
-def _plain_time(time: Time) -> dict[str, Any]:
-    told = {name: getattr(time, name) for name in ("step_s", "low_s", "high_s", "hidden_s", "parts", "bound")}
-    return told | {"tokens_per_s": time.tokens_per_s, "mfu": time.mfu, "model_flops": time.flops.model}
+def _build_time(time: StepTime) -> dict[str, Any]:
+    fields = {name: getattr(time, name) for name in ("step_s", "low_s", "high_s", "hidden_s", "parts", "bound")}
+    return fields | {"tokens_per_s": time.tokens_per_s, "mfu": time.mfu, "model_flops": time.flops.model}

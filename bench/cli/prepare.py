@@ -17,12 +17,12 @@ from bench.cli import options
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.overrides(parser, "as for sweep: study=NAME, comma lists")
+    options.add_overrides(parser, "as for sweep: study=NAME, comma lists")
     parser.add_argument("--offline", action="store_true", help="only check, as on a compute node; fetch nothing")
     parser.add_argument("--arch", metavar="LIST", help="GPU architectures to build for: 8.0,9.0; default: the GPU here")
-    options.as_json(parser)
-    options.config_dir(parser)
-    options.results(parser)
+    options.add_json(parser)
+    options.add_config_dir(parser)
+    options.add_results(parser)
 
 
 def run(args: argparse.Namespace) -> int:

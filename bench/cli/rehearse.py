@@ -12,32 +12,32 @@ import statistics
 from pathlib import Path
 
 from bench import api, terminal
-from bench.cli import asking, options
+from bench.cli import common_arguments, options
 from bench.record import RunRecord
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.points(parser)
-    told = "which rank, default 0; some engines allow no other"
-    parser.add_argument("--rank", type=int, default=0, metavar="R", help=told)
+    options.add_points(parser)
+    shown = "which rank, default 0; some engines allow no other"
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help=shown)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the rehearsal ended `ok`."""
     made = api.rehearsal(args.overrides, rank=args.rank, config_dir=args.config_dir)
-    line, ranks = asking.line(made.asked), made.asked.spec.world_size
+    line, ranks = common_arguments.format_line(made.composed), made.composed.spec.world_size
     if args.dry_run:
-        print(asking.as_json(made.asked) if args.json else line)
+        print(common_arguments.format_json(made.composed) if args.json else line)
         return 0
     if not args.json:
         print(f"{line}\nrank {args.rank} of {ranks}, the others pretended", flush=True)
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
-    print(record.model_dump_json(indent=1, by_alias=True) if args.json else _told(record, folder))
+    print(record.model_dump_json(indent=1, by_alias=True) if args.json else _format_rehearsal(record, folder))
     return 0 if record.outcome.kind == "ok" else 1
 
 
-def _told(record: RunRecord, folder: Path) -> str:
+def _format_rehearsal(record: RunRecord, folder: Path) -> str:
     """Return what the rehearsal showed, for a reader."""
     if record.outcome.kind != "ok" or record.observations is None:
         return f"{record.outcome.kind}: {record.outcome.reason}\n{folder}"

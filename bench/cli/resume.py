@@ -9,21 +9,21 @@ Attempts that ended without a record get one first. Every point may be tried as 
 import argparse
 
 from bench import api, terminal
-from bench.cli import listing, notes, options
-from bench.dispatch.feed import Fed
+from bench.cli import notes, options, sweep_text
+from bench.sweep.submission.submitting import SubmitResult
 
 _PATIENCE_S = 600.0  # of the autopilot, which nobody would call again, with a scheduler that does not answer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.study_folder(parser)
-    options.autopilot(parser)
-    options.as_json(parser)
+    options.add_study_folder(parser)
+    options.add_autopilot(parser)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`."""
-    notes.name_unreadable(api.unreadable(args.folder))
+    notes.print_unreadable(api.unreadable(args.folder))
     with terminal.progress(quiet=args.json) as follow:
         done = api.resume(
             args.folder,
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
             tell=terminal.teller(quiet=args.json),
             follow=follow,
         )
-    if isinstance(done, Fed):
-        print(listing.fed(done, args.folder, as_json=args.json))
+    if isinstance(done, SubmitResult):
+        print(sweep_text.format_submitted(done, args.folder, as_json=args.json))
         return 0
-    print(listing.ended(done, as_json=args.json))
+    print(sweep_text.format_ended(done, as_json=args.json))
     return 0 if done.good else 1

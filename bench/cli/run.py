@@ -11,12 +11,12 @@ key of precision, sequence or measure, and its section is that of conf/config.ya
 import argparse
 
 from bench import api, terminal
-from bench.cli import answer, asking, notes, options
-from bench.wording import result
+from bench.cli import answer_text, common_arguments, notes, options
+from bench.formatting import describe_result
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.points(parser)
+    options.add_points(parser)
     parser.add_argument("--study", default="adhoc", metavar="NAME", help="folder of the results; default: %(default)s")
 
 
@@ -24,15 +24,15 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if the run ended `ok`."""
     made = api.point(args.overrides, study=args.study, config_dir=args.config_dir)
     if args.dry_run:
-        print(asking.as_json(made.asked) if args.json else asking.line(made.asked))
+        print(common_arguments.format_json(made.composed) if args.json else common_arguments.format_line(made.composed))
         return 0
     if not args.json:
-        notes.name_chosen(made.chosen)
-        print(asking.line(made.asked), flush=True)
+        notes.print_chosen(made.chosen)
+        print(common_arguments.format_line(made.composed), flush=True)
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
     if args.json:
         print(record.model_dump_json(indent=1, by_alias=True))
     else:
-        print("\n".join([result(record), *answer.lines(record, folder, args.overrides)]))
+        print("\n".join([describe_result(record), *answer_text.format_answer(record, folder, args.overrides)]))
     return 0 if record.outcome.kind == "ok" else 1

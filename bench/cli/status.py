@@ -16,66 +16,68 @@ from pathlib import Path
 
 from bench import api, terminal
 from bench.cli import notes, options
-from bench.dispatch.view import View
-from bench.errors import printable
+from bench.errors import make_printable
+from bench.formatting import format_count
 from bench.sweep import exclusions
-from bench.sweep.standing import Standing
-from bench.wording import count
+from bench.sweep.status import PointStatus
+from bench.sweep.submission.state import StudyState
 
 _WAIT_S = 5.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.study_folder(parser)
+    options.add_study_folder(parser)
     parser.add_argument("--wait", action="store_true", help="return only when nothing is pending or running any more")
-    options.as_json(parser)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every point is answered."""
-    status = _looked(args.folder)
+    status = _read_status(args.folder)
     if args.wait:
         with terminal.progress(quiet=args.json) as follow:
             while status.under_way:
-                follow(_summary(status.view))
+                follow(_format_summary(status.view))
                 time.sleep(_WAIT_S)
-                status = _looked(args.folder)
-    notes.name_unreadable(status.view.seen.unreadable)
-    print(_json(status.view) if args.json else _text(status.view))
+                status = _read_status(args.folder)
+    notes.print_unreadable(status.view.seen.unreadable)
+    print(_format_json(status.view) if args.json else _format_text(status.view))
     return 0 if status.answered else 1
 
 
-def _looked(folder: Path) -> api.Status:
+def _read_status(folder: Path) -> api.Status:
     status = api.status(folder)
     if status.scheduler_away:
         print(f"zeroscale: {status.scheduler_away}; shown is what the folder says", file=sys.stderr)
     return status
 
 
-def _text(view: View) -> str:
-    lines = [_line(standing) for standing in view.standings]
+def _format_text(view: StudyState) -> str:
+    lines = [_format_line(point_status) for point_status in view.statuses]
     lines += [
         f"node {found.host} is not used any more: {found.reason} (runs {', '.join(found.runs)})"
         for found in exclusions.read(view.folder)
     ]
-    return "\n".join([*lines, _summary(view)])
+    return "\n".join([*lines, _format_summary(view)])
 
 
-def _line(standing: Standing) -> str:
-    shown = standing.outcome if standing.final else standing.state
-    why = f"  {standing.why}" if standing.why else ""
-    return printable(f"{shown:<10}  {standing.point.line}  repeat {standing.key.repeat}{why}")
+def _format_line(point_status: PointStatus) -> str:
+    shown = point_status.outcome if point_status.final else point_status.state
+    why = f"  {point_status.why}" if point_status.why else ""
+    return make_printable(f"{shown:<10}  {point_status.point.line}  repeat {point_status.key.repeat}{why}")
 
 
-def _summary(view: View) -> str:
-    shown = Counter(standing.outcome if standing.final else standing.state for standing in view.standings)
-    told = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
+def _format_summary(view: StudyState) -> str:
+    shown = Counter(
+        point_status.outcome if point_status.final else point_status.state for point_status in view.statuses
+    )
+    counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
     hours, queued = view.spent_node_hours(), len(view.live)
-    spent = f"; {hours:.2f} node-hours spent, {count(queued, 'job')} in the queue" if view.seen.jobs else ""
-    return f"{count(len(view.standings), 'point')}: {told}{spent}"
+    spent = f"; {hours:.2f} node-hours spent, {format_count(queued, 'job')} in the queue" if view.seen.jobs else ""
+    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
 
 
-def _json(view: View) -> str:
+def _format_json(view: StudyState) -> str:
     plain = {
         "folder": str(view.folder),
         "node_hours": view.spent_node_hours(),
@@ -84,15 +86,15 @@ def _json(view: View) -> str:
         "unreadable": [{"file": str(error.path), "why": error.why} for error in view.seen.unreadable],
         "points": [
             {
-                **standing.key._asdict(),
-                "state": standing.state,
-                "outcome": standing.outcome or None,
-                "why": standing.why,
-                "attempts": standing.attempts,
-                "run": standing.folder or None,
-                "line": standing.point.line,
+                **point_status.key._asdict(),
+                "state": point_status.state,
+                "outcome": point_status.outcome or None,
+                "why": point_status.why,
+                "attempts": point_status.attempts,
+                "run": point_status.folder or None,
+                "line": point_status.point.line,
             }
-            for standing in view.standings
+            for point_status in view.statuses
         ],
     }
     return json.dumps(plain, indent=1)

@@ -16,18 +16,18 @@ import sys
 from pathlib import Path
 
 from bench import api, terminal
-from bench.cli import listing, notes, options
-from bench.cli.foretold import Foretold
+from bench.cli import notes, options, sweep_text
+from bench.cli.prediction_text import PredictionText
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.points(parser)
+    options.add_points(parser)
     parser.add_argument(
         "--no-prune",
         action="store_true",
         help="measure also what a smaller micro-batch or a prediction says cannot fit",
     )
-    options.autopilot(parser)
+    options.add_autopilot(parser)
     told = "at most N of the sweep's jobs in the queue"
     parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=told)
     parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
@@ -46,17 +46,21 @@ def run(args: argparse.Namespace) -> int:
         begin=args.begin,
     )
     if not args.json:
-        notes.name_chosen(plan.chosen)
+        notes.print_chosen(plan.chosen)
     folder: Path = args.results / plan.sweep.study
     if args.dry_run:
-        print(listing.as_json(plan.sweep) if args.json else listing.as_text(plan.sweep, plan.expansion, folder))
+        print(
+            sweep_text.format_json(plan.sweep)
+            if args.json
+            else sweep_text.format_text(plan.sweep, plan.expansion, folder)
+        )
         return 0
     if plan.queues:
-        for line in Foretold(plan.sweep).warnings():
+        for line in PredictionText(plan.sweep).warnings():
             print(line, file=sys.stderr)
-        print(listing.fed(api.submit(plan, results=args.results), folder, as_json=args.json))
+        print(sweep_text.format_submitted(api.submit(plan, results=args.results), folder, as_json=args.json))
         return 0
     with terminal.progress(quiet=args.json) as follow:
         ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
-    print(listing.ended(ended, as_json=args.json))
+    print(sweep_text.format_ended(ended, as_json=args.json))
     return 0 if ended.good else 1

@@ -31,7 +31,7 @@ _SPANS = ("kept", "hidden")
 """What kinds of tokens hold of a text of which spans are hidden."""
 
 
-class Options(corpus.Selection):
+class Options(corpus.CorpusSelection):
     """Which text, and what is made of it. Each field is explained in conf/data/text.yaml."""
 
     packing: bool = True
@@ -41,7 +41,7 @@ class Options(corpus.Selection):
 
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for a corpus that is not there, or that objective, model and sequence lengths do not fit."""
-    if not (_plain(spec) or _corrupted(spec)):
+    if not (_is_plain(spec) or _corrupted(spec)):
         remedy = "choose data=synthetic, or an objective that says what of a text its kinds of tokens hold"
         raise UserError(f"data={spec.data.name}", f"makes no samples of text for objective={spec.objective}", remedy)
     if options.hub and options.files:
@@ -49,8 +49,8 @@ def check(options: Options, spec: RunSpec) -> None:
     if options.hub_config and not options.hub:
         raise UserError(f"data.hub_config={options.hub_config}", "belongs to data.hub", "give data.hub too")
     if options.files:
-        corpus.files(options)
-    _raw_length(options, spec)
+        corpus.list_files(options)
+    _compute_raw_length(options, spec)
     if options.tokenizer == tokenizer.BYT5:  # what another one holds is known once it is loaded
         _check_tokenizer(options, spec, tokenizer.BYT5_VOCABULARY, tokenizer.BYT5_SENTINELS)
 
@@ -63,7 +63,7 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """
     from bench.data.pipeline import loader
 
-    return loader.micro_batches(_prepared(spec)[-1], spec, data_rank)
+    return loader.micro_batches(_prepare(spec)[-1], spec, data_rank)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 
     import numpy as np
 
-    text, words, samples = _prepared(spec)
+    text, words, samples = _prepare(spec)
     return {
         "source": "text",
         "corpus": {
@@ -102,7 +102,7 @@ class CorruptedText:
     def __call__(self, index: int) -> tuple[Tokens, Tokens]:
         import numpy as np
 
-        begin, end = _piece(self.pieces, self.seed, index)
+        begin, end = _find_piece(self.pieces, self.seed, index)
         mask = self.noise.mask(end - begin, np.random.default_rng((self.seed, 1, index)))
         return spans.corrupt(self.tokens[begin:end], mask, self.sentinels, self.eos)
 
@@ -121,56 +121,56 @@ class PlainText:
     def __call__(self, index: int) -> tuple[Tokens]:
         import numpy as np
 
-        begin, end = _piece(self.pieces, self.seed, index)
+        begin, end = _find_piece(self.pieces, self.seed, index)
         return (np.concatenate([self.tokens[begin:end], self.end]),)
 
 
-def _piece(pieces: NDArray[np.int64], seed: int, index: int) -> tuple[int, int]:
+def _find_piece(pieces: NDArray[np.int64], seed: int, index: int) -> tuple[int, int]:
     """Return where sample `index` begins and ends."""
     epoch, position = divmod(index, len(pieces))
-    begin, end = pieces[_order(seed, epoch, len(pieces))[position]]
+    begin, end = pieces[_draw_order(seed, epoch, len(pieces))[position]]
     return begin, end
 
 
 @lru_cache(maxsize=2)  # a batch may lie across the end of an epoch
-def _order(seed: int, epoch: int, pieces: int) -> NDArray[np.int64]:
+def _draw_order(seed: int, epoch: int, pieces: int) -> NDArray[np.int64]:
     import numpy as np
 
     return np.random.default_rng((seed, 0, epoch)).permutation(pieces)
 
 
-def _prepared(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText | PlainText]:
+def _prepare(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText | PlainText]:
     options = Options(**spec.data.options)
-    length = _raw_length(options, spec)
+    length = _compute_raw_length(options, spec)
     words = tokenizer.load(options.tokenizer)
     _check_tokenizer(options, spec, words.vocabulary, len(words.sentinels))
     text = corpus.load(options)
-    pieces = _packed(text, length) if options.packing else _one_per_document(text, length)
+    pieces = _cut_packed(text, length) if options.packing else _cut_documents(text, length)
     if not len(pieces):
         raise UserError(
             f"data corpus {text.name}",
             f"{len(text.tokens)} tokens make no sample of {length}",
             f"give more text or shorten sequence.{next(iter(spec.sequence))}",
         )
-    return text, words, _samples(options, spec, words, text.tokens, pieces)
+    return text, words, _build_samples(options, spec, words, text.tokens, pieces)
 
 
-def _samples(
+def _build_samples(
     options: Options, spec: RunSpec, words: Tokenizer, tokens: Tokens, pieces: NDArray[np.int64]
 ) -> CorruptedText | PlainText:
     import numpy as np
 
-    if _plain(spec):
+    if _is_plain(spec):
         padded, end = (list(spec.sequence), [words.eos]) if not options.packing else ([], [])
         return PlainText(tokens, pieces, np.array(end, np.int32), spec.seed, frozenset(padded), words.eos)
-    noise = _noise(options)
+    noise = _build_noise(options)
     (inputs, length), (targets, _) = spec.sequence.items()
-    full = options.packing and noise.lengths(_raw_length(options, spec))[0] == length
+    full = options.packing and noise.lengths(_compute_raw_length(options, spec))[0] == length
     padded = [targets] if full else [inputs, targets]
     return CorruptedText(tokens, pieces, noise, words.sentinels, words.eos, spec.seed, frozenset(padded))
 
 
-def _packed(text: Corpus, length: int) -> NDArray[np.int64]:
+def _cut_packed(text: Corpus, length: int) -> NDArray[np.int64]:
     """Return the pieces of the whole stream; what is left at its end is dropped."""
 
     import numpy as np
@@ -179,7 +179,7 @@ def _packed(text: Corpus, length: int) -> NDArray[np.int64]:
     return np.stack([begins, begins + length], axis=1)
 
 
-def _one_per_document(text: Corpus, length: int) -> NDArray[np.int64]:
+def _cut_documents(text: Corpus, length: int) -> NDArray[np.int64]:
     """Return the first piece of each document, without its EOS; one token alone cannot be corrupted."""
 
     import numpy as np
@@ -190,7 +190,7 @@ def _one_per_document(text: Corpus, length: int) -> NDArray[np.int64]:
     return np.stack([begins[long_enough], ends[long_enough]], axis=1)
 
 
-def _noise(options: Options) -> SpanCorruption:
+def _build_noise(options: Options) -> SpanCorruption:
     return SpanCorruption(options.noise_density, options.mean_span_length)
 
 
@@ -199,7 +199,7 @@ def _holds(spec: RunSpec) -> tuple[str | None, ...]:
     return tuple(kind.text for kind in objectives.load(spec.objective).KINDS)
 
 
-def _plain(spec: RunSpec) -> bool:
+def _is_plain(spec: RunSpec) -> bool:
     """Whether a sample is a piece of the text as it is."""
     return _holds(spec) == ("whole",)
 
@@ -209,13 +209,13 @@ def _corrupted(spec: RunSpec) -> bool:
     return _holds(spec) == _SPANS
 
 
-def _raw_length(options: Options, spec: RunSpec) -> int:
+def _compute_raw_length(options: Options, spec: RunSpec) -> int:
     """Return the tokens of the corpus that a sample is made of."""
     sequence = spec.sequence
-    if _plain(spec):
+    if _is_plain(spec):
         (length,) = sequence.values()
         return length if options.packing else length - 1  # EOS closes a document
-    length = _noise(options).raw_length(*sequence.values())
+    length = _build_noise(options).raw_length(*sequence.values())
     if not length:
         raise UserError(
             " ".join(f"sequence.{kind}={tokens}" for kind, tokens in sequence.items()),
@@ -239,9 +239,11 @@ def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int
         raise UserError(
             f"data.tokenizer={options.tokenizer}", "has no <extra_id_0>", "give a tokenizer of the T5 family"
         )
-    needed = _spans(_noise(options), spec)
+    needed = _count_spans(_build_noise(options), spec)
     if needed > sentinels:
-        enough = next(n for n in count(2) if _spans(_noise(options)._replace(mean_length=n), spec) <= sentinels)
+        enough = next(
+            n for n in count(2) if _count_spans(_build_noise(options)._replace(mean_length=n), spec) <= sentinels
+        )
         raise UserError(
             f"data.mean_span_length={options.mean_span_length}",
             f"a sample needs {needed} sentinels, tokenizer {options.tokenizer} has {sentinels}",
@@ -249,5 +251,5 @@ def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int
         )
 
 
-def _spans(noise: SpanCorruption, spec: RunSpec) -> int:
+def _count_spans(noise: SpanCorruption, spec: RunSpec) -> int:
     return noise.counts(noise.raw_length(*spec.sequence.values()))[1]

@@ -122,7 +122,7 @@ def check_layout(spec: RunSpec) -> None:
             raise UserError(f"parallel.{name}={value}", rule, "leave it out, or choose another engine")
 
 
-def known_facts(spec: RunSpec) -> EngineFacts | None:
+def find_facts(spec: RunSpec) -> EngineFacts | None:
     """Return the facts of a spec that was recorded; None if its engine, or an option, is not known here any more."""
     try:
         return facts(spec)

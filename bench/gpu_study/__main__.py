@@ -20,15 +20,15 @@ import time
 from pathlib import Path
 
 from bench.gpu_study import parts
-from bench.gpu_study.session import Session
+from bench.gpu_study.session import StudySession
 
 
 def main() -> int:
     """Return 0 if everything that was asked for is answered."""
-    args = _parser().parse_args()
+    args = _build_parser().parse_args()
     root = Path("results/runs")
     name = "gpu_trial" if args.trial else "gpu"
-    session = Session(
+    session = StudySession(
         results=args.results or root / name,
         reports=args.reports or root.parent / "reports" / name,
         machine="cpu" if args.trial else args.machine,
@@ -51,13 +51,15 @@ def main() -> int:
     return 0 if all(answered.values()) else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m bench.gpu_study",
-        description=f"{__doc__}\nparts:\n{parts.names()}",
+        description=f"{__doc__}\nparts:\n{parts.format_parts()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", type=_part, help="default: all of them, in this order")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", type=_parse_part, help="default: all of them, in this order"
+    )
     parser.add_argument("--machine", default="auto", help="a file of conf/machine, for its peak (%(default)s)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end in good order after so many")
     parser.add_argument("--trial", action="store_true", help="a tiny model on the CPU in place of every model")
@@ -68,13 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _part(name: str) -> str:
+def _parse_part(name: str) -> str:
     if name not in parts.PARTS:
         raise argparse.ArgumentTypeError(f"{name}: no such part; choose from {', '.join(parts.PARTS)}")
     return name
 
 
-def _pack(file: Path, session: Session) -> None:
+def _pack(file: Path, session: StudySession) -> None:
     """Write results and reports into `file`, whole or not at all."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     with tarfile.open(partial, "w:gz") as archive:
@@ -85,7 +87,7 @@ def _pack(file: Path, session: Session) -> None:
     print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
 
 
-def _unpack(file: Path, session: Session) -> None:
+def _unpack(file: Path, session: StudySession) -> None:
     """Put packed results and reports back where they are looked for; what is already there stays."""
     with tempfile.TemporaryDirectory() as aside:
         with tarfile.open(file) as archive:

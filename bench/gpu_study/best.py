@@ -9,34 +9,34 @@ from typing import Any
 import yaml
 
 from bench import store
-from bench.gpu_study.session import Session
+from bench.gpu_study.session import StudySession
 from bench.record import FINAL
 
 _OURS = ("machine", "launcher")
 """What whoever asks for a point again chooses anew."""
 
 
-def answered(folder: Path) -> bool:
+def is_answered(folder: Path) -> bool:
     """Whether a configuration has a final answer."""
-    return any(attempt.outcome in FINAL for attempt in store.attempts(folder))
+    return any(attempt.outcome in FINAL for attempt in store.list_attempts(folder))
 
 
-def study(session: Session, folder: Path, repeats: int) -> Path | None:
+def write_study(session: StudySession, folder: Path, repeats: int) -> Path | None:
     """Write a study of the fastest configuration of every model, `repeats` runs each; return its file, or None where
     nothing was measured. It has the name of the study in `folder`, so the first of these runs are there already."""
     if not folder.is_dir():
         return None
-    fastest = _fastest(session.ask("table", str(folder), "--format", "csv"))
+    fastest = _find_fastest(session.ask("table", str(folder), "--format", "csv"))
     if not fastest:
         return None
-    points = [_point(folder / row["config_id"], row) for row in fastest]
+    points = [_list_overrides(folder / row["config_id"], row) for row in fastest]
     file = folder / "best.yaml"
     plain = {"name": folder.name, "repeats": repeats, "axes": {"point": points}}
     store.write_atomically(file, yaml.safe_dump(plain, sort_keys=False).encode())
     return file
 
 
-def _fastest(table: str) -> list[dict[str, str]]:
+def _find_fastest(table: str) -> list[dict[str, str]]:
     """Return the row of the fastest run of every model, by name, of a run table as CSV."""
     fastest: dict[str, dict[str, str]] = {}
     for row in csv.DictReader(io.StringIO(table)):
@@ -48,7 +48,7 @@ def _fastest(table: str) -> list[dict[str, str]]:
     return [row for _, row in sorted(fastest.items())]
 
 
-def _point(folder: Path, row: dict[str, str]) -> dict[str, Any]:
+def _list_overrides(folder: Path, row: dict[str, str]) -> dict[str, Any]:
     """Return what was asked for, as overrides that go together."""
     record = json.loads((folder / f"{row['repeat']}.{row['attempt']}" / store.RECORD).read_text())
     pairs = (text.split("=", 1) for text in record["circumstance"]["overrides"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.gpu_study import best
-from bench.gpu_study.session import Session
+from bench.gpu_study.session import StudySession
 
 SHORT = (
     "measure.warmup_steps=2", "measure.warmup_max_steps=4", "measure.block_steps=2", "measure.min_steps=4",
@@ -28,7 +28,7 @@ PLAIN = (("mt5_xl", 8), ("mt5_large", 16))
 """Models, and micro-batches that fit either way."""
 
 
-def check(session: Session) -> bool:
+def run_tests(session: StudySession) -> bool:
     """The tests of all that only a GPU can show."""
     report = session.reports / "check.txt"
     if not (report.exists() or session.in_checkout("check", "tests/bench/test_cuda.py")):
@@ -38,58 +38,65 @@ def check(session: Session) -> bool:
     return report.exists() or session.module("pytest", "-q", "-rs", *tests, environment=needed, output=report)
 
 
-def sweep(session: Session) -> bool:
+def run_sweep(session: StudySession) -> bool:
     """The study single_gpu."""
-    study = _few(session, "single_gpu") if session.trial else "single_gpu"
-    return _swept(session, "single_gpu", f"study={study}", *_circumstances(session), *_tiny(session))
+    study = _write_trial_study(session, "single_gpu") if session.trial else "single_gpu"
+    return _run_swept(
+        session, "single_gpu", f"study={study}", *_list_context_overrides(session), *_list_tiny_overrides(session)
+    )
 
 
-def repeats(session: Session) -> bool:
+def run_repeats(session: StudySession) -> bool:
     """Two more runs of each model's fastest point: an interval from repeats, not from steps."""
-    study = best.study(session, session.results / "single_gpu", repeats=3)
-    return study is not None and _swept(session, "single_gpu", f"study={study}", *_circumstances(session))
+    study = best.write_study(session, session.results / "single_gpu", repeats=3)
+    return study is not None and _run_swept(session, "single_gpu", f"study={study}", *_list_context_overrides(session))
 
 
-def tuning(session: Session) -> bool:
+def run_tuning(session: StudySession) -> bool:
     """The study single_gpu_tuning, and single_gpu_fast under another setting of the allocator."""
-    tuned = _study(session, "single_gpu_tuning")
+    tuned = _run_study(session, "single_gpu_tuning")
     tiny = (*TINY, "model.compile=none") if session.trial else ()  # for a processor it compiles for minutes
     apart = f"{session.results}/expandable_segments"  # another setting is another question, and no repeat of it
     fast = ("sweep", "study=single_gpu_fast", f"machine={session.machine}", "--results", apart, *tiny)
     return session.module("bench.cli", *fast, environment=EXPANDABLE) and tuned
 
 
-def plain(session: Session) -> bool:
+def run_plain_loops(session: StudySession) -> bool:
     """What a user would get without us, beside the same point of ours."""
-    answered = [_plain(session, model, micro) for model, micro in PLAIN]
+    answered = [_run_plain_loop(session, model, micro) for model, micro in PLAIN]
     return all(answered)
 
 
-def _plain(session: Session, model: str, micro: int) -> bool:
+def _run_plain_loop(session: StudySession, model: str, micro: int) -> bool:
     report = session.reports / f"plain_{model}.txt"
-    words = (f"model={model}", f"batch.micro={micro}", *_circumstances(session), *_tiny(session))
+    words = (
+        f"model={model}",
+        f"batch.micro={micro}",
+        *_list_context_overrides(session),
+        *_list_tiny_overrides(session),
+    )
     return report.exists() or session.module("bench.gpu_study.plain", *words, output=report)
 
 
-def rehearsals(session: Session) -> bool:
+def run_rehearsals(session: StudySession) -> bool:
     """One real rank of 8, 64 and 512."""
-    asked = [(model, stage, ranks) for ranks in WORLD_SIZES for model in REHEARSED_MODELS for stage in STAGES]
-    answered = [_rehearsal(session, *one) for one in (asked[:2] if session.trial else asked)]
+    overrides = [(model, stage, ranks) for ranks in WORLD_SIZES for model in REHEARSED_MODELS for stage in STAGES]
+    answered = [_run_rehearsal(session, *one) for one in (overrides[:2] if session.trial else overrides)]
     return all(answered)
 
 
-def _rehearsal(session: Session, model: str, stage: int, ranks: int) -> bool:
+def _run_rehearsal(session: StudySession, model: str, stage: int, ranks: int) -> bool:
     words = (
         f"model={model}", f"engine=zero{stage}", f"machine={session.machine}", "batch.micro=4", *SHORT,
-        f"nodes={ranks // DEVICES_PER_NODE}", f"devices_per_node={DEVICES_PER_NODE}", *_tiny(session),
+        f"nodes={ranks // DEVICES_PER_NODE}", f"devices_per_node={DEVICES_PER_NODE}", *_list_tiny_overrides(session),
     )  # fmt: skip
-    told = session.ask("rehearse", *words, "--dry-run", "--json")
-    if told and best.answered(session.results / "rehearsals" / json.loads(told)["config_id"]):
+    text = session.ask("rehearse", *words, "--dry-run", "--json")
+    if text and best.is_answered(session.results / "rehearsals" / json.loads(text)["config_id"]):
         return True
     return session.zeroscale("rehearse", *words, "--results", str(session.results))
 
 
-def overhead(session: Session) -> bool:
+def measure_overhead(session: StudySession) -> bool:
     """What the harness costs beside a bare loop."""
     report = session.reports / "overhead.txt"
     if not (report.exists() or session.in_checkout("overhead", "tests/benchmarks/overhead.py")):
@@ -101,7 +108,7 @@ def overhead(session: Session) -> bool:
     return report.exists() or session.module("tests.benchmarks.overhead", *words, environment=here, output=report)
 
 
-def calibrate(session: Session) -> bool:
+def run_calibration(session: StudySession) -> bool:
     """What the device really does: the matmul ceiling that MFU is reported against, beside the published peak."""
     machine = session.reports / f"{session.machine}_calibrated.yaml"
     seconds = ("--seconds", "5", "--ranks", "1") if session.trial else ("--seconds", "60")
@@ -109,53 +116,53 @@ def calibrate(session: Session) -> bool:
     return machine.exists() or session.zeroscale(*words, *seconds)
 
 
-def xxl(session: Session) -> bool:
+def run_xxl(session: StudySession) -> bool:
     """The study single_gpu_xxl: mt5_xxl, its optimizer state divided between device and host."""
-    return _study(session, "single_gpu_xxl")
+    return _run_study(session, "single_gpu_xxl")
 
 
-def report(session: Session) -> bool:
+def write_reports(session: StudySession) -> bool:
     """Report, tables and figures of what there is so far; no GPU is needed."""
     found = [name for name in REPORTED if (session.results / name).is_dir()]
-    done = [_drawn(session, name) for name in found]
+    done = [_write_report(session, name) for name in found]
     return bool(done) and all(done)
 
 
-def _drawn(session: Session, name: str) -> bool:
-    folder, told = str(session.results / name), name.replace("/", "_")
-    table = session.reports / f"{told}.csv"
-    drawn = session.zeroscale("report", folder, "--out", str(session.reports / told))
+def _write_report(session: StudySession, name: str) -> bool:
+    folder, text = str(session.results / name), name.replace("/", "_")
+    table = session.reports / f"{text}.csv"
+    drawn = session.zeroscale("report", folder, "--out", str(session.reports / text))
     return session.module("bench.cli", "table", folder, "--format", "csv", output=table) and drawn
 
 
-def _study(session: Session, name: str) -> bool:
+def _run_study(session: StudySession, name: str) -> bool:
     """A study that names its points itself; in a trial it is only looked at."""
     if session.trial:
-        return _shown(session, "sweep", f"study={name}")
-    return _swept(session, name, f"study={name}", *_circumstances(session))
+        return _check_decoding(session, "sweep", f"study={name}")
+    return _run_swept(session, name, f"study={name}", *_list_context_overrides(session))
 
 
-def _swept(session: Session, name: str, *asked: str) -> bool:
+def _run_swept(session: StudySession, name: str, *overrides: str) -> bool:
     """Sweep; return whether every point has its answer, of which out of memory is one."""
-    return session.zeroscale("sweep", *asked) or session.zeroscale("status", str(session.results / name))
+    return session.zeroscale("sweep", *overrides) or session.zeroscale("status", str(session.results / name))
 
 
-PARTS: dict[str, Callable[[Session], bool]] = {
-    "check": check, "sweep": sweep, "tuning": tuning, "plain": plain, "repeats": repeats, "rehearsals": rehearsals,
-    "overhead": overhead, "calibrate": calibrate, "xxl": xxl, "report": report,
+PARTS: dict[str, Callable[[StudySession], bool]] = {
+    "check": run_tests, "sweep": run_sweep, "tuning": run_tuning, "plain": run_plain_loops, "repeats": run_repeats, "rehearsals": run_rehearsals,
+    "overhead": measure_overhead, "calibrate": run_calibration, "xxl": run_xxl, "report": write_reports,
 }  # fmt: skip
 """By name, in the order in which they are worth most to somebody whose time may end."""
 
 
-def _circumstances(session: Session) -> tuple[str, ...]:
+def _list_context_overrides(session: StudySession) -> tuple[str, ...]:
     return f"machine={session.machine}", "--results", str(session.results)
 
 
-def _tiny(session: Session) -> tuple[str, ...]:
+def _list_tiny_overrides(session: StudySession) -> tuple[str, ...]:
     return TINY if session.trial else ()
 
 
-def _few(session: Session, name: str) -> Path:
+def _write_trial_study(session: StudySession, name: str) -> Path:
     """Write a study of two tiny points in the place of another; return its file."""
     file = session.results / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -164,11 +171,11 @@ def _few(session: Session, name: str) -> Path:
     return file.rename(file.with_suffix(".yaml"))  # JSON is YAML
 
 
-def _shown(session: Session, *asked: str) -> bool:
+def _check_decoding(session: StudySession, *overrides: str) -> bool:
     """Have every point decoded and checked, where none can run: as jobs for a machine with a GPU."""
-    return session.zeroscale(*asked, "machine=h200", "launcher=slurm", "--dry-run")
+    return session.zeroscale(*overrides, "machine=h200", "launcher=slurm", "--dry-run")
 
 
-def names() -> str:
+def format_parts() -> str:
     """Return every part with what it does, a line each."""
     return "\n".join(f"  {name:<12}{part.__doc__}" for name, part in PARTS.items())

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.processes import module_command
+from bench.processes import build_module_command
 
 WARM_UP, STEPS = 10, 30
 POINT = ("devices_per_node=1", "nodes=1", "data=synthetic", "batch.accumulation=1")
@@ -51,25 +51,25 @@ def main() -> int:
         spec, out = map(Path, args.as_process)
         out.write_text(json.dumps({"seconds": LOOPS[loop](spec.read_text(), args.steps)}))
         return 0
-    theirs = plain_tokens_per_s(loop, args.overrides, args.steps)
+    theirs = measure_plain_tokens_per_s(loop, args.overrides, args.steps)
     print(f"{loop} with ZeRO-2, as documented: {theirs:,.0f} tokens/s over {args.steps} steps", flush=True)
-    for name, options in (("engine=zero2", ("engine=zero2",)), ("single_gpu_fast", fast_options())):
-        ours = our_tokens_per_s([*POINT, *options, *args.overrides], args.results)
+    for name, options in (("engine=zero2", ("engine=zero2",)), ("single_gpu_fast", list_fast_options())):
+        ours = measure_our_tokens_per_s([*POINT, *options, *args.overrides], args.results)
         print(f"ours, {name}: {ours:,.0f} tokens/s, {ours / theirs:.3f} times the plain loop", flush=True)
     return 0
 
 
-def fast_options() -> list[str]:
+def list_fast_options() -> list[str]:
     """Return what single_gpu_fast sets that makes a model faster."""
-    from bench import config
+    from bench.config import compose
 
-    base = config.study("single_gpu_fast").base
+    base = compose.read_study("single_gpu_fast").base
     return [f"{key}={value}" for key, value in base.items() if key.split(".")[0] in ("engine", "model", "optimizer")]
 
 
-def our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
+def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
     """Measure a point with `zeroscale run`; return tokens with padding per second of its window."""
-    command = module_command("bench.cli", "run", *overrides, "--json", "--study", "plain")
+    command = build_module_command("bench.cli", "run", *overrides, "--json", "--study", "plain")
     done = subprocess.run([*command, "--results", str(results)], stdout=subprocess.PIPE, text=True, check=False)
     record = json.loads(done.stdout or "{}")
     if done.returncode:
@@ -79,15 +79,15 @@ def our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
     return float((seen["tokens"]["encoder"] + seen["tokens"]["decoder"]) * steps / seen["steps"]["window_s"])
 
 
-def plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float:
+def measure_plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float:
     """Run the plain loop in a process of its own; return tokens with padding per second of its steady steps."""
-    from bench import config
-    from bench.measure.environment import device_kind
+    from bench.config import compose
+    from bench.measure.environment import find_device_kind
 
-    asked = config.request(config.single([*POINT, "engine=zero2", *overrides]))
-    if asked.spec.global_batch != asked.spec.batch.micro or asked.spec.precision == "fp16":
+    composed = compose.compose_request(compose.parse_single([*POINT, "engine=zero2", *overrides]))
+    if composed.spec.global_batch != composed.spec.batch.micro or composed.spec.precision == "fp16":
         raise SystemExit("the plain loop knows one process, accumulation 1, and bf16 or fp32 only")
-    device = asked.machine.device or device_kind()
+    device = composed.machine.device or find_device_kind()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -95,36 +95,36 @@ def plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float
     alone |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
     with tempfile.TemporaryDirectory() as folder:
         spec, out = Path(folder, "spec.json"), Path(folder, "out.json")
-        spec.write_text(asked.spec.model_dump_json(by_alias=True))
+        spec.write_text(composed.spec.model_dump_json(by_alias=True))
         words = ["--as-process", str(spec), str(out), "--loop", loop, "--steps", str(steps)]
-        command = module_command("bench.gpu_study.plain", *words)
+        command = build_module_command("bench.gpu_study.plain", *words)
         if subprocess.run(command, env=os.environ | alone, check=False).returncode:
             raise SystemExit(f"the plain loop ({loop}) failed")
         seconds = json.loads(out.read_text())["seconds"]
-    lengths = asked.spec.tokens_per_sample
-    return float(asked.spec.global_batch * lengths * steps / seconds)
+    lengths = composed.spec.tokens_per_sample
+    return float(composed.spec.global_batch * lengths * steps / seconds)
 
 
-def trainer_seconds(text: str, steps: int) -> float:
+def time_trainer(text: str, steps: int) -> float:
     """Return the seconds of `steps` steady steps of transformers' Trainer."""
     from torch.utils.data import Dataset
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    spec, model, samples = prepared(text)
+    spec, model, samples = prepare_model(text)
 
-    class Samples(Dataset[dict[str, Any]]):
+    class TrialSamples(Dataset[dict[str, Any]]):
         def __len__(self) -> int:
             return (WARM_UP + steps) * int(spec.batch.micro)
 
         def __getitem__(self, index: int) -> dict[str, Any]:
             return samples(index)
 
-    class Window(TrainerCallback):  # type: ignore[misc]
+    class PlainWindow(TrainerCallback):  # type: ignore[misc]
         edges: list[float] = []
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step in (WARM_UP, WARM_UP + steps):
-                self.edges.append(now())
+                self.edges.append(read_device_clock())
 
     with tempfile.TemporaryDirectory() as folder:
         given = TrainingArguments(
@@ -132,10 +132,10 @@ def trainer_seconds(text: str, steps: int) -> float:
             learning_rate=spec.optimizer.lr, weight_decay=spec.optimizer.weight_decay,
             max_grad_norm=spec.optimizer.gradient_clipping, bf16=spec.precision == "bf16",
             gradient_checkpointing=spec.activation_checkpointing, logging_steps=10_000, save_strategy="no",
-            report_to=[], disable_tqdm=True, deepspeed=documented(dict.fromkeys(AUTOMATIC, "auto")),
+            report_to=[], disable_tqdm=True, deepspeed=build_documented_config(dict.fromkeys(AUTOMATIC, "auto")),
         )  # fmt: skip
-        window = Window()
-        trainer = Trainer(model=model, args=given, train_dataset=Samples(), callbacks=[window])
+        window = PlainWindow()
+        trainer = Trainer(model=model, args=given, train_dataset=TrialSamples(), callbacks=[window])
         trainer.train()
         # accelerate leaves DeepSpeed out on a CPU, and says nothing
         if type(trainer.model_wrapped).__name__ != "DeepSpeedEngine":
@@ -149,15 +149,15 @@ AUTOMATIC = (
 """What Trainer fills in."""
 
 
-def deepspeed_seconds(text: str, steps: int) -> float:
+def time_deepspeed(text: str, steps: int) -> float:
     """Return the seconds of `steps` steady steps of the loop in DeepSpeed's documentation ("Writing DeepSpeed
     models"), with torch's fused AdamW, which Trainer takes."""
     import deepspeed
     import torch
 
-    spec, model, samples = prepared(text)
+    spec, model, samples = prepare_model(text)
     sizes = {"train_batch_size": spec.batch.micro, "train_micro_batch_size_per_gpu": spec.batch.micro}
-    config = documented(
+    config = build_documented_config(
         {**sizes, "gradient_accumulation_steps": 1, "gradient_clipping": spec.optimizer.gradient_clipping}
     )
     config |= {"bf16": {"enabled": spec.precision == "bf16"}, "zero_allow_untested_optimizer": True}
@@ -168,7 +168,7 @@ def deepspeed_seconds(text: str, steps: int) -> float:
     edges = []
     for step in range(WARM_UP + steps + 1):
         if step in (WARM_UP, WARM_UP + steps):
-            edges.append(now())
+            edges.append(read_device_clock())
         drawn = [samples(next(count)) for _ in range(spec.batch.micro)]
         batch = {name: torch.stack([sample[name] for sample in drawn]).to(engine.device) for name in drawn[0]}
         loss = engine(**batch).loss
@@ -177,16 +177,16 @@ def deepspeed_seconds(text: str, steps: int) -> float:
     return edges[1] - edges[0]
 
 
-LOOPS: dict[str, Callable[[str, int], float]] = {"trainer": trainer_seconds, "deepspeed": deepspeed_seconds}
+LOOPS: dict[str, Callable[[str, int], float]] = {"trainer": time_trainer, "deepspeed": time_deepspeed}
 
 
-def documented(more: dict[str, Any]) -> dict[str, Any]:
+def build_documented_config(more: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration for DeepSpeed."""
     precision = {"bf16": {"enabled": "auto"}} if "auto" in more.values() else {}
     return {"zero_optimization": dict(ZERO_2), "wall_clock_breakdown": False, **precision, **more}
 
 
-def prepared(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]:
+def prepare_model(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]:
     """Return the spec, transformers' model with its random weights, and the samples that our runs draw as well."""
     import torch
 
@@ -208,7 +208,7 @@ def prepared(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]:
     return spec, model, sample
 
 
-def now() -> float:
+def read_device_clock() -> float:
     """Return the time at which the device has done what it was given."""
     import torch
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.processes import module_command
+from bench.processes import build_module_command
 
 _SHOWN = 15  # last lines of what is kept
 _PARTING_S = 30.0  # for a run to end in good order
 _BEGAN_AT = time.monotonic()
 
 
-class Session(NamedTuple):
+class StudySession(NamedTuple):
     """One call of the study. `until` is in seconds of the monotonic clock."""
 
     results: Path  # as `zeroscale --results`
@@ -38,7 +38,7 @@ class Session(NamedTuple):
         self, name: str, *words: str, environment: dict[str, str] | None = None, output: Path | None = None
     ) -> bool:
         """Run a module, as `call` does."""
-        return self.call(*module_command(name, *words)[1:], environment=environment, output=output)
+        return self.call(*build_module_command(name, *words)[1:], environment=environment, output=output)
 
     def call(self, *words: str, environment: dict[str, str] | None = None, output: Path | None = None) -> bool:
         """Run Python with `words`, interrupted when the time is over; return whether it came to its end and succeeded.
@@ -47,7 +47,7 @@ class Session(NamedTuple):
         """
         if self.left_s <= 0:
             return False
-        _say(" ".join(words).replace("-P -m bench.cli", "zeroscale"))
+        _print_progress(" ".join(words).replace("-P -m bench.cli", "zeroscale"))
         if output is None:
             return self._wait(words, environment, None) == 0
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -63,14 +63,14 @@ class Session(NamedTuple):
         """Whether a file of a checkout is here, which an installed package does not hold; say so where it is not."""
         here = Path(needed).is_file()
         if not here:
-            _say(f"{part}: needs {needed}, which an installed package does not hold; call it in a checkout")
+            _print_progress(f"{part}: needs {needed}, which an installed package does not hold; call it in a checkout")
         return here
 
     def ask(self, *words: str) -> str:
         """Return what a verb prints that only looks; an empty string if it fails, or the time is over."""
         if self.left_s <= 0:
             return ""
-        done = subprocess.run(module_command("bench.cli", *words), capture_output=True, text=True, check=False)
+        done = subprocess.run(build_module_command("bench.cli", *words), capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else ""
 
     def _wait(self, words: Sequence[str], environment: dict[str, str] | None, output: int | None) -> int:
@@ -88,11 +88,11 @@ class Session(NamedTuple):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             if isinstance(error, subprocess.TimeoutExpired):
-                _say("the time is over; what is left is for the next call")
+                _print_progress("the time is over; what is left is for the next call")
                 return 1
             raise
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     minutes, seconds = divmod(round(time.monotonic() - _BEGAN_AT), 60)
     print(f"{minutes}:{seconds:02} {text}", flush=True)

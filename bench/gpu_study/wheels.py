@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.tags import platform_tags
 from packaging.utils import canonicalize_name
 
-from bench.processes import module_command
+from bench.processes import build_module_command
 
 ROOT = Path(__file__).parents[2]
 THERE = ("torch", "transformers")
@@ -50,14 +50,14 @@ def main() -> int:
         raise SystemExit(f"--out {args.out}: holds more than wheels, and is replaced as a whole; name another folder")
     if not (ROOT / "constraints.txt").is_file():
         raise SystemExit("wheels: are built of a checkout, and this is an installed package; call it in a checkout")
-    have = dict(_listed(args.have.read_text())) if args.have else {}
-    needed = [*required(args.python, have), *args.also]
+    have = dict(_parse_packages(args.have.read_text())) if args.have else {}
+    needed = [*list_required(args.python, have), *args.also]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=args.out.parent, prefix=".wheels-"))
     try:
         for requirement in needed:
-            _fetch(requirement, aside, args.python, running)
-        _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(aside), str(ROOT))
+            _fetch_wheel(requirement, aside, args.python, running)
+        _call_pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(aside), str(ROOT))
         shutil.rmtree(args.out, ignore_errors=True)
         aside.rename(args.out)
     finally:
@@ -69,19 +69,19 @@ def main() -> int:
     return 0
 
 
-def required(python: str, have: Mapping[str, str]) -> list[str]:
+def list_required(python: str, have: Mapping[str, str]) -> list[str]:
     """Return name==version of all that zeroscale with its extra `run` needs, and the machine has not; `have` is by
     canonical name, an empty version for one that is not known."""
-    pinned = dict(_listed((ROOT / "constraints.txt").read_text()))
-    asked = [Requirement("zeroscale[run]"), *map(Requirement, CHECKS)]
-    names = _closure(asked, python, dict.fromkeys(THERE, "") | dict(have)) - {"zeroscale"}
+    pinned = dict(_parse_packages((ROOT / "constraints.txt").read_text()))
+    roots = [Requirement("zeroscale[run]"), *map(Requirement, CHECKS)]
+    names = _list_closure(roots, python, dict.fromkeys(THERE, "") | dict(have)) - {"zeroscale"}
     return [f"{name}=={pinned.get(name) or metadata.version(name)}" for name in sorted(names)]
 
 
-def _closure(asked: Iterable[Requirement], python: str, have: Mapping[str, str]) -> set[str]:
+def _list_closure(roots: Iterable[Requirement], python: str, have: Mapping[str, str]) -> set[str]:
     """Return the canonical names of `asked` and of everything they need in turn, but for what `have` satisfies."""
     found: set[str] = set()
-    waiting = list(asked)
+    waiting = list(roots)
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         one = waiting.pop()
@@ -90,11 +90,11 @@ def _closure(asked: Iterable[Requirement], python: str, have: Mapping[str, str])
             continue
         seen.add(key)
         found.add(name)
-        waiting += _needs(one, python)
+        waiting += _list_requirements(one, python)
     return found
 
 
-def _needs(one: Requirement, python: str) -> Iterator[Requirement]:
+def _list_requirements(one: Requirement, python: str) -> Iterator[Requirement]:
     """Yield what an installed distribution, with the extras asked for, requires on Linux and that Python."""
     try:
         texts = metadata.requires(one.name) or []
@@ -108,32 +108,34 @@ def _needs(one: Requirement, python: str) -> Iterator[Requirement]:
             yield needed
 
 
-def _listed(text: str) -> Iterator[tuple[str, str]]:
+def _parse_packages(text: str) -> Iterator[tuple[str, str]]:
     """Yield canonical name and version, which may be missing, of every line of a list of packages."""
     for line in text.splitlines():
         if match := re.match(r"([A-Za-z0-9][\w.-]*)(?:\[.*\])?(?:==([^\s;+]+))?", line.strip()):
             yield canonicalize_name(match[1]), match[2] or ""
 
 
-def _fetch(requirement: str, folder: Path, python: str, running: str) -> None:
+def _fetch_wheel(requirement: str, folder: Path, python: str, running: str) -> None:
     """Download a wheel, or build one that fits any Python where none is offered."""
     elsewhere = []
     if python != running:
         abi = f"cp{python.replace('.', '')}"
         tags = [("--abi", tag) for tag in (abi, "abi3", "none")] + [("--platform", tag) for tag in platform_tags()]
         elsewhere = ["--python-version", python, "--implementation", "cp", *itertools.chain(*tags)]
-    if _pip("download", "--no-deps", "--only-binary=:all:", *elsewhere, "-d", str(folder), requirement, quietly=True):
+    if _call_pip(
+        "download", "--no-deps", "--only-binary=:all:", *elsewhere, "-d", str(folder), requirement, quietly=True
+    ):
         return
     before = set(folder.iterdir())
-    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), requirement)
+    _call_pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), requirement)
     (built,) = set(folder.iterdir()) - before
     if python != running and not built.name.endswith("-none-any.whl"):
         raise SystemExit(f"{requirement}: no wheel is offered for Python {python}, and {built.name} is for {running}")
 
 
-def _pip(*words: str, quietly: bool = False) -> bool:
+def _call_pip(*words: str, quietly: bool = False) -> bool:
     """Call pip; where it fails, return False or end the program."""
-    command = module_command("pip", "--disable-pip-version-check", words[0], "--quiet", *words[1:])
+    command = build_module_command("pip", "--disable-pip-version-check", words[0], "--quiet", *words[1:])
     done = subprocess.run(command, capture_output=quietly, check=False)
     if done.returncode and not quietly:
         raise SystemExit(f"failed: {' '.join(command[1:])}")

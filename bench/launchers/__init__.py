@@ -11,32 +11,32 @@ def load(name: str) -> LauncherPlugin:
     return plugins.load(plugins.LAUNCHER, name)
 
 
-def queueing(name: str) -> QueueingLauncherPlugin | None:
+def load_queueing(name: str) -> QueueingLauncherPlugin | None:
     """Return the launcher named `name`, or None if it starts work at once; raise UserError if there is none."""
-    return plugins.queueing(name)
+    return plugins.load_queueing(name)
 
 
-def starting(name: str) -> StartingLauncherPlugin:
+def load_starting(name: str) -> StartingLauncherPlugin:
     """Return a launcher that is known to start work at once."""
     return plugins.load(plugins.STARTING, name)
 
 
-def standalone(name: str) -> StandaloneLauncherPlugin | None:
+def load_standalone(name: str) -> StandaloneLauncherPlugin | None:
     """Return the launcher named `name`, or None if it writes no job script that starts without this package."""
     return plugins.load(plugins.STANDALONE, name) if hasattr(load(name), "standalone") else None
 
 
-def cluster() -> str:
+def find_cluster() -> str:
     """Return the launcher that is meant where a cluster is and none is named: the first, by name, that writes such a
     script. One ships."""
-    return next(name for name in _queueing() if standalone(name))
+    return next(name for name in _list_queueing() if load_standalone(name))
 
 
-def with_queue() -> str:
+def format_queueing() -> str:
     """Return the choices that a person has who wants a queue, for a message."""
-    return " or ".join(f"launcher={name}" for name in _queueing())
+    return " or ".join(f"launcher={name}" for name in _list_queueing())
 
 
-def _queueing() -> Iterator[str]:
+def _list_queueing() -> Iterator[str]:
     """Return the names of the launchers that queue; one that cannot be imported is none."""
-    return (name for name, launcher in plugins.usable(plugins.LAUNCHER) if launcher.QUEUES)
+    return (name for name, launcher in plugins.list_usable(plugins.LAUNCHER) if launcher.QUEUES)

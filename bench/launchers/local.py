@@ -6,10 +6,10 @@ import subprocess
 
 from bench.errors import UserError
 from bench.launching import LaunchPlan, Work
-from bench.processes import module_command
+from bench.processes import build_module_command
 from bench.record import Limits
+from bench.runtime.process import set_parent_death_signal
 from bench.spec import RunSpec
-from bench.supervisor.rank_process import end_with_parent
 
 QUEUES = False
 
@@ -28,7 +28,7 @@ def check(options: Options, spec: RunSpec) -> None:
 
 def plan(work: Work, options: Options) -> LaunchPlan:
     """Return how `work` starts."""
-    return LaunchPlan(tuple(module_command(work.module, *work.arguments)), {}, work.folder)
+    return LaunchPlan(tuple(build_module_command(work.module, *work.arguments)), {}, work.folder)
 
 
 def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
@@ -39,7 +39,7 @@ def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
         env=dict(os.environ) | launch.environment,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
     )
 
 

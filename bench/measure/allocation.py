@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.measure.failures import Refused
-from bench.nodelist import foreign
+from bench.nodelist import find_foreign
 from bench.scheduling import JobContext
 
 
-class Seat(NamedTuple):
+class RankPlace(NamedTuple):
     """Where a rank was started: its host, and the job and the start of it that it is part of there."""
 
     host: str
@@ -16,20 +16,22 @@ class Seat(NamedTuple):
     restart: int = 0
 
     @classmethod
-    def of(cls, host: str, context: JobContext) -> "Seat":
+    def of(cls, host: str, context: JobContext) -> "RankPlace":
         return cls(host, context.job_id, context.restart)
 
 
-def check(seats: Sequence[Seat], nodelist: str) -> None:
+def check(places: Sequence[RankPlace], nodelist: str) -> None:
     """Raise Refused where a rank is of another job, or another start of it, than rank 0, or on a host that is not on
     the list of nodes of rank 0's job."""
-    first, *others = seats
-    for seat in others:
-        if seat[1:] != first[1:]:
-            raise Refused(f"{seat.host} is of job {_named(seat)}, and the first node {first.host} of {_named(first)}")
-    if strangers := foreign(tuple(dict.fromkeys(seat.host for seat in seats)), nodelist):
+    first, *others = places
+    for place in others:
+        if place[1:] != first[1:]:
+            raise Refused(
+                f"{place.host} is of job {_format_place(place)}, and the first node {first.host} of {_format_place(first)}"
+            )
+    if strangers := find_foreign(tuple(dict.fromkeys(place.host for place in places)), nodelist):
         raise Refused(f"{', '.join(strangers)} is not of this job's allocation, which has {nodelist}")
 
 
-def _named(seat: Seat) -> str:
-    return f"{seat.job_id or None}" + (f", restart {seat.restart}" if seat.restart else "")
+def _format_place(place: RankPlace) -> str:
+    return f"{place.job_id or None}" + (f", restart {place.restart}" if place.restart else "")

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bench.measure.failures import count_oom_kills, outcome_of
+from bench.measure.failures import classify_error, count_oom_kills
 
 # What a supervisor hands to its ranks in their environment: file descriptors, and a time.
 PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"
@@ -27,7 +27,7 @@ _TRACEBACK_CHARACTERS = 8000
 _SLOT = struct.Struct("<dq48s")  # one rank's pulse
 
 
-class Beat(NamedTuple):
+class RankProgress(NamedTuple):
     """Where a rank was when it last said so: monotonic seconds of this machine, phase, step (-1 outside the loop)."""
 
     at: float
@@ -35,7 +35,7 @@ class Beat(NamedTuple):
     step: int
 
 
-class Pulse:
+class SharedHeartbeat:
     """The beats of a node's ranks in one anonymous shared file."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
@@ -43,7 +43,7 @@ class Pulse:
         self._memory = mmap.mmap(descriptor, _SLOT.size * ranks)
 
     @classmethod
-    def create(cls, ranks: int) -> "Pulse":
+    def create(cls, ranks: int) -> "SharedHeartbeat":
         """Return a new pulse that child processes can inherit."""
         descriptor = os.memfd_create("zeroscale-pulse", 0)
         os.ftruncate(descriptor, _SLOT.size * ranks)
@@ -54,16 +54,16 @@ class Pulse:
         begin = slot * _SLOT.size
         self._memory[begin : begin + _SLOT.size] = _SLOT.pack(time.monotonic(), step, phase.encode())
 
-    def read(self, slot: int) -> Beat:
+    def read(self, slot: int) -> RankProgress:
         at, step, phase = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
-        return Beat(at, phase.rstrip(b"\0").decode(), step)
+        return RankProgress(at, phase.rstrip(b"\0").decode(), step)
 
 
 class Channel:
     """Tells the supervisor where this rank is and how it ended; silent in a process that has no supervisor."""
 
-    def __init__(self, pipe: int | None, pulse: Pulse | None, slot: int) -> None:
-        self._pipe, self._pulse, self._slot = pipe, pulse, slot
+    def __init__(self, pipe: int | None, heartbeat: SharedHeartbeat | None, slot: int) -> None:
+        self._pipe, self._heartbeat, self._slot = pipe, heartbeat, slot
         self.phase = "start"
         self._oom_kills = count_oom_kills()
 
@@ -74,28 +74,28 @@ class Channel:
         faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
         if PIPE not in os.environ:
             return cls(None, None, 0)
-        pulse = Pulse(int(os.environ[PULSE]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        return cls(int(os.environ[PIPE]), pulse, int(os.environ["LOCAL_RANK"]))
+        heartbeat = SharedHeartbeat(int(os.environ[PULSE]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        return cls(int(os.environ[PIPE]), heartbeat, int(os.environ["LOCAL_RANK"]))
 
     def beat(self, phase: str, step: int = -1) -> None:
         """Say that this rank is alive in `phase`, at `step` of the loop."""
         self.phase = phase
-        if self._pulse:
-            self._pulse.write(self._slot, phase, step)
+        if self._heartbeat:
+            self._heartbeat.write(self._slot, phase, step)
 
     def fail(self, error: BaseException, device: Mapping[str, Any] | None = None) -> None:
         """Say what ended this rank: the typed evidence of its outcome. `device` is what its device's memory held."""
         if self._pipe is None:
             return
         others_bytes = device.get("others_bytes") if device else None
-        kind, rule = outcome_of(error, count_oom_kills() - self._oom_kills, others_bytes)
+        kind, rule = classify_error(error, count_oom_kills() - self._oom_kills, others_bytes)
         message: dict[str, Any] = {
             "outcome": kind,
             "rule": rule,
             "exception": type(error).__name__,
             "message": str(error)[:2000],
             "phase": self.phase,
-            "traceback": without_folders("".join(traceback.format_exception(error)))[-_TRACEBACK_CHARACTERS:],
+            "traceback": strip_folders("".join(traceback.format_exception(error)))[-_TRACEBACK_CHARACTERS:],
         }
         if device and "memory" in rule.lower():
             message["device_memory"] = dict(device)
@@ -104,7 +104,7 @@ class Channel:
             line = line[os.write(self._pipe, line) :]
 
 
-def without_folders(text: str) -> str:
+def strip_folders(text: str) -> str:
     """Name modules by their place in their package: where somebody installed them is nobody else's business."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         text = text.replace(f"{folder}/", "")

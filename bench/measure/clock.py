@@ -51,6 +51,6 @@ class DeviceClock:
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in zip(self._marks, self._marks[1:], strict=False)]
 
 
-def clock_for(device: torch.device) -> Clock:
+def create_clock(device: torch.device) -> Clock:
     """Return the clock for work on `device`."""
     return DeviceClock() if device.type == "cuda" else HostClock()

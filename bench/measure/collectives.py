@@ -88,7 +88,7 @@ class CollectiveCounter(TorchDispatchMode):
             self._count(name, args[position])
         if operation in _NEVER_AWAITED:
             return func(*args, **(kwargs or {}))
-        return self._timed(func, args, kwargs, _complete)
+        return self._timed(func, args, kwargs, _wait_until_complete)
 
     def _functional(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A functional collective, whose result is waited for by an operation of its own: `wait_tensor`."""
@@ -101,7 +101,7 @@ class CollectiveCounter(TorchDispatchMode):
 
     def _count(self, name: str, payload: Any) -> None:
         self.calls[name] += 1
-        self.payload_bytes[name] += sum(tensor.nbytes for tensor in _tensors(payload))
+        self.payload_bytes[name] += sum(tensor.nbytes for tensor in _list_tensors(payload))
 
     def _timed(self, func: Any, args: Any, kwargs: Any, complete: Callable[[Any], None]) -> Any:
         self._wait()
@@ -113,7 +113,7 @@ class CollectiveCounter(TorchDispatchMode):
         return result
 
 
-def _complete(result: Any) -> None:
+def _wait_until_complete(result: Any) -> None:
     """Wait for what a c10d operation has begun: it returns its Work, boxed for TorchScript, alone or after tensors."""
     work = result[-1] if isinstance(result, tuple) else result
     if isinstance(work, torch.ScriptObject):
@@ -122,16 +122,16 @@ def _complete(result: Any) -> None:
 
 def _complete_functional(result: Any) -> None:
     """Wait for what a functional collective has begun; the program's own wait then finds nothing left."""
-    for tensor in _tensors(result):
+    for tensor in _list_tensors(result):
         torch.ops._c10d_functional.wait_tensor(tensor)
 
 
-def _tensors(argument: Any) -> Iterable[torch.Tensor]:
+def _list_tensors(argument: Any) -> Iterable[torch.Tensor]:
     if isinstance(argument, torch.Tensor):
         yield argument
     elif isinstance(argument, list | tuple):
         for part in argument:
-            yield from _tensors(part)
+            yield from _list_tensors(part)
 
 
 def wait_for(device: torch.device) -> None:

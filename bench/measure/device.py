@@ -3,7 +3,7 @@
 import torch
 
 from bench.machine import Machine
-from bench.measure.environment import cpu_model
+from bench.measure.environment import read_cpu_model
 from bench.measure.failures import Refused
 
 
@@ -12,7 +12,7 @@ def find_device(machine: Machine, devices: int, local_rank: int) -> torch.device
     for another device than `machine` names."""
     kind = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cpu":
-        _refuse_unless(machine, cpu_model())
+        _refuse_unless(machine, read_cpu_model())
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count < devices:

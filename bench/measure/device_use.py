@@ -26,7 +26,7 @@ class Watch:
     def open(self) -> None:
         """The window begins."""
         self._throttled = devices.throttled_s(self._uuid)
-        self._energy, self._at = devices.energy_j(self._uuid), time.perf_counter()
+        self._energy, self._at = devices.read_energy_j(self._uuid), time.perf_counter()
         self._look_at_others()
 
     def look(self) -> None:
@@ -38,7 +38,7 @@ class Watch:
 
     def close(self) -> tuple[DeviceUse, float | None, float | None]:
         """Return what the device did since `open`, the energy that it has used in joules, and over how many seconds."""
-        closed, seconds = devices.energy_j(self._uuid), time.perf_counter() - self._at
+        closed, seconds = devices.read_energy_j(self._uuid), time.perf_counter() - self._at
         energy = closed - self._energy if closed is not None and self._energy is not None else None
         self._look_at_others()
         throttled = {

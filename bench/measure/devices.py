@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 @functools.cache
-def _nvml() -> Any:
+def _load_nvml() -> Any:
     """Return the initialised NVML module, or None where there is no driver to ask."""
     try:
         import pynvml
@@ -17,33 +17,35 @@ def _nvml() -> Any:
     return pynvml
 
 
-def count() -> int:
+def count_devices() -> int:
     """Return the number of NVIDIA devices."""
-    nvml = _nvml()
+    nvml = _load_nvml()
     return int(nvml.nvmlDeviceGetCount()) if nvml else 0
 
 
-def name(device: int | str) -> str | None:
+def read_name(device: int | str) -> str | None:
     """Return what the device calls itself, e.g. "NVIDIA H200". Devices are known by the driver's index or by UUID."""
-    answer: str | None = _ask(device, lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)))
+    answer: str | None = _ask_device(device, lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)))
     return answer
 
 
-def driver_version() -> str | None:
+def read_driver_version() -> str | None:
     """Return the driver's version."""
-    nvml = _nvml()
+    nvml = _load_nvml()
     return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
 
 
-def memory_bytes(device: int | str = 0) -> int | None:
+def read_memory_bytes(device: int | str = 0) -> int | None:
     """Return the memory of a device that nobody uses."""
-    answer: int | None = _ask(device, lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
+    answer: int | None = _ask_device(device, lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
     return answer
 
 
-def energy_j(device: int | str) -> float | None:
+def read_energy_j(device: int | str) -> float | None:
     """Return the energy a device has used since its driver was loaded, in joules; None where it keeps no count."""
-    answer: float | None = _ask(device, lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+    answer: float | None = _ask_device(
+        device, lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+    )
     return answer
 
 
@@ -57,7 +59,7 @@ class Others(NamedTuple):
 def others(device: int | str, own: Collection[int]) -> Others:
     """Return who else computes on a device; `own` are process numbers of the run. In a container the driver may know
     its processes by other numbers: then those that are more than one are others, and their memory is unknown."""
-    found = _ask(device, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    found = _ask_device(device, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     if found is None:
         return Others()
     if any(process.pid in own for process in found) or not found:
@@ -72,7 +74,7 @@ def throttled_s(device: int | str) -> dict[str, float]:
     by its temperature."""
     reasons = {"power": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
     told = {
-        reason: _ask(
+        reason: _ask_device(
             device,
             lambda nvml, handle, policy=policy: (  # type: ignore[misc]
                 nvml.nvmlDeviceGetViolationStatus(handle, getattr(nvml, policy)).violationTime / 1e9
@@ -87,7 +89,7 @@ def state(device: int | str) -> dict[str, float | None]:
     """Return how a device is now: its clock in MHz, its temperature in °C, its memory in use by all in bytes."""
     asked = {name: _QUESTIONS[name] for name in ("sm_clock_mhz", "temperature_c")}
     asked["used_bytes"] = lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
-    return {name: _ask(device, question) for name, question in asked.items()}
+    return {name: _ask_device(device, question) for name, question in asked.items()}
 
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -100,13 +102,15 @@ _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def snapshot() -> list[dict[str, Any]]:
+def read_states() -> list[dict[str, Any]]:
     """Return name, clocks in MHz, power cap in W and temperature in °C of every device, now."""
-    return [{key: _ask(index, question) for key, question in _QUESTIONS.items()} for index in range(count())]
+    return [
+        {key: _ask_device(index, question) for key, question in _QUESTIONS.items()} for index in range(count_devices())
+    ]
 
 
-def _ask(device: int | str, question: Callable[[Any, Any], Any]) -> Any:
-    nvml = _nvml()
+def _ask_device(device: int | str, question: Callable[[Any, Any], Any]) -> Any:
+    nvml = _load_nvml()
     if not nvml:
         return None
     try:

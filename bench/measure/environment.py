@@ -31,42 +31,42 @@ _VARIABLES = re.compile(
 )
 
 
-def device_kind() -> str:
+def find_device_kind() -> str:
     """Return "cuda" if this machine has a device that this torch can use and the user has not hidden, else "cpu"."""
-    built = _torch_constant("cuda") or _torch_constant("hip")
-    found = devices.count() or Path("/dev/kfd").exists()
-    return "cuda" if built and found and _visible() != 0 else "cpu"
+    built = _read_torch_constant("cuda") or _read_torch_constant("hip")
+    found = devices.count_devices() or Path("/dev/kfd").exists()
+    return "cuda" if built and found and _count_visible() != 0 else "cpu"
 
 
-def devices_here(kind: str) -> int | None:
+def count_local_devices(kind: str) -> int | None:
     """Return how many devices a run uses here by default: the GPUs that torch can use and that are not hidden, None
     where there are some that cannot be counted; of a CPU, where a device is a process, two, or one on a single core."""
     if kind == "cpu":
-        return min(2, cores())
-    if device_kind() == "cpu":
+        return min(2, count_cores())
+    if find_device_kind() == "cpu":
         return 0
-    visible = _visible()
-    return min([devices.count(), *([] if visible is None else [visible])]) or None
+    visible = _count_visible()
+    return min([devices.count_devices(), *([] if visible is None else [visible])]) or None
 
 
-def cache(variables: Mapping[str, str]) -> Path:
+def get_cache_folder(variables: Mapping[str, str]) -> Path:
     """Return the folder for what is compiled once. A relative one is ignored, as its standard wants: what is loaded
     from there would depend on the current folder."""
     given = Path(variables.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "zeroscale"
 
 
-def device_name(kind: str) -> str | None:
+def read_device_name(kind: str) -> str | None:
     """Return what the first device of a kind calls itself, None where it cannot be asked."""
-    return cpu_model() if kind == "cpu" else devices.name(0)
+    return read_cpu_model() if kind == "cpu" else devices.read_name(0)
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def _visible() -> int | None:
+def _count_visible() -> int | None:
     """Return how many GPUs CUDA_VISIBLE_DEVICES names, up to the first that CUDA would not take; None where unset."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
@@ -79,17 +79,17 @@ def classify(device: str, devices_per_node: int, uuid: str | None = None) -> Env
     with that `uuid`, or else of the first that is not hidden. Cores and threads are those of one rank."""
     on_gpu = device == "cuda"
     versions = {
-        "torch": version("torch"),
-        "cuda": _torch_constant("cuda") if on_gpu else None,
-        "nccl": _nccl_version() if on_gpu else None,
-        "driver": devices.driver_version() if on_gpu else None,
-        "deepspeed": version("deepspeed"),
-        "transformers": version("transformers"),
+        "torch": read_version("torch"),
+        "cuda": _read_torch_constant("cuda") if on_gpu else None,
+        "nccl": _read_nccl_version() if on_gpu else None,
+        "driver": devices.read_driver_version() if on_gpu else None,
+        "deepspeed": read_version("deepspeed"),
+        "transformers": read_version("transformers"),
     }
     return EnvironmentClass(
-        device=(devices.name(uuid or _first_visible()) or "unknown") if on_gpu else cpu_model(),
+        device=(devices.read_name(uuid or _first_visible()) or "unknown") if on_gpu else read_cpu_model(),
         devices_per_node=devices_per_node,
-        cores=cores(),
+        cores=count_cores(),
         threads=_threads(devices_per_node),
         quota_cores=quota_cores(),
         container=os.environ.get("ZEROSCALE_CONTAINER_DIGEST"),
@@ -118,10 +118,10 @@ def _first_visible() -> int | str:
 def _threads(devices_per_node: int) -> int:
     """Return the threads of a rank: as many as the user says, or its part of the cores, as supervisors choose it."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() else max(1, cores() // devices_per_node)
+    return int(given) if given.isdigit() else max(1, count_cores() // devices_per_node)
 
 
-def environment_id(classification: EnvironmentClass) -> str:
+def compute_environment_id(classification: EnvironmentClass) -> str:
     """Return the short name of an environment class: 8 hexadecimal digits. What is unknown of the fields that came
     later is left out, so that older classes keep their names."""
     later = {name for name in ("cores", "threads", "quota_cores") if getattr(classification, name) is None}
@@ -134,33 +134,33 @@ def probe(
     """Describe the machine that this process runs on; `hosts` by node, `cpus` what the ranks say of theirs, `job` the
     scheduler's around it."""
     return Environment(
-        environment_id=environment_id(classification),
+        environment_id=compute_environment_id(classification),
         classification=classification,
-        versions={name: version(name) for name in _PACKAGES}
+        versions={name: read_version(name) for name in _PACKAGES}
         | {"python": platform.python_version(), "os": platform.platform()},
-        git=_git(Path(__file__).parent),
+        git=_read_git(Path(__file__).parent),
         hosts=hosts,
-        cpus={"model": cpu_model(), "cores": os.cpu_count(), **cpus},
-        devices=tuple(devices.snapshot()),
-        job=_scheduled(job),
+        cpus={"model": read_cpu_model(), "cores": os.cpu_count(), **cpus},
+        devices=tuple(devices.read_states()),
+        job=_describe_job(job),
         slurm=job.variables,
-        variables=allowed_variables(dict(os.environ)),
+        variables=select_variables(dict(os.environ)),
     )
 
 
-def _scheduled(job: JobContext) -> ScheduledJob | None:
+def _describe_job(job: JobContext) -> ScheduledJob | None:
     """Return what a record says of the job around this process."""
     if not job.job_id:
         return None
     return ScheduledJob(job_id=job.job_id, cluster=job.cluster, restart=job.restart, nodelist=job.nodelist)
 
 
-def allowed_variables(environment: dict[str, str]) -> dict[str, str]:
+def select_variables(environment: dict[str, str]) -> dict[str, str]:
     """Return the variables that change what is measured; never one that looks like a secret."""
     return {k: v for k, v in sorted(environment.items()) if _VARIABLES.fullmatch(k) and not is_secret(k, v)}
 
 
-def version(package: str) -> str | None:
+def read_version(package: str) -> str | None:
     """Return the installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(package)
@@ -169,19 +169,19 @@ def version(package: str) -> str | None:
 
 
 @functools.cache
-def cpu_model() -> str:
+def read_cpu_model() -> str:
     """Return the processor's own name."""
     match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return match[1].strip() if match else platform.machine()
 
 
-def host_memory_bytes() -> int:
+def read_host_memory_bytes() -> int:
     """Return the memory of this host."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @functools.cache
-def _torch_constant(name: str) -> str | None:
+def _read_torch_constant(name: str) -> str | None:
     """Read torch/version.py without importing torch."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
@@ -190,12 +190,12 @@ def _torch_constant(name: str) -> str | None:
     return match[1] if match else None
 
 
-def _nccl_version() -> str | None:
+def _read_nccl_version() -> str | None:
     names = (d.metadata["Name"] or "" for d in importlib.metadata.distributions())
-    return next((version(name) for name in names if name.startswith("nvidia-nccl-")), None)
+    return next((read_version(name) for name in names if name.startswith("nvidia-nccl-")), None)
 
 
-def _git(folder: Path) -> dict[str, Any] | None:
+def _read_git(folder: Path) -> dict[str, Any] | None:
     def ask(*question: str) -> str:
         command = ["git", "-C", str(folder), *question]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -51,7 +51,9 @@ _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
 _LOADER_LOST = ("is killed by signal: Killed", "exited unexpectedly")
 
 
-def outcome_of(error: BaseException, oom_kills: int = 0, others_bytes: int | None = None) -> tuple[OutcomeKind, str]:
+def classify_error(
+    error: BaseException, oom_kills: int = 0, others_bytes: int | None = None
+) -> tuple[OutcomeKind, str]:
     """Return the outcome that a caught exception is evidence of, and the rule that says so. `oom_kills` is how many
     processes near this one the kernel's out-of-memory killer has ended meanwhile, `others_bytes` what somebody else has
     on the rank's device: memory that is short beside it may suffice another time."""
@@ -63,11 +65,11 @@ def outcome_of(error: BaseException, oom_kills: int = 0, others_bytes: int | Non
 
 def _outcome_of(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, str]:
     names, message = [base.__name__ for base in type(error).__mro__], str(error)
-    if _lost_loader(error, message):
+    if _is_loader_lost(error, message):
         rule = f"a loader's process was lost, {oom_kills} ended by the kernel's out-of-memory killer"
         return ("host_oom" if oom_kills else "error"), rule
     if names[0] in _UNTYPED:
-        if "CUDA error: out of memory" in message and _pins(error, message):
+        if "CUDA error: out of memory" in message and _is_pinning(error, message):
             return "host_oom", "raised while host memory was pinned"
         for text, kind in _MESSAGES:
             if text in message:
@@ -94,7 +96,7 @@ def count_oom_kills(root: Path = Path("/")) -> int:
     return 0
 
 
-def _lost_loader(error: BaseException, message: str) -> bool:
+def _is_loader_lost(error: BaseException, message: str) -> bool:
     """Whether an exception says that a process of torch's DataLoader is gone: in its own words, or by a connection that
     ends within it, which is none to a peer."""
     if isinstance(error, ConnectionError | EOFError):
@@ -103,7 +105,7 @@ def _lost_loader(error: BaseException, message: str) -> bool:
     return said and isinstance(error, RuntimeError)
 
 
-def _pins(error: BaseException, message: str) -> bool:
+def _is_pinning(error: BaseException, message: str) -> bool:
     """Whether an exception was raised where host memory is pinned: CUDA calls that out of memory as well."""
     frames = traceback.extract_tb(error.__traceback__)
     here = bool(frames) and (frames[-1].name == "pin_memory" or "pin_memory" in (frames[-1].line or ""))

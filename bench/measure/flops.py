@@ -17,18 +17,20 @@ def count_flops(run: Callable[[], object]) -> int:
     """
     attention = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}") for name in _KERNELS}
     backward = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward") for name in _KERNELS}
-    formulas = dict.fromkeys(attention.values(), _forward_flops) | dict.fromkeys(backward.values(), _backward_flops)
+    formulas = dict.fromkeys(attention.values(), _count_forward_flops) | dict.fromkeys(
+        backward.values(), _count_backward_flops
+    )
     counter = FlopCounterMode(display=False, custom_mapping=formulas)
     with counter:
         run()
     return int(counter.get_total_flops())
 
 
-def _forward_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+def _count_forward_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
     """Return the FLOPs of scores and weighted values, from shapes (samples, heads, tokens, width of a head)."""
     samples, heads, tokens, width = query
     return 2 * samples * heads * tokens * key[-2] * (width + value[-1])
 
 
-def _backward_flops(gradient: Sequence[int], *forward: Any, **__: Any) -> int:
-    return 2 * _forward_flops(*forward)
+def _count_backward_flops(gradient: Sequence[int], *forward: Any, **__: Any) -> int:
+    return 2 * _count_forward_flops(*forward)

@@ -49,13 +49,13 @@ def inspect(
             for kind, calls in sorted(counter.calls.items())
         }
     seen.outside_collectives_s = statistics.median(outside)
-    _ask(trainer, engine, members, seen)
+    _ask_engine(trainer, engine, members, seen)
     if counts_flops:
         seen.flops = count_flops(trainer.step)
     return seen
 
 
-def _ask(trainer: Trainer, engine: OptionalMembers, members: Collection[Member], seen: Inspection) -> None:
+def _ask_engine(trainer: Trainer, engine: OptionalMembers, members: Collection[Member], seen: Inspection) -> None:
     """Add what the engine tells of a few steps that nothing else observes."""
     idle, phases = [], []
     for _ in range(_STEPS if {"idle_s", "step_phases_s"}.intersection(members) else 0):

@@ -22,7 +22,7 @@ _LONG_ENOUGH_S = 0.02  # for an exchange there and back
 _EXCHANGES = 3
 
 
-def probe(device: torch.device, spec: RunSpec) -> Link:
+def measure_link(device: torch.device, spec: RunSpec) -> Link:
     """All-reduce a few times and return the bus bandwidth, 2 (n - 1) / n × payload ÷ median time; and every node's.
 
     Source of the factor: nccl-tests, doc/PERFORMANCE.md.
@@ -67,7 +67,7 @@ def _carried(before: dict[str, int], spec: RunSpec, payload_bytes: int) -> dict[
     return {"sent_bytes": total, "transport": transport.kind(total, (_REPEATS + 1) * payload_bytes * spec.nodes)}
 
 
-def rounds(nodes: int) -> list[list[tuple[int, int]]]:
+def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     """Return the neighbours in a ring of nodes as pairs, in rounds in which no node takes part twice: two pairs of one
     node at once would measure how they share its link."""
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)] if nodes > 2 else [(0, 1)]
@@ -75,7 +75,7 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
     return [found for found in (pairs[: nodes - 1 : 2], pairs[1::2], last) if found]
 
 
-def by_node(pairs: Sequence[float]) -> tuple[float, ...]:
+def compute_node_rates(pairs: Sequence[float]) -> tuple[float, ...]:
     """Return each node's bandwidth, that of the better one of its two pairs; pair n is node n and the next one. So a
     good node beside a slow one is not taken for slow; of two nodes none can be told."""
     return tuple(max(pairs[node], pairs[node - 1]) for node in range(len(pairs)))
@@ -99,15 +99,15 @@ def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
 def _ring(members: list[int], device: torch.device, group: dist.ProcessGroup) -> float:
     """Exchange something between neighbours among `members`, a rank of each node; return this one's rate."""
     own, pairs = members.index(dist.get_rank()), torch.zeros(len(members), dtype=torch.float64)
-    for together in rounds(len(members)):
+    for together in pair_in_rounds(len(members)):
         dist.all_reduce(torch.zeros(1), group=group)  # over gloo, with any device
         for one, other in together:
             if own == one:
                 pairs[one] = _exchange(members[other], device, group)
             elif own == other:
-                _answer(members[one], device, group)
+                _send_back(members[one], device, group)
     dist.all_reduce(pairs, group=group)
-    return by_node(pairs.tolist())[own]
+    return compute_node_rates(pairs.tolist())[own]
 
 
 def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> float:
@@ -132,7 +132,7 @@ def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> floa
     return 2 * size / fastest
 
 
-def _answer(peer: int, device: torch.device, group: dist.ProcessGroup) -> None:
+def _send_back(peer: int, device: torch.device, group: dist.ProcessGroup) -> None:
     """Send back what comes, until the other side has seen enough."""
     size = torch.tensor([0])
     while True:

@@ -13,13 +13,13 @@ from bench.engines import Engine
 from bench.measure.clock import Clock
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
-from bench.measure.window import closes, is_steady, opens, warmup_s
+from bench.measure.window import find_stop_reason, is_steady, is_warmup_done, warmup_s
 from bench.spec import RunSpec
-from bench.step_times import completion_steps
+from bench.step_times import compute_step_s
 
 
 @dataclass
-class Fetched:
+class FetchedBatches:
     """What the micro-batches of one optimizer step took and held."""
 
     wait_s: float = 0.0  # until they were there
@@ -59,7 +59,7 @@ class Series:
     @property
     def step_s(self) -> list[float]:
         """Seconds of each step, from the slowest rank's completion of the one before to that of this one."""
-        return completion_steps(self.column("step_s").numpy(), self.blocks)
+        return compute_step_s(self.column("step_s").numpy(), self.blocks)
 
     @property
     def warmup(self) -> int:
@@ -97,10 +97,10 @@ class Trainer:
     def on_gpu(self) -> bool:
         return self._device.type == "cuda"
 
-    def step(self) -> tuple[torch.Tensor | None, Fetched]:
+    def step(self) -> tuple[torch.Tensor | None, FetchedBatches]:
         """Make one optimizer step, its data's fetch and copy to the device included; return the loss, unsynchronised,
         None on a rank without one, and what was fetched."""
-        fetched = Fetched()
+        fetched = FetchedBatches()
         loss = self._engine.train_step(self._micro_batches(fetched))
         if (loss is not None) != self._has_loss:
             returned, others = ("no loss", "has one") if self._has_loss else ("a loss", "has none")
@@ -108,7 +108,7 @@ class Trainer:
         self._steps += 1
         return loss, fetched
 
-    def _micro_batches(self, fetched: Fetched) -> Iterator[dict[str, torch.Tensor]]:
+    def _micro_batches(self, fetched: FetchedBatches) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the next optimizer step's micro-batches, each taken from the loader when the engine asks for it."""
         for _ in range(self._spec.accumulation):
             begin = time.perf_counter()
@@ -121,7 +121,7 @@ class Trainer:
 
     def block(self, steps: int, series: Series) -> None:
         """Run and time `steps` steps, then gather what every rank saw and append it to `series`."""
-        data: list[Fetched] = []
+        data: list[FetchedBatches] = []
         losses: list[torch.Tensor | float | None] = []
         norms: list[torch.Tensor | float | None] = []
         clock, skipped = self._clock, self._engine.skipped_steps()
@@ -140,10 +140,16 @@ class Trainer:
                 # are the end of the training.
                 norms[-1] = None if self._spec.precision == "fp16" else math.inf
         seconds = clock.end()
-        if not self.peers.real:  # what others would have sent is missing in both
+        if not self.peers.are_real:  # what others would have sent is missing in both
             losses, norms = [math.nan] * steps, [None] * steps
         rows = [
-            (second, fetched.wait_s, _loss(loss), _number(norm), *(fetched.padding[kind] for kind in series.kinds))
+            (
+                second,
+                fetched.wait_s,
+                _convert_loss(loss),
+                _convert_norm(norm),
+                *(fetched.padding[kind] for kind in series.kinds),
+            )
             for second, fetched, loss, norm in zip(seconds, data, losses, norms, strict=True)
         ]
         series.ranks.extend(self.peers.all_gather(torch.tensor(rows, dtype=torch.float64)))
@@ -162,7 +168,7 @@ def run(
     `open_window` is called once in between, `after_block` after every block of the window, both off the clock.
     """
     protocol, peers = spec.measure, trainer.peers
-    sound = _finite if peers.real else _meaningless
+    sound = _is_finite if peers.are_real else _is_unchecked
     least_s = warmup_s(protocol, on_gpu=trainer.on_gpu)
     while True:
         left = protocol.warmup_max_steps - len(series.ranks)
@@ -170,7 +176,7 @@ def run(
         if not sound(series):
             series.stopped = "invalid"
             return
-        if peers.agreed(opens(series.step_s, protocol, least_s)):
+        if peers.broadcast(is_warmup_done(series.step_s, protocol, least_s)):
             break
     series.cut = len(series.ranks)
     series.steady = is_steady(series.step_s, protocol.block_steps)
@@ -179,26 +185,28 @@ def run(
         done = len(series.ranks) - series.warmup
         trainer.block(min(protocol.block_steps, protocol.max_steps - done), series)
         after_block()
-        reason = closes(series.step_s[series.warmup :], series.window_s, protocol) if sound(series) else "invalid"
-        series.stopped = peers.agreed(reason) or ""
+        reason = (
+            find_stop_reason(series.step_s[series.warmup :], series.window_s, protocol) if sound(series) else "invalid"
+        )
+        series.stopped = peers.broadcast(reason) or ""
 
 
-def _loss(loss: "torch.Tensor | float | None") -> float:
+def _convert_loss(loss: "torch.Tensor | float | None") -> float:
     """Return a loss as a float: NaN where the rank has none."""
     return math.nan if loss is None else float(loss)
 
 
-def _number(norm: "torch.Tensor | float | None") -> float:
+def _convert_norm(norm: "torch.Tensor | float | None") -> float:
     """Return a gradient norm as a float: NaN where the engine tells none, infinity where it was not finite."""
     value = math.nan if norm is None else float(norm)
     return math.inf if norm is not None and math.isnan(value) else value
 
 
-def _finite(series: Series) -> bool:
+def _is_finite(series: Series) -> bool:
     """Whether every loss so far, and every gradient norm that was told, is a finite number."""
     return bool(series.losses.isfinite().all()) and not bool(series.column("gradient_norm").isinf().any())
 
 
-def _meaningless(series: Series) -> bool:
+def _is_unchecked(series: Series) -> bool:
     """A rehearsal's losses say nothing, so they are not looked at."""
     return True

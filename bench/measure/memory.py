@@ -27,7 +27,7 @@ _SOURCE = Path(__file__).with_name("cpu_allocator.cpp")
 
 
 @dataclass
-class Trace:
+class MemoryTrace:
     """Live tensor bytes around and inside a block of code; filled in when the block ends, None where unknown."""
 
     before_bytes: int | None = None
@@ -35,53 +35,53 @@ class Trace:
     after_bytes: int | None = None
 
 
-def count_on(device: torch.device) -> None:
+def install_counter(device: torch.device) -> None:
     """Start counting on `device`, before the first tensor that shall be counted. On a CPU this needs a C++ compiler,
     once for each version of torch; without one the memory of a run stays unknown, and its log says why."""
-    if device.type == "cpu" and (library := _cpu_allocator()):
+    if device.type == "cpu" and (library := _load_cpu_allocator()):
         library.zeroscale_install()
 
 
 def pause_counting(device: torch.device, paused: bool) -> None:
     """Leave new tensors on a CPU uncounted, or count them again: for a benchmark of what counting costs."""
-    if device.type == "cpu" and (library := _cpu_allocator()):
+    if device.type == "cpu" and (library := _load_cpu_allocator()):
         library.zeroscale_count(not paused)
 
 
 @contextmanager
-def traced(device: torch.device) -> Iterator[Trace]:
+def trace_memory(device: torch.device) -> Iterator[MemoryTrace]:
     """Trace live tensor bytes on `device` inside the block."""
-    trace = Trace(before_bytes=live_bytes(device))
-    forget_peak(device)
+    trace = MemoryTrace(before_bytes=read_live_bytes(device))
+    reset_peak(device)
     yield trace
-    trace.peak_bytes, trace.after_bytes = peak_bytes(device), live_bytes(device)
+    trace.peak_bytes, trace.after_bytes = read_peak_bytes(device), read_live_bytes(device)
 
 
-def live_bytes(device: torch.device) -> int | None:
+def read_live_bytes(device: torch.device) -> int | None:
     """Return the bytes of all tensors that live on `device` in this process."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    library = _cpu_allocator()
+    library = _load_cpu_allocator()
     return int(library.zeroscale_live()) if library else None
 
 
-def peak_bytes(device: torch.device) -> int | None:
+def read_peak_bytes(device: torch.device) -> int | None:
     """Return the largest `live_bytes` since `forget_peak`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    library = _cpu_allocator()
+    library = _load_cpu_allocator()
     return int(library.zeroscale_peak()) if library else None
 
 
-def forget_peak(device: torch.device) -> None:
+def reset_peak(device: torch.device) -> None:
     """Start the peak anew from what lives now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif library := _cpu_allocator():
+    elif library := _load_cpu_allocator():
         library.zeroscale_forget_peak()
 
 
-def reachable_bytes(device: torch.device) -> int:
+def count_reachable_bytes(device: torch.device) -> int:
     """Return the bytes of all distinct storages on `device` that Python can reach, gradients included: an independent
     count to hold `live_bytes` against. It misses what only C++ holds, and counts what other allocators gave."""
     gc.collect()
@@ -98,12 +98,12 @@ def reachable_bytes(device: torch.device) -> int:
     return sum(storages.values())
 
 
-def peak_rss_bytes() -> int:
+def read_peak_rss_bytes() -> int:
     """Return the largest resident set of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def device_counters(device: torch.device) -> tuple[int | None, int | None]:
+def read_device_counters(device: torch.device) -> tuple[int | None, int | None]:
     """Return (peak reserved by the caching allocator, in use on the device by all), in bytes; None on a CPU."""
     if device.type != "cuda":
         return None, None
@@ -114,8 +114,12 @@ def device_counters(device: torch.device) -> tuple[int | None, int | None]:
 def shortage(device: torch.device, error: BaseException, others_bytes: int | None) -> dict[str, int | None]:
     """Return what fills a GPU as a rank runs out of its memory, in bytes, and what was lacking: `asked` by the
     allocation that failed, in its exception's own words, of which `free` was there. `others` is somebody else's."""
-    told = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", str(error))
-    asked = round(float(told[1]) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(told[2])) if told else None
+    compiler_output = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", str(error))
+    asked = (
+        round(float(compiler_output[1]) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(compiler_output[2]))
+        if compiler_output
+        else None
+    )
     free, total = torch.cuda.mem_get_info(device)
     return {
         "asked_bytes": asked,
@@ -130,23 +134,23 @@ def shortage(device: torch.device, error: BaseException, others_bytes: int | Non
 
 
 @functools.cache
-def _cpu_allocator() -> ctypes.CDLL | None:
+def _load_cpu_allocator() -> ctypes.CDLL | None:
     try:
-        library = ctypes.CDLL(str(_compiled()))
+        library = ctypes.CDLL(str(_compile_allocator()))
     except (OSError, subprocess.CalledProcessError) as error:
-        told = getattr(error, "stderr", None)
-        print(f"memory will be unknown: {error} {told or ''}", file=sys.stderr)
+        compiler_output = getattr(error, "stderr", None)
+        print(f"memory will be unknown: {error} {compiler_output or ''}", file=sys.stderr)
         return None
     for function in (library.zeroscale_live, library.zeroscale_peak):
         function.restype = ctypes.c_longlong
     return library
 
 
-def _compiled() -> Path:
+def _compile_allocator() -> Path:
     """Return the compiled allocator from the user's cache, compiling it first if need be (about a second)."""
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     key = hashlib.sha256(f"{torch.__version__} {abi} {_SOURCE.read_text()}".encode()).hexdigest()[:12]
-    cache = environment.cache(os.environ)
+    cache = environment.get_cache_folder(os.environ)
     library = cache / f"cpu_allocator-{key}.so"
     if not library.exists():
         cache.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import torch
 from bench.measure import memory
 from bench.measure.inspection import Inspection
 from bench.measure.loop import Series
-from bench.measure.memory import Trace
+from bench.measure.memory import MemoryTrace
 from bench.measure.surroundings import Surrounded
 from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, Tokens
 from bench.spec import RunSpec
@@ -28,32 +28,32 @@ class RankView:
     surrounded: Surrounded
 
 
-def rank_memory(
-    rank: int, device: torch.device, initialisation: Trace, rss_bytes: int, warmup_peak: int | None, timed: bool
+def build_rank_memory(
+    rank: int, device: torch.device, initialisation: MemoryTrace, rss_bytes: int, warmup_peak: int | None, timed: bool
 ) -> RankMemory:
     """Put one rank's memory together at the end of its window, or of its warm-up if no window was `timed`.
 
     `rss_bytes` is the resident set's peak after initialisation, `warmup_peak` the allocator's before the window.
     """
-    reserved, used = memory.device_counters(device)
-    live = memory.live_bytes(device)
+    reserved, used = memory.read_device_counters(device)
+    live = memory.read_live_bytes(device)
     # CUDA's count holds what cuBLAS allocates for itself, which no tensor reaches: there the comparison says nothing.
     comparable = live if device.type == "cpu" else None
     return RankMemory(
         rank=rank,
         init_peak_bytes=initialisation.peak_bytes,
         resident_bytes=live,
-        warmup_peak_bytes=warmup_peak if timed else memory.peak_bytes(device),
-        peak_allocated_bytes=memory.peak_bytes(device) if timed else None,
+        warmup_peak_bytes=warmup_peak if timed else memory.read_peak_bytes(device),
+        peak_allocated_bytes=memory.read_peak_bytes(device) if timed else None,
         peak_reserved_bytes=reserved,
         device_used_bytes=used,
         init_rss_bytes=rss_bytes,
-        peak_rss_bytes=memory.peak_rss_bytes(),
-        drift=(comparable - memory.reachable_bytes(device)) / comparable if comparable else None,
+        peak_rss_bytes=memory.read_peak_rss_bytes(),
+        drift=(comparable - memory.count_reachable_bytes(device)) / comparable if comparable else None,
     )
 
 
-def observations(
+def build_observations(
     spec: RunSpec,
     series: Series,
     views: list[RankView],
@@ -75,14 +75,14 @@ def observations(
         trainable_parameters=trainable_parameters,
         engine_config=engine_config,
         phases_s={name: max(view.phases_s.get(name, 0.0) for view in views) for name in views[0].phases_s},
-        steps=steps(series),
-        tokens=tokens(spec, series),
+        steps=reduce_steps(series),
+        tokens=count_tokens(spec, series),
         memory=tuple(view.memory for view in views),
-        collectives=_heaviest(seen) if seen else None,
+        collectives=_select_heaviest(seen) if seen else None,
         outside_collectives_s=tuple(rank.outside_collectives_s for rank in seen),
-        step_phases_s=_by_phase(seen),
+        step_phases_s=_group_by_phase(seen),
         idle_s=tuple(rank.idle_s for rank in seen) if any(rank.idle_s is not None for rank in seen) else None,
-        counted_flops=_flops(spec, seen),
+        counted_flops=_sum_flops(spec, seen),
         uninspected=uninspected,
         link=link,
         load=tuple(one.load for one in around if one.load) or None,
@@ -94,13 +94,13 @@ def observations(
     )
 
 
-def _flops(spec: RunSpec, seen: list[Inspection]) -> int | None:
+def _sum_flops(spec: RunSpec, seen: list[Inspection]) -> int | None:
     """Return the FLOPs of all ranks together; None where they were not counted, or not all ranks are real."""
     counted = [rank.flops for rank in seen if rank.flops is not None]
     return sum(counted) if len(counted) == spec.world_size else None
 
 
-def rehearsed(observed: Observations) -> Observations:
+def drop_unknown(observed: Observations) -> Observations:
     """Leave out what a rehearsal cannot know: losses, and step times, in which communication is missing. What is left
     of the window is the time that a step computes."""
     assert observed.steps
@@ -109,7 +109,7 @@ def rehearsed(observed: Observations) -> Observations:
     return observed.model_copy(update={**unknown, "compute_s": compute_s})
 
 
-def steps(series: Series) -> Steps:
+def reduce_steps(series: Series) -> Steps:
     """Reduce the ranks' series to the times between the slowest rank's completions and the mean loss."""
     norms, own_s = series.column("gradient_norm"), series.column("step_s")
     return Steps.model_validate(
@@ -121,15 +121,15 @@ def steps(series: Series) -> Steps:
             "fastest_rank_s": tuple(own_s.amin(dim=1).tolist()),
             "slowest_rank_s": tuple(own_s.amax(dim=1).tolist()),
             "data_wait_s": tuple(series.column("data_wait_s").amax(dim=1).tolist()),
-            "loss": _finite_or_none(series.losses.mean(dim=1)),
-            "gradient_norm": () if norms.isnan().all() else _finite_or_none(norms.mean(dim=1)),
+            "loss": _replace_infinite(series.losses.mean(dim=1)),
+            "gradient_norm": () if norms.isnan().all() else _replace_infinite(norms.mean(dim=1)),
             "skipped": tuple(series.skipped),
             "window_s": series.window_s,
         }
     )
 
 
-def outcome(series: Series) -> Outcome:
+def build_outcome(series: Series) -> Outcome:
     """Return `ok`, or `invalid` with the step at which the numbers stopped being numbers."""
     if series.stopped != "invalid":
         return Outcome(kind="ok")
@@ -141,27 +141,27 @@ def outcome(series: Series) -> Outcome:
     return Outcome(kind="invalid", reason=f"{what} is not finite at step {step}", evidence={"step": step, "what": what})
 
 
-def tokens(spec: RunSpec, series: Series) -> Tokens | None:
+def count_tokens(spec: RunSpec, series: Series) -> Tokens | None:
     """Return the tokens of an optimizer step, averaged over the window; None where there is none, or where not all
     ranks are real."""
     if len(series.ranks) <= series.warmup or series.stopped == "invalid" or len(series.ranks[0]) != spec.world_size:
         return None
     padding = {
-        kind: float(_over_samples(spec, series.column(f"{kind}_padding")[series.warmup :]).mean())
+        kind: float(_sum_over_data_ranks(spec, series.column(f"{kind}_padding")[series.warmup :]).mean())
         for kind in spec.sequence
     }
     counted = {kind: float(spec.global_batch * length) for kind, length in spec.sequence.items()}
     return Tokens.counted(counted, padding)
 
 
-def _over_samples(spec: RunSpec, counted: torch.Tensor) -> torch.Tensor:
+def _sum_over_data_ranks(spec: RunSpec, counted: torch.Tensor) -> torch.Tensor:
     """Return the sums over data-parallel ranks of what each rank counted in a step, from shape (steps, ranks). Of the
     ranks that work on the same samples some may take no data at all; the others count the same."""
     by_place = counted.reshape(len(counted), spec.parallel.pipeline, spec.data_parallel, spec.parallel.tensor)
     return by_place.amax(dim=(1, 3)).sum(dim=1)
 
 
-def steps_table(series: Series) -> bytes:
+def write_steps_table(series: Series) -> bytes:
     """Return every rank's steps as a Parquet file: step, rank, window (bool) and the columns of `Series`."""
     count, ranks = len(series.ranks), series.ranks[0].shape[0] if series.ranks else 0
     columns: dict[str, Any] = {
@@ -176,17 +176,17 @@ def steps_table(series: Series) -> bytes:
     return buffer.getvalue()
 
 
-def _finite_or_none(values: torch.Tensor) -> tuple[float | None, ...]:
+def _replace_infinite(values: torch.Tensor) -> tuple[float | None, ...]:
     return tuple(value if math.isfinite(value) else None for value in values.tolist())
 
 
-def _by_phase(ranks: list[Inspection]) -> dict[str, tuple[float, ...]] | None:
+def _group_by_phase(ranks: list[Inspection]) -> dict[str, tuple[float, ...]] | None:
     """Return each phase's seconds by rank, 0 on a rank that has no such phase; None where no engine told any."""
     phases = dict.fromkeys(phase for rank in ranks for phase in rank.step_phases_s)
     return {phase: tuple(rank.step_phases_s.get(phase, 0.0) for rank in ranks) for phase in phases} or None
 
 
-def _heaviest(ranks: list[Inspection]) -> dict[str, Collective]:
+def _select_heaviest(ranks: list[Inspection]) -> dict[str, Collective]:
     """Return, by kind, the collectives of the rank that moves most; they differ where partitions are uneven."""
     kinds = sorted({kind for rank in ranks for kind in rank.collectives})
     return {

@@ -15,11 +15,11 @@ class Peers(Protocol):
     """All ranks of a run, seen from one of them."""
 
     @property
-    def real(self) -> bool:
+    def are_real(self) -> bool:
         """Whether there are as many ranks as the process group says; only then do losses mean something."""
 
     @property
-    def writes(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the rank that writes for all."""
 
     def barrier(self) -> None: ...
@@ -30,24 +30,24 @@ class Peers(Protocol):
     def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Exchange (steps, columns) between ranks; return one (ranks, columns) tensor per step."""
 
-    def agreed(self, decision: T) -> T:
+    def broadcast(self, decision: T) -> T:
         """Return rank 0's decision on every rank: a rank that decided for itself could leave the others waiting."""
 
 
-class Group:
+class ProcessGroupPeers:
     """The ranks of torch's process group."""
 
-    real = True
+    are_real = True
 
     @property
-    def writes(self) -> bool:
+    def is_main(self) -> bool:
         return dist.get_rank() == 0
 
     def barrier(self) -> None:
         dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
-        box: list[Any] | None = [None] * dist.get_world_size() if self.writes else None
+        box: list[Any] | None = [None] * dist.get_world_size() if self.is_main else None
         dist.gather_object(value, box)
         return box or []
 
@@ -56,17 +56,17 @@ class Group:
         dist.all_gather(parts, rows)
         return list(torch.stack(parts, dim=1))
 
-    def agreed(self, decision: T) -> T:
+    def broadcast(self, decision: T) -> T:
         box = [decision]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
 
-class Alone:
+class NoPeers:
     """The one real rank of a rehearsal, whose process group only pretends to have others."""
 
-    real = False
-    writes = True
+    are_real = False
+    is_main = True
 
     def barrier(self) -> None:
         pass
@@ -77,5 +77,5 @@ class Alone:
     def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         return list(rows.unsqueeze(1))
 
-    def agreed(self, decision: T) -> T:
+    def broadcast(self, decision: T) -> T:
         return decision

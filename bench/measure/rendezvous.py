@@ -14,7 +14,7 @@ _LATER_S = 60.0
 _LONGEST_S = 30 * 86400.0
 
 
-def patience(limits: Limits) -> timedelta:
+def compute_timeout(limits: Limits) -> timedelta:
     """Return how long torch waits for another rank: longer than the supervisor, which ends a run that stands still and
     says why. By default torch's store waits 5 min and NCCL 10, which reading the libraries from a busy network file
     system may take."""

@@ -31,7 +31,7 @@ class Surroundings:
     def __init__(self, rank: int, node: int, uuid: str | None, peers: Peers, *, watches_node: bool) -> None:
         """`uuid` is the driver's name of the rank's device, None on a CPU; one rank of a node watches it for all."""
         self._rank, self._node, self._uuid = rank, node, uuid
-        self._ranks: list[Whereabouts] = peers.agreed(peers.gather(Whereabouts.of_this_process()))
+        self._ranks: list[Whereabouts] = peers.broadcast(peers.gather(Whereabouts.of_this_process()))
         self._monitor = Monitor(self._ranks) if watches_node else None
         self._opened: load.Reading | None = None
         self._use = device_use.Watch(rank, uuid, self._numbers()) if uuid else None
@@ -48,7 +48,7 @@ class Surroundings:
             found = [told for told in peers.gather(seen) if told is not None]
             noisy = [told for told in found if (taken(told) or 0.0) > BUSY_SHARE]
             why = f"others take {100 * (taken(noisy[0]) or 0):.0f} % of node {noisy[0].node}" if noisy else ""
-            why, over = peers.agreed((why, time.monotonic() >= until))
+            why, over = peers.broadcast((why, time.monotonic() >= until))
             if not why:
                 return
             if over:

@@ -12,7 +12,7 @@ from typing import Literal
 from bench.spec import GPU_WARMUP, MeasureSpec
 from bench.statistics import LIKELY, is_changing, series_interval
 
-Stop = Literal["width", "steps", "time"]
+WindowEnd = Literal["width", "steps", "time"]
 _NOISE_FLOOR = 0.05  # medians of two neighbouring blocks that differ by less are steady whatever their scatter
 
 
@@ -24,11 +24,11 @@ def is_steady(step_s: Sequence[float], block: int) -> bool:
     before, last = step_s[-2 * block : -block], step_s[-block:]
     centre = statistics.median(last)
     scatter = 1.4826 * statistics.median(abs(x - statistics.median(part)) for part in (before, last) for x in part)
-    apart = abs(centre - statistics.median(before))
-    return apart <= max(_NOISE_FLOOR * centre, 2 * scatter * math.sqrt(2 / block))
+    difference = abs(centre - statistics.median(before))
+    return difference <= max(_NOISE_FLOOR * centre, 2 * scatter * math.sqrt(2 / block))
 
 
-def opens(step_s: Sequence[float], protocol: MeasureSpec, least_s: float = 0.0) -> bool:
+def is_warmup_done(step_s: Sequence[float], protocol: MeasureSpec, least_s: float = 0.0) -> bool:
     """Whether the warm-up is over after the steps seen so far: after `least_s`, enough of them and steady, or a budget
     of steps spent that begins then."""
     late = sum(seconds >= least_s for seconds in accumulate(step_s)) if least_s else len(step_s)
@@ -42,7 +42,7 @@ def warmup_s(protocol: MeasureSpec, on_gpu: bool) -> float:
     return GPU_WARMUP * protocol.min_s if on_gpu else 0.0
 
 
-def closes(step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec) -> Stop | None:
+def find_stop_reason(step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec) -> WindowEnd | None:
     """Why the window ends now, or None: its interval is as narrow as asked and nothing hints at a change, or a budget
     is spent. A change that only seems to be there takes some more steps to go away, one that is there to be proved.
 

@@ -10,7 +10,7 @@ import json
 from bench import plugins
 from bench.plugins import FamilyBuilder, FamilyPlugin
 from bench.spec import ModelSpec
-from bench.stacks import Stacks, parameter_count
+from bench.stacks import Stacks, count_parameters
 
 
 def load(family: str) -> FamilyPlugin:
@@ -23,29 +23,31 @@ def load_builder(family: str) -> FamilyBuilder:
     return plugins.load(plugins.FAMILY_BUILDER, family)
 
 
-def family_of(config: object) -> str:
+def find_family(config: object) -> str:
     """Return the family of a Hugging Face config.json: the one of its model type or, if none is, the general one."""
     kind = config.get("model_type") if isinstance(config, dict) else None
-    return next((name for name, family in plugins.usable(plugins.FAMILY) if kind in family.MODEL_TYPES), "hugging_face")
+    return next(
+        (name for name, family in plugins.list_usable(plugins.FAMILY) if kind in family.MODEL_TYPES), "hugging_face"
+    )
 
 
-def network(model: ModelSpec) -> Stacks | None:
+def build_network(model: ModelSpec) -> Stacks | None:
     """Return a model's network, None where its family does not describe it; UserError for an unknown family."""
-    return _network(model.family, json.dumps(model.shape))
+    return _build_network(model.family, json.dumps(model.shape))
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
-def _network(family: str, plain: str) -> Stacks | None:
+def _build_network(family: str, plain: str) -> Stacks | None:
     plugin = load(family)
     return plugin.stacks(plugin.Shape.model_validate_json(plain))
 
 
-def expected_parameters(model: ModelSpec) -> int | None:
+def count_expected_parameters(model: ModelSpec) -> int | None:
     """Return the parameters that a model has to have: those published, else those of its network; None: unknown."""
     if model.parameters is not None:
         return model.parameters
-    described = network(model)
-    return None if described is None else parameter_count(described)
+    described = build_network(model)
+    return None if described is None else count_parameters(described)
 
 
 def derived_seed(seed: int, name: str) -> int:

@@ -18,15 +18,15 @@ def load(objective: str) -> ObjectivePlugin:
 
 def usual(kinds: tuple[str, ...]) -> str | None:
     """Return what a model that reads just these kinds of tokens learns where nobody says it; None: nothing can be."""
-    known = named(kinds)
+    known = list_matching(kinds)
     return next((name for name in (OBJECTIVE, CAUSAL) if name in known), known[0] if known else None)
 
 
-def named(kinds: tuple[str, ...]) -> list[str]:
+def list_matching(kinds: tuple[str, ...]) -> list[str]:
     """Return the names of the objectives whose samples hold tokens of just these kinds."""
-    return [name for name, _ in plugins.usable(plugins.OBJECTIVE) if names(name) == kinds]
+    return [name for name, _ in plugins.list_usable(plugins.OBJECTIVE) if list_kinds(name) == kinds]
 
 
-def names(objective: str) -> tuple[str, ...]:
+def list_kinds(objective: str) -> tuple[str, ...]:
     """Return the kinds of tokens of an objective by name, in order; raise UserError if there is no such objective."""
     return tuple(kind.name for kind in load(objective).KINDS)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from bench.predict.forward import forward, recomputed
-from bench.predict.work import Work
-from bench.predict.workload import Workload, network_of
+from bench.predict.forward import compute_forward, compute_recomputed
+from bench.predict.work import PassWork
+from bench.predict.workload import Workload, get_network
 from bench.spec import WIDTH, Frozen, Precision, RunSpec
 from bench.stacks import Stacks
 
@@ -16,31 +16,31 @@ class StepFlops(Frozen):
     hardware: int  # what is run: recomputed activations as well
 
 
-def flops_per_step(spec: RunSpec) -> StepFlops:
+def compute_flops_per_step(spec: RunSpec) -> StepFlops:
     """Return the FLOPs of one optimizer step of `spec` over all ranks and micro-steps, exact by matmul.
 
     Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown family, NoPrediction for
     one that does not describe its network.
     """
-    network, sample = network_of(spec), spec.sequence
-    model = spec.global_batch * training_flops(network, sample)
+    network, sample = get_network(spec), spec.sequence
+    model = spec.global_batch * compute_training_flops(network, sample)
     if not spec.activation_checkpointing:
         return StepFlops(model=model, hardware=model)
-    again = recomputed_flops(network, sample, dropout=spec.model.dropout, precision=spec.precision)
+    again = compute_recomputed_flops(network, sample, dropout=spec.model.dropout, precision=spec.precision)
     return StepFlops(model=model, hardware=model + spec.global_batch * again)
 
 
-def training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
+def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
     """Return the matmul FLOPs of forward and backward for one sample, its tokens by kind: model FLOPs.
 
     A multiply and an add are two FLOPs; element-wise work is left out; attention is counted over the full square,
     masked or not, and once, although fused kernels compute scores again in backward (the convention of PaLM,
     arXiv 2204.02311, appendix B). Backward has two matmuls, each as large, for every one of forward.
     """
-    return 3 * _flops(forward(network, _one(sample)))
+    return 3 * _count_flops(compute_forward(network, _build_one_sample(sample)))
 
 
-def recomputed_flops(
+def compute_recomputed_flops(
     network: Stacks, sample: Mapping[str, int], *, dropout: float = 0.0, precision: Precision = "bf16"
 ) -> int:
     """Return the matmul FLOPs for one sample that checkpointing every block adds to `training_flops`.
@@ -49,15 +49,15 @@ def recomputed_flops(
     matmul, which is not run again, unless something behind it keeps a tensor as well: the mask of dropout, or the
     clamp with which transformers guards T5's fp16 activations. Assumes weights in `precision`, not autocast.
     """
-    return _flops(recomputed(network, _one(sample, dropout=dropout, precision=precision)))
+    return _count_flops(compute_recomputed(network, _build_one_sample(sample, dropout=dropout, precision=precision)))
 
 
-def _one(sample: Mapping[str, int], *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
+def _build_one_sample(sample: Mapping[str, int], *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
     """One checkpointed sample; what its FLOPs do not depend on is anything."""
     return Workload(
         1, tuple(sample.items()), WIDTH[precision], "sdpa", dropout > 0, True, "cuda", precision == "fp16", None
     )
 
 
-def _flops(work: Work) -> int:
+def _count_flops(work: PassWork) -> int:
     return work.matmul_flops + work.attention_flops

@@ -15,7 +15,7 @@ ENOUGH = 2
 single one may have met a mishap."""
 
 
-class Predicted(NamedTuple):
+class PredictedRun(NamedTuple):
     """What was predicted of a run; None where that is unknown."""
 
     step_s: float | None
@@ -44,7 +44,7 @@ UNCORRECTED = Correction()
 """Where nothing has been measured yet."""
 
 
-def neighbour(record: RunRecord, predicted: Predicted | None) -> Neighbour | None:
+def compare_with_prediction(record: RunRecord, predicted: PredictedRun | None) -> Neighbour | None:
     """Return a run beside its prediction; None unless it ended well, all of its ranks were real, and no fault was
     planted in it."""
     observed = record.observations
@@ -54,29 +54,29 @@ def neighbour(record: RunRecord, predicted: Predicted | None) -> Neighbour | Non
         return None
     spec = record.spec
     return Neighbour(
-        identity(spec.model.model_dump()),
+        identify_model(spec.model.model_dump()),
         spec.engine.name,
         record.circumstance.machine.name,
-        _ratio(_step_s(observed), predicted.step_s),
-        _ratio(_tensor_bytes(observed), predicted.tensor_bytes),
+        _compute_ratio(_compute_step_s(observed), predicted.step_s),
+        _compute_ratio(_find_tensor_bytes(observed), predicted.tensor_bytes),
     )
 
 
-def identity(model: Mapping[str, Any]) -> str:
+def identify_model(model: Mapping[str, Any]) -> str:
     """Return what tells one plain ModelSpec from another: a sweep over shapes may give all of them one name, and other
     kernels are others to predict."""
     kernels = (model.get(name, ModelSpec.model_fields[name].default) for name in MODEL_KERNELS)
     return f"{model['name']} {json.dumps([model['shape'], *kernels], sort_keys=True)}"
 
 
-def nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:
+def select_nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:
     """Return the runs of a model on a machine: those with the same engine where there are enough, else all."""
-    alike = [found for found in known if (found.model, found.machine) == (model, machine)]
-    closest = [found for found in alike if found.engine == engine]
-    return closest if len(closest) >= ENOUGH else alike
+    same_engine = [found for found in known if (found.model, found.machine) == (model, machine)]
+    closest = [found for found in same_engine if found.engine == engine]
+    return closest if len(closest) >= ENOUGH else same_engine
 
 
-def correction(known: Sequence[Neighbour]) -> Correction:
+def compute_correction(known: Sequence[Neighbour]) -> Correction:
     """Return the geometric means of the ratios, 1 for those of which there are none, or too few."""
     steps = [found.step for found in known if found.step]
     memory = [found.memory for found in known if found.memory]
@@ -87,13 +87,13 @@ def correction(known: Sequence[Neighbour]) -> Correction:
     )
 
 
-def _step_s(observed: Observations) -> float | None:
+def _compute_step_s(observed: Observations) -> float | None:
     """Median seconds per step of the window."""
     window = observed.steps.step_s[observed.steps.cut :] if observed.steps else ()
     return statistics.median(window) if window else None
 
 
-def _tensor_bytes(observed: Observations) -> int | None:
+def _find_tensor_bytes(observed: Observations) -> int | None:
     """Live tensors of the rank that held most, at its highest peak."""
     peaks = [
         peak
@@ -104,7 +104,7 @@ def _tensor_bytes(observed: Observations) -> int | None:
     return max(peaks, default=None)
 
 
-def _ratio(measured: float | None, predicted: float | None) -> float | None:
+def _compute_ratio(measured: float | None, predicted: float | None) -> float | None:
     if not measured or not predicted or not math.isfinite(measured / predicted):
         return None
     return measured / predicted

@@ -21,7 +21,7 @@ class Matmul(NamedTuple):
         return (self.m * self.k + self.k * self.n + self.m * self.n) * self.times
 
 
-class Work(NamedTuple):
+class PassWork(NamedTuple):
     """What a pass over a model computes."""
 
     matmuls: tuple[Matmul, ...] = ()
@@ -52,7 +52,7 @@ class Work(NamedTuple):
         return sum(product.flops for product in self.matmuls)
 
 
-def backward(forward: Work) -> Work:
+def compute_backward(forward: PassWork) -> PassWork:
     """Return the work of a pass back: two products, each as large, for every one of forward; twice the element-wise
     traffic, since every result's gradient is read and every operand's is written; twice the operations."""
     turned = tuple(
@@ -60,4 +60,4 @@ def backward(forward: Work) -> Work:
         for m, k, n, times in forward.matmuls
         for product in (Matmul(m, n, k, times), Matmul(k, m, n, times))  # gradient of the input, of the weight
     )
-    return Work(turned, 2 * forward.attention_flops, 2 * forward.traffic_bytes, 2 * forward.operations)
+    return PassWork(turned, 2 * forward.attention_flops, 2 * forward.traffic_bytes, 2 * forward.operations)

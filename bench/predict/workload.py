@@ -31,16 +31,16 @@ class Workload(NamedTuple):
         raise NoPrediction(f"tokens of kind {kind}", f"no prediction: a sample has {known}", "choose another objective")
 
 
-def network_of(spec: RunSpec) -> Stacks:
+def get_network(spec: RunSpec) -> Stacks:
     """Return the network of a spec's model; NoPrediction where its family does not describe it."""
-    network = models.network(spec.model)
+    network = models.build_network(spec.model)
     if network is None:
         rule = "no prediction: the family does not describe this model's network"
         raise NoPrediction(f"model.family={spec.model.family}", rule, "measure it")
     return network
 
 
-def workload(spec: RunSpec, device: Device) -> Workload:
+def build_workload(spec: RunSpec, device: Device) -> Workload:
     """Return what one rank of `spec` works on in one micro-step on `device`."""
     return Workload(
         spec.batch.micro, tuple(spec.sequence.items()), WIDTH[spec.precision], spec.model.attention,
@@ -49,7 +49,7 @@ def workload(spec: RunSpec, device: Device) -> Workload:
     )  # fmt: skip
 
 
-def fused(load: Workload, attention: Attention) -> bool:
+def is_fused(load: Workload, attention: Attention) -> bool:
     """Whether scores are never written out. torch's sdpa writes them out on a CPU where a bias needs a gradient; with
     checkpointing transformers has zeros in the bias's place need one, too."""
     if load.attention == "sdpa" and load.device == "cpu":

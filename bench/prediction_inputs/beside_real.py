@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import config
+from bench.config import compose
 from bench.prediction_inputs.memory_runs import RecordedRuns
-from bench.prediction_inputs.rehearsals import SEEN, SHORT, given, header, rehearse, seen_of, write
+from bench.prediction_inputs.rehearsals import SEEN, SHORT, format_header, list_seen, parse_folder, rehearse, write
 from bench.spec import RunSpec, canonical, config_id
 
 Seen = tuple[int, ...]
@@ -20,34 +20,39 @@ COLUMNS = ("spec", "parameters", "repeat", *(f"{kind}_{name}" for kind in ("rehe
 WHAT = "Recorded runs of several ranks, and the same rehearsed: of both the rank that has most."
 
 
-def compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[object, ...]]:
+def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[object, ...]]:
     """Yield what each run took, rehearsed and real; what was run again is rehearsed once."""
     rehearsed: dict[str, Seen] = {}
     for run in recorded.of_several_ranks():
         known = config_id(run.spec)
         if known not in rehearsed:
-            rehearsed[known] = most(run.spec, results)
+            rehearsed[known] = find_largest(run.spec, results)
         taken = run.resident, run.init_peak, run.peak
         yield canonical(run.spec), run.parameters, run.repeat, *rehearsed[known], *taken
 
 
-def most(spec: RunSpec, results: Path) -> Seen:
+def find_largest(spec: RunSpec, results: Path) -> Seen:
     """Return the bytes of the rehearsed rank that has most, in the order of SEEN."""
-    short = config.request(config.single(SHORT)).spec.measure  # memory is the same in every step
+    short = compose.compose_request(compose.parse_single(SHORT)).spec.measure  # memory is the same in every step
     quick = spec.model_copy(update={"measure": short})
     ranks = [0] if spec.engine.options.get("stage") == 3 else range(spec.world_size)
-    seen = [seen_of(rehearse(quick, rank, results)) for rank in ranks]
+    seen = [list_seen(rehearse(quick, rank, results)) for rank in ranks]
     return tuple(max(bytes_ for bytes_ in column if bytes_ is not None) for column in zip(*seen, strict=True))
 
 
 def main() -> None:
-    from bench import fork_server
+    from bench.runtime import fork_server
 
-    recorded = given(__doc__)
+    recorded = parse_folder(__doc__)
     table = recorded.inputs / "rehearsed_beside_real.csv"
     fork_server.preload("cpu")
     with tempfile.TemporaryDirectory() as folder:
-        write(table, header(WHAT, "bench.prediction_inputs.beside_real"), COLUMNS, compared(recorded, Path(folder)))
+        write(
+            table,
+            format_header(WHAT, "bench.prediction_inputs.beside_real"),
+            COLUMNS,
+            list_compared(recorded, Path(folder)),
+        )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class RecordedRuns(NamedTuple):
     def memory(self, study: str) -> Iterator[MemoryRun]:
         """Yield the memory of every run of a study, by model, engine, ranks and batch."""
         records = map(read_record, find_records([self.runs / study]))
-        yield from sorted(map(_memory, records), key=_order)
+        yield from sorted(map(_read_memory, records), key=_build_sort_key)
 
     def tabled(self, name: str) -> Iterator[MemoryRun]:
         """Yield the memory of every run of a table of recorded numbers."""
@@ -84,7 +84,7 @@ class RecordedRuns(NamedTuple):
         yield from (run for run in (*self.tabled("peaks"), *self.memory("peaks")) if run.spec.world_size > 1)
 
 
-def _memory(record: RunRecord) -> MemoryRun:
+def _read_memory(record: RunRecord) -> MemoryRun:
     observed = record.observations
     assert observed is not None  # only runs that ended ok are kept there
 
@@ -97,7 +97,7 @@ def _memory(record: RunRecord) -> MemoryRun:
     )  # fmt: skip
 
 
-def _order(run: MemoryRun) -> tuple[object, ...]:
+def _build_sort_key(run: MemoryRun) -> tuple[object, ...]:
     spec = run.spec
     of = run.parameters, spec.engine.name, spec.world_size, spec.batch.micro, spec.activation_checkpointing
     return *of, run.repeat

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import config, models, store
+from bench import models, store
+from bench.config import compose
 from bench.errors import UserError
 from bench.prediction_inputs.memory_runs import RecordedRuns
 from bench.record import Circumstance, RankMemory
@@ -48,7 +49,7 @@ SHORT = (
 )  # fmt: skip
 
 
-class Case(NamedTuple):
+class RehearsalCase(NamedTuple):
     """What is rehearsed."""
 
     stage: int
@@ -60,7 +61,7 @@ class Case(NamedTuple):
     buckets: str
 
 
-def cases() -> Iterator[Case]:
+def list_cases() -> Iterator[RehearsalCase]:
     """Every stage and world size."""
     small, large, checkpointed = (1, False), (4, False), (4, True)
     asked = [
@@ -69,13 +70,13 @@ def cases() -> Iterator[Case]:
     ]  # fmt: skip
     for shape, precision, ranks in itertools.product(SHAPES, ("bf16", "fp32"), (1024, 64, 8, 1, 2, 512)):
         for stage, buckets, (micro, checkpointing) in asked:
-            yield Case(stage, precision, ranks, micro, checkpointing, shape, buckets)
+            yield RehearsalCase(stage, precision, ranks, micro, checkpointing, shape, buckets)
 
 
-def spec_of(case: Case) -> RunSpec:
+def build_spec(case: RehearsalCase) -> RunSpec:
     """Return what a case asks."""
     batch = Batch(micro=case.micro, accumulation=1, global_=case.micro * case.ranks)
-    return _base(case.stage, case.shape, case.buckets).model_copy(
+    return _build_base(case.stage, case.shape, case.buckets).model_copy(
         update={
             "precision": case.precision,
             "devices_per_node": case.ranks,
@@ -86,16 +87,16 @@ def spec_of(case: Case) -> RunSpec:
 
 
 @functools.cache
-def _base(stage: int, shape: str, buckets: str) -> RunSpec:
+def _build_base(stage: int, shape: str, buckets: str) -> RunSpec:
     limits = {name: size for name, size in BUCKETS[buckets].items() if stage == 3 or (stage and "stage3" not in name)}
     options = [f"engine.{name}={size}" for name, size in limits.items()]
     words = ["devices_per_node=2", *SHAPES[shape], f"engine=zero{stage}", *options, *LENGTHS, *SHORT]
-    return config.request(config.single(words)).spec
+    return compose.compose_request(compose.parse_single(words)).spec
 
 
 def rehearse(spec: RunSpec, rank: int, results: Path) -> RankMemory:
     """Run `rank` of `spec` in a forked process; the parent has imported what it needs and touched no tensor."""
-    machine = config.request(config.single(["machine=cpu"])).machine
+    machine = compose.compose_request(compose.parse_single(["machine=cpu"])).machine
     circumstance = Circumstance(study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank)
     folder = store.open_attempt(results / config_id(spec), spec, circumstance, new_repeat=True).folder
     child = os.fork()
@@ -110,18 +111,18 @@ def rehearse(spec: RunSpec, rank: int, results: Path) -> RankMemory:
 def _become_rank(folder: Path, rank: int) -> None:
     import torch
 
-    from bench import worker
+    from bench.runtime import worker
 
     log = os.open(folder / "run.log", os.O_WRONLY | os.O_CREAT)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK="0", TOKENIZERS_PARALLELISM="false")
-    sys.argv = ["bench.worker", str(folder)]
+    sys.argv = ["bench.runtime.worker", str(folder)]
     worker.main()  # ends the process
 
 
-def header(what: str, made_by: str) -> list[str]:
+def format_header(what: str, made_by: str) -> list[str]:
     """Return the comments in front of a table: what it is, and with what it was made."""
     here = Path(__file__).parent
     git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=here).stdout
@@ -149,7 +150,7 @@ def write(path: Path, header: Sequence[str], names: Sequence[str], table: Iterab
 SEEN = ("resident_bytes", "init_peak_bytes", "peak_bytes")
 
 
-def seen_of(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
+def list_seen(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
     """Return the bytes of one rank, in the order of SEEN."""
     return memory.resident_bytes, memory.init_peak_bytes, memory.peak_allocated_bytes
 
@@ -159,20 +160,22 @@ def _rehearse_all(table: Path, results: Path) -> None:
     explained += [f"# buckets {name}: {values}" for name, values in BUCKETS.items()]
     explained += [f"# all: {' '.join(LENGTHS)} batch.accumulation=1"]
     what = "One rehearsed rank (see `zeroscale rehearse`) of jobs of 1 to 1,024 ranks."
-    explanation = [*header(what, "bench.prediction_inputs.rehearsals"), *explained]
-    write(table, explanation, ("spec", "parameters", "rank", *SEEN), (_rehearsed(case, results) for case in cases()))
+    explanation = [*format_header(what, "bench.prediction_inputs.rehearsals"), *explained]
+    write(
+        table, explanation, ("spec", "parameters", "rank", *SEEN), (_build_row(case, results) for case in list_cases())
+    )
 
 
-def _rehearsed(case: Case, results: Path) -> list[object]:
+def _build_row(case: RehearsalCase, results: Path) -> list[object]:
     """The row of a case. At stages 1 and 2 the first rank keeps the embedding's gradient whole, the last the head's."""
-    spec = spec_of(case)
+    spec = build_spec(case)
     ranks = sorted({0, case.ranks - 1} if case.stage in (1, 2) else {0})
-    seen = {rank: seen_of(rehearse(spec, rank, results)) for rank in ranks}
+    seen = {rank: list_seen(rehearse(spec, rank, results)) for rank in ranks}
     most = max(ranks, key=lambda rank: seen[rank][-1] or 0)
-    return [canonical(spec), models.expected_parameters(spec.model), most, *seen[most]]
+    return [canonical(spec), models.count_expected_parameters(spec.model), most, *seen[most]]
 
 
-def given(doc: str | None) -> RecordedRuns:
+def parse_folder(doc: str | None) -> RecordedRuns:
     """Return the recorded runs in the folder that is given on the command line; end in a line where it holds none."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"), metavar="FOLDER")
@@ -185,9 +188,9 @@ def given(doc: str | None) -> RecordedRuns:
 
 
 def main() -> None:
-    from bench import fork_server
+    from bench.runtime import fork_server
 
-    table = given(__doc__).inputs / "rehearsed.csv"
+    table = parse_folder(__doc__).inputs / "rehearsed.csv"
     fork_server.preload("cpu")
     with tempfile.TemporaryDirectory() as folder:
         _rehearse_all(table, Path(folder))

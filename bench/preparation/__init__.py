@@ -5,18 +5,19 @@ import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
-from bench import config, launchers, store
-from bench.config import Request
+from bench import launchers, store
+from bench.checks import Check
+from bench.config import compose
+from bench.config.compose import Request
 from bench.errors import UserError
-from bench.findings import Finding
 from bench.launching import Work
-from bench.planning import target
-from bench.planning.overrides import Given, study_of, texts
 from bench.preparation import process
 from bench.preparation.needs import architectures, collect_needs, outside_of, python, variables
-from bench.preparation.process import Mode
-from bench.staging import Needs
-from bench.study import Study, control_pairs
+from bench.preparation.process import StagerMode
+from bench.preparation.staging import StagingNeeds
+from bench.study import Study, list_control_pairs
+from bench.sweep.planning import target
+from bench.sweep.planning.overrides import GivenOverrides, find_study, format_overrides
 
 _NODE_MIN = 30
 
@@ -25,14 +26,14 @@ StudyGiven = Study | str | Path | None
 
 def prepare(
     study: StudyGiven,
-    overrides: Given,
+    overrides: GivenOverrides,
     config_dir: Path | None,
     results: Path,
     *,
     offline: bool,
     build_for: Sequence[str] | None,
     follow: Callable[[str], None],
-) -> Iterator[Finding]:
+) -> Iterator[Check]:
     """Stage what a study's points need, then check it, or only check; return the findings, which are made as they are
     read. Raises UserError at once for what contradicts itself."""
     chosen, asked = _points(study, overrides, config_dir)
@@ -43,9 +44,9 @@ def prepare(
         raise UserError("--offline", rule, "leave it out: then a job is written that checks inside")
     if image:  # libraries and ops are the image's own
         wanted = [kind.model_copy(update={"operations": ()}) for kind in wanted]
-    modes: tuple[Mode, ...] = ("check",) if offline else ("stage",) if image else ("stage", "check")
+    modes: tuple[StagerMode, ...] = ("check",) if offline else ("stage",) if image else ("stage", "check")
 
-    def findings() -> Iterator[Finding]:
+    def findings() -> Iterator[Check]:
         complete = yield from _staged(modes, wanted, asked[0], follow)
         if complete and not offline and launchers.load(asked[0].launcher).QUEUES:
             folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as the folder of any other job
@@ -54,27 +55,27 @@ def prepare(
     return findings()
 
 
-def _points(study: StudyGiven, overrides: Given, config_dir: Path | None) -> tuple[Study, list[Request]]:
+def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None) -> tuple[Study, list[Request]]:
     """Return every point of the study or of the comma lists, its control point included."""
-    chosen, given = study_of(study, overrides, config_dir, "prepare")
-    asked = [point.asked for point in config.points(chosen, given, config_dir, target.device).points]
-    if control := control_pairs(chosen, given):
-        asked.append(config.request(control, config_dir))
+    chosen, given = find_study(study, overrides, config_dir, "prepare")
+    asked = [point.asked for point in compose.compose_points(chosen, given, config_dir, target.find_device).points]
+    if control := list_control_pairs(chosen, given):
+        asked.append(compose.compose_request(control, config_dir))
     if len({request.launcher_options.model_dump_json() for request in asked}) > 1:
         raise UserError("launcher", "points have several", "call prepare once for each")
     return chosen, asked
 
 
 def _staged(
-    modes: Sequence[Mode], wanted: Sequence[Needs], asked: Request, follow: Callable[[str], None]
-) -> Generator[Finding, None, bool]:
+    modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], asked: Request, follow: Callable[[str], None]
+) -> Generator[Check, None, bool]:
     """Yield what staging and checking find, each thing once; return whether nothing was missing after staging. What
     cannot be staged need not be checked."""
-    process.log().unlink(missing_ok=True)
+    process.create_log_path().unlink(missing_ok=True)
     for mode in modes:
-        found: set[Finding] = set()
+        found: set[Check] = set()
         for kind in wanted:
-            for finding in process.findings(mode, kind, python(asked), variables(mode, asked), follow):
+            for finding in process.run_checks(mode, kind, python(asked), variables(mode, asked), follow):
                 if finding not in found:  # kinds of node share much
                     found.add(finding)
                     yield finding
@@ -83,19 +84,19 @@ def _staged(
     return True
 
 
-def _words(study: StudyGiven, overrides: Given, config_dir: Path | None, folder: Path) -> tuple[str, ...]:
+def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None, folder: Path) -> tuple[str, ...]:
     """Return the words that ask for the same on a node. A Study that is no file yet becomes one in `folder`."""
     if isinstance(study, Study):
         path, content = folder / "study.yaml", study.model_dump_json(indent=1)  # JSON is YAML as well
         folder.mkdir(parents=True, exist_ok=True)
         store.write_atomically(path, content.encode())
         study = path
-    named = texts({"study": str(study)}) if study is not None else ()
+    named = format_overrides({"study": str(study)}) if study is not None else ()
     elsewhere = ["--config-dir", str(config_dir.resolve())] if config_dir else []
-    return ("prepare", *named, *texts(overrides), "--offline", *elsewhere)
+    return ("prepare", *named, *format_overrides(overrides), "--offline", *elsewhere)
 
 
-def _write_job(folder: Path, words: tuple[str, ...], study: str, asked: Request, image: str | None) -> Finding:
+def _write_job(folder: Path, words: tuple[str, ...], study: str, asked: Request, image: str | None) -> Check:
     """Write the job that checks where runs will be, with all that a site file says of it; return how to submit it."""
     work = Work(f"{study}-prepare", folder, "bench.cli", words, devices_per_node=1, time_limit_min=_NODE_MIN)
     plan = launchers.load(asked.launcher).plan(work, asked.launcher_options)
@@ -104,4 +105,4 @@ def _write_job(folder: Path, words: tuple[str, ...], study: str, asked: Request,
         store.write_atomically(path, text.encode(errors="surrogateescape"))
     where = f"{socket.gethostname()}, outside of {image}" if image else socket.gethostname()
     found = f"not looked at: this is {where}. A job that checks, and builds what is still missing there, is written"
-    return Finding("compute node", "note", found, f"{shlex.join(plan.command)}, then read its log in {folder}")
+    return Check("compute node", "note", found, f"{shlex.join(plan.command)}, then read its log in {folder}")

@@ -7,19 +7,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import data, engines, extensions, launchers
-from bench.config import Request
+from bench import data, engines, launchers
+from bench.config.compose import Request
 from bench.errors import UserError
-from bench.planning import target
-from bench.preparation.process import Mode
+from bench.preparation import extensions
+from bench.preparation.process import StagerMode
+from bench.preparation.staging import StagingNeeds
 from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import RunSpec
-from bench.staging import Needs
+from bench.sweep.planning import target
 
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
-def collect_needs(asked: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[Needs]:
+def collect_needs(asked: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
     """Return what points need by kind of node, each thing once."""
     kinds: dict[tuple[str, tuple[str, ...]], dict[str, list[RunSpec]]] = {}
     seen = set()
@@ -33,10 +34,10 @@ def collect_needs(asked: Sequence[Request], architectures: Sequence[str | None] 
     elsewhere = launchers.load(asked[0].launcher).QUEUES
     found = []
     for (device, names), specs in kinds.items():
-        every = architectures if extensions.on_gpu(names, device) else (None,)
+        every = architectures if extensions.has_gpu_kernel(names, device) else (None,)
         for number, architecture in enumerate(every):
             plain = {"device": device, "operations": names, "architecture": architecture, "elsewhere": elsewhere}
-            found.append(Needs.model_validate(plain | (specs if number == 0 else {})))
+            found.append(StagingNeeds.model_validate(plain | (specs if number == 0 else {})))
     return found
 
 
@@ -48,12 +49,12 @@ def _keys(spec: RunSpec) -> dict[str, str]:
 
 
 def _device(asked: Request) -> str:
-    return target.device(asked) or _setup(asked).device or "cpu"
+    return target.find_device(asked) or _setup(asked).device or "cpu"
 
 
 def _setup(asked: Request) -> JobSetup:
     """Return what the jobs' commands run in; where there are no jobs, nothing but what is here."""
-    launcher, options = launchers.queueing(asked.launcher), asked.launcher_options
+    launcher, options = launchers.load_queueing(asked.launcher), asked.launcher_options
     return launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
 
 
@@ -79,7 +80,7 @@ def architectures(listed: Sequence[str] | None, asked: Request) -> list[str | No
     return [*listed]
 
 
-def variables(mode: Mode, asked: Request) -> dict[str, str]:
+def variables(mode: StagerMode, asked: Request) -> dict[str, str]:
     """Return the environment in which to stage or check: that of a job, with or without a network."""
     given = _setup(asked).variables
     offline = dict.fromkeys(_OFFLINE, "1")

@@ -21,52 +21,56 @@ _INSPECTED = 3  # untimed steps after the window
 _STEADY_BLOCKS = 2  # that have to agree before the window opens
 
 
-class Minutes(NamedTuple):
+class AttemptMinutes(NamedTuple):
     """Of one attempt, from and to."""
 
     low: float
     high: float
 
 
-def shortest_s(protocol: MeasureSpec, step_s: float) -> float:
+def compute_shortest_s(protocol: MeasureSpec, step_s: float) -> float:
     """Return the seconds of all steps if the protocol ends as soon as it may."""
     block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
-    warm = min(_blocks(max(protocol.warmup_steps, _STEADY_BLOCKS * block), block), protocol.warmup_max_steps)
+    warm = min(
+        _round_up_to_blocks(max(protocol.warmup_steps, _STEADY_BLOCKS * block), block), protocol.warmup_max_steps
+    )
     enough = max(protocol.min_steps, math.ceil(protocol.min_s / step_s), FEWEST)
     spent = math.ceil(protocol.max_s / step_s)
-    window = min(_blocks(min(enough, spent), block), protocol.max_steps)
+    window = min(_round_up_to_blocks(min(enough, spent), block), protocol.max_steps)
     return (warm + window + inspected) * step_s
 
 
-def longest_s(protocol: MeasureSpec, step_s: float) -> float:
+def compute_longest_s(protocol: MeasureSpec, step_s: float) -> float:
     """Return the seconds of all steps if it uses its budget, on a GPU, which warms up by time too; times are looked at
     between blocks."""
     block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
-    window = min(protocol.max_steps, _blocks(math.ceil(protocol.max_s / step_s), block))
+    window = min(protocol.max_steps, _round_up_to_blocks(math.ceil(protocol.max_s / step_s), block))
     return (protocol.warmup_max_steps + window + inspected) * step_s + GPU_WARMUP * protocol.min_s
 
 
-def _blocks(steps: int, block: int) -> int:
+def _round_up_to_blocks(steps: int, block: int) -> int:
     """Return `steps` in whole blocks."""
     return -(-steps // block) * block
 
 
-def minutes(protocol: MeasureSpec, low_s: float, high_s: float) -> Minutes:
+def compute_minutes(protocol: MeasureSpec, low_s: float, high_s: float) -> AttemptMinutes:
     """Return how long an attempt takes whose steps take between `low_s` and `high_s`, its start included."""
     low, high = START_S
-    return Minutes((low + shortest_s(protocol, low_s)) / 60, (high + longest_s(protocol, high_s)) / 60)
+    return AttemptMinutes(
+        (low + compute_shortest_s(protocol, low_s)) / 60, (high + compute_longest_s(protocol, high_s)) / 60
+    )
 
 
-def limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bound_min: float) -> float:
+def compute_limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bound_min: float) -> float:
     """Return the time limit of an attempt whose steps are predicted to take at most `high_s`.
 
     `setup_min` is what a start may take, `bound_min` the limit where nothing is predicted, which this never exceeds.
     """
-    needed = setup_min + longest_s(protocol, MARGIN * high_s) / 60
+    needed = setup_min + compute_longest_s(protocol, MARGIN * high_s) / 60
     return min(max(needed, LEAST_MIN), bound_min)
 
 
-def bound_min(protocol: MeasureSpec, setup_min: float) -> float:
+def compute_bound_min(protocol: MeasureSpec, setup_min: float) -> float:
     """Return the limit where nothing is predicted: what a start may take, and twice the longest window, since nobody
     knows how long the warm-up's steps are."""
     return setup_min + 2 * protocol.max_s / 60

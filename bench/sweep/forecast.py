@@ -5,28 +5,28 @@ from typing import Literal
 
 from bench.errors import NoPrediction, UserError
 from bench.machine import Machine
-from bench.predict.memory import memory
-from bench.predict.step_time import step_time
+from bench.predict.memory import predict_memory
+from bench.predict.step_time import predict_step_time
 from bench.spec import Device, Frozen, RunSpec
 
-FAR_OUT = 1.2
+FAR_OUT_FACTOR = 1.2
 """A device's memory times this is far out of memory: a point whose low estimate is above need not run. Recorded peaks
 lie within 9 % of their prediction (results/predictions), and this is twice that. What lies between is run."""
 
 Fits = Literal["fits", "may fit", "does not fit", "unknown"]
 
 
-class Room(Frozen):
+class MemoryForecast(Frozen):
     """Bytes that a device must have."""
 
     low_bytes: int
     high_bytes: int
     tensor_bytes: int  # of both: live tensors at the highest peak
 
-    def corrected(self, factor: float) -> "Room":
+    def corrected(self, factor: float) -> "MemoryForecast":
         """Return this with `factor` times as many bytes of tensors."""
         more = round((factor - 1) * self.tensor_bytes)
-        return Room(
+        return MemoryForecast(
             low_bytes=self.low_bytes + more, high_bytes=self.high_bytes + more, tensor_bytes=self.tensor_bytes + more
         )
 
@@ -39,7 +39,7 @@ class Room(Frozen):
         return "does not fit" if self.low_bytes > memory_bytes else "may fit"
 
 
-class Step(Frozen):
+class StepForecast(Frozen):
     """Seconds of an optimizer step."""
 
     low_s: float
@@ -50,34 +50,34 @@ class Step(Frozen):
 class Forecast(Frozen):
     """What is predicted of a point. None is unknown."""
 
-    room: Room | None = None
-    step: Step | None = None
+    room: MemoryForecast | None = None
+    step: StepForecast | None = None
 
 
-def forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
+def predict_forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
     """Return what can be predicted of `spec`: nothing where its device, "cpu" or "cuda", is not known yet, or where its
     family or its engine does not say what decides it."""
     if device is None:
         return Forecast()
     at: Device = "cpu" if device == "cpu" else "cuda"
     try:
-        needed, step = memory(spec, at, machine.memory_bytes), None
+        needed, step = predict_memory(spec, at, machine.memory_bytes), None
     except UserError:  # or sizes that nothing can hold
         return Forecast()
     low, high = needed.device
     room = None
     if spec.model.compile == "none":  # what a compiler keeps for backward is not predicted, but it is less
-        room = Room(low_bytes=low, high_bytes=high, tensor_bytes=max(needed.init_peak, needed.peak))
+        room = MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=max(needed.init_peak, needed.peak))
     with contextlib.suppress(UserError):  # a number that the machine's file lacks
-        time = step_time(spec, machine, at)
-        step = Step(low_s=time.low_s, s=time.step_s, high_s=time.high_s)
+        time = predict_step_time(spec, machine, at)
+        step = StepForecast(low_s=time.low_s, s=time.step_s, high_s=time.high_s)
     return Forecast(room=room, step=step)
 
 
-def unpredicted(spec: RunSpec) -> str | None:
+def explain_unpredicted(spec: RunSpec) -> str | None:
     """Return why nothing can be predicted of `spec` on any machine; None where something can."""
     try:
-        memory(spec)
+        predict_memory(spec)
     except NoPrediction as unknown:
         return str(unknown)
     except UserError:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from bench import files, store
 from bench.scheduling import Mode, Span
 from bench.spec import Frozen, Positive
-from bench.sweep.asked import Key, Todo
+from bench.sweep.definition import RequestedRun, RunKey
 
 FOLDER = "jobs"
 _JOB, _HANDLE, _ENDED = "job.json", "handle", "ended.json"
@@ -30,15 +30,15 @@ class Job(Frozen):
     time_limit_min: Positive
     prune: bool = True
     span: Span = "node"
-    points: tuple[Todo, ...]
-    control: Todo | None = None
+    points: tuple[RequestedRun, ...]
+    control: RequestedRun | None = None
 
-    def todo(self, task: int | None) -> tuple[Todo, ...]:
+    def requested(self, task: int | None) -> tuple[RequestedRun, ...]:
         """Return the points of one task, or of a job without tasks."""
         return self.points if task is None else (self.points[task],)
 
 
-class Allocation(NamedTuple):
+class AllocationPeriod(NamedTuple):
     """One stretch of time in which nodes were ours: of a task of a job, from a start or restart on."""
 
     job_id: str
@@ -49,49 +49,49 @@ class Allocation(NamedTuple):
     ended_at: float | None  # None while it lasts, or where nobody has said yet
 
 
-_ALLOCATION = TypeAdapter(Allocation, config=ConfigDict(allow_inf_nan=False))
+_ALLOCATION = TypeAdapter(AllocationPeriod, config=ConfigDict(allow_inf_nan=False))
 
 
-class _Named(BaseModel):
+class _MachineHeader(BaseModel):
     name: str
 
 
-class _Launched(BaseModel):
+class _LauncherHeader(BaseModel):
     name: str = "local"
 
 
-class _Around(BaseModel):
-    launcher: _Launched = _Launched()
-    machine: _Named
+class _ContextHeader(BaseModel):
+    launcher: _LauncherHeader = _LauncherHeader()
+    machine: _MachineHeader
     repeat: int
 
 
-class _Point(BaseModel):
+class _PointHeader(BaseModel):
     config_id: str
-    circumstance: _Around
+    circumstance: _ContextHeader
 
 
-class _Points(BaseModel):
+class _JobHeader(BaseModel):
     """As much of a `Job` as says which points it has: decoding all of it takes long for many."""
 
     mode: Mode
-    points: tuple[_Point, ...]
+    points: tuple[_PointHeader, ...]
 
 
-class Submitted(NamedTuple):
+class SubmittedJob(NamedTuple):
     """A job's folder, and the scheduler's number for it once that is known."""
 
     name: str
     folder: Path
     handle: str | None
-    points: tuple[tuple[Key, int | None], ...]  # with the task that is to take each; none of the autopilot's
+    points: tuple[tuple[RunKey, int | None], ...]  # with the task that is to take each; none of the autopilot's
 
     @property
     def tasks(self) -> tuple[int | None, ...]:
         return tuple(dict.fromkeys(task for _, task in self.points)) or (None,)
 
 
-def new_name(study: str) -> str:
+def create_name(study: str) -> str:
     """Return a name for a job that no other has: it is what the scheduler knows it by, also before it told a number."""
     return f"{study}-{datetime.now(UTC):%m%d%H%M%S}-{secrets.token_hex(3)}"
 
@@ -109,17 +109,17 @@ def read(folder: Path) -> Job:
     return store.read_value(folder / _JOB, Job)
 
 
-def launcher(folder: Path) -> str:
+def read_launcher_name(folder: Path) -> str:
     """Return the name of the launcher that a job was submitted by."""
-    return store.read_value(folder / _JOB, _Points).points[0].circumstance.launcher.name
+    return store.read_value(folder / _JOB, _JobHeader).points[0].circumstance.launcher.name
 
 
-def note_handle(folder: Path, handle: str) -> None:
+def write_handle(folder: Path, handle: str) -> None:
     """Keep the scheduler's number. Should we die before, the job is still found by its name."""
     store.write_atomically(folder / _HANDLE, handle.encode())
 
 
-def submitted(study_folder: Path) -> tuple[list[Submitted], list[store.Unreadable]]:
+def list_submitted(study_folder: Path) -> tuple[list[SubmittedJob], list[store.Unreadable]]:
     """Return every job of a study, oldest first, and the files that cannot be read."""
     folder = study_folder / FOLDER
     names: list[str] = []
@@ -130,22 +130,22 @@ def submitted(study_folder: Path) -> tuple[list[Submitted], list[store.Unreadabl
         pass
     except OSError as error:
         unreadable.append(store.Unreadable(folder, error.strerror or str(error)))
-    return [found for name in names if (found := _submitted(folder / name, unreadable))], unreadable
+    return [found for name in names if (found := _read_submitted(folder / name, unreadable))], unreadable
 
 
-def _submitted(folder: Path, unreadable: list[store.Unreadable]) -> Submitted | None:
+def _read_submitted(folder: Path, unreadable: list[store.Unreadable]) -> SubmittedJob | None:
     """Return a job; without its points where they cannot be read, which is told to `unreadable`."""
-    handle = _handle(folder / _HANDLE, unreadable)
+    handle = _read_handle(folder / _HANDLE, unreadable)
     try:
-        return Submitted(folder.name, folder, handle, _keys(folder))
+        return SubmittedJob(folder.name, folder, handle, _read_keys(folder))
     except store.Unreadable as error:
         unreadable.append(error)
     except (FileNotFoundError, NotADirectoryError):
         pass  # the autopilot's own; or its submitter died before it had submitted anything
-    return Submitted(folder.name, folder, handle, ()) if handle else None
+    return SubmittedJob(folder.name, folder, handle, ()) if handle else None
 
 
-def _handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
+def _read_handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
     """Return the scheduler's number; None before it is known, and where it cannot be read."""
     try:
         return files.read_regular(path).decode()
@@ -157,13 +157,16 @@ def _handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
 
 
 @functools.lru_cache(maxsize=100_000)  # written once and never changed
-def _keys(folder: Path) -> tuple[tuple[Key, int | None], ...]:
-    job = store.read_value(folder / _JOB, _Points)
-    keys = (Key(todo.config_id, todo.circumstance.machine.name, todo.circumstance.repeat) for todo in job.points)
+def _read_keys(folder: Path) -> tuple[tuple[RunKey, int | None], ...]:
+    job = store.read_value(folder / _JOB, _JobHeader)
+    keys = (
+        RunKey(requested.config_id, requested.circumstance.machine.name, requested.circumstance.repeat)
+        for requested in job.points
+    )
     return tuple((key, task if job.mode == "array" else None) for task, key in enumerate(keys))
 
 
-def begin(folder: Path, allocation: Allocation) -> Path:
+def begin_allocation(folder: Path, allocation: AllocationPeriod) -> Path:
     """Note that nodes are ours from now on; return the file, to be given to `end`."""
     task = "" if allocation.task is None else f"-{allocation.task}"
     path = folder / f"allocation{task}.{allocation.restart}.json"
@@ -171,14 +174,14 @@ def begin(folder: Path, allocation: Allocation) -> Path:
     return path
 
 
-def end(path: Path, ended_at: float) -> None:
+def end_allocation(path: Path, ended_at: float) -> None:
     """Note that the nodes were given back, once."""
     noted = _ALLOCATION.validate_json(path.read_bytes())
     if noted.ended_at is None:
         store.write_atomically(path, json.dumps(noted._replace(ended_at=ended_at)._asdict()).encode())
 
 
-def allocations(folder: Path) -> Iterator[tuple[Path, Allocation]]:
+def list_allocations(folder: Path) -> Iterator[tuple[Path, AllocationPeriod]]:
     """Yield every stretch of time in which a job had nodes."""
     for path in sorted(folder.glob("allocation*.json")):
         with contextlib.suppress(OSError, ValueError):

@@ -11,26 +11,26 @@ from typing import Literal, NamedTuple
 from bench.machine import Machine
 from bench.predict.neighbours import UNCORRECTED, Correction
 from bench.record import Outcome
-from bench.store import Attempt
-from bench.sweep.asked import Key, Point, Sweep
-from bench.sweep.feasible import far_out, infeasible
-from bench.sweep.pruning import Kin, Tried, pruned, to_confirm
-from bench.sweep.unrun import NEVER_RAN, accepted
+from bench.store import RunAttempt
+from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
+from bench.sweep.feasible import find_infeasible_outcome, is_far_out_of_memory
+from bench.sweep.pruning import Siblings, Tried, find_pruned_outcome, is_to_confirm
+from bench.sweep.skipped import NEVER_RAN, list_accepted_outcomes
 
-PATIENCE = 5
+TOTAL_ATTEMPTS_FACTOR = 5
 """So many times the attempts allowed end a point, where the failures were not its own fault."""
 
 
 class PlannedRun(NamedTuple):
     """One repeat of one point that is to have an answer."""
 
-    key: Key
-    kin: Kin | None = None  # None: other runs say nothing about it
+    key: RunKey
+    kin: Siblings | None = None  # None: other runs say nothing about it
     prune: bool = True  # whether a record without a run is an answer
     attempts: int | None = None  # that it may have; None: any number
     limit_min: float = 0.0  # time of one attempt
     environment_id: str | None = None  # answers from other classes of environment do not count; None: all do
-    point: Point | None = None  # with `machine`: its prediction is to be looked at
+    point: SweepPoint | None = None  # with `machine`: its prediction is to be looked at
     machine: Machine | None = None
     reopened: bool = False  # it has an answer, and is to run all the same
     role: Literal["point", "confirm", "control"] = "point"
@@ -45,42 +45,42 @@ class SweepPlan(NamedTuple):
     node_hours: float | None = None  # that may be spent; None: no limit
 
 
-class Start(NamedTuple):
+class StartRun(NamedTuple):
     """Run it now."""
 
     run: PlannedRun
 
 
-class Conclude(NamedTuple):
+class RecordWithoutRun(NamedTuple):
     """Record this outcome: it need not run."""
 
     run: PlannedRun
     outcome: Outcome
 
 
-class Wait(NamedTuple):
+class PostponeRun(NamedTuple):
     """It is to run, but not now."""
 
     run: PlannedRun
     why: str
 
 
-class Leave(NamedTuple):
+class SkipRun(NamedTuple):
     """It is not to run: it has an answer, somebody has it now, or its attempts are used up."""
 
     run: PlannedRun
     why: str
-    attempt: Attempt | None = None  # that says so
+    attempt: RunAttempt | None = None  # that says so
 
 
-Decision = Start | Conclude | Wait | Leave
+Decision = StartRun | RecordWithoutRun | PostponeRun | SkipRun
 
 
-def _uncorrected(point: Point) -> Correction:
+def _find_no_correction(point: SweepPoint) -> Correction:
     return UNCORRECTED
 
 
-def _nobody(key: Key) -> str:
+def _find_no_holder(key: RunKey) -> str:
     return ""
 
 
@@ -88,16 +88,21 @@ class Snapshot(NamedTuple):
     """What folder, scheduler and clock show at one moment."""
 
     tried: Tried
-    correction: Callable[[Point], Correction] = _uncorrected  # of predictions, by measured neighbours
-    busy: Callable[[Key], str] = _nobody  # who has a point now, in words; empty: nobody
-    submitted: Mapping[Key, int] = {}  # number of jobs that have had a point
+    correction: Callable[[SweepPoint], Correction] = _find_no_correction  # of predictions, by measured neighbours
+    busy: Callable[[RunKey], str] = _find_no_holder  # who has a point now, in words; empty: nobody
+    submitted: Mapping[RunKey, int] = {}  # number of jobs that have had a point
     left_s: float | None = None  # of the allocation; None: it has no end
     spent_node_hours: float = 0.0
     passed: Sequence[Decision] = ()  # of this pass, oldest first
 
 
-def planned_run(
-    sweep: Sweep, key: Key, point: Point, kin: Kin | None, attempts: int | None, environment_id: str | None = None
+def build_planned_run(
+    sweep: SweepDefinition,
+    key: RunKey,
+    point: SweepPoint,
+    kin: Siblings | None,
+    attempts: int | None,
+    environment_id: str | None = None,
 ) -> PlannedRun:
     """Return one repeat of a sweep's point, its prediction to be looked at."""
     return PlannedRun(
@@ -121,110 +126,110 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     passed = snapshot.passed
     control = plan.control._replace(role="control") if plan.control and plan.runs else None
     if control and not passed:
-        return _now(control, plan, snapshot)
+        return _start_or_postpone(control, plan, snapshot)
     last = passed[-1] if passed else None
-    if isinstance(last, Start) and last.run.role == "point" and _unconfirmed(last.run, snapshot):
-        return _now(last.run._replace(role="confirm"), plan, snapshot)
+    if isinstance(last, StartRun) and last.run.role == "point" and _is_unconfirmed(last.run, snapshot):
+        return _start_or_postpone(last.run._replace(role="confirm"), plan, snapshot)
     position = sum(decision.run.role == "point" for decision in passed)
     if position < len(plan.runs):
         return decide(plan.runs[position], plan, snapshot)
     if control and sum(decision.run.role == "control" for decision in passed) == 1:
-        return _now(control, plan, snapshot)
+        return _start_or_postpone(control, plan, snapshot)
     return None
 
 
-def decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:
+def list_decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:
     """Return what is to be done about every run of a plan, in its order; the control point is its jobs' affair."""
     return [decide(run, plan, snapshot) for run in plan.runs]
 
 
 def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
     """Return what is to be done about one run of a plan."""
-    if leave := known(run, plan, snapshot):
-        return leave
-    if run.prune and not _reopens(run, plan, snapshot, _done(run, snapshot)):
-        outcome = pruned(run.kin, snapshot.tried) if run.kin else None
+    if skip := find_skip(run, plan, snapshot):
+        return skip
+    if run.prune and not _is_to_reopen(run, plan, snapshot, _list_recorded(run, snapshot)):
+        outcome = find_pruned_outcome(run.kin, snapshot.tried) if run.kin else None
         if outcome is None and run.point and run.machine:
             correction = snapshot.correction(run.point)
-            outcome = infeasible(run.point.spec, run.point.forecast, run.machine, correction)
+            outcome = find_infeasible_outcome(run.point.spec, run.point.forecast, run.machine, correction)
         if outcome:
-            return Conclude(run, outcome)
-    return _now(run, plan, snapshot)
+            return RecordWithoutRun(run, outcome)
+    return _start_or_postpone(run, plan, snapshot)
 
 
-def known(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Leave | None:
+def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun | None:
     """Return why nothing is to be done about a run; None if something is."""
-    done = _done(run, snapshot)
-    confirm = _reopens(run, plan, snapshot, done)
-    if not run.reopened and not confirm and (final := _final(run, snapshot, done)):
-        return Leave(run, "has its answer already", final)
+    done = _list_recorded(run, snapshot)
+    confirm = _is_to_reopen(run, plan, snapshot, done)
+    if not run.reopened and not confirm and (final := _find_final(run, snapshot, done)):
+        return SkipRun(run, "has its answer already", final)
     if reason := snapshot.busy(run.key):
-        return Leave(run, reason)
+        return SkipRun(run, reason)
     if run.attempts is None or confirm:
         return None
-    reason = given_up(done, run.attempts, snapshot.submitted.get(run.key, 0))
-    return Leave(run, reason, done[-1] if done else None) if reason else None
+    reason = explain_given_up(done, run.attempts, snapshot.submitted.get(run.key, 0))
+    return SkipRun(run, reason, done[-1] if done else None) if reason else None
 
 
-def answer(done: Sequence[Attempt], *, prune: bool) -> Attempt | None:
+def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
     """Return the attempt that answers a point for good: a real run before one that needed none."""
-    accept = accepted(prune=prune)
+    accept = list_accepted_outcomes(prune=prune)
     answers = [attempt for attempt in done if attempt.outcome in accept]
     return next((attempt for attempt in answers if attempt.outcome not in NEVER_RAN), next(iter(answers), None))
 
 
-def given_up(done: Sequence[Attempt], limit: int, submitted: int = 0) -> str:
+def explain_given_up(done: Sequence[RunAttempt], limit: int, submitted: int = 0) -> str:
     """Return why a point may have no further attempt; empty if it may. Preemption and cancellation are not its fault,
     but have an end too; what never ran was no attempt."""
     own = [attempt for attempt in done if attempt.outcome not in ("preempted", "cancelled", *NEVER_RAN)]
-    if len(own) >= limit or len(done) >= PATIENCE * limit:
+    if len(own) >= limit or len(done) >= TOTAL_ATTEMPTS_FACTOR * limit:
         return f"after {len(done)} attempts; the last: {done[-1].reason}"
-    if submitted >= PATIENCE * limit:
+    if submitted >= TOTAL_ATTEMPTS_FACTOR * limit:
         return f"{submitted} jobs had it, and none of them came to an answer"
     return ""
 
 
-def _done(run: PlannedRun, snapshot: Snapshot) -> list[Attempt]:
+def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:
     """Return the attempts at a run that have a record, oldest first."""
     place = run.key.repeat, run.key.machine
     return [a for a in snapshot.tried(run.key.config_id) if a.outcome and (a.repeat, a.machine) == place]
 
 
-def _final(run: PlannedRun, snapshot: Snapshot, done: Sequence[Attempt]) -> Attempt | None:
+def _find_final(run: PlannedRun, snapshot: Snapshot, done: Sequence[RunAttempt]) -> RunAttempt | None:
     """Return the attempt that answers a run in its environment, but no prediction that neighbours have taken back."""
-    here = [a for a in done if run.environment_id is None or a.environment_id in (None, run.environment_id)]
-    held = [a for a in here if a.outcome != "infeasible" or not _taken_back(run, snapshot)]
-    return answer(held, prune=run.prune)
+    in_environment = [a for a in done if run.environment_id is None or a.environment_id in (None, run.environment_id)]
+    valid = [a for a in in_environment if a.outcome != "infeasible" or not _is_prediction_revoked(run, snapshot)]
+    return find_answer(valid, prune=run.prune)
 
 
-def _taken_back(run: PlannedRun, snapshot: Snapshot) -> bool:
+def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
     """Whether a point that a prediction called infeasible is to run after all."""
     if run.point is None or run.machine is None:
         return False
-    return not far_out(run.point.forecast, run.machine, snapshot.correction(run.point))
+    return not is_far_out_of_memory(run.point.forecast, run.machine, snapshot.correction(run.point))
 
 
-def _reopens(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[Attempt]) -> bool:
+def _is_to_reopen(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[RunAttempt]) -> bool:
     """Whether a run has an answer from an earlier pass that is to be confirmed."""
     if not plan.confirm_answered or run.reopened or not any(attempt.outcome == "oom" for attempt in done):
         return False
-    final = _final(run, snapshot, done)
-    return final is not None and final.outcome == "oom" and _unconfirmed(run, snapshot)
+    final = _find_final(run, snapshot, done)
+    return final is not None and final.outcome == "oom" and _is_unconfirmed(run, snapshot)
 
 
-def _unconfirmed(run: PlannedRun, snapshot: Snapshot) -> bool:
-    return run.prune and run.kin is not None and to_confirm(run.kin, snapshot.tried)
+def _is_unconfirmed(run: PlannedRun, snapshot: Snapshot) -> bool:
+    return run.prune and run.kin is not None and is_to_confirm(run.kin, snapshot.tried)
 
 
-def _now(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Start | Wait:
+def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> StartRun | PostponeRun:
     """Start a run unless money or time is short; the time of the last control point is not for others."""
     spent = snapshot.spent_node_hours
     if plan.node_hours is not None and spent >= plan.node_hours:
-        return Wait(run, f"{spent:.1f} of {plan.node_hours:g} node-hours are spent")
+        return PostponeRun(run, f"{spent:.1f} of {plan.node_hours:g} node-hours are spent")
     if snapshot.left_s is not None:
         kept_min = plan.control.limit_min if plan.control and run.role != "control" else 0.0
         left_s = snapshot.left_s - 60 * kept_min
         if 60 * run.limit_min > left_s:
             left = f"{left_s / 60:.1f} min are left"
-            return Wait(run, f"may take {run.limit_min:g} min, and {left}: it waits for another job")
-    return Start(run)
+            return PostponeRun(run, f"may take {run.limit_min:g} min, and {left}: it waits for another job")
+    return StartRun(run)

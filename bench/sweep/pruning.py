@@ -6,16 +6,16 @@ from typing import Any, Protocol
 
 from bench.record import Outcome
 from bench.spec import Frozen
-from bench.store import Attempt
+from bench.store import RunAttempt
 
 CONFIRMED = 2
 """So many runs out of memory, and no other answer, before anything is concluded from them."""
 
-Tried = Callable[[str], Sequence[Attempt]]
+Tried = Callable[[str], Sequence[RunAttempt]]
 """The attempts at a configuration, by its config_id."""
 
 
-class Relative(Frozen):
+class Sibling(Frozen):
     """A configuration that differs from others of its family in the micro-batch alone (and so in the global batch)."""
 
     config_id: str
@@ -23,16 +23,16 @@ class Relative(Frozen):
     repeats: tuple[int, ...]  # that were asked for
 
 
-class Kin(Frozen):
+class Siblings(Frozen):
     """A configuration on a machine, and those of its family that were asked for too, the smallest first."""
 
     machine: str
-    itself: Relative
-    smaller: tuple[Relative, ...] = ()
-    larger: tuple[Relative, ...] = ()
+    itself: Sibling
+    smaller: tuple[Sibling, ...] = ()
+    larger: tuple[Sibling, ...] = ()
 
 
-class _Key(Protocol):
+class _RunKeyLike(Protocol):
     @property
     def config_id(self) -> str: ...
     @property
@@ -41,7 +41,7 @@ class _Key(Protocol):
     def repeat(self) -> int: ...
 
 
-def kinships(wanted: Iterable[tuple[_Key, Mapping[str, Any]]]) -> dict[tuple[str, str], Kin]:
+def find_siblings(wanted: Iterable[tuple[_RunKeyLike, Mapping[str, Any]]]) -> dict[tuple[str, str], Siblings]:
     """Return the kin of every configuration on every machine, from what is wanted and its spec in plain types."""
     repeats: dict[tuple[str, str], list[int]] = {}
     specs: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -51,50 +51,50 @@ def kinships(wanted: Iterable[tuple[_Key, Mapping[str, Any]]]) -> dict[tuple[str
         specs[place] = spec
     families: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for place, spec in specs.items():
-        families.setdefault((_family(spec), place[1]), []).append(place)
+        families.setdefault((_format_family(spec), place[1]), []).append(place)
     found = {}
     for places in families.values():
         places.sort(key=lambda place: int(specs[place]["batch"]["micro"]))
         members = [
-            Relative(config_id=place[0], micro=specs[place]["batch"]["micro"], repeats=tuple(repeats[place]))
+            Sibling(config_id=place[0], micro=specs[place]["batch"]["micro"], repeats=tuple(repeats[place]))
             for place in places
         ]
         for index, (place, itself) in enumerate(zip(places, members, strict=True)):
             smaller, larger = tuple(members[:index]), tuple(members[index + 1 :])
-            found[place] = Kin(machine=place[1], itself=itself, smaller=smaller, larger=larger)
+            found[place] = Siblings(machine=place[1], itself=itself, smaller=smaller, larger=larger)
     return found
 
 
-def _family(spec: Mapping[str, Any]) -> str:
+def _format_family(spec: Mapping[str, Any]) -> str:
     return json.dumps({**spec, "batch": {"accumulation": spec["batch"]["accumulation"]}}, sort_keys=True)
 
 
-def pruned(kin: Kin, tried: Tried) -> Outcome | None:
+def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
     """Return why a point need not run, or None."""
     for smaller in kin.smaller:
-        if shown_by := _proof(smaller, kin.machine, tried):
+        if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
             reason = f"micro-batch {smaller.micro} ran out of memory in run {run}, and this asks for {kin.itself.micro}"
             return Outcome(kind="pruned", reason=reason, evidence={"run": run, "micro": smaller.micro})
     return None
 
 
-def _proof(relative: Relative, machine: str, tried: Tried) -> Attempt | None:
+def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | None:
     """Return the run that shows that a configuration does not fit a machine: every repeat asked ran out of memory, and
     at least two runs did."""
-    here = [attempt for attempt in tried(relative.config_id) if attempt.machine == machine and attempt.outcome]
-    out = [attempt for attempt in here if attempt.outcome == "oom"]
-    contrary = any(attempt.outcome in ("ok", "invalid") for attempt in here)
+    on_machine = [attempt for attempt in tried(relative.config_id) if attempt.machine == machine and attempt.outcome]
+    out = [attempt for attempt in on_machine if attempt.outcome == "oom"]
+    contrary = any(attempt.outcome in ("ok", "invalid") for attempt in on_machine)
     enough = len(out) >= CONFIRMED and {attempt.repeat for attempt in out} >= set(relative.repeats)
     return out[-1] if enough and not contrary else None
 
 
-def to_confirm(kin: Kin, tried: Tried) -> bool:
+def is_to_confirm(kin: Siblings, tried: Tried) -> bool:
     """Whether a point that ran out of memory is to run once more, so that larger ones need not run at all."""
-    kinds = _kinds(kin.itself, kin.machine, tried)
-    once = kinds.count("oom") == 1 and set(kinds) == {"oom"} and len(set(kin.itself.repeats)) == 1
-    return once and not all(_kinds(larger, kin.machine, tried) for larger in kin.larger)
+    kinds = _list_outcomes(kin.itself, kin.machine, tried)
+    is_first = kinds.count("oom") == 1 and set(kinds) == {"oom"} and len(set(kin.itself.repeats)) == 1
+    return is_first and not all(_list_outcomes(larger, kin.machine, tried) for larger in kin.larger)
 
 
-def _kinds(relative: Relative, machine: str, tried: Tried) -> list[str]:
+def _list_outcomes(relative: Sibling, machine: str, tried: Tried) -> list[str]:
     return [a.outcome for a in tried(relative.config_id) if a.machine == machine and a.outcome]

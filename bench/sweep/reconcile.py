@@ -10,60 +10,60 @@ from bench.record import Outcome, OutcomeKind
 from bench.scheduling import JobState
 
 
-class Traces(NamedTuple):
+class LeftBehind(NamedTuple):
     """What an attempt left behind instead of a record: that it was interrupted, and where it last was."""
 
     interrupted: dict[str, Any] | None
     heartbeat: dict[str, Any] | None
 
     @classmethod
-    def read(cls, folder: Path) -> "Traces":
-        return cls(_json(folder / store.INTERRUPTED), _json(folder / store.HEARTBEAT))
+    def read(cls, folder: Path) -> "LeftBehind":
+        return cls(_read_json(folder / store.INTERRUPTED), _read_json(folder / store.HEARTBEAT))
 
 
-def outcome(traces: Traces, ending: JobState | None, *, restarted: bool) -> Outcome:
+def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, restarted: bool) -> Outcome:
     """Decide how an attempt ended whose job has ended, or has been put back into the queue (`restarted`).
 
     `ending` is how the scheduler says that the job ended; None where it no longer knows.
     """
-    kind, reason = _decide(traces, ending, restarted)
+    kind, reason = _decide_kind(left_behind, ending, restarted)
     evidence: dict[str, Any] = {}
     if ending:
         evidence["scheduler"] = {"state": ending.state, "words": ending.words, "source": ending.source}
-    if traces.interrupted:
-        evidence["interrupted"] = traces.interrupted
-    if traces.heartbeat:
-        evidence["last_heartbeat"] = traces.heartbeat
+    if left_behind.interrupted:
+        evidence["interrupted"] = left_behind.interrupted
+    if left_behind.heartbeat:
+        evidence["last_heartbeat"] = left_behind.heartbeat
     return Outcome(kind=kind, reason=reason, evidence=evidence)
 
 
-def _decide(traces: Traces, ending: JobState | None, restarted: bool) -> tuple[OutcomeKind, str]:
+def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bool) -> tuple[OutcomeKind, str]:
     if restarted:
-        if traces.interrupted:
+        if left_behind.interrupted:
             return "preempted", "the job was asked to end and put back into the queue"
         return "node_failure", "the job was put back into the queue with no time to say a word, as when a node fails"
     if ending and ending.outcome not in (None, "error"):
         return ending.outcome, ending.why
-    if traces.interrupted and _warned(traces.interrupted):
+    if left_behind.interrupted and _is_warned(left_behind.interrupted):
         return "timeout", "the scheduler gave warning that the time of its job was over"
-    if traces.interrupted and ending and ending.outcome:
-        name = traces.interrupted.get("signal", "a signal")
+    if left_behind.interrupted and ending and ending.outcome:
+        name = left_behind.interrupted.get("signal", "a signal")
         return "error", f"the job ended as {ending.state}, and {name} ended the rest of it; its log may tell more"
-    if traces.interrupted:
-        by = traces.interrupted.get("signal", "a signal")
+    if left_behind.interrupted:
+        by = left_behind.interrupted.get("signal", "a signal")
         return "cancelled", f"interrupted by {by}, and the scheduler does not say why"
     if ending:
         return "error", f"the job ended as {ending.state} and left no record; its log may tell more"
     return "error", "no record, and the scheduler no longer knows the job"
 
 
-def _warned(interrupted: dict[str, Any]) -> bool:
+def _is_warned(interrupted: dict[str, Any]) -> bool:
     """Whether a run was asked to end when its job's time was almost over. The warning may come a minute early."""
     left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
     return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> dict[str, Any] | None:
     """Return what a file says; None where it is not there or says nothing that can be read."""
     try:
         plain = pydantic_core.from_json(files.read_regular(path), allow_inf_nan=False)

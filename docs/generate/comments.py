@@ -27,7 +27,7 @@ def _noted(source: str) -> dict[str, str]:
     """Return comments by field of a class's source."""
     found: dict[str, str] = {}
     lines = source.splitlines()
-    beside = {
+    trailing = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(inspect.cleandoc(source) + "\n").readline)
         if token.type == tokenize.COMMENT
@@ -39,7 +39,7 @@ def _noted(source: str) -> dict[str, str]:
             heading = blank if not above else False  # one line of comment after an empty one stands above many fields
             above.append(line.strip("# "))
         elif field := re.match(r"    (\w+): ", line):
-            own = [beside[number]] if number in beside else []
+            own = [trailing[number]] if number in trailing else []
             found[field[1]] = " ".join(own if heading else [*above, *own])
             above, heading = [], False
         else:
@@ -48,7 +48,7 @@ def _noted(source: str) -> dict[str, str]:
     return {name: note for name, note in found.items() if note and not note.startswith(("type:", "noqa"))}
 
 
-def beside_keys(*files: Path) -> dict[str, str]:
+def read_key_comments(*files: Path) -> dict[str, str]:
     """Return the comments beside the keys of YAML files, by dotted key below the folder's name."""
     found: dict[str, str] = {}
     for file in files:

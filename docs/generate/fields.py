@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bench import data, engines, launchers, models, plugins
-from bench.decode import models_in
+from bench.config.decode import list_models
 from bench.machine import Machine
 from bench.record import RunRecord
 from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
@@ -22,7 +22,7 @@ from docs.generate.markdown import code, plain, table
 _CONF = Path(__file__).parents[2] / "conf"
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """One key of a value."""
 
     path: str
@@ -38,7 +38,7 @@ def config_page() -> str:
     """Return every key that a run, a sweep or a study can be given."""
     groups = {"model", "engine", "data", "objective"}
     file = _CONF / "config.yaml"
-    own = [_as_in(file, key) for key in keys(RunSpec, skip=groups, said=comments.beside_keys(file))]
+    own = [_as_in(file, key) for key in keys(RunSpec, skip=groups, said=comments.read_key_comments(file))]
     parts = [
         "# Config keys\n\n"
         "A key is given as `KEY=VALUE` on the command line, or in a file of your own folder: `--config-dir`. *Default* "
@@ -52,14 +52,14 @@ def config_page() -> str:
         "## `machine`\n\nFiles that ship: " + ", ".join(map(code, _files("machine"))) + ".\n\n"
         + _doc(Machine) + "\n\n" + _table(keys(Machine, "machine")),
         "## `launcher`\n\nFiles that ship: " + ", ".join(map(code, _files("launcher"))) + ".",
-        *(_launcher(name) for name in plugins.names(plugins.LAUNCHER)),
+        *(_launcher(name) for name in plugins.list_names(plugins.LAUNCHER)),
         "## A study\n\nA file of `conf/study`, or of your own: `study=my.yaml`. Files that ship: "
         + ", ".join(map(code, _files("study"))) + ".\n\n" + _doc(Study) + "\n\n" + _table(keys(Study)),
     ]  # fmt: skip
     return "\n\n".join(parts)
 
 
-def _as_in(file: Path, key: Key) -> Key:
+def _as_in(file: Path, key: ConfigKey) -> ConfigKey:
     """Return a key with the default that a file gives it."""
     value: Any = yaml.safe_load(file.read_text())
     for part in key.path.split("."):
@@ -71,10 +71,10 @@ def _group(
     group: str, spec: type[BaseModel], by: str, part: str, kind: Any, package: Any, skip: set[str], prefix: str
 ) -> Iterator[str]:
     """Yield a group's own keys, and those of every plug-in that its key `by` may name."""
-    said = comments.beside_keys(*sorted((_CONF / "data").glob("*.yaml"))) if group == "data" else {}
+    said = comments.read_key_comments(*sorted((_CONF / "data").glob("*.yaml"))) if group == "data" else {}
     yield f"## `{group}`\n\nFiles that ship: {', '.join(map(code, _files(group)))}.\n\n{_doc(spec)}"
     yield _table(keys(spec, group, skip=skip, said=said))
-    for name in plugins.names(kind):
+    for name in plugins.list_names(kind):
         found = keys(getattr(package.load(name), part), prefix, said=said)
         written = [key._replace(meaning=_with_files(key, group, by, name)) for key in found]
         yield f"### `{group}.{by}={name}`\n\n{_table(written) if written else 'No keys of its own.'}"
@@ -83,7 +83,7 @@ def _group(
 def _launcher(name: str) -> str:
     said = {
         key: note
-        for key, note in comments.beside_keys(_CONF / "launcher" / f"{name}.yaml").items()
+        for key, note in comments.read_key_comments(_CONF / "launcher" / f"{name}.yaml").items()
         if key != "launcher.name"
     }
     return f"### `launcher={name}`\n\n{_table(keys(launchers.load(name).Options, 'launcher', said=said))}"
@@ -93,7 +93,7 @@ def _files(group: str) -> list[str]:
     return sorted(path.stem for path in (_CONF / group).glob("*.yaml"))
 
 
-def _with_files(key: Key, group: str, by: str, name: str) -> str:
+def _with_files(key: ConfigKey, group: str, by: str, name: str) -> str:
     """Return a key's meaning, and what the files that ship say instead of its default."""
     said: dict[str, list[str]] = {}
     for file in _files(group):
@@ -158,7 +158,7 @@ def keys(
     skip: Collection[str] = (),
     said: Mapping[str, str] | None = None,
     flat: bool = False,
-) -> list[Key]:
+) -> list[ConfigKey]:
     """Return the keys of a class of values, those of values in it after a dot; `said` are meanings that come first."""
     schema, notes = kind.model_json_schema(by_alias=True), comments.notes(kind)
     found = []
@@ -167,15 +167,15 @@ def keys(
             continue
         written = field.alias or name
         path = f"{prefix}.{written}" if prefix else written
-        inner = [one for one in models_in(field.annotation) if one.__module__.startswith("bench.")]
+        inner = [one for one in list_models(field.annotation) if one.__module__.startswith("bench.")]
         meaning = (said or {}).get(path.removeprefix("machine.")) or notes.get(name, "")
         if inner and not flat and _single(field):
             below = keys(inner[0], path, said=said)
-            optional = [Key(path, "section or null", "null", meaning)] if field.default is None else []
+            optional = [ConfigKey(path, "section or null", "null", meaning)] if field.default is None else []
             found += [*optional, *below]
             continue
         type_text = _type(schema["properties"][written], schema.get("$defs", {}))
-        found.append(Key(path, type_text, _default(field), meaning))
+        found.append(ConfigKey(path, type_text, _default(field), meaning))
     return found
 
 
@@ -185,7 +185,7 @@ def _single(field: FieldInfo) -> bool:
     return isinstance(annotation, type) or type(None) in getattr(annotation, "__args__", ())
 
 
-def _table(found: list[Key]) -> str:
+def _table(found: list[ConfigKey]) -> str:
     rows = [(code(key.path), plain(key.type), code(key.default), plain(key.meaning)) for key in found]
     return table(("key", "type", "default", "meaning"), rows)
 

@@ -6,10 +6,10 @@ import inspect
 import re
 from typing import get_args
 
-from analysis.columns import all_columns
-from analysis.figures import pictures
+from analysis.columns import list_all_columns
+from analysis.figures import list_pictures
 from analysis.flags import FLAGS, NO_MEASUREMENT
-from analysis.metrics import metrics
+from analysis.metrics import load_metrics
 from bench.record import FINAL, OutcomeKind
 from docs.generate.markdown import code, plain, prose, table
 
@@ -36,9 +36,9 @@ FACES = ("analysis", "bench.api")
 
 def columns_page() -> str:
     """Return the columns of the run table, and the figures of a report."""
-    derived = metrics()
-    facts = [c for name, c in all_columns().items() if name not in derived]
-    quantities = [c for name, c in all_columns().items() if name in derived]
+    derived = load_metrics()
+    facts = [c for name, c in list_all_columns().items() if name not in derived]
+    quantities = [c for name, c in list_all_columns().items() if name in derived]
     return "\n\n".join(
         [
             "# Columns, quantities and figures\n\n"
@@ -55,7 +55,7 @@ def columns_page() -> str:
                 ],
             ),
             "## Figures\n\nOf every report where there is something to show.",
-            table(("figure", "title"), [(code(one.name), plain(one.title)) for one in pictures()]),
+            table(("figure", "title"), [(code(one.name), plain(one.title)) for one in list_pictures()]),
         ]
     )
 

@@ -15,7 +15,7 @@ from types import FrameType
 
 import commands
 import daemons
-from errors import Problem, Refused
+from errors import Problem, RefusedCommand
 from layout import Layout, check_folder, check_name, default_folder
 
 _WAIT_S = 60.0
@@ -29,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{daemons.PATH}"  # `su` leaves /usr/sbin out
     try:
         if os.geteuid() != 0:
-            raise Refused(f"uid {os.geteuid()}", "a testbed makes network namespaces, which needs root", "use sudo")
+            raise RefusedCommand(
+                f"uid {os.geteuid()}", "a testbed makes network namespaces, which needs root", "use sudo"
+            )
         check_name(args.name)
         args.dir = (args.dir or default_folder(args.name)).resolve()
         check_folder(args.dir)

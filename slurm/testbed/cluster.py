@@ -9,7 +9,7 @@ from typing import Any
 import daemons
 import network
 import processes
-from errors import Refused
+from errors import RefusedCommand
 from layout import Layout
 from ledger import Ledger, create, locked
 
@@ -30,7 +30,9 @@ def refuse_without_programs() -> None:
     """Raise `Refused` naming the Debian packages that are not installed."""
     missing = sorted({package for program, package in _PACKAGE.items() if not shutil.which(program)})
     if missing:
-        raise Refused(", ".join(missing), "not installed", f"apt-get update && apt-get install {' '.join(missing)}")
+        raise RefusedCommand(
+            ", ".join(missing), "not installed", f"apt-get update && apt-get install {' '.join(missing)}"
+        )
 
 
 def up(layout: Layout, folder: Path, wait_s: float) -> Ledger:

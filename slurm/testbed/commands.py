@@ -14,7 +14,7 @@ import cluster
 import daemons
 import network
 import processes
-from errors import Refused
+from errors import RefusedCommand
 from layout import Layout, check_shape
 from ledger import Ledger, locked, read
 
@@ -70,7 +70,7 @@ def link(args: Namespace) -> int:
         nodes = layout.workers if args.nodes == ["all"] else [_known(node, layout.workers) for node in args.nodes]
         burst = args.burst or layout.burst
         if not (args.rate or args.plug):
-            raise Refused("link", "needs --rate, --down or --up")
+            raise RefusedCommand("link", "needs --rate, --down or --up")
         check_shape(args.rate or layout.rate, burst)
         for node in nodes:
             if args.rate:
@@ -120,5 +120,5 @@ def _opened(folder: Path) -> Iterator[Ledger]:
 
 def _known(node: str, nodes: list[str]) -> str:
     if node not in nodes:
-        raise Refused(node, "no such node", f"choose from {', '.join(nodes)}")
+        raise RefusedCommand(node, "no such node", f"choose from {', '.join(nodes)}")
     return node

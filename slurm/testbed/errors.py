@@ -15,7 +15,7 @@ class Problem(Exception):
         self.detail = detail  # lines for a person to read before, such as the end of a log
 
 
-class Refused(Problem):
+class RefusedCommand(Problem):
     """Asked for what cannot be done; nothing was touched."""
 
     exit_code = 2

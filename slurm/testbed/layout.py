@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from errors import Refused
+from errors import RefusedCommand
 
 
 def _option(default: Any, help: str, within: tuple[int, int] | None = None) -> Any:
@@ -81,21 +81,25 @@ class Layout:
         for option in fields(self):
             value, within = getattr(self, option.name), option.metadata.get("within")
             if within and not within[0] <= value <= within[1]:
-                raise Refused(f"--{option.name.replace('_', '-')} {value}", f"must be from {within[0]} to {within[1]}")
+                raise RefusedCommand(
+                    f"--{option.name.replace('_', '-')} {value}", f"must be from {within[0]} to {within[1]}"
+                )
         if not re.fullmatch(r"INFINITE|[0-9]+([:-][0-9]+)*", self.max_time):
-            raise Refused(f"--max-time {self.max_time}", "must be minutes, [DAYS-]HH:MM:SS or INFINITE")
+            raise RefusedCommand(f"--max-time {self.max_time}", "must be minutes, [DAYS-]HH:MM:SS or INFINITE")
         for line in self.conf:
             if not re.fullmatch(r"[A-Za-z]+=[^\n]+", line):
-                raise Refused(f"--conf {line!r}", "must be one line of slurm.conf, KEY=VALUE")
+                raise RefusedCommand(f"--conf {line!r}", "must be one line of slurm.conf, KEY=VALUE")
         self._check_subnet()
 
     def _check_subnet(self) -> None:
         try:
             network = self._network
         except ValueError as error:
-            raise Refused(f"--subnet {self.subnet}", str(error), "for example 10.77.0.0/24") from None
+            raise RefusedCommand(f"--subnet {self.subnet}", str(error), "for example 10.77.0.0/24") from None
         if not network.is_private or network.num_addresses < self.nodes + 4:
-            raise Refused(f"--subnet {self.subnet}", f"must be a private one with room for {self.nodes + 2} machines")
+            raise RefusedCommand(
+                f"--subnet {self.subnet}", f"must be a private one with room for {self.nodes + 2} machines"
+            )
 
 
 def check_name(name: str) -> None:
@@ -105,21 +109,25 @@ def check_name(name: str) -> None:
     interface, and 64 nodes need two digits.
     """
     if not re.fullmatch(r"[a-z]([a-z0-9]{0,11}[a-z])?", name):
-        raise Refused(f"--name {name}", "must be 1 to 13 lower-case letters and digits, first and last a letter")
+        raise RefusedCommand(f"--name {name}", "must be 1 to 13 lower-case letters and digits, first and last a letter")
 
 
 def check_folder(folder: Path) -> None:
     """Raise `Refused` for a folder that slurm.conf or a socket's path, of 108 characters at most, cannot hold."""
     if not re.fullmatch(r"[A-Za-z0-9_./+-]{1,80}", str(folder)):
-        raise Refused(f"--dir {folder}", "must be at most 80 letters, digits and any of _ . / + -")
+        raise RefusedCommand(f"--dir {folder}", "must be at most 80 letters, digits and any of _ . / + -")
 
 
 def check_shape(rate: str, burst: str) -> None:
     """Raise `Refused` unless the kernel's token bucket takes this rate and burst; the rate `none` shapes nothing."""
     if rate != "none" and not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+)?[kmg]bit", rate):
-        raise Refused(f"--rate {rate}", "must be a number with kbit, mbit or gbit, or none", "for example 400mbit")
+        raise RefusedCommand(
+            f"--rate {rate}", "must be a number with kbit, mbit or gbit, or none", "for example 400mbit"
+        )
     if not re.fullmatch(r"[1-9][0-9]*[km]", burst) or burst == "1k":
-        raise Refused(f"--burst {burst}", "must be bytes, 2k or more (one packet), with k or m", "for example 512k")
+        raise RefusedCommand(
+            f"--burst {burst}", "must be bytes, 2k or more (one packet), with k or m", "for example 512k"
+        )
 
 
 def default_folder(name: str) -> Path:

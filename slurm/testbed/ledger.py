@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from errors import Refused
+from errors import RefusedCommand
 from layout import Layout
 from processes import Process
 
@@ -64,7 +64,7 @@ def create(folder: Path, layout: Layout) -> Ledger:
         staged.rename(folder)
     except OSError:
         shutil.rmtree(staged)
-        raise Refused(
+        raise RefusedCommand(
             str(folder), "already exists", "take that testbed down, or choose another --name or --dir"
         ) from None
     return Ledger(folder=folder, layout=layout)
@@ -76,11 +76,11 @@ def read(folder: Path) -> Ledger:
         owner = folder.stat().st_uid  # /tmp is everybody's: a stranger's ledger must not tell root what to kill
         state = json.loads((folder / _FILE).read_text())
     except FileNotFoundError:
-        raise Refused(str(folder), "no testbed here", "start one with `up`") from None
+        raise RefusedCommand(str(folder), "no testbed here", "start one with `up`") from None
     if owner != os.geteuid():
-        raise Refused(str(folder), f"belongs to uid {owner}, not to root", "choose another --dir")
+        raise RefusedCommand(str(folder), f"belongs to uid {owner}, not to root", "choose another --dir")
     if state.pop("version") != _VERSION:
-        raise Refused(str(folder), "was made by another version of this program", "use that one")
+        raise RefusedCommand(str(folder), "was made by another version of this program", "use that one")
     processes = {name: Process(**process) for name, process in state.pop("processes").items()}
     ledger = Ledger(**{**state, "folder": folder, "layout": Layout(**state["layout"]), "processes": processes})
     if ledger.boot != _boot_id():  # whatever has these names and pids now is not ours

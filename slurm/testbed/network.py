@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from errors import Problem, Refused
+from errors import Problem, RefusedCommand
 from layout import Layout
 from ledger import Ledger
 
@@ -35,12 +35,12 @@ def refuse_existing(layout: Layout) -> None:
     if Path("/sys/class/net", layout.login_interface).exists():
         used.append(f"interface {layout.login_interface}")
     if used:
-        raise Refused(", ".join(used), "already there, and not ours", "choose another --name")
+        raise RefusedCommand(", ".join(used), "already there, and not ours", "choose another --name")
     for overlap in ("root", "match"):  # routes inside our subnet, and routes that our subnet is inside of
         for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):
             if route["dst"] != "default":
                 where = f"{route['dst']} on {route.get('dev')}"
-                raise Refused(
+                raise RefusedCommand(
                     f"--subnet {layout.subnet}", f"overlaps {where}", "choose another, such as 172.31.77.0/24"
                 )
 

@@ -7,19 +7,21 @@ from typing import Any
 from records import run, save, steps
 
 from analysis import results
-from analysis.compare import Compared, Question, compare
-from analysis.compare.fields import parse
-from analysis.compare.judging import Line
+from analysis.compare import ComparisonSetup, SetComparison, compare
+from analysis.compare.fields import parse_across
+from analysis.compare.judging import PairResult
 from bench.record import RunRecord
 
 NOISE = (0.99, 1.01, 1.0, 1.005, 0.995)  # of five runs: the standard error of their mean is 0.35 %
 
 
-def against(folder: Path, a: Sequence[RunRecord], b: Sequence[RunRecord], across: str = "", **more: Any) -> Compared:
+def against(
+    folder: Path, a: Sequence[RunRecord], b: Sequence[RunRecord], across: str = "", **more: Any
+) -> SetComparison:
     """Compare records of A with records of B, each written to a folder of its own."""
     place = folder / str(len(list(folder.iterdir())))
     sides = [results.read([save(place / name, *records)]) for name, records in (("a", a), ("b", b))]
-    return compare(*sides, Question(("a", "b"), parse(across), **more))
+    return compare(*sides, ComparisonSetup(("a", "b"), parse_across(across), **more))
 
 
 def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (), **more: Any) -> list[RunRecord]:
@@ -32,7 +34,7 @@ def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (
     ]
 
 
-def only(compared: Compared) -> Line:
+def only(compared: SetComparison) -> PairResult:
     """Return the one line that there is."""
     [(_, line)] = compared.lines
     return line

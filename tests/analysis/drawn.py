@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import drawing
+from analysis import plotting
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:
@@ -16,7 +16,7 @@ def points(axes: Axes) -> list[tuple[float, float]]:
 
 def joins(axes: Axes) -> list[Line2D]:
     """The lines between points."""
-    return [line for line in axes.lines if line.get_marker() == "None" and line.get_color() != drawing.INK]
+    return [line for line in axes.lines if line.get_marker() == "None" and line.get_color() != plotting.INK]
 
 
 def intervals(axes: Axes) -> list[tuple[float, float]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.reading import Reading
-from analysis.results import Results, judged
+from analysis.results import Results, judge_records
 from bench import store
 from bench.machine import Machine
 from bench.record import (
@@ -135,7 +135,9 @@ def machine(**peaks: float) -> Machine:
 
 def results(*records: RunRecord) -> Results:
     """The results of records that lie nowhere."""
-    return judged(Reading({Path(f"run{place}", "record.json"): record for place, record in enumerate(records)}, (), ()))
+    return judge_records(
+        Reading({Path(f"run{place}", "record.json"): record for place, record in enumerate(records)}, (), ())
+    )
 
 
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:

@@ -15,13 +15,14 @@ import pytest
 from records import failed, results, run, save, scattered, spec, steps
 
 from analysis import reading, report
-from analysis.bundle import archive, bundle
-from analysis.bundle.macros import keys, macros
-from analysis.bundle.veil import veil
-from analysis.report.evidence import tail
-from analysis.table import plain
-from bench import config, store
+from analysis.bundle import archive, build_bundle
+from analysis.bundle.anonymize import build_anonymizer
+from analysis.bundle.macros import build_keys, render_macros
+from analysis.report.evidence import read_tail
+from analysis.table import list_rows
+from bench import store
 from bench.cli import main
+from bench.config import compose
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.spec import config_id
@@ -30,8 +31,8 @@ RECORDED = Path(__file__).parents[1] / "data" / "runs"
 
 
 def packed(paths: list[Path], here: dict[str, str] | None = None) -> bytes:
-    name, files = bundle(reading.read(paths), paths, here)
-    return archive.packed(name, files)
+    name, files = build_bundle(reading.read_records(paths), paths, here)
+    return archive.pack_archive(name, files)
 
 
 def unpacked(content: bytes, folder: Path) -> Path:
@@ -75,7 +76,7 @@ def test_its_commands_name_the_same_points(elsewhere: Path) -> None:
     for point in points:
         zeroscale, verb, flag, conf, *overrides = shlex.split(point["command"])
         assert (zeroscale, verb, flag) == ("zeroscale", "run", "--config-dir")
-        asked = config.request(config.single(overrides), elsewhere / conf)
+        asked = compose.compose_request(compose.parse_single(overrides), elsewhere / conf)
         assert config_id(asked.spec) == point["config_id"]
 
 
@@ -91,11 +92,13 @@ def test_its_commands_name_the_same_points(elsewhere: Path) -> None:
     ids=str,
 )
 def test_a_command_names_a_point_whatever_its_settings(odd: list[str], tmp_path: Path) -> None:
-    of = config.request(config.single(odd)).spec
+    of = compose.compose_request(compose.parse_single(odd)).spec
     inside = unpacked(packed([save(tmp_path / "runs", run(of))]), tmp_path / "elsewhere")
     (point,) = rows(inside / "points.csv")
     words = shlex.split(point["command"])
-    assert config.request(config.single(words[4:]), inside / words[3]).spec.model_dump() == of.model_dump()
+    assert (
+        compose.compose_request(compose.parse_single(words[4:]), inside / words[3]).spec.model_dump() == of.model_dump()
+    )
 
 
 def test_the_manifest_holds_every_files_digest(elsewhere: Path) -> None:
@@ -117,7 +120,7 @@ def test_folders_that_hold_the_same_point_stay_apart(tmp_path: Path) -> None:
     paths = [save(tmp_path / rate, run(machine={"name": rate})) / "smoke" for rate in ("slow", "fast")]
     inside = unpacked(packed(paths), tmp_path / "elsewhere")
     assert len(list((inside / "runs" / "slow").rglob(store.RECORD))) == 1
-    assert len(reading.read([inside / "runs"]).records) == 2
+    assert len(reading.read_records([inside / "runs"]).records) == 2
 
 
 def test_the_verb_writes_where_the_study_says(
@@ -151,7 +154,7 @@ def test_no_member_of_a_bundle_leads_out_of_its_folder(tmp_path: Path) -> None:
 
 
 def archive_of(files: dict[str, bytes]) -> bytes:
-    return archive.packed("name", files)
+    return archive.pack_archive("name", files)
 
 
 def test_the_manifest_holds_names_with_quotes(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_only_regular_files_are_packed(tmp_path: Path, caplog: pytest.LogCapture
         assert not list(inside.rglob(store.LOG))
         assert "PRIVATE" not in "".join(path.read_text() for path in inside.rglob("*") if path.is_file())
     assert sum("left out of the bundle" in message for message in caplog.messages) == 4
-    assert tail(link / store.LOG) == tail(pipe / store.LOG) == ""
+    assert read_tail(link / store.LOG) == read_tail(pipe / store.LOG) == ""
 
 
 # -- anonymous
@@ -189,7 +192,7 @@ NAMES = (
 def named() -> RunRecord:
     """A run whose record holds names wherever a record can."""
     words = ["model.name=jdoe_tiny", "data=text", "data.files=['/scratch/jdoe/corpora/my own/*.txt']", "nodes=2"]
-    of = config.request(config.single([*words, "devices_per_node=1"])).spec
+    of = compose.compose_request(compose.parse_single([*words, "devices_per_node=1"])).spec
     slurm = {
         "SLURM_CLUSTER_NAME": "bigiron", "SLURM_JOB_PARTITION": "secretq", "SLURM_JOB_NAME": "nightly-run",
         "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "frontnode[17-18]",
@@ -236,7 +239,7 @@ def anonymous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save(
         tmp_path_factory.mktemp("jdoe") / "runs",
         named(),
-        run(config.request([]).spec, study="jdoe", environment={"hosts": ("vm",)}),
+        run(compose.compose_request([]).spec, study="jdoe", environment={"hosts": ("vm",)}),
     )
     (log,) = folder.glob(f"smoke/*/0.0/{store.RECORD}")
     log.with_name(store.LOG).write_text(
@@ -268,12 +271,12 @@ def test_a_name_has_the_same_pseudonym_throughout(anonymous: Path) -> None:
 
 
 def test_records_without_names_are_still_records_of_their_points(anonymous: Path) -> None:
-    found = reading.read([anonymous / "runs"])
+    found = reading.read_records([anonymous / "runs"])
     assert (len(found.records), found.skipped) == (2, ())
     commands = {row["config_id"]: shlex.split(row["command"])[4:] for row in rows(anonymous / "points.csv")}
     for file, record in found.records.items():
         assert file.parts[-3] == record.config_id == config_id(record.spec)
-        asked = config.request(config.single(commands[record.config_id]), anonymous / "conf")
+        asked = compose.compose_request(compose.parse_single(commands[record.config_id]), anonymous / "conf")
         assert config_id(asked.spec) == record.config_id
 
 
@@ -292,9 +295,9 @@ def test_the_recorded_studies_lose_their_hosts() -> None:
     varied = [RECORDED / study for study in ("failures", "memory", "smoke", "testbed")]
     many = [sorted((RECORDED / study).rglob(store.RECORD)) for study in ("busy", "peaks", "step_time")]
     alike = [path.parent for paths in many for path in paths[::10]]
-    found = reading.read([*varied, *alike])
+    found = reading.read_records([*varied, *alike])
     assert len(found.records) > 90
-    _, files = bundle(found, [*varied, *alike], {})
+    _, files = build_bundle(found, [*varied, *alike], {})
     assert not any(re.search(rb'"host": "vm"|"vm"', content) for content in files.values())
 
 
@@ -328,7 +331,7 @@ def test_no_name_is_left_of_a_line_of_a_log(tmp_path: Path, line: str, gone: str
     environment = record.environment.model_copy(update={"classification": classification})
     folder = save(tmp_path / "runs", record.model_copy(update={"environment": environment}))
     next(folder.rglob(store.RECORD)).with_name(store.LOG).write_text(f"{line}\n")
-    _, files = bundle(reading.read([folder]), [folder], {"jdoe": "user"})
+    _, files = build_bundle(reading.read_records([folder]), [folder], {"jdoe": "user"})
     text = "\n".join(f"{path}\n{content.decode()}" for path, content in files.items()).lower()
     assert [name for name in gone.split() if name in text] == []
     (classified,) = [content for path, content in files.items() if path.endswith(store.ENVIRONMENT)]
@@ -339,7 +342,7 @@ def test_common_addresses_and_tags_stay(tmp_path: Path) -> None:
     line = "see https://pytorch.org/docs and <div>x</div> 1/2 gpu017.log mask[0-3] set\n"
     folder = save(tmp_path / "runs", run(environment={"hosts": ("gpu017",)}))
     next(folder.rglob(store.RECORD)).with_name(store.LOG).write_text(line)
-    _, files = bundle(reading.read([folder]), [folder], {})
+    _, files = build_bundle(reading.read_records([folder]), [folder], {})
     (log,) = [content.decode() for path, content in files.items() if path.endswith(store.LOG)]
     assert log == "see https://pytorch.org/path and <div>x</div> 1/2 host1.log mask[0-3] set\n"
 
@@ -362,7 +365,7 @@ def test_a_long_line_is_bare_of_names_at_once(line: str) -> None:
     """None takes the square of its length, and what only looks like a list of nodes is not counted out."""
     begin = time.process_time()
     try:
-        hidden = veil([run(environment={"hosts": ("gpu017",)})], [line], {})
+        hidden = build_anonymizer([run(environment={"hosts": ("gpu017",)})], [line], {})
         hidden.text(line)
     except UserError as error:
         assert "100000 names" in str(error)
@@ -374,7 +377,7 @@ def test_a_long_line_is_bare_of_names_at_once(line: str) -> None:
 
 def test_every_number_has_a_macro_with_its_interval() -> None:
     of = spec("zero1", ranks=2, micro=4)
-    text = macros(plain(results(run(of, steps=steps(scattered(0.09, 0.1, 0.11)))).summary))
+    text = render_macros(list_rows(results(run(of, steps=steps(scattered(0.09, 0.1, 0.11)))).summary))
     (key,) = set(re.findall(r"zs@StepSeconds@([0-9a-f]{10})", text))
     assert key == config_id(of)
     assert rf"\@namedef{{zs@StepSeconds@{key}}}{{0.1000}}" in text
@@ -385,21 +388,21 @@ def test_every_number_has_a_macro_with_its_interval() -> None:
 
 
 def test_a_key_that_two_rows_would_share_names_neither() -> None:
-    summary = plain(results(run(spec(seed=1)), run(spec(seed=2)), run(spec(seed=2), machine={"name": "b"})).summary)
-    assert len(set(keys(summary))) == 3
-    text = macros(summary)
+    summary = list_rows(results(run(spec(seed=1)), run(spec(seed=2)), run(spec(seed=2), machine={"name": "b"})).summary)
+    assert len(set(build_keys(summary))) == 3
+    text = render_macros(summary)
     assert r"@tiny/zero1/1x2/micro2}" not in text and r"@tiny/zero1/1x2/micro2/cpu}" not in text
     assert r"{zs@StepSeconds@tiny/zero1/1x2/micro2/b}" in text
 
 
 def test_a_failure_has_an_outcome_and_no_number() -> None:
-    text = macros(plain(results(failed("host_oom")).summary))
+    text = render_macros(list_rows(results(failed("host_oom")).summary))
     assert r"}{host\_oom}" in text
     assert r"\@namedef{zs@StepSeconds" not in text
 
 
 def test_the_macros_balance() -> None:
-    text = macros(plain(results(*(run(spec(micro=m)) for m in (1, 2))).summary))
+    text = render_macros(list_rows(results(*(run(spec(micro=m)) for m in (1, 2))).summary))
     bare = re.sub(r"\\[{}%$]|%.*", "", text)
     assert bare.count("{") == bare.count("}") > 20
     assert text.count("$") % 2 == 0

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from records import failed, results, run, spec, steps
 
-from analysis.claims import Finding, as_table, findings
-from analysis.table import plain
-from bench.presets import engine_preset
+from analysis.claims import ClaimFinding, as_table, findings
+from analysis.table import list_rows
+from bench.presets import read_engine_preset
 from bench.record import RunRecord
 from bench.spec import EngineSpec
 
@@ -22,7 +22,7 @@ def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, repeats: i
     return [run(of, repeat=n, steps=steps((time,) * 30), **around) for n, time in enumerate(times)]
 
 
-def found(*records: Runs) -> list[Finding]:
+def found(*records: Runs) -> list[ClaimFinding]:
     return findings(results(*(one for some in records for one in (some if isinstance(some, list) else [some]))))
 
 
@@ -145,13 +145,13 @@ def test_two_that_differ_in_anything_else_are_never_compared(other: dict[str, An
     assert found(at("zero2", 2, 1.0), at("zero3", 2, 0.5, **other)) == []
 
 
-PRESET_3 = engine_preset("zero3")
+PRESET_3 = read_engine_preset("zero3")
 
 
 @pytest.mark.parametrize(
     ("two", "three", "label"),
     [
-        (engine_preset("zero2"), PRESET_3, "zero3"),
+        (read_engine_preset("zero2"), PRESET_3, "zero3"),
         ({"offload_optimizer": {"device": "cpu"}}, {"offload_optimizer": {"device": "cpu"}}, "zero3"),
         ({}, {"offload_optimizer": {"device": "cpu"}}, None),  # both know it
         ({"reduce_bucket_size": 1}, {"reduce_bucket_size": 2}, None),
@@ -202,7 +202,7 @@ def test_one_model_that_was_tried_on_several_nodes_does_not_speak_for_another() 
 
 def test_the_table_has_both_sides_of_every_comparison() -> None:
     first, second = at("zero2", 2, 1.0, 0.02), at("zero3", 2, 2.0, 0.04)
-    rows = plain(as_table(found(first, second)))
+    rows = list_rows(as_table(found(first, second)))
     assert [row["claim"] for row in rows] == ["C2", "C3"]
     row = rows[1]
     assert (row["before"], row["after"], row["effect"]) == ("zero2", "zero3", "slower")

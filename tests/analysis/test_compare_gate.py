@@ -10,9 +10,9 @@ from comparing import NOISE, against, only, timed
 from records import MIB, failed, memory, run, spec, steps
 
 from analysis import results
-from analysis.compare import Question, compare
+from analysis.compare import ComparisonSetup, compare
 from analysis.compare.judging import Gate
-from analysis.compare.words import headline
+from analysis.compare.phrases import format_headline
 from analysis.stats import compare as stats
 from analysis.stats.compare import TOO_FEW
 from analysis.stats.detectable import missing, smallest
@@ -45,7 +45,7 @@ def test_noise_does_not_break_a_gate_however_far_the_estimate_is(tmp_path: Path)
     line = only(against(tmp_path, timed(0.1, (0.7, 1.0, 1.3)), timed(0.11, (0.7, 1.0, 1.3)), gate=Gate(0.03)))
     assert line.comparison and line.comparison.ratio > 1.03
     assert (line.status, line.held) == ("no detectable difference", "open")
-    excluded, seen, more = line.doubts
+    excluded, seen, more = line.gate_reasons
     assert excluded == "more than 3 % cannot be excluded"
     assert re.fullmatch(r"below \d+ % nothing could be seen", seen)
     assert re.fullmatch(r"(about|over) \d+ more a side see 3 %", more)
@@ -54,7 +54,7 @@ def test_noise_does_not_break_a_gate_however_far_the_estimate_is(tmp_path: Path)
 def test_two_runs_however_far_apart_neither_break_a_gate_nor_keep_it(tmp_path: Path) -> None:
     for factor in (2.0, 0.5):
         line = only(against(tmp_path, timed(0.1, (0.99, 1.01)), timed(0.1 * factor, (0.99, 1.01)), gate=Gate(0.03)))
-        assert (line.status, line.held, line.doubts) == (TOO_FEW, "open", (TOO_FEW, "1 more a side at least"))
+        assert (line.status, line.held, line.gate_reasons) == (TOO_FEW, "open", (TOO_FEW, "1 more a side at least"))
         assert line.comparison and line.comparison.ratio == pytest.approx(factor)
         assert line.comparison.interval and line.comparison.interval.low <= factor <= line.comparison.interval.high
 
@@ -68,7 +68,7 @@ def test_slow_steps_that_no_median_sees_break_a_gate(tmp_path: Path) -> None:
     line = only(against(tmp_path, timed(0.1, NOISE[:3]), stalled, gate=Gate(0.03)))
     assert line.a and line.b and line.a.row["step_s"] == line.b.row["step_s"]
     assert line.comparison and line.comparison.ratio == pytest.approx(1.4)
-    assert (line.status, line.held, line.doubts) == ("slower", "broken", ("time per sample",))
+    assert (line.status, line.held, line.gate_reasons) == ("slower", "broken", ("time per sample",))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_an_exact_gate_breaks_by_a_byte_but_on_a_cpu_by_what_timing_cannot_expla
 ) -> None:
     link = {"link": change["link"]} if "link" in change else {}
     ours, theirs = timed(0.1, **COUNTED, **link), timed(0.1, **(COUNTED | change))
-    assert only(against(tmp_path, ours, theirs, gate=Gate(0.03, exact=True))).doubts == broken
+    assert only(against(tmp_path, ours, theirs, gate=Gate(0.03, exact=True))).gate_reasons == broken
     assert only(against(tmp_path, ours, theirs, gate=Gate(0.03, exact=True, allowed=frozenset(broken)))).held == "kept"
 
 
@@ -142,17 +142,17 @@ def test_a_gate_that_is_not_exact_leaves_counts_alone(tmp_path: Path) -> None:
 def test_more_flops_of_another_shape_break_an_exact_gate(tmp_path: Path) -> None:
     longer = spec(sequence={"encoder": 9, "decoder": 2})
     line = only(against(tmp_path, timed(0.1), timed(0.1, of=longer), "sequence", gate=Gate(exact=True)))
-    assert line.doubts == ("model_flops", "hardware_flops")
+    assert line.gate_reasons == ("model_flops", "hardware_flops")
 
 
 def test_a_run_that_failed_once_breaks_an_exact_gate(tmp_path: Path) -> None:
     theirs = [*timed(0.1)[:4], failed("comm_error", repeat=4)]
-    assert only(against(tmp_path, timed(0.1), theirs, gate=Gate(exact=True))).doubts == ("some runs failed in B",)
+    assert only(against(tmp_path, timed(0.1), theirs, gate=Gate(exact=True))).gate_reasons == ("some runs failed in B",)
 
 
 def test_recorded_runs_against_themselves(tmp_path: Path) -> None:
     recorded = results.read([SMOKE])
-    compared = compare(recorded, recorded, Question(("a", "b"), gate=Gate(0.5, exact=True)))
+    compared = compare(recorded, recorded, ComparisonSetup(("a", "b"), gate=Gate(0.5, exact=True)))
     assert len(compared.lines) == 20
     assert {line.status for _, line in compared.lines} == {TOO_FEW}
     assert {line.comparison and line.comparison.ratio for _, line in compared.lines} == {1.0}
@@ -188,14 +188,14 @@ def test_flagged_runs_decide_nothing(tmp_path: Path) -> None:
         compared = against(tmp_path, timed(0.1), theirs, gate=Gate(0.03))
         line = only(compared)
         assert (line.status, line.held) == expected
-        assert "1 with flagged runs" in headline(compared)
+        assert "1 with flagged runs" in format_headline(compared)
         assert line.runs == ((5, 4) if count == 1 else (5, 5))
 
 
 def test_what_took_no_part_is_in_the_verdict(tmp_path: Path) -> None:
     ours = [*timed(0.1), *timed(0.1, of=spec("ddp")), *timed(0.1, of=spec("zero3"))]
     theirs = [*timed(0.1), failed("oom", of=spec("ddp"))]
-    told = headline(against(tmp_path, ours, theirs, gate=Gate(0.03)))
+    told = format_headline(against(tmp_path, ours, theirs, gate=Gate(0.03)))
     assert told.startswith("FAIL: ")
     assert "Left out: 1 out of memory, 1 without a partner." in told
 

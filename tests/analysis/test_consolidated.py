@@ -36,7 +36,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     paths: list[str] = []
     read = consolidated.extract
 
-    def watched(root: Path, files: list[extraction.File]) -> extraction.Extract:
+    def watched(root: Path, files: list[extraction.RecordFile]) -> extraction.ExtractedRows:
         paths.extend(file.path for file in files)
         return read(root, files)
 

@@ -8,9 +8,9 @@ from comparing import against
 from records import failed, results, run, spec
 
 from analysis.claims import findings
-from analysis.early_failures import may_be_same, standing, without_repeated
-from analysis.questions import by_question
-from analysis.scaling.comparable import families
+from analysis.early_failures import assign_environments, drop_retried, may_be_same
+from analysis.questions import group_by_question
+from analysis.scaling.comparable import list_families
 from analysis.summary import Row
 
 
@@ -36,7 +36,7 @@ EARLY, OTHER, KNOWN, LATE = row("a", None), row("b", None), row("a", "env1", n=1
     ],
 )
 def test_it_says_nothing_beside_what_was_tried_again(rows: list[Row], left: list[Row]) -> None:
-    assert without_repeated(rows) == left
+    assert drop_retried(rows) == left
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_it_says_nothing_beside_what_was_tried_again(rows: list[Row], left: list
     ],
 )
 def test_it_stands_with_those_that_asked_the_same(rows: list[Row], environments: list[str | None]) -> None:
-    assert [found.environment_id for found in standing(rows, lambda row: "the same")] == environments
-    alone = standing(rows, lambda row: row["config_id"])
+    assert [found.environment_id for found in assign_environments(rows, lambda row: "the same")] == environments
+    alone = assign_environments(rows, lambda row: row["config_id"])
     assert all(found.environment_id is None for found in alone if found.row is OTHER)
 
 
@@ -67,8 +67,8 @@ def told(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
     records = [early, *others]
     of_set = results(*records)
     return {
-        "questions": sorted(row["outcome"] for _, rows in by_question(of_set.summary) for row in rows),
-        "scaling": sorted(row["outcome"] for rows in families(of_set) for row in rows),
+        "questions": sorted(row["outcome"] for _, rows in group_by_question(of_set.summary) for row in rows),
+        "scaling": sorted(row["outcome"] for rows in list_families(of_set) for row in rows),
         "compare": sorted(line.b.row["outcome"] for _, line in against(tmp_path, records, records).lines if line.b),
         "claims": sorted({
             side["outcome"] for finding in findings(of_set) for one in finding.comparisons

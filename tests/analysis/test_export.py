@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from records import LOSSES, failed, results, run, save, spec, steps
 
-from analysis.export.run import runs
+from analysis.export.run import list_exported_runs
 from bench.cli import main
 
 TO = ("tensorboard", "mlflow")
@@ -142,5 +142,5 @@ def test_two_records_of_one_name_are_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_name_from_a_record_is_never_a_path() -> None:
-    (one,) = runs(results(run(study="../../etc")))
+    (one,) = list_exported_runs(results(run(study="../../etc")))
     assert one.study == "_.._etc"

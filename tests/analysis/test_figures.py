@@ -6,23 +6,23 @@ import matplotlib.pyplot as plt
 import pytest
 from records import failed, results, run, spec
 
-from analysis import drawing, figures
+from analysis import figures, plotting
 
 RUNS = [*(run(spec("ddp", nodes=nodes)) for nodes in (1, 2)), run(), failed("oom", spec("zero3"))]
 
 
 def test_series_differ_for_every_eye() -> None:
-    keys = [drawing.key(str(i), i) for i in range(14)]
+    keys = [plotting.build_legend_entry(str(i), i) for i in range(14)]
     assert len({key.get_color() for key in keys[:7]}) == len({key.get_marker() for key in keys[:7]}) == 7
     assert len({(key.get_color(), key.get_marker()) for key in keys}) == 14
     okabe_ito = {"#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
-    assert set(drawing.COLOURS) - okabe_ito == {"#7F7F7F"}
+    assert set(plotting.COLOURS) - okabe_ito == {"#7F7F7F"}
 
 
 def test_figures_keep_no_state_and_are_the_same_each_time() -> None:
-    picture = figures.pictures()[0]
+    picture = figures.list_pictures()[0]
     before = matplotlib_state()
-    first, second = (figures.render(picture, results(run())) for _ in range(2))
+    first, second = (figures.render_picture(picture, results(run())) for _ in range(2))
     assert first == second
     assert matplotlib_state() == before
     assert first["pdf"].startswith(b"%PDF")
@@ -35,20 +35,21 @@ def matplotlib_state() -> tuple[list[int], float]:
 
 def test_an_inline_figure_is_one_labelled_element_with_ids_of_its_own(svg_alone: None) -> None:
     found = results(*RUNS)
-    for picture in figures.pictures(found):
-        svg = figures.inline(picture.name, figures.render(picture, found)["svg"], picture.alt)
+    for picture in figures.list_pictures(found):
+        svg = figures.inline_svg(picture.name, figures.render_picture(picture, found)["svg"], picture.alt)
         root = ElementTree.fromstring(svg)
         assert root.get("aria-label") == picture.alt
         ids = set(re.findall(r'\bid="([^"]+)"', svg))
         assert all(known.startswith(f"{picture.name}-") for known in ids)
         assert {used for pair in re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg) for used in pair if used} <= ids
-        assert drawing.INK not in svg
+        assert plotting.INK not in svg
 
 
 def test_a_figure_with_nothing_to_show_is_left_out() -> None:
     one_node, nothing = results(run()), results(failed("oom"))
     names = [
-        [picture.name for picture in figures.pictures(found)] for found in (None, results(*RUNS), one_node, nothing)
+        [picture.name for picture in figures.list_pictures(found)]
+        for found in (None, results(*RUNS), one_node, nothing)
     ]
     everything = [
         "throughput", "step_time", "memory", "memory_by_stage", "strong_scaling", "weak_scaling", "best_configurations",
@@ -65,13 +66,13 @@ def test_a_figure_with_nothing_to_show_is_left_out() -> None:
 def test_text_of_a_record_is_never_taken_for_mathematics(svg_alone: None) -> None:
     odd = results(run(spec(model={"name": "tiny"}, optimizer={"eps": 1e-6})), run())
     found = dataclasses.replace(odd, table=odd.table.assign(engine="$zero_1$^{"))
-    for picture in figures.pictures(found):
-        assert figures.render(picture, found)["svg"]
+    for picture in figures.list_pictures(found):
+        assert figures.render_picture(picture, found)["svg"]
 
 
 @pytest.mark.processes
 def test_several_processes_draw_what_one_does(svg_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(run(), run(spec("ddp")))
-    alone = [(picture.name, files) for picture, files in figures.rendered(found)]
+    alone = [(picture.name, files) for picture, files in figures.render_pictures(found)]
     monkeypatch.setattr(figures, "MANY", 1)
-    assert [(picture.name, files) for picture, files in figures.rendered(found)] == alone
+    assert [(picture.name, files) for picture, files in figures.render_pictures(found)] == alone

@@ -6,14 +6,14 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, scattered, spec, steps
 
-from analysis import drawing
-from analysis.drawing import curves, panels
+from analysis import plotting
 from analysis.figures import memory as memory_figure
 from analysis.figures import step_time, throughput
+from analysis.plotting import curves, panels
 from analysis.stats.series import rate_interval
 from bench.spec import RunSpec
 
-BLUE = drawing.COLOURS[0]
+BLUE = plotting.COLOURS[0]
 WINDOW = scattered(0.09, 0.1, 0.11)
 
 
@@ -43,13 +43,13 @@ def test_throughput_draws_what_was_measured_where_it_was() -> None:
 
 def test_throughput_joins_neighbours_only() -> None:
     (line,) = joins(sweep().axes[1])  # ddp from 2 to 4; zero1 has nothing at 4
-    assert to_hex(line.get_color()) == drawing.COLOURS[0].lower()
+    assert to_hex(line.get_color()) == plotting.COLOURS[0].lower()
     assert [round(x) for x in line.get_xdata()] == [0, 1]
 
 
 def test_throughput_shows_out_of_memory_and_holes() -> None:
     axes = sweep().axes[1]
-    assert reasons(axes) == {("OOM", "8", BLUE), ("not run", "4", drawing.INK.upper())}
+    assert reasons(axes) == {("OOM", "8", BLUE), ("not run", "4", plotting.INK.upper())}
     strip = [line for line in axes.lines if line.get_gid() == "strip"]
     assert [line.get_marker() for line in strip] == ["o", "s"], "its lines carry the markers of ddp and zero1"
     assert min(axes.get_yticks()) == 0
@@ -112,8 +112,8 @@ def test_memory_draws_the_worst_rank_in_a_readable_unit() -> None:
 
 def test_memory_shows_why_a_number_is_not_there() -> None:
     (axes,) = stages().axes
-    orange = drawing.COLOURS[1]
-    assert reasons(axes) == {("unknown", "2", orange), ("OOM", "4", orange), ("not run", "4", drawing.INK.upper())}
+    orange = plotting.COLOURS[1]
+    assert reasons(axes) == {("unknown", "2", orange), ("OOM", "4", orange), ("not run", "4", plotting.INK.upper())}
 
 
 def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> None:
@@ -151,8 +151,8 @@ def test_step_time_draws_medians_with_their_intervals() -> None:
 def test_step_time_joins_measured_neighbours_and_says_why_others_are_not() -> None:
     axes = over_nodes().axes[0]
     (line,) = joins(axes)  # zero2 from 1 to 2; zero1 has nothing on 2
-    assert to_hex(line.get_color()) == drawing.COLOURS[1].lower()
-    assert reasons(axes) == {("OOM", "2", BLUE), ("not run", "4", drawing.INK.upper())}
+    assert to_hex(line.get_color()) == plotting.COLOURS[1].lower()
+    assert reasons(axes) == {("OOM", "2", BLUE), ("not run", "4", plotting.INK.upper())}
 
 
 def test_devices_per_node_are_told_where_they_differ() -> None:
@@ -237,9 +237,9 @@ def test_a_model_with_few_numbers_keeps_its_panels_beside_one_with_many() -> Non
 
 
 def test_too_many_curves_are_left_out_aloud() -> None:
-    records = [run(spec(optimizer={"eps": eps * 1e-8})) for eps in range(2, curves.MOST + 4)]
+    records = [run(spec(optimizer={"eps": eps * 1e-8})) for eps in range(2, curves.MAX_CURVES + 4)]
     drawn = throughput.figure(results(*records))
-    assert len(legend(drawn)) == len(points(drawn.axes[0])) == curves.MOST
+    assert len(legend(drawn)) == len(points(drawn.axes[0])) == curves.MAX_CURVES
     assert note(drawn).endswith("2 of 16 curves left out, those with the fewest numbers.")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from records import failed, memory, run, run_table, spec, steps
 
-from analysis.flags import FLAGS, flags
+from analysis.flags import FLAGS, list_flags
 
 SLOW_LINK = {"backend": "gloo", "payload_bytes": 8, "bus_bytes_per_s": 1.0, "nodes_bytes_per_s": (9.0, 9.0, 4.0)}
 STEADY = tuple(0.1 + 0.0001 * (i % 2) for i in range(240))
@@ -17,7 +17,7 @@ ALIKE = tuple(0.1 * (1 + 0.001 * math.sin(i / 8)) for i in range(240))
 
 
 def test_a_good_run_carries_none() -> None:
-    assert flags(run(steps=steps(STEADY))) == ()
+    assert list_flags(run(steps=steps(STEADY))) == ()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_good_run_carries_none() -> None:
     ],
 )
 def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[str, Any]) -> None:
-    assert flags(run(**observations)) == (flag,)
+    assert list_flags(run(**observations)) == (flag,)
 
 
 @pytest.mark.parametrize(
@@ -64,30 +64,30 @@ def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[s
     ],
 )
 def test_what_is_just_good_enough_raises_none(observations: dict[str, Any]) -> None:
-    assert flags(run(**observations)) == ()
+    assert list_flags(run(**observations)) == ()
 
 
 def test_a_short_window_may_be_of_few_steps_too() -> None:
-    assert flags(run(steps=steps((1.2, 1.201) * 14))) == ("short",), "28 steps, in more than 20 s"
-    assert flags(run(steps=steps(STEADY[:199]))) == ("short",), "less than 20 s, of many steps"
-    assert flags(run(steps=steps(STEADY[:18]))) == ("short", "few")
+    assert list_flags(run(steps=steps((1.2, 1.201) * 14))) == ("short",), "28 steps, in more than 20 s"
+    assert list_flags(run(steps=steps(STEADY[:199]))) == ("short",), "less than 20 s, of many steps"
+    assert list_flags(run(steps=steps(STEADY[:18]))) == ("short", "few")
 
 
 def test_a_change_within_the_window_is_unsteady_too() -> None:
     changed = (*STEADY[:80], *(1.008 * step for step in STEADY[80:]))
-    assert flags(run(steps=steps(changed))) == ("unsteady", "wide"), "and its steps tell no median"
+    assert list_flags(run(steps=steps(changed))) == ("unsteady", "wide"), "and its steps tell no median"
 
 
 def test_no_interval_at_all_is_wide() -> None:
-    assert flags(run(steps=steps(STEADY[:5]))) == ("short", "wide"), "there is none that could cover less"
+    assert list_flags(run(steps=steps(STEADY[:5]))) == ("short", "wide"), "there is none that could cover less"
 
 
 def test_width_is_what_the_protocol_asked() -> None:
-    assert flags(run(spec(measure={"width": 0.2}), steps=steps(SCATTERED))) == ()
+    assert list_flags(run(spec(measure={"width": 0.2}), steps=steps(SCATTERED))) == ()
 
 
 def test_a_failure_has_no_window_to_doubt() -> None:
-    assert flags(failed("oom")) == ()
+    assert list_flags(failed("oom")) == ()
 
 
 def test_the_table_joins_flags_in_one_order() -> None:

@@ -9,9 +9,9 @@ import pytest
 from records import failed, run, run_table, save, spec, steps
 
 from analysis import formats
-from analysis.columns import columns
-from analysis.formats.numbers import MISSING, cell, significant, size
-from analysis.table import plain, read_csv
+from analysis.columns import list_columns
+from analysis.formats.numbers import MISSING, format_cell, format_significant, format_size
+from analysis.table import list_rows, read_csv
 from bench.cli import main
 
 NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'
@@ -66,7 +66,7 @@ def test_a_table_without_rows_reads_back_too(tmp_path: Path) -> None:
 
 def test_json_is_exact_and_null_where_missing() -> None:
     rows = json.loads(formats.to_json(table()))
-    assert rows == plain(table())
+    assert rows == list_rows(table())
     assert rows[2]["tokens_per_s"] is None
     assert rows[2]["environment_id"] is None
     assert rows[1]["activation_checkpointing"] is True
@@ -76,7 +76,7 @@ def test_json_is_exact_and_null_where_missing() -> None:
 def test_markdown_keeps_every_cell_in_its_column() -> None:
     lines = formats.to_markdown(table()).splitlines()
     assert len(lines) == 2 + 3
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(columns()) + 1}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(list_columns()) + 1}
     assert "<script" not in re.sub(r"\\.", "", lines[-1])
 
 
@@ -88,15 +88,15 @@ def test_markdown_keeps_every_cell_in_its_column() -> None:
     ],
 )  # fmt: skip
 def test_numbers_have_four_digits(value: float, text: str) -> None:
-    assert significant(value) == text
+    assert format_significant(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0 B"), (1, "1.000 B"), (1023, "1,023 B"), (1024, "1.000 KiB"), (80 * 2**30, "80.00 GiB")]
 )
 def test_sizes_have_binary_units(value: int, text: str) -> None:
-    assert size(value) == text
+    assert format_size(value) == text
 
 
 def test_what_is_missing_is_a_dash_and_never_a_number() -> None:
-    assert {cell(column, None) for column in columns().values()} == {MISSING}
+    assert {format_cell(column, None) for column in list_columns().values()} == {MISSING}

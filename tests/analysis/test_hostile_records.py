@@ -12,13 +12,13 @@ import pytest
 from records import failed, plain, run, save, spec
 
 from analysis import formats, reading, results
-from analysis.compare import Question, compare, text
+from analysis.compare import ComparisonSetup, compare, text
 from analysis.figures import step_series
-from analysis.report.findings import findings
+from analysis.report.findings import compute_findings
 from bench import store
 from bench.cli import main
 from bench.record import RunRecord
-from bench.sweep.survey import survey
+from bench.sweep.snapshot import read_snapshot
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs"
 GOOD = (run(spec("ddp")), run(), failed("oom", spec(micro=4)))
@@ -87,7 +87,7 @@ def test_a_foreign_record_is_named_and_left_out(tmp_path: Path, content: str) ->
     assert [skipped.path for skipped in found.skipped] == [path]
     assert len(found.table) == len(GOOD)
     assert "\n" not in str(found.skipped[0])
-    assert len(reading.read([tmp_path]).records) == len(GOOD)
+    assert len(reading.read_records([tmp_path]).records) == len(GOOD)
 
 
 def test_what_is_no_file_is_named_and_left_out(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_named_and_left_out(
 def test_rehearsals_beside_each_other_have_no_step_times_to_compare() -> None:
     path = next(path for path in sorted(RECORDED.rglob(store.RECORD)) if '"evidence": "rehearsed"' in path.read_text())
     found = results.read([path])
-    compared = compare(found, found, Question(("a", "b"), (), None, False))
+    compared = compare(found, found, ComparisonSetup(("a", "b"), (), None, False))
     assert "not comparable" in text.to_text(compared)
 
 
@@ -177,12 +177,14 @@ def consumed(folder: Path) -> results.Results:
     found = results.read([folder])
     for write in (formats.to_csv, formats.to_json, formats.to_markdown):
         write(found.table)
-    assert len(found.summary) and findings(found)
+    assert len(found.summary) and compute_findings(found)
     return found
 
 
 @pytest.mark.parametrize(
-    "use", [consumed, lambda folder: survey(folder / "smoke") and results.read([folder])], ids=["table", "status"]
+    "use",
+    [consumed, lambda folder: read_snapshot(folder / "smoke") and results.read([folder])],
+    ids=["table", "status"],
 )
 def test_no_change_of_one_value_stops_the_others(tmp_path: Path, use: Callable[[Path], results.Results]) -> None:
     for seed in range(2):
@@ -212,5 +214,5 @@ def test_a_rehearsal_beside_runs_is_not_drawn_as_steps(tmp_path: Path) -> None:
     save(tmp_path, *GOOD)
     put(tmp_path / "rehearsed", path.read_text())
     found = results.read([tmp_path])
-    places, _ = step_series._chosen(found)
+    places, _ = step_series._select_runs(found)
     assert places and found.table["step_s"].iloc[places].notna().all()

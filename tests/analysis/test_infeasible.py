@@ -4,9 +4,9 @@ from records import failed, results, run, spec
 
 from analysis import figures
 from analysis.figures.memory_by_stage import figure as memory_by_stage
-from analysis.questions import by_question
+from analysis.questions import group_by_question
 from analysis.scaling.best import best
-from analysis.table import plain
+from analysis.table import list_rows
 from bench.record import RunRecord
 
 TOO_LARGE = spec("zero0")
@@ -18,14 +18,14 @@ def infeasible() -> RunRecord:
 
 
 def test_a_point_that_never_ran_has_a_row_of_its_own_evidence_and_no_number() -> None:
-    (row,) = plain(results(infeasible()).table)
+    (row,) = list_rows(results(infeasible()).table)
     assert (row["outcome"], row["evidence"], row["reason"]) == ("infeasible", "predicted", "predicted to need 99 GB")
     assert (row["step_s"], row["peak_allocated_bytes"], row["environment_id"]) == (None, None, None)
 
 
 def test_it_stands_with_the_runs_that_answer_the_same_question() -> None:
     found = results(infeasible(), run())
-    [(question, rows)] = by_question(found.summary)
+    [(question, rows)] = group_by_question(found.summary)
     assert question["evidence"] == "measured" and {row["outcome"] for row in rows} == {"ok", "infeasible"}
     [answer] = best(found)
     assert answer.fastest and [row["outcome"] for row in answer.failed] == ["infeasible"]
@@ -33,14 +33,14 @@ def test_it_stands_with_the_runs_that_answer_the_same_question() -> None:
 
 def test_once_it_was_measured_after_all_the_prediction_is_left_to_the_run_table() -> None:
     found = results(infeasible(), run(TOO_LARGE), run())
-    [(_, rows)] = by_question(found.summary)
+    [(_, rows)] = group_by_question(found.summary)
     assert [row["outcome"] for row in rows] == ["ok", "ok"]
     assert len(found.table) == 3
 
 
 def test_a_rehearsal_is_still_a_question_of_its_own() -> None:
     found = results(infeasible(), run(), run(spec("zero3"), evidence="rehearsed"))
-    assert [question["evidence"] for question, _ in by_question(found.summary)] == ["measured", "rehearsed"]
+    assert [question["evidence"] for question, _ in group_by_question(found.summary)] == ["measured", "rehearsed"]
 
 
 def test_figures_say_it_in_its_place_and_call_no_number_predicted() -> None:
@@ -50,4 +50,4 @@ def test_figures_say_it_in_its_place_and_call_no_number_predicted() -> None:
     assert "infeasible" in texts
     legend = [text.get_text() for one in drawn.legends for text in one.get_texts()]
     assert "measured: peak allocated" in legend
-    assert all(figures.render(picture, found)["svg"] for picture in figures.pictures(found))
+    assert all(figures.render_picture(picture, found)["svg"] for picture in figures.list_pictures(found))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from records import run, run_table, spec, steps
 from scipy import stats as scipy_stats
 
-from bench.measure.window import closes
+from bench.formatting import describe_result
+from bench.measure.window import find_stop_reason
 from bench.spec import MeasureSpec
 from bench.statistics import effective_size, median_interval, series_interval, signs
-from bench.wording import result
 
 approx_nan = pytest.approx(math.nan, nan_ok=True)
 
@@ -73,9 +73,13 @@ def test_the_interval_that_ends_a_window_is_printed_flagged_and_tabled(seed: int
     record = run(spec(measure={"width": width}), steps=steps(window))
     row = run_table([record]).iloc[0]
     assert [row["step_s_low"], row["step_s_high"]] == (pytest.approx(found) if found else [approx_nan, approx_nan])
-    assert (f"{found[0]:.4g}–{found[1]:.4g}" in result(record)) if found else ("95 %" not in result(record))
+    assert (
+        (f"{found[0]:.4g}–{found[1]:.4g}" in describe_result(record))
+        if found
+        else ("95 %" not in describe_result(record))
+    )
     narrow = found is not None and bool(found[1] - found[0] <= width * np.median(window))
-    assert (closes(window, 10.0, MeasureSpec(width=width)) == "width") is narrow
+    assert (find_stop_reason(window, 10.0, MeasureSpec(width=width)) == "width") is narrow
     assert ("wide" not in row["flags"].split()) is narrow
 
 

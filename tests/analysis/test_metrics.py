@@ -8,18 +8,18 @@ import pytest
 import yaml
 from records import MIB, failed, machine, memory, results, run, run_table, save, spec, steps
 
-from analysis.prices import priced
-from analysis.table import plain
+from analysis.prices import add_prices
+from analysis.table import list_rows
 from bench.cli import main
 from bench.errors import UserError
-from bench.predict.flops import flops_per_step
+from bench.predict.flops import compute_flops_per_step
 from bench.record import RankMemory, Tokens
 
 SECONDS = steps((0.1,) * 30)
 
 
 def row(record) -> SimpleNamespace:
-    return SimpleNamespace(**plain(run_table([record]))[0])
+    return SimpleNamespace(**list_rows(run_table([record]))[0])
 
 
 def test_tokens_are_counted_by_side_and_padding_apart() -> None:
@@ -48,7 +48,7 @@ def test_time_per_sample_is_of_the_whole_window_whatever_its_steps_add_up_to() -
 
 def test_hardware_flops_count_what_is_computed_again() -> None:
     of = spec(activation_checkpointing=True)
-    flops = flops_per_step(of)
+    flops = compute_flops_per_step(of)
     told = row(run(of, steps=SECONDS))
     assert told.hardware_tflops_per_device == pytest.approx(flops.hardware / 0.1 / 2 / 1e12)
     assert told.hardware_tflops_per_device > told.model_tflops_per_device
@@ -101,22 +101,22 @@ def test_cost_follows_from_the_price_that_the_user_gave() -> None:
 def test_a_price_can_be_given_afterwards_and_wins() -> None:
     dear = machine().model_copy(update={"price_per_device_hour": 99.0})
     table = run_table([run(steps=SECONDS), run(spec("zero2"), steps=SECONDS, machine=dear), failed("oom")])
-    told = plain(priced(table, 3.6))
+    told = list_rows(add_prices(table, 3.6))
     assert [one["cost_per_million_tokens"] for one in told] == [pytest.approx(5.0), pytest.approx(5.0), None]
     others = table.columns.drop("cost_per_million_tokens")
-    assert priced(table, 3.6)[others].equals(table[others])
-    assert list(priced(table, 3.6).columns) == list(table.columns)
+    assert add_prices(table, 3.6)[others].equals(table[others])
+    assert list(add_prices(table, 3.6).columns) == list(table.columns)
 
 
 def test_a_summary_can_be_priced_as_well() -> None:
-    summary = priced(results(run(steps=SECONDS), failed("oom", spec("zero2"))).summary, 3.6)
-    assert [one["cost_per_million_tokens"] for one in plain(summary)] == [pytest.approx(5.0), None]
+    summary = add_prices(results(run(steps=SECONDS), failed("oom", spec("zero2"))).summary, 3.6)
+    assert [one["cost_per_million_tokens"] for one in list_rows(summary)] == [pytest.approx(5.0), None]
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, math.nan, math.inf])
 def test_what_is_no_price_is_refused(price: float) -> None:
     with pytest.raises(UserError, match="not positive; give what a device costs per hour"):
-        priced(run_table([run()]), price)
+        add_prices(run_table([run()]), price)
 
 
 def test_the_table_takes_a_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def test_runs_come_in_an_order_that_people_expect(tmp_path: Path) -> None:
     save(tmp_path, *(run(spec(engine, micro, ranks)) for ranks, engine, micro in reversed(asked)))
     table = analysis.load(tmp_path)
     assert list(zip(table["world_size"], table["engine"], table["micro"], strict=True)) == asked
-    whole = reading.read([tmp_path]).records.values()
+    whole = reading.read_records([tmp_path]).records.values()
     assert [(r.spec.world_size, r.spec.engine.name, r.spec.batch.micro) for r in whole] == asked
 
 

@@ -58,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of those; tests only read it."""
     folder = tmp_path_factory.mktemp("reports") / "new" / "out"
-    assert report.write(results.read([runs]), folder) == folder / "report.html"
+    assert report.write_report(results.read([runs]), folder) == folder / "report.html"
     return folder
 
 
@@ -137,7 +137,7 @@ def test_several_nodes_show_what_becomes_of_the_studys_claims(svg_alone: None, t
     records = [run(spec(engine, nodes=nodes), steps=steps((s,) * 30)) for (engine, nodes), s in seconds.items()]
     out = tmp_path / "out"
     saved = save(tmp_path / "runs", *records, failed("oom", spec("zero3", nodes=2)))
-    report.write(results.read([saved]), out)
+    report.write_report(results.read([saved]), out)
     page = Page((out / "report.html").read_text())
     assert "an analogue and not a reproduction" in page.words and "tiny (0.000402M parameters) on cpu." in page.words
     assert {"claims.csv", "claims.md", "scaling.csv", "scaling.tex"} < {link["href"] for link in page.all("a")}
@@ -150,7 +150,7 @@ def test_a_second_report_replaces_the_first_and_nothing_else(runs: Path, out: Pa
     (again / "figures").mkdir(parents=True)
     (again / "notes.txt").write_text("mine")
     (again / "report.html").write_text("old")
-    report.write(results.read([runs]), again)
+    report.write_report(results.read([runs]), again)
     assert {path: (again / path).read_bytes() for path in first} == first, "equal records give equal files"
     assert (again / "notes.txt").read_text() == "mine"
     assert not list(again.glob(".new-*"))
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_leaves_the_older_report(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(UserError, match="No space left"):
-        report.write(results.read([runs]), out)
+        report.write_report(results.read([runs]), out)
     assert (out / "runs.csv").read_text() == "old"
     assert not list(out.glob(".new-*"))
 
@@ -179,4 +179,4 @@ def test_a_disk_that_fills_up_leaves_the_older_report(
 def test_a_file_in_the_way_is_said(svg_alone: None, runs: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UserError, match="choose another --out"):
-        report.write(results.read([runs]), tmp_path / "out")
+        report.write_report(results.read([runs]), tmp_path / "out")

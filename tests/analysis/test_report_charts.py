@@ -6,21 +6,21 @@ import plotly.graph_objects
 import pytest
 from records import MIB, failed, memory, results, run, scattered, spec, steps
 
-from analysis.report.charts import COLOURS, Chart, Page, colour, key_of, symbol
-from analysis.report.facets import facets, place
-from analysis.report.interactive import charts
+from analysis.report.charts import COLOURS, Chart, Page, build_row_key, choose_colour, choose_symbol
+from analysis.report.facets import find_facets, find_place
+from analysis.report.interactive import build_charts
 from analysis.results import Results
-from analysis.scaling.curves import curves
-from analysis.table import plain
+from analysis.scaling.curves import build_curves
+from analysis.table import list_rows
 from bench.record import RunRecord
 
 WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def drawn(of: Results) -> dict[str, Chart]:
-    among = facets(plain(of.table))
-    places = {key_of(row): index for index, row in enumerate(plain(of.summary))}
-    return {chart.name: chart for chart in charts(of.summary, curves(of), Page(among, places))}
+    among = find_facets(list_rows(of.table))
+    places = {build_row_key(row): index for index, row in enumerate(list_rows(of.summary))}
+    return {chart.name: chart for chart in build_charts(of.summary, build_curves(of), Page(among, places))}
 
 
 def at(engine: str, micro: int = 2, seconds: tuple[float, ...] = WINDOW, **more: Any) -> RunRecord:
@@ -54,7 +54,7 @@ def test_throughput_is_drawn_where_it_was_measured_with_its_interval() -> None:
     assert ddp["y"] == pytest.approx([40 * 30 / sum(WINDOW), 80 * 30 / sum(WINDOW)])
     assert [round(x) for x in ddp["x"]] == [0, 1]
     assert panel["layout"]["xaxis"]["ticktext"] == ["2", "4", "8"]
-    summary = plain(sweep().summary)[0]
+    summary = list_rows(sweep().summary)[0]
     assert ddp["y"][0] + ddp["error_y"]["array"][0] == pytest.approx(summary["tokens_per_s_high"])
     assert ddp["y"][0] - ddp["error_y"]["arrayminus"][0] == pytest.approx(summary["tokens_per_s_low"])
 
@@ -117,17 +117,17 @@ def test_scaling_is_drawn_where_node_counts_differ() -> None:
 
 def test_facets_are_what_differs_and_a_point_knows_its_place_among_them() -> None:
     of = sweep()
-    among = facets(plain(of.table))
+    among = find_facets(list_rows(of.table))
     assert [(facet.column, facet.texts) for facet in among] == [
         ("engine", ("ddp", "zero1")), ("micro", ("2", "4", "8")), ("outcome", ("ok", "oom")),
     ]  # fmt: skip
-    assert [place(row, among) for row in plain(of.table)] == ["0,0,0", "0,1,0", "0,2,1", "1,0,0", "1,2,0"]
+    assert [find_place(row, among) for row in list_rows(of.table)] == ["0,0,0", "0,1,0", "0,2,1", "1,0,0", "1,2,0"]
     (panel,) = drawn(of)["throughput"].panels
     assert numbers(panel)["ddp"]["customdata"][1] == {"f": "0,1,0", "c": 1}
 
 
 def test_colours_that_come_again_have_another_symbol() -> None:
-    looks = [(colour(index), symbol(index)) for index in range(2 * len(COLOURS))]
+    looks = [(choose_colour(index), choose_symbol(index)) for index in range(2 * len(COLOURS))]
     assert len(set(looks)) == len(looks)
 
 

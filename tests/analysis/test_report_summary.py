@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from records import MIB, failed, machine, memory, results, run, scattered, spec, steps
 
-from analysis.report.asked import asked
-from analysis.report.doubts import doubts
-from analysis.report.evidence import evidence
-from analysis.report.findings import Findings, findings
-from analysis.report.headline import told, winners
-from analysis.report.page import page
+from analysis.report.caveats import list_caveats
+from analysis.report.evidence import read_evidence
+from analysis.report.findings import ReportFindings, compute_findings
+from analysis.report.headline import describe_answers, describe_winners
+from analysis.report.page import render_page
+from analysis.report.setup import describe_setup
 from analysis.results import Results
 from bench.record import RunRecord
 
@@ -27,14 +27,16 @@ def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
 
 
 def doubted(of: Results) -> str:
-    found = findings(of)
-    return " ".join(doubts(of, found.best, found.drifts, found.origin))
+    found = compute_findings(of)
+    return " ".join(list_caveats(of, found.best, found.drifts, found.origin))
 
 
 def test_what_varies_is_told_apart_from_what_was_held_equal() -> None:
-    found = asked(findings(results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3")))).rows)
+    found = describe_setup(
+        compute_findings(results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3")))).rows
+    )
     assert found.varied == (("engine", "ddp, zero1, zero3"), ("micro-batch", "2, 4"))
-    assert {"model": "tiny", "nodes": "1", "precision": "fp32"}.items() <= dict(found.held).items()
+    assert {"model": "tiny", "nodes": "1", "precision": "fp32"}.items() <= dict(found.constant).items()
     assert found.ran == "3 runs of 3 configurations: 2 ok, 1 oom"
 
 
@@ -43,7 +45,7 @@ def test_the_answer_names_the_fastest_its_ties_and_who_is_slower() -> None:
     times = {"ddp": (0.09, 0.1, 0.11), "zero1": (0.09, 0.105, 0.12), "zero2": (0.2, 0.201, 0.202)}
     records = [record for engine, seconds in times.items() for record in allocations(engine, *seconds)]
     records += allocations("zero3", 0.4, 0.401, 0.402, memory=lean)
-    (answer,) = told(findings(results(*records, failed("oom", spec("zero0")))).best)
+    (answer,) = describe_answers(compute_findings(results(*records, failed("oom", spec("zero0")))).best)
     assert (answer.name, answer.fastest, answer.rate) == ("tiny · 2 ranks", "ddp, micro 2", "400.0")
     assert answer.interval.replace("\xa0", " ").endswith("(75 %, range of repeats, n = 3)")
     (tie,) = answer.tied
@@ -51,28 +53,30 @@ def test_the_answer_names_the_fastest_its_ties_and_who_is_slower() -> None:
     assert answer.slower.replace("\xa0", " ").startswith(
         "2 others are detectably slower, the next of them zero2, micro 2: +100 %, 95 %: +"
     )
-    assert (answer.untold, answer.leanest, answer.peak) == ("", "zero3, micro 2", "2.000 MiB")
+    assert (answer.undecided, answer.leanest, answer.peak) == ("", "zero3, micro 2", "2.000 MiB")
     assert answer.failed == "1 oom"
 
 
 def test_one_run_each_is_answered_with_an_effect_and_without_a_verdict() -> None:
-    (answer,) = told(findings(results(at("ddp", 0.10, 0.01), at("zero2", 0.20), at("zero3", 0.40))).best)
+    (answer,) = describe_answers(
+        compute_findings(results(at("ddp", 0.10, 0.01), at("zero2", 0.20), at("zero3", 0.40))).best
+    )
     assert (answer.fastest, answer.tied, answer.slower) == ("ddp, micro 2", (), "")
-    assert answer.untold.replace("\xa0", " ").startswith(
+    assert answer.undecided.replace("\xa0", " ").startswith(
         "2 others took longer in these runs, too few repeats to tell, the next of them zero2, micro 2: +100 %, 95 %: +"
     )
 
 
 def test_where_nothing_was_measured_the_answer_says_so() -> None:
-    (answer,) = told(findings(results(failed("oom"), failed("error", spec("zero2")))).best)
+    (answer,) = describe_answers(compute_findings(results(failed("oom"), failed("error", spec("zero2")))).best)
     assert (answer.fastest, answer.tied, answer.slower) == ("", (), "")
     assert answer.failed == "1 oom, 1 error"
 
 
 def test_of_several_questions_the_engines_that_win_are_counted() -> None:
     one, two = [at("ddp", 0.1), at("zero1", 0.3)], [run(spec(e, ranks=1), steps=steps((0.1,) * 30)) for e in ("ddp",)]
-    assert winners(findings(results(*one, *two)).best) == "ddp in 2 of 2"
-    assert winners(findings(results(*one)).best) == ""
+    assert describe_winners(compute_findings(results(*one, *two)).best) == "ddp in 2 of 2"
+    assert describe_winners(compute_findings(results(*one)).best) == ""
 
 
 def test_one_run_each_is_a_doubt_and_so_are_comparisons_within_runs() -> None:
@@ -97,7 +101,7 @@ def controls(first: float, last: float) -> Results:
 
 
 def test_a_control_point_that_became_slower_is_a_doubt() -> None:
-    (found,) = findings(controls(0.1, 0.12)).drifts
+    (found,) = compute_findings(controls(0.1, 0.12)).drifts
     assert found.drift.change == pytest.approx(0.2)
     assert (found.allocation, found.configuration) == ("7", "ddp, micro 2")
     assert "too few to tell drift" in doubted(controls(0.1, 0.12))
@@ -115,16 +119,16 @@ def test_one_that_did_not_is_said_to() -> None:
 
 
 def test_drift_is_not_sought_across_allocations_or_outside_of_slurm() -> None:
-    assert not findings(results(*allocations("ddp", 0.1, 0.2))).drifts
+    assert not compute_findings(results(*allocations("ddp", 0.1, 0.2))).drifts
     here = [at("ddp", 0.1), at("ddp", 0.2, repeat=1)]
-    assert not findings(results(*here, failed("error", spec("ddp"), repeat=2))).drifts
+    assert not compute_findings(results(*here, failed("error", spec("ddp"), repeat=2))).drifts
 
 
 def test_the_studies_are_quoted_in_their_own_words_and_a_price_makes_costs() -> None:
     around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}, "question": "Which?"}
     record = at("ddp", 0.1)
     asking = record.model_copy(update={"circumstance": type(record.circumstance).model_validate(around)})
-    found: Findings = findings(results(asking), price=3.6)
+    found: ReportFindings = compute_findings(results(asking), price=3.6)
     assert found.asked == ("Which?",)
     # 400 tokens/s on 2 devices at 3.6 an hour: 0.002 a second, 5 for a million
     assert [row["cost_per_million_tokens"] for row in found.rows] == [pytest.approx(5.0)]
@@ -133,16 +137,16 @@ def test_the_studies_are_quoted_in_their_own_words_and_a_price_makes_costs() -> 
 
 def test_what_differs_between_machines_is_told_and_what_does_not_is_not() -> None:
     fast = machine(fp32=2.0).model_copy(update={"name": "fast"})
-    origin = findings(results(run(machine=machine(fp32=1.0)), run(machine=fast))).origin
+    origin = compute_findings(results(run(machine=machine(fp32=1.0)), run(machine=fast))).origin
     assert [(fact.name, fact.values) for fact in origin.unlike] == [("peak tflops", ("fp32 1", "fp32 2"))]
-    assert not findings(results(run(), run(repeat=1))).origin.unlike
+    assert not compute_findings(results(run(), run(repeat=1))).origin.unlike
 
 
 @pytest.mark.parametrize(("questions", "sentences"), [(6, True), (7, False)])
 def test_many_questions_are_answered_by_a_table(questions: int, sentences: bool) -> None:
     of = results(*(run(spec(model={"name": f"m{n}"}), steps=steps((0.1,) * 30)) for n in range(questions)))
-    left = {place: evidence(of, place) for place in range(questions)}
-    html = page(findings(of), None, [], left)
+    left = {place: read_evidence(of, place) for place in range(questions)}
+    html = render_page(compute_findings(of), None, [], left)
     answer = html[html.index('id="answer"') : html.index('id="sure"')]
     assert answer.count("is the fastest that was measured") == (questions if sentences else 0)
     assert ('data-table="best"' in answer) is not sentences

@@ -10,12 +10,12 @@ from records import failed, results, run, save, scattered, spec, steps
 from analysis import results as reading
 from analysis.formats.latex import LONG, to_latex
 from analysis.formats.markdown import to_markdown
-from analysis.report import shown
-from analysis.report.details import details
-from analysis.report.evidence import Evidence, evidence, pretty, tail
-from analysis.report.files import tables
-from analysis.report.findings import findings
-from analysis.table import plain, read_csv
+from analysis.report import limits
+from analysis.report.details import build_details
+from analysis.report.evidence import Evidence, format_record, read_evidence, read_tail
+from analysis.report.files import render_tables
+from analysis.report.findings import compute_findings
+from analysis.table import list_rows, read_csv
 from bench.spec import RunSpec
 
 QUIET = steps(scattered(0.09, 0.1, 0.11))
@@ -26,7 +26,7 @@ def files() -> dict[str, str]:
     of = results(
         run(spec("ddp"), steps=QUIET), failed("oom", spec("zero3"), reason="50 % | full_up"), run(spec("ddp", nodes=2))
     )
-    return {name: content.decode() for name, content in tables(findings(of)).items()}
+    return {name: content.decode() for name, content in render_tables(compute_findings(of)).items()}
 
 
 def test_the_runs_as_csv_are_exact(files: dict[str, str], tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ DECODER = {
     ],
 )
 def test_a_rate_says_which_tokens_it_counts(specs: list[RunSpec], unit: str) -> None:
-    of = tables(findings(results(*(run(one, steps=QUIET) for one in specs))))
+    of = render_tables(compute_findings(results(*(run(one, steps=QUIET) for one in specs))))
     assert f"throughput ({unit})" in of["configurations.md"].decode().splitlines()[0]
 
 
@@ -64,7 +64,7 @@ def test_tables_for_readers_have_units_and_digits_and_say_what_failed(files: dic
 
 def test_there_is_scaling_where_node_counts_differ(files: dict[str, str]) -> None:
     assert {"scaling.csv", "scaling.md", "scaling.tex"} <= files.keys()
-    assert not any(name.startswith(("scal", "cross")) for name in tables(findings(results(run()))))
+    assert not any(name.startswith(("scal", "cross")) for name in render_tables(compute_findings(results(run()))))
 
 
 def test_latex_is_that_of_pandas_with_the_rules_of_booktabs() -> None:
@@ -90,13 +90,13 @@ def test_a_markdown_cell_stays_one_cell_and_its_text_text() -> None:
 def test_the_tail_of_a_log_is_its_last_lines_whole(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_bytes(b"".join(b"%d \xff\n" % number for number in range(50_000)))
-    assert tail(log, 2) == "49998 \ufffd\n49999 \ufffd"
-    assert tail(log, 10**6).splitlines()[0].split()[0].isdigit()
-    assert tail(tmp_path / "none") == ""
+    assert read_tail(log, 2) == "49998 \ufffd\n49999 \ufffd"
+    assert read_tail(log, 10**6).splitlines()[0].split()[0].isdigit()
+    assert read_tail(tmp_path / "none") == ""
 
 
 def test_a_record_is_read_with_series_on_one_line_and_long_ones_cut() -> None:
-    told = pretty(run(steps=steps((0.25,) * 60, cut=0)))
+    told = format_record(run(steps=steps((0.25,) * 60, cut=0)))
     plain = json.loads(told)
     assert plain["observations"]["steps"]["step_s"][:2] == [0.25, 0.25]
     assert plain["observations"]["steps"]["step_s"][-1] == "… 20 more in record.json"
@@ -106,33 +106,34 @@ def test_a_record_is_read_with_series_on_one_line_and_long_ones_cut() -> None:
 def test_a_record_that_is_gone_leaves_the_row(tmp_path: Path) -> None:
     of = reading.read([save(tmp_path, run())])
     next(tmp_path.rglob("record.json")).unlink()
-    left = evidence(of, 0)
+    left = read_evidence(of, 0)
     assert left.record is None and left.folder.name == "0.0"
-    (told,) = details([], plain(of.table), [left])["runs"]
+    (told,) = build_details([], list_rows(of.table), [left])["runs"]
     assert told[3] == ""
 
 
 def test_too_much_text_leaves_out_good_runs_first_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = run(), failed("oom", spec("zero2"))
-    rows = plain(results(good, bad).table)
-    monkeypatch.setattr("analysis.report.details.TEXT_BYTES", len(pretty(bad)))
+    rows = list_rows(results(good, bad).table)
+    monkeypatch.setattr("analysis.report.details.TEXT_BYTES", len(format_record(bad)))
     kept = [
-        told[3] is not None for told in details([], rows, [Evidence(Path(), one, "") for one in (good, bad)])["runs"]
+        told[3] is not None
+        for told in build_details([], rows, [Evidence(Path(), one, "") for one in (good, bad)])["runs"]
     ]
     assert kept == [False, True]
 
 
 def test_of_too_many_runs_every_configuration_has_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown, "MOST_ROWS", 3)
-    rows = plain(results(*(run(spec(engine), repeat=n) for engine in ("ddp", "zero1") for n in range(3))).table)
-    assert [(rows[one]["engine"], rows[one]["repeat"]) for one in shown.runs_shown(rows)] == [
+    monkeypatch.setattr(limits, "MOST_ROWS", 3)
+    rows = list_rows(results(*(run(spec(engine), repeat=n) for engine in ("ddp", "zero1") for n in range(3))).table)
+    assert [(rows[one]["engine"], rows[one]["repeat"]) for one in limits.select_runs(rows)] == [
         ("ddp", 0), ("ddp", 1), ("zero1", 0),
     ]  # fmt: skip
 
 
 def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analysis.report.files.MOST_ROWS", 1)
-    files = tables(findings(results(run(), run(repeat=1), run(repeat=2))))
+    files = render_tables(compute_findings(results(run(), run(repeat=1), run(repeat=2))))
     assert files["runs.md"].decode().splitlines()[-1] == "2 more rows stand in runs.csv."
     assert files["runs.tex"].decode().splitlines()[0] == "% 2 more rows stand in runs.csv."
     assert isinstance(pd.DataFrame(), pd.DataFrame) and len(files["runs.csv"].splitlines()) == 1 + 3
@@ -148,7 +149,7 @@ def test_the_law_and_the_crossovers_have_tables_of_their_own() -> None:
         for nodes, s in zip((1, 2, 3, 4, 6), of_engine, strict=True)
         for repeat, by in enumerate((0.999, 1.0, 1.001))
     ]
-    files = {name: content.decode() for name, content in tables(findings(results(*runs))).items()}
+    files = {name: content.decode() for name, content in render_tables(compute_findings(results(*runs))).items()}
     assert "zero3 overtakes zero2 between 2 and 3 nodes" in files["crossovers.md"]
     assert files["scalability_law.csv"].count("\n") == 3
     assert "1, 2, 3, 4, 6 nodes" in files["scalability_law.md"]

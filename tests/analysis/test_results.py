@@ -7,8 +7,8 @@ import pytest
 from records import LOSSES, MIB, failed, results, run, save, spec, steps
 
 from analysis.results import read
-from analysis.table import plain
-from analysis.variants import variants
+from analysis.table import list_rows
+from analysis.variants import describe_variants
 from bench.spec import RunSpec, config_id
 
 
@@ -16,13 +16,13 @@ def test_the_runs_behind_a_row_are_its_timed_steps_by_allocation() -> None:
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     shared = [run(repeat=i, steps=steps((s,) * 6, cut=2), environment=slurm) for i, s in enumerate((0.1, 0.3))]
     found = results(*shared, run(repeat=2, steps=steps((0.2,) * 6)), failed("oom", repeat=3))
-    (row,) = plain(found.summary)
+    (row,) = list_rows(found.summary)
     assert found.runs(row) == {"7": [0.1] * 6 + [0.3] * 6, "run2": [0.2] * 6}
 
 
 def test_a_row_without_a_number_has_no_runs() -> None:
     found = results(failed("oom"))
-    assert [found.runs(row) for row in plain(found.summary)] == [{}]
+    assert [found.runs(row) for row in list_rows(found.summary)] == [{}]
 
 
 def test_specs_are_found_by_their_id() -> None:
@@ -55,7 +55,7 @@ def test_traces_stand_in_the_rows_of_the_table() -> None:
 
 def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
     found = results(run(repeat=1), failed("node_failure"), run(attempt=1))
-    assert [found.behind(row) for row in plain(found.summary)] == [[2, 0]]
+    assert [found.behind(row) for row in list_rows(found.summary)] == [[2, 0]]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
 )
 def test_a_variant_is_what_no_column_shows(change: dict[str, object], told: tuple[str, str]) -> None:
     one, other = spec(), spec(**change)  # type: ignore[arg-type]
-    assert tuple(variants({"a": one, "b": other}).values()) == told
+    assert tuple(describe_variants({"a": one, "b": other}).values()) == told
 
 
 def test_an_option_that_one_leaves_out_is_its_default() -> None:
     bare = spec()
     engine = bare.engine.model_dump() | {"options": {"reduce_bucket_size": 1000}}
-    told = variants({"a": bare, "b": bare.model_copy(update={"engine": bare.engine.model_validate(engine)})})
+    told = describe_variants({"a": bare, "b": bare.model_copy(update={"engine": bare.engine.model_validate(engine)})})
     assert told == {"a": "reduce_bucket_size=default", "b": "reduce_bucket_size=1000"}

@@ -8,10 +8,10 @@ from records import MIB, failed, machine, memory, observed, run, run_table, scat
 
 from analysis import columns as columns_module
 from analysis import metrics as metrics_package
-from analysis.columns import SHOWN, columns
-from analysis.table import plain
+from analysis.columns import SHOWN, list_columns
+from analysis.table import list_rows
 from bench import plugins
-from bench.predict.flops import flops_per_step
+from bench.predict.flops import compute_flops_per_step
 from bench.record import Link, Outcome
 from bench.spec import RunSpec
 
@@ -38,7 +38,7 @@ UNITS = {
 
 
 def row(record, *others) -> SimpleNamespace:
-    return SimpleNamespace(**plain(run_table([record, *others]))[0])
+    return SimpleNamespace(**list_rows(run_table([record, *others]))[0])
 
 
 def test_the_columns_are_these_in_this_order() -> None:
@@ -48,7 +48,7 @@ def test_the_columns_are_these_in_this_order() -> None:
 
 
 def test_every_column_says_what_it_means_and_its_unit() -> None:
-    for column in columns().values():
+    for column in list_columns().values():
         assert column.meaning
         assert column.unit in UNITS
         assert column.better in ("more", "less", "neither")
@@ -83,7 +83,7 @@ def test_throughput_is_no_mean_of_rates() -> None:
 
 def test_utilisation_is_of_the_dense_peak_in_the_precision_used() -> None:
     of = spec(precision="bf16", activation_checkpointing=True)
-    flops = flops_per_step(of)
+    flops = compute_flops_per_step(of)
     told = row(run(of, steps=steps((0.5,) * 30), machine=machine(bf16=2e-6, fp32=1.0)))
     assert told.model_tflops_per_device == pytest.approx(flops.model / 0.5 / 2 / 1e12)
     assert told.mfu == pytest.approx(flops.model / 0.5 / 2 / 2e6)
@@ -217,9 +217,9 @@ def test_a_new_file_is_a_new_column(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _forget_metrics() -> None:
-    plugins._shipped.cache_clear()
-    metrics_package.metrics.cache_clear()
+    plugins._list_shipped.cache_clear()
+    metrics_package.load_metrics.cache_clear()
 
 
 def test_order_names_no_column_that_does_not_exist() -> None:
-    assert set(columns_module.ORDER) == set(columns())
+    assert set(columns_module.ORDER) == set(list_columns())

@@ -3,14 +3,14 @@ import math
 import pytest
 from records import failed, memory, run, run_table, scattered, spec, steps
 
-from analysis.questions import by_question, name
+from analysis.questions import group_by_question, name_question
 from analysis.stats.series import rate_interval
 from analysis.summary import COLUMNS, summarise
-from analysis.table import plain
+from analysis.table import list_rows
 
 
 def rows(*records):
-    return plain(summarise(run_table(records)))
+    return list_rows(summarise(run_table(records)))
 
 
 def lasting(*seconds, **more):
@@ -116,22 +116,22 @@ def test_an_empty_table_has_an_empty_summary() -> None:
 
 def test_questions_are_named_by_what_sets_them_apart() -> None:
     records = [run(), run(spec(ranks=1)), run(spec(precision="bf16")), run(spec(nodes=4))]
-    questions = [question for question, _ in by_question(summarise(run_table(records)))]
-    assert [name(question, questions) for question in questions] == [
+    questions = [question for question, _ in group_by_question(summarise(run_table(records)))]
+    assert [name_question(question, questions) for question in questions] == [
         "tiny · 2 ranks · fp32", "tiny · 1 rank · fp32", "tiny · 2 ranks · bf16", "tiny · 4 × 2 ranks · fp32",
     ]  # fmt: skip
 
 
 def test_an_environment_is_named_where_two_ran_the_same() -> None:
     records = [run(), run(torch="2.12.0"), run(spec(ranks=1))]
-    questions = [question for question, _ in by_question(summarise(run_table(records)))]
-    assert [name(question, questions) for question in questions] == [
+    questions = [question for question, _ in group_by_question(summarise(run_table(records)))]
+    assert [name_question(question, questions) for question in questions] == [
         "tiny · 2 ranks · env2-2.13.0", "tiny · 2 ranks · env2-2.12.0", "tiny · 1 rank",
     ]  # fmt: skip
 
 
 def test_a_failure_before_its_environment_was_known_stands_with_its_question() -> None:
-    (asked,) = by_question(summarise(run_table([failed("oom", spec(micro=64), torch=None), run()])))
+    (asked,) = group_by_question(summarise(run_table([failed("oom", spec(micro=64), torch=None), run()])))
     assert [row["micro"] for row in asked[1]] == [2, 64]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from records import LOSSES, failed, observed, run, run_table, spec, steps
 
-from analysis.table import plain
+from analysis.table import list_rows
 from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE
 from bench.record import RunRecord
 from bench.spec import EngineSpec, Precision
@@ -25,7 +25,7 @@ def norms(factor: float, step: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def judged(record: RunRecord, *others: RunRecord) -> tuple[str, bool]:
-    first = plain(run_table([record, *others]))[0]
+    first = list_rows(run_table([record, *others]))[0]
     return first["outcome"], "unverified" in first["flags"].split()
 
 
@@ -55,7 +55,7 @@ def test_the_tolerance_is_that_of_the_precision(precision: Precision) -> None:
 
 def test_a_mismatch_is_invalid_names_reference_step_and_difference_and_shows_no_speed() -> None:
     reference = run(spec("ddp"))
-    told = plain(run_table([run(**losses(0.5)), reference]))[0]
+    told = list_rows(run_table([run(**losses(0.5)), reference]))[0]
     assert told["outcome"] == "invalid"
     assert told["tokens_per_s"] is None
     assert told["step_s"] is None
@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_finite_is_no_match() -> None:
 
 def test_a_gradient_of_another_scale_is_invalid_though_the_losses_agree() -> None:
     """Clipping and AdamW divide by the gradient's own size: a sum over ranks trains as their mean does."""
-    told = plain(run_table([run(**norms(8)), run(spec("ddp"))]))[0]
+    told = list_rows(run_table([run(**norms(8)), run(spec("ddp"))]))[0]
     assert (told["outcome"], told["tokens_per_s"]) == ("invalid", None)
     assert "gradient norm is not that of ddp" in told["reason"]
     assert "16.0 instead of 2.0 at step 0, 7 apart, 0.1 allowed" in told["reason"]
@@ -77,7 +77,7 @@ def test_a_gradient_of_another_scale_is_invalid_though_the_losses_agree() -> Non
 
 def test_norms_are_compared_before_losses() -> None:
     both = norms(8, loss=(99.0,) * 35)
-    assert "gradient norm" in plain(run_table([run(**both), run(spec("ddp"))]))[0]["reason"]
+    assert "gradient norm" in list_rows(run_table([run(**both), run(spec("ddp"))]))[0]["reason"]
 
 
 def test_a_norm_may_be_off_by_a_tenth() -> None:

@@ -32,5 +32,5 @@ def installing(folder: Path) -> Iterator[Install]:
 
 def forget() -> None:
     """Have plug-ins looked for anew."""
-    plugins._installed.cache_clear()
-    plugins._complete.cache_clear()
+    plugins._list_installed.cache_clear()
+    plugins._import_complete.cache_clear()

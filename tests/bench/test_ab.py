@@ -15,8 +15,8 @@ import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, alive
 
 from bench import store
-from bench.ab import rounds, sides
-from bench.cli.ab import _small
+from bench.cli.ab import _list_small_overrides
+from bench.comparison import rounds, sides
 from bench.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -82,11 +82,11 @@ def nothing_left(checkout: Path) -> bool:
 
 
 def test_both_sides_run_in_every_round_and_take_turns_in_being_first() -> None:
-    turns = rounds.order(4, seed=0)
+    turns = rounds.order_runs(4, seed=0)
     assert Counter(turns) == Counter((number, side) for number in range(4) for side in (0, 1))
     first = [side for _, side in turns[::2]]
     assert first in ([0, 1, 0, 1], [1, 0, 1, 0])
-    assert {rounds.order(4, seed)[0] for seed in range(10)} == {(0, 0), (0, 1)}, "the seed decides who begins"
+    assert {rounds.order_runs(4, seed)[0] for seed in range(10)} == {(0, 0), (0, 1)}, "the seed decides who begins"
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_a_side_that_does_not_exist_is_one_line_and_leaves_nothing(
     checkout: Path, named: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkout)
-    with pytest.raises(UserError) as error, sides.sides("sound", named, checkout):
+    with pytest.raises(UserError) as error, sides.open_sides("sound", named, checkout):
         pass
     assert str(error.value).startswith(told)
     assert nothing_left(checkout)
 
 
 def test_a_revision_needs_a_checkout(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no checkout of zeroscale here"), sides.sides("HEAD", "HEAD", None):
+    with pytest.raises(UserError, match="no checkout of zeroscale here"), sides.open_sides("HEAD", "HEAD", None):
         pass
 
 
@@ -120,12 +120,12 @@ def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
     python.symlink_to(sys.executable)
     (checkout / "bench" / "new.py").touch()
     monkeypatch.chdir(checkout / "conf")
-    with sides.sides("sound", ".", checkout) as (revision, as_it_is):
+    with sides.open_sides("sound", ".", checkout) as (revision, as_it_is):
         assert revision.commit == git(checkout, "rev-parse", "sound")
         assert revision.code and not (revision.code / "bench" / "new.py").exists()
         assert "careless" not in revision.called and "sound" in revision.called
         assert (as_it_is.code, as_it_is.environment) == (checkout, False)
-    with sides.sides(str(python), str(python.parent.parent), checkout) as (one, other):
+    with sides.open_sides(str(python), str(python.parent.parent), checkout) as (one, other):
         assert one == other._replace(name=one.name, called=one.called)
         assert (one.python, one.code, one.environment) == (python, checkout, True), "the link is not followed"
         assert (one.name, other.name) == ("a-torch-2.12", "b-torch-2.12")
@@ -138,8 +138,10 @@ def test_rounds_are_added_by_doubling_up_to_the_most() -> None:
 
 
 def test_overrides_change_the_small_point_and_leave_the_rest_of_it() -> None:
-    assert {"model=tiny", "engine=zero2", "engine.reduce_bucket_size=1000000", "batch.micro=4"} <= set(_small([]))
-    small = _small(["engine=ddp", "batch.micro=2", "measure.max_s=9"])
+    assert {"model=tiny", "engine=zero2", "engine.reduce_bucket_size=1000000", "batch.micro=4"} <= set(
+        _list_small_overrides([])
+    )
+    small = _list_small_overrides(["engine=ddp", "batch.micro=2", "measure.max_s=9"])
     assert not [word for word in small if word.startswith(("engine", "batch.micro", "measure.max_s="))]
     assert {"model=tiny", "devices_per_node=2", "measure.width=0.05"} <= set(small)
 

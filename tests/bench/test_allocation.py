@@ -13,20 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, Command, alive
 
-from bench import config, store
+from bench import store
+from bench.config import compose
 from bench.machine import Machine
 from bench.record import Circumstance, Limits, Network, Outcome, RunRecord
 from bench.spec import RunSpec, config_id
 from bench.sweep import jobs
-from bench.sweep.asked import Todo
+from bench.sweep.definition import RequestedRun
 from bench.sweep.jobs import Job
-from bench.sweep.pruning import kinships
+from bench.sweep.pruning import find_siblings
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-def todo(*overrides: str, repeat: int = 0, limit_min: float = 2, control: bool = False) -> Todo:
-    spec = config.request(config.single([*QUICK, "machine=cpu", *overrides])).spec
+def requested(*overrides: str, repeat: int = 0, limit_min: float = 2, control: bool = False) -> RequestedRun:
+    spec = compose.compose_request(compose.parse_single([*QUICK, "machine=cpu", *overrides])).spec
     circumstance = Circumstance(
         study="s",
         repeat=repeat,
@@ -36,13 +37,13 @@ def todo(*overrides: str, repeat: int = 0, limit_min: float = 2, control: bool =
         limits=Limits(time_limit_min=limit_min, startup_s=PATIENCE_S),
         network=Network(rendezvous_host="127.0.0.1", interface="lo"),
     )
-    return Todo(spec=spec, circumstance=circumstance, config_id=config_id(spec), control=control)
+    return RequestedRun(spec=spec, circumstance=circumstance, config_id=config_id(spec), control=control)
 
 
 class Allocation:
     """A job as `srun` starts it: one process per node, told by Slurm's variables where it is."""
 
-    def __init__(self, study: Path, points: list[Todo], nodes: int = 1, **environment: str) -> None:
+    def __init__(self, study: Path, points: list[RequestedRun], nodes: int = 1, **environment: str) -> None:
         more: dict[str, Any] = {"control": next((p for p in points if p.control), None)}
         job = Job(
             name="s-1", mode="packed", nodes=nodes, devices_per_node=points[0].spec.devices_per_node, time_limit_min=30,
@@ -71,12 +72,12 @@ class Allocation:
         return sorted(found, key=lambda record: (record.circumstance.started_at, record.circumstance.attempt))
 
 
-def at(folder: Path, point: Todo) -> list[store.Attempt]:
-    return store.attempts(folder / point.config_id)
+def at(folder: Path, point: RequestedRun) -> list[store.RunAttempt]:
+    return store.list_attempts(folder / point.config_id)
 
 
 def test_points_follow_each_other_in_fresh_processes_between_two_control_points(tmp_path: Path) -> None:
-    two, four, control = todo("engine=zero2"), todo("engine=ddp"), todo("engine=zero1", control=True)
+    two, four, control = requested("engine=zero2"), requested("engine=ddp"), requested("engine=zero1", control=True)
     allocation = Allocation(tmp_path, [two, four, control])
     allocation.end()
     records = allocation.records()
@@ -85,12 +86,12 @@ def test_points_follow_each_other_in_fresh_processes_between_two_control_points(
     marks = [record.circumstance.launcher["control"] for record in records]
     assert marks == [True, False, False, True]
     assert [a.folder.name for a in at(tmp_path, control)] == ["0.0", "1.0"], "each its own repeat"
-    [(_, spent)] = jobs.allocations(allocation.folder)
+    [(_, spent)] = jobs.list_allocations(allocation.folder)
     assert spent.ended_at and spent.ended_at > spent.began_at
 
 
 def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path) -> None:
-    point = todo("engine=zero2", "devices_per_node=2", "data=text")
+    point = requested("engine=zero2", "devices_per_node=2", "data=text")
     cold = Command(tmp_path / "cold", [*QUICK, "machine=cpu", "engine=zero2", "devices_per_node=2", "data=text"])
     fresh = cold.record()
     allocation = Allocation(tmp_path / "packed", [point], OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
@@ -112,8 +113,8 @@ def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path)
 
 def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_too(tmp_path: Path) -> None:
     points = [
-        todo("nodes=2", "devices_per_node=1", "engine=zero1"),
-        todo("nodes=2", "devices_per_node=1", "engine=ddp"),
+        requested("nodes=2", "devices_per_node=1", "engine=zero1"),
+        requested("nodes=2", "devices_per_node=1", "engine=ddp"),
     ]
     allocation = Allocation(tmp_path, points, nodes=2)
     allocation.end()
@@ -122,9 +123,9 @@ def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_t
 
 
 def test_what_has_an_answer_already_is_not_run_and_what_cannot_finish_is_left(tmp_path: Path) -> None:
-    done, long, short = todo("engine=zero1"), todo("engine=ddp", limit_min=60), todo("engine=zero2")
+    done, long, short = requested("engine=zero1"), requested("engine=ddp", limit_min=60), requested("engine=zero2")
     attempt = store.open_attempt(tmp_path / done.config_id, done.spec, done.circumstance)
-    store.conclude(attempt.folder, Outcome(kind="oom"))
+    store.finalize(attempt.folder, Outcome(kind="oom"))
     said = Allocation(tmp_path, [done, long, short]).end()
     assert "has its answer already" in said and "waits for another job" in said
     assert len(at(tmp_path, done)) == 1 and at(tmp_path, long) == []
@@ -133,27 +134,27 @@ def test_what_has_an_answer_already_is_not_run_and_what_cannot_finish_is_left(tm
 
 def test_an_environment_larger_than_a_message_reaches_the_rank(tmp_path: Path) -> None:
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
-    allocation = Allocation(tmp_path, [todo("devices_per_node=1")], **large)
+    allocation = Allocation(tmp_path, [requested("devices_per_node=1")], **large)
     allocation.end()
     assert [record.outcome.kind for record in allocation.records()] == ["ok"]
 
 
 def test_a_larger_micro_batch_is_pruned_within_the_job(tmp_path: Path) -> None:
-    small, large = todo("batch.micro=2"), todo("batch.micro=4")
-    kin = kinships((point.key, point.spec.model_dump(mode="json")) for point in (small, large))
+    small, large = requested("batch.micro=2"), requested("batch.micro=4")
+    kin = find_siblings((point.key, point.spec.model_dump(mode="json")) for point in (small, large))
     small, large = (point.model_copy(update={"kin": kin[point.key[:2]]}) for point in (small, large))
     for _ in range(2):
         attempt = store.open_attempt(tmp_path / small.config_id, small.spec, small.circumstance)
-        store.conclude(attempt.folder, Outcome(kind="oom"))
+        store.finalize(attempt.folder, Outcome(kind="oom"))
     said = Allocation(tmp_path, [small, large]).end()
     [pruned] = at(tmp_path, large)
     assert pruned.outcome == "pruned" and f"{small.config_id}/0.1" in pruned.reason and pruned.reason in said
 
 
 def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_process(tmp_path: Path) -> None:
-    spec = config.request(config.single([*ENDLESS, "machine=cpu"])).spec
-    point = todo().model_copy(update={"spec": spec, "config_id": config_id(spec)})
-    allocation = Allocation(tmp_path, [point, todo("engine=zero1")])
+    spec = compose.compose_request(compose.parse_single([*ENDLESS, "machine=cpu"])).spec
+    point = requested().model_copy(update={"spec": spec, "config_id": config_id(spec)})
+    allocation = Allocation(tmp_path, [point, requested("engine=zero1")])
     heartbeat = _stepping(tmp_path / point.config_id / "0.0", spec)
     allocation.processes[0].send_signal(signal.SIGTERM)
     allocation.end()
@@ -169,9 +170,9 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
 
 def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> None:
     """Loader processes outlive a rank for a moment; the conductor adopts them."""
-    spec = config.request(config.single([*ENDLESS, "machine=cpu", "devices_per_node=1"])).spec
-    last = todo().model_copy(update={"spec": spec, "config_id": config_id(spec)})
-    loading = [todo("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
+    spec = compose.compose_request(compose.parse_single([*ENDLESS, "machine=cpu", "devices_per_node=1"])).spec
+    last = requested().model_copy(update={"spec": spec, "config_id": config_id(spec)})
+    loading = [requested("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
     allocation = Allocation(tmp_path, [*loading, last])
     [conductor] = allocation.processes
     _stepping(tmp_path / last.config_id / "0.0", spec)
@@ -184,9 +185,9 @@ def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> Non
 
 def test_a_member_whose_fork_server_is_gone_says_so_in_a_line_and_its_node_is_lost(tmp_path: Path) -> None:
     shape = ("nodes=2", "devices_per_node=1")
-    spec = config.request(config.single([*ENDLESS, "machine=cpu", *shape])).spec
-    first = todo(*shape).model_copy(update={"spec": spec, "config_id": config_id(spec)})
-    allocation = Allocation(tmp_path, [first, todo(*shape, "engine=zero1")], nodes=2)
+    spec = compose.compose_request(compose.parse_single([*ENDLESS, "machine=cpu", *shape])).spec
+    first = requested(*shape).model_copy(update={"spec": spec, "config_id": config_id(spec)})
+    allocation = Allocation(tmp_path, [first, requested(*shape, "engine=zero1")], nodes=2)
     conductor, member = allocation.processes
     beat = _stepping(tmp_path / first.config_id / "0.0", spec)
     servers = [

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from started_runs import QUICK
 
-from bench import api, config
-from bench.planning.overrides import texts
+from bench import api
+from bench.config import compose
+from bench.sweep.planning.overrides import format_overrides
 
 GPUS: dict[str, Any] = {"machine": "h100", "devices_per_node": 8}
 
@@ -100,7 +101,7 @@ def test_advice_takes_plain_words_beside_overrides() -> None:
     question = GPUS | {"model": "mt5_xl", "nodes": [1, 2], "engine": ["zero2", "zero3"], "tokens": 1e10}
     answer = api.advise(question | {"deadline": "30d"})
     assert answer.advice.winner.spec.engine.name in ("zero2", "zero3")
-    assert (answer.asked.question.tokens, answer.asked.question.deadline_h) == (1e10, 720)
+    assert (answer.query.question.tokens, answer.query.question.deadline_h) == (1e10, 720)
 
 
 @pytest.mark.parametrize(("call", "told"), [
@@ -121,9 +122,13 @@ def test_what_cannot_be_done_is_one_line(call: Any, told: str) -> None:
     True, None, 3, 1e-5, "zero2", "a b", "it's", "back\\", "back\\'s", {"device": "cpu", "ratio": 0.5}, "5,6", "a=b",
 ])  # fmt: skip
 def test_values_of_a_mapping_arrive_as_they_were_given(value: Any) -> None:
-    assert config.parse(texts({"engine.some_key": value})) == [("engine.some_key", [value])]
-    assert config.parse(texts({"engine.some_key": [value, 1]})) == [("engine.some_key", [value, 1])]
-    assert config.parse(texts({"engine.some_key": [[value, 1]]})) == [("engine.some_key", [[value, 1]])]
+    assert compose.parse_overrides(format_overrides({"engine.some_key": value})) == [("engine.some_key", [value])]
+    assert compose.parse_overrides(format_overrides({"engine.some_key": [value, 1]})) == [
+        ("engine.some_key", [value, 1])
+    ]
+    assert compose.parse_overrides(format_overrides({"engine.some_key": [[value, 1]]})) == [
+        ("engine.some_key", [[value, 1]])
+    ]
 
 
 @pytest.mark.processes

@@ -5,58 +5,61 @@ from typing import Any
 
 import pytest
 
-from bench import cli, config
+from bench import cli
+from bench.config import compose
+from bench.config.rule_fields import collect_fields, list_field_names
 from bench.errors import UserError
-from bench.facts import facts, names
 from bench.spec import config_id
 from bench.study import Study
 
 GROUP_FILES = [
     (group, path.stem)
-    for group in config.GROUPS
-    for path in sorted((config.conf_dir() / group).glob("*.yaml"))
+    for group in compose.GROUPS
+    for path in sorted((compose.find_conf_folder() / group).glob("*.yaml"))
     if path.stem != "hugging_face"  # needs a config file: see below
 ]
 
 
-def ask(*overrides: str, config_dir: Path | None = None) -> config.Request:
-    asked = config.request(config.single(["devices_per_node=2", *overrides]), config_dir)
-    config.check(asked, "cpu")
-    return asked
+def ask(*overrides: str, config_dir: Path | None = None) -> compose.Request:
+    composed = compose.compose_request(compose.parse_single(["devices_per_node=2", *overrides]), config_dir)
+    compose.check(composed, "cpu")
+    return composed
 
 
 @pytest.mark.parametrize(("group", "name"), GROUP_FILES)
 def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
-    asked = config.request([(group, name), ("devices_per_node", 2)])
+    composed = compose.compose_request([(group, name), ("devices_per_node", 2)])
     if group == "launcher":  # slurm_<site> is slurm with a site's options
-        assert asked.launcher == name.partition("_")[0]
+        assert composed.launcher == name.partition("_")[0]
     elif group == "measure":
-        assert asked.spec.measure.min_s == {"full": 20, "quick": 5, "smoke": 2}[name]
+        assert composed.spec.measure.min_s == {"full": 20, "quick": 5, "smoke": 2}[name]
     elif group == "objective":
-        assert asked.spec.objective == name
+        assert composed.spec.objective == name
     else:
-        assert (asked.machine if group == "machine" else getattr(asked.spec, group)).name == name
+        assert (composed.machine if group == "machine" else getattr(composed.spec, group)).name == name
 
 
-@pytest.mark.parametrize("path", sorted((config.conf_dir() / "study").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((compose.find_conf_folder() / "study").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_study_says_what_it_asks_costs_and_shows(path: Path) -> None:
-    assert config.study(path.stem).name == path.stem
+    assert compose.read_study(path.stem).name == path.stem
     head = path.read_text().splitlines()[:8]
     assert [any(line.startswith(f"# {word}") for line in head) for word in ("Asks:", "Costs:", "Shows:")] == [True] * 3
 
 
 def test_groups_and_values_are_chosen_in_hydras_grammar() -> None:
-    asked = ask("model=mt5_base", "engine=zero3", "batch.micro=8", "optimizer.betas=[0.8,0.99]", "+seed=3")
-    assert asked.spec.model.parameters == 582_401_280
-    assert asked.spec.engine.options["stage"] == 3
-    assert asked.spec.batch.micro == 8
-    assert asked.spec.optimizer.betas == (0.8, 0.99)
-    assert asked.spec.seed == 3
+    composed = ask("model=mt5_base", "engine=zero3", "batch.micro=8", "optimizer.betas=[0.8,0.99]", "+seed=3")
+    assert composed.spec.model.parameters == 582_401_280
+    assert composed.spec.engine.options["stage"] == 3
+    assert composed.spec.batch.micro == 8
+    assert composed.spec.optimizer.betas == (0.8, 0.99)
+    assert composed.spec.seed == 3
 
 
 def test_options_of_the_zero_section_are_reached_without_a_plus() -> None:
-    asked = ask("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native")
-    assert asked.spec.engine.options["offload_optimizer"]["device"] == "cpu"
+    composed = ask("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native")
+    assert composed.spec.engine.options["offload_optimizer"]["device"] == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -105,12 +108,12 @@ def test_a_precision_that_the_machine_cannot_compute_in_is_refused() -> None:
 def test_a_model_of_ones_own_is_a_shape_in_a_yaml(tmp_path: Path) -> None:
     tmp_path = tmp_path / "my conf, isn't it"
     (tmp_path / "model").mkdir(parents=True)
-    text = (config.conf_dir() / "model" / "tiny.yaml").read_text()
+    text = (compose.find_conf_folder() / "model" / "tiny.yaml").read_text()
     own = text.replace("name: tiny", "name: mine").replace("parameters: 2116352", "parameters: null")
     (tmp_path / "model" / "mine.yaml").write_text(own)
-    asked = ask("model=mine", config_dir=tmp_path)
-    assert asked.spec.model.name == "mine"
-    assert asked.spec.model.parameters is None
+    composed = ask("model=mine", config_dir=tmp_path)
+    assert composed.spec.model.name == "mine"
+    assert composed.spec.model.parameters is None
 
 
 def test_a_model_of_ones_own_is_a_hugging_face_config_file(tmp_path: Path) -> None:
@@ -119,9 +122,9 @@ def test_a_model_of_ones_own_is_a_hugging_face_config_file(tmp_path: Path) -> No
         '{"model_type": "mt5", "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_heads": 6,'
         ' "vocab_size": 250112, "feed_forward_proj": "gated-gelu"}'
     )
-    asked = ask("model=hugging_face", f"model.config_file={file}", "model.name=own_small")
-    published = config.request([("model", "mt5_small")])
-    assert asked.spec.model.shape == published.spec.model.shape
+    composed = ask("model=hugging_face", f"model.config_file={file}", "model.name=own_small")
+    published = compose.compose_request([("model", "mt5_small")])
+    assert composed.spec.model.shape == published.spec.model.shape
 
 
 def test_where_and_how_a_run_starts_is_no_part_of_its_identity() -> None:
@@ -129,17 +132,17 @@ def test_where_and_how_a_run_starts_is_no_part_of_its_identity() -> None:
 
 
 def test_a_mapping_is_merged_into_what_is_there_and_a_list_replaces_it() -> None:
-    asked = ask("engine=zero3", "engine.offload_param={device: cpu, pin_memory: false}", "optimizer.betas=[0.5,0.6]",
+    composed = ask("engine=zero3", "engine.offload_param={device: cpu, pin_memory: false}", "optimizer.betas=[0.5,0.6]",
                 "engine.offload_param.pin_memory=true", "sequence={decoder: 7}")  # fmt: skip
-    assert asked.spec.engine.options["offload_param"] == {"device": "cpu"}, "true is the default"
-    assert asked.spec.optimizer.betas == (0.5, 0.6)
-    assert asked.spec.sequence == {"encoder": 512, "decoder": 7}
+    assert composed.spec.engine.options["offload_param"] == {"device": "cpu"}, "true is the default"
+    assert composed.spec.optimizer.betas == (0.5, 0.6)
+    assert composed.spec.sequence == {"encoder": 512, "decoder": 7}
 
 
 def test_an_interpolation_is_resolved_wherever_it_stands() -> None:
     assert ask("seed=7", "batch.micro=${seed}").spec.batch.micro == 7
     study = Study(name="s", base={"data.workers": "${nodes}"}, axes={"nodes": [1]})
-    assert config.points(study, []).points[0].asked.spec.data.workers == 1
+    assert compose.compose_points(study, []).points[0].composed.spec.data.workers == 1
 
 
 def test_a_point_of_a_study_is_the_same_point_as_asked_for_alone() -> None:
@@ -148,9 +151,9 @@ def test_a_point_of_a_study_is_the_same_point_as_asked_for_alone() -> None:
         base={"model": "mt5_base", "devices_per_node": 2},
         axes={"engine": ["ddp", "zero3"], "batch.micro": [1, 2]},
     )
-    for point in config.points(study, []).points:
-        assert point.asked == config.request(point.overrides)
-        assert point.config_id == config_id(point.asked.spec)
+    for point in compose.compose_points(study, []).points:
+        assert point.composed == compose.compose_request(point.overrides)
+        assert point.config_id == config_id(point.composed.spec)
 
 
 def test_rules_leave_points_out_and_each_tells_how_many() -> None:
@@ -159,8 +162,8 @@ def test_rules_leave_points_out_and_each_tells_how_many() -> None:
         axes={"engine": ["ddp", "zero1", "zero3"], "batch.micro": [1, 2, 4]},
         exclude=("engine == 'ddp' and batch.micro > 1", "engine.stage == 3", "batch.micro == 4", "seed == 1"),
     )
-    found = config.points(study, [])
-    assert [(point.asked.spec.engine.name, point.asked.spec.batch.micro) for point in found.points] == [
+    found = compose.compose_points(study, [])
+    assert [(point.composed.spec.engine.name, point.composed.spec.batch.micro) for point in found.points] == [
         ("ddp", 1), ("zero1", 1), ("zero1", 2),
     ]  # fmt: skip
     assert list(found.excluded.values()) == [2, 3, 1, 0]
@@ -169,32 +172,32 @@ def test_rules_leave_points_out_and_each_tells_how_many() -> None:
 def test_what_a_rule_leaves_out_need_not_be_possible() -> None:
     engines = {"engine": ["zero0", "zero1"]}
     cannot_run = Study(name="s", base={"precision": "fp16"}, axes=engines, exclude=("engine.stage == 0",))
-    assert len(config.points(cannot_run, []).points) == 1
+    assert len(compose.compose_points(cannot_run, []).points) == 1
     cannot_decode = Study(
         name="s",
         base={"batch.global": 12, "devices_per_node": 2},
         axes={"batch.micro": [2, 3, 4]},
         exclude=("batch.global % (batch.micro * world_size) != 0",),
     )
-    assert [point.asked.spec.accumulation for point in config.points(cannot_decode, []).points] == [3, 2]
+    assert [point.composed.spec.accumulation for point in compose.compose_points(cannot_decode, []).points] == [3, 2]
     with pytest.raises(UserError, match=r"batch\.global=12 is not batch\.micro=4"):
-        config.points(cannot_decode.model_copy(update={"exclude": ("nodes > 1",)}), [])
+        compose.compose_points(cannot_decode.model_copy(update={"exclude": ("nodes > 1",)}), [])
 
 
 def test_a_study_of_which_nothing_is_left_says_so() -> None:
     with pytest.raises(UserError, match="study=s: none of its 2 points is left"):
-        config.points(Study(name="s", axes={"seed": [1, 2]}, exclude=("seed > 0",)), [])
+        compose.compose_points(Study(name="s", axes={"seed": [1, 2]}, exclude=("seed > 0",)), [])
 
 
 def test_a_rule_with_an_unknown_name_is_told_before_a_point_is_decoded() -> None:
     study = Study(name="s", axes={"model": ["nonexistent"]}, exclude=("engine.stge == 0",))
     with pytest.raises(UserError, match=r"`engine.stge` is no name of a point; did you mean engine.stage\?"):
-        config.points(study, [])
+        compose.compose_points(study, [])
 
 
 def test_points_that_are_one_run_on_one_machine_are_merged() -> None:
     study = Study(name="s", axes={"machine": ["cpu", "auto"], "batch.accumulation": [None, 1, 2]})
-    found = config.points(study, [])
+    found = compose.compose_points(study, [])
     assert [point.overrides for point in found.points] == [
         (("machine", machine), ("batch.accumulation", accumulation))
         for machine in ("cpu", "auto")
@@ -205,15 +208,15 @@ def test_points_that_are_one_run_on_one_machine_are_merged() -> None:
 
 def test_points_are_checked_for_the_device_that_each_would_run_on() -> None:
     study = Study(name="s", base={"model.attention": "flex"}, axes={"seed": [1, 2]})
-    assert len(config.points(study, [], None, lambda asked: "cuda").points) == 2
+    assert len(compose.compose_points(study, [], None, lambda composed: "cuda").points) == 2
     with pytest.raises(UserError, match="flex attention needs a GPU"):
-        config.points(study, [], None, lambda asked: "cpu" if asked.spec.seed == 2 else "cuda")
+        compose.compose_points(study, [], None, lambda composed: "cpu" if composed.spec.seed == 2 else "cuda")
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero3"])
 def test_a_rule_sees_every_field_of_a_point_as_it_will_run(engine: str) -> None:
-    asked = ask("model=mt5_xl", f"engine={engine}", "data=text", "batch.accumulation=3", "machine=cpu")
-    seen, spec = facts(asked), asked.spec.model_dump(by_alias=True)
+    composed = ask("model=mt5_xl", f"engine={engine}", "data=text", "batch.accumulation=3", "machine=cpu")
+    seen, spec = collect_fields(composed), composed.spec.model_dump(by_alias=True)
     flat = {
         **spec,
         "engine": spec["engine"] | spec["engine"]["options"],
@@ -226,11 +229,13 @@ def test_a_rule_sees_every_field_of_a_point_as_it_will_run(engine: str) -> None:
         return tree
 
     for path in leaves(flat):
-        assert value(seen, names()[".".join(path)]) == value(flat, path), path
-    assert value(seen, names()["batch.global"]) == 4 * 3 * 2
-    assert value(seen, names()["engine.gradient_as_bucket_view"]) is (True if engine == "ddp" else None), "a default"
-    assert value(seen, names()["world_size"]) == 2
-    assert [value(seen, names()[group]) for group in ("model", "engine", "data", "machine")] == [
+        assert value(seen, list_field_names()[".".join(path)]) == value(flat, path), path
+    assert value(seen, list_field_names()["batch.global"]) == 4 * 3 * 2
+    assert value(seen, list_field_names()["engine.gradient_as_bucket_view"]) is (True if engine == "ddp" else None), (
+        "a default"
+    )
+    assert value(seen, list_field_names()["world_size"]) == 2
+    assert [value(seen, list_field_names()[group]) for group in ("model", "engine", "data", "machine")] == [
         "mt5_xl", engine, "text", "cpu",
     ]  # fmt: skip
 
@@ -251,7 +256,7 @@ def test_a_group_file_of_ones_own_that_is_called_like_one_that_ships_is_refused(
     own.parent.mkdir()
     own.write_text("name: h200\n")
     with pytest.raises(UserError, match="called so; give yours another name"):
-        config.request([("machine", "h200")], tmp_path)
+        compose.compose_request([("machine", "h200")], tmp_path)
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e999"])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import constraints
+from bench.config import exclude_rules
+from bench.config.rule_fields import list_field_names
 from bench.errors import UserError
-from bench.facts import names
 
 FACTS: dict[str, Any] = {
     "model": {"name": "mt5_xl", "parameters": 3_742_619_648},
@@ -32,7 +32,7 @@ NAMES = {
 
 
 def holds(text: str) -> bool:
-    return constraints.read(text, NAMES).holds(FACTS)
+    return exclude_rules.parse_rule(text, NAMES).holds(FACTS)
 
 
 def refusal(text: str) -> str:
@@ -81,7 +81,7 @@ rules = st.recursive(
 def test_a_rule_means_what_python_means_by_it(text: str) -> None:
     values = {"nodes": 3, "workers": 0, "micro": 4}
     names = {name: (name,) for name in values}
-    assert constraints.read(text, names).holds(values) is bool(eval(text, values.copy()))
+    assert exclude_rules.parse_rule(text, names).holds(values) is bool(eval(text, values.copy()))
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_what_has_no_sense_is_told_in_one_line(text: str, told: str) -> None:
 
 def test_an_unknown_name_is_found_before_any_point_is_looked_at() -> None:
     with pytest.raises(UserError, match=r"`engine\.stag` is no name of a point; did you mean engine\.stage\?"):
-        constraints.read("nodes == 1 or engine.stag == 1", NAMES)
+        exclude_rules.parse_rule("nodes == 1 or engine.stag == 1", NAMES)
 
 
 def test_a_rule_of_two_thousand_terms_is_read_in_a_second_and_a_longer_one_is_refused() -> None:
     begin = time.process_time()
-    constraints.read(" or ".join(f"batch.micro == {number}" for number in range(2000)), names())
+    exclude_rules.parse_rule(" or ".join(f"batch.micro == {number}" for number in range(2000)), list_field_names())
     assert time.process_time() - begin < 1
     with pytest.raises(UserError, match="a rule of 53,996 characters, and at most 50,000 are read"):
-        constraints.read(" or ".join(["batch.micro == 1"] * 2700), names())
+        exclude_rules.parse_rule(" or ".join(["batch.micro == 1"] * 2700), list_field_names())

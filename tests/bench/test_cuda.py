@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench import config
+from bench.config import compose
 from bench.measure import devices, link, memory
-from bench.measure.clock import DeviceClock, clock_for
+from bench.measure.clock import DeviceClock, create_clock
 from bench.measure.collectives import CollectiveCounter, wait_for
 from bench.measure.device import find_device
-from bench.measure.environment import classify, device_kind
-from bench.measure.failures import Refused, outcome_of
-from bench.measure.peers import Group
+from bench.measure.environment import classify, find_device_kind
+from bench.measure.failures import Refused, classify_error
+from bench.measure.peers import ProcessGroupPeers
 
 REQUIRED = "ZEROSCALE_REQUIRE_CUDA" in os.environ
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available() and not REQUIRED, reason="no CUDA device")
@@ -25,7 +25,7 @@ MIB = 2**20
 
 
 def test_the_device_clock_tells_what_a_host_tells_that_waits_and_lets_the_host_run_ahead() -> None:
-    clock = clock_for(GPU)
+    clock = create_clock(GPU)
     assert isinstance(clock, DeviceClock)
     matrix = torch.randn(4096, 4096, device=GPU)
 
@@ -48,44 +48,44 @@ def test_the_device_clock_tells_what_a_host_tells_that_waits_and_lets_the_host_r
 
 
 def test_the_allocators_peak_is_that_of_a_hand_calculation() -> None:
-    with memory.traced(GPU) as trace:
+    with memory.trace_memory(GPU) as trace:
         kept = torch.empty(64 * MIB, dtype=torch.uint8, device=GPU)
         passing = torch.empty(128 * MIB, dtype=torch.uint8, device=GPU)
         del passing
     assert trace.before_bytes is not None and trace.after_bytes is not None and trace.peak_bytes is not None
     assert trace.after_bytes - trace.before_bytes == kept.nbytes
     assert trace.peak_bytes - trace.before_bytes == 192 * MIB
-    reserved, used = memory.device_counters(GPU)
+    reserved, used = memory.read_device_counters(GPU)
     assert reserved is not None and used is not None
     assert used >= reserved >= trace.peak_bytes
 
 
 def test_the_count_agrees_with_the_storages_that_python_can_reach() -> None:
-    live, reachable = memory.live_bytes(GPU), memory.reachable_bytes(GPU)
+    live, reachable = memory.read_live_bytes(GPU), memory.count_reachable_bytes(GPU)
     tensors = [torch.empty(size * MIB, dtype=torch.uint8, device=GPU) for size in (1, 3, 5)]
-    now, reached = memory.live_bytes(GPU), memory.reachable_bytes(GPU)
+    now, reached = memory.read_live_bytes(GPU), memory.count_reachable_bytes(GPU)
     assert live is not None and now is not None
     assert now - live == reached - reachable == sum(tensor.nbytes for tensor in tensors)
 
 
 def test_the_driver_and_torch_speak_of_the_same_device() -> None:
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    assert devices.name(uuid) == torch.cuda.get_device_name(0)
-    assert devices.count() >= torch.cuda.device_count()
-    assert device_kind() == "cuda"
-    told, whole = devices.memory_bytes(0), torch.cuda.get_device_properties(0).total_memory
+    assert devices.read_name(uuid) == torch.cuda.get_device_name(0)
+    assert devices.count_devices() >= torch.cuda.device_count()
+    assert find_device_kind() == "cuda"
+    told, whole = devices.read_memory_bytes(0), torch.cuda.get_device_properties(0).total_memory
     assert told is not None
     assert 0.5 * whole <= told <= 1.1 * whole  # what is free
     found = classify("cuda", 1)
     assert found.versions["cuda"] == torch.version.cuda
     assert found.versions["driver"] and found.versions["nccl"]
-    for seen in devices.snapshot():
+    for seen in devices.read_states():
         assert seen["name"] and seen["sm_clock_mhz"] and seen["power_cap_w"] and seen["temperature_c"] is not None
 
 
 def test_energy_is_counted_while_the_device_works() -> None:
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    before, begin = devices.energy_j(uuid), time.perf_counter()
+    before, begin = devices.read_energy_j(uuid), time.perf_counter()
     if before is None:
         pytest.skip("this device keeps no count of its energy")
     matrix = torch.randn(4096, 4096, device=GPU)
@@ -93,8 +93,8 @@ def test_energy_is_counted_while_the_device_works() -> None:
         for _ in range(20):
             matrix @ matrix
         torch.cuda.synchronize()
-    used, seconds = (devices.energy_j(uuid) or 0) - before, time.perf_counter() - begin
-    cap = devices.snapshot()[0]["power_cap_w"] or float("inf")
+    used, seconds = (devices.read_energy_j(uuid) or 0) - before, time.perf_counter() - begin
+    cap = devices.read_states()[0]["power_cap_w"] or float("inf")
     assert 20 < used / seconds < 1.2 * cap, "more than an idle card takes, and not more than it may"
 
 
@@ -109,9 +109,9 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 def test_a_group_of_one_has_nccl_for_tensors_of_the_device_and_gloo_for_the_harness() -> None:
-    group = Group()
+    group = ProcessGroupPeers()
     group.barrier()
-    assert (group.gather("here"), group.agreed(3)) == (["here"], 3)
+    assert (group.gather("here"), group.broadcast(3)) == (["here"], 3)
     (row,) = group.all_gather(torch.tensor([[1.0, 2.0]], dtype=torch.float64))
     assert row.tolist() == [[1.0, 2.0]]
     tensor = torch.ones(1000, device=GPU)
@@ -120,12 +120,14 @@ def test_a_group_of_one_has_nccl_for_tensors_of_the_device_and_gloo_for_the_harn
     assert dict(counter.payload_bytes) == {"all_reduce": 4000}
     assert counter.inside_s > 0
     assert tensor.sum().item() == 1000
-    found = link.probe(GPU, config.request(config.single(["model=tiny", "devices_per_node=1"])).spec)
+    found = link.measure_link(
+        GPU, compose.compose_request(compose.parse_single(["model=tiny", "devices_per_node=1"])).spec
+    )
     assert (found.backend, found.bus_bytes_per_s) == ("nccl", None)
 
 
 def test_another_device_than_the_machines_is_refused() -> None:
-    point = config.request(config.single(["model=tiny", "machine=v100_16", "devices_per_node=1"]))
+    point = compose.compose_request(compose.parse_single(["model=tiny", "machine=v100_16", "devices_per_node=1"]))
     if point.machine.accepts(torch.cuda.get_device_name(0)):
         pytest.skip("this is the one")
     with pytest.raises(Refused, match="expects"):
@@ -137,4 +139,4 @@ def test_another_device_than_the_machines_is_refused() -> None:
 def test_the_allocators_own_exception_is_out_of_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2**50, dtype=torch.uint8, device=GPU)
-    assert outcome_of(caught.value)[0] == "oom"
+    assert classify_error(caught.value)[0] == "oom"

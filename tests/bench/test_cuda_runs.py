@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench import config, store
-from bench.predict.memory import memory as predicted
+from bench import store
+from bench.config import compose
+from bench.predict.memory import predict_memory as predicted
 from bench.record import Circumstance, RunRecord
+from bench.runtime.coordinator import RunCoordinator
+from bench.runtime.fork_client import ForkServer
 from bench.spec import RunSpec
-from bench.supervisor.forking import ForkServer
-from bench.supervisor.lead import Supervisor
 
 pytestmark = [
     pytest.mark.processes,
@@ -77,7 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
 
 
 def asked(*overrides: str) -> RunSpec:
-    return config.request(config.single([*QUICK, *overrides])).spec
+    return compose.compose_request(compose.parse_single([*QUICK, *overrides])).spec
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "too large"])
@@ -134,7 +135,7 @@ def test_one_rank_of_sixteen_is_rehearsed_on_the_device(runs: dict[str, RunRecor
 @pytest.mark.parametrize("span", ["node", "device"])
 def test_ranks_forked_from_one_that_has_done_their_imports_find_the_device(span: Any, tmp_path: Path) -> None:
     """One CUDA call in the server, and no child could use the device."""
-    point = config.request(config.single([*QUICK, "model=tiny", "engine=zero2"]))
+    point = compose.compose_request(compose.parse_single([*QUICK, "model=tiny", "engine=zero2"]))
     machine = point.machine.model_copy(update={"device": "cuda"})
     circumstance = Circumstance(study="forked", repeat=0, attempt=0, machine=machine, launcher={"name": "local"})
     server = ForkServer("cuda")
@@ -142,7 +143,7 @@ def test_ranks_forked_from_one_that_has_done_their_imports_find_the_device(span:
         server.wait_until_ready()
         for _ in range(2 if span == "node" else 1):
             attempt = store.open_attempt(tmp_path / "forked", point.spec, circumstance, new_repeat=True)
-            record = Supervisor(attempt.folder, handle_signals=False, span=span, start=server.start).run()
+            record = RunCoordinator(attempt.folder, handle_signals=False, span=span, start=server.start).run()
             assert record and record.outcome.kind == "ok", record and record.outcome.reason
     finally:
         server.close()

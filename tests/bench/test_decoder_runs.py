@@ -12,8 +12,8 @@ import pytest
 from started_runs import PATIENCE_S, QUICK
 
 from bench import store
-from bench.predict.flops import flops_per_step
-from bench.predict.memory import memory
+from bench.predict.flops import compute_flops_per_step
+from bench.predict.memory import predict_memory
 from bench.record import RunRecord
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -74,7 +74,7 @@ def test_every_engine_loses_what_ddp_does(model: str, records: list[RunRecord]) 
 def test_memory_is_what_was_predicted(records: list[RunRecord]) -> None:
     for record in records:
         assert record.observations
-        seen, predicted = record.observations.memory, memory(record.spec, "cpu")
+        seen, predicted = record.observations.memory, predict_memory(record.spec, "cpu")
         peak, resident = (max(m.peak_allocated_bytes or 0 for m in seen), max(m.resident_bytes or 0 for m in seen))
         bound = PEAK[record.spec.engine.name]
         assert predicted.peak == pytest.approx(peak, rel=bound), (record.spec.model.name, record.spec.engine.name)
@@ -88,7 +88,7 @@ def test_rates_count_all_tokens_and_formulas_flops(folder: Path, records: list[R
     assert set(table["lengths"]) == {"64 tokens"} and not table["flags"].str.contains("counted_flops").any()
     for ours in {record.spec.model.name: record.spec for record in records}.values():
         of_model = table[table["model"] == ours.model.name]
-        per_token = flops_per_step(ours).model / ours.global_batch / 64 / ours.world_size / 1e12
+        per_token = compute_flops_per_step(ours).model / ours.global_batch / 64 / ours.world_size / 1e12
         assert (of_model["model_tflops_per_device"] / of_model["tokens_per_s"]).tolist() == pytest.approx(
             [per_token] * len(of_model)
         )
@@ -100,7 +100,7 @@ def test_text_is_learned_document_by_document(folder: Path) -> None:
     (record,) = (store.read_record(path) for path in store.find_records([folder / "text"]))
     assert record.outcome.kind == "ok" and record.observations and record.observations.steps
     assert record.observations.data and record.observations.data["source"] == "text"
-    predicted = memory(record.spec, "cpu").peak
+    predicted = predict_memory(record.spec, "cpu").peak
     assert predicted == pytest.approx(max(m.peak_allocated_bytes or 0 for m in record.observations.memory), rel=0.02)
 
 

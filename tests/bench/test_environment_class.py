@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.measure.environment import check_alike, classify, environment_id
+from bench.measure.environment import check_alike, classify, compute_environment_id
 from bench.measure.failures import Refused
 from bench.record import EnvironmentClass
 
@@ -37,8 +37,10 @@ def test_cores_and_threads_are_part_of_what_an_answer_depends_on() -> None:
 
 def test_older_classes_keep_their_names() -> None:
     known = EnvironmentClass(device="CPU", devices_per_node=2)
-    assert environment_id(known) != environment_id(known.model_copy(update={"cores": 2}))
-    assert environment_id(known) == environment_id(EnvironmentClass(device="CPU", devices_per_node=2, cores=None))
+    assert compute_environment_id(known) != compute_environment_id(known.model_copy(update={"cores": 2}))
+    assert compute_environment_id(known) == compute_environment_id(
+        EnvironmentClass(device="CPU", devices_per_node=2, cores=None)
+    )
 
 
 def test_ranks_of_different_environments_are_refused_whatever_cores_they_are_bound_to() -> None:

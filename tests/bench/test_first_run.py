@@ -8,12 +8,13 @@ import pytest
 from started_runs import PATIENCE_S, Command
 
 from analysis import flags
-from bench import config, store
+from bench import store
 from bench.cli import main
+from bench.config import compose
 from bench.errors import UserError
 from bench.measure import environment
-from bench.planning import target
 from bench.spec import MeasureSpec
+from bench.sweep.planning import target
 
 Refused = Callable[..., str]
 
@@ -23,9 +24,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the driver show some GPUs to a torch that was built for them."""
 
     def show(number: int, name: str = "NVIDIA L4") -> None:
-        monkeypatch.setattr(environment.devices, "count", lambda: number)
-        monkeypatch.setattr(environment.devices, "name", lambda device: name)
-        monkeypatch.setattr(environment, "_torch_constant", lambda name: "12.8")
+        monkeypatch.setattr(environment.devices, "count_devices", lambda: number)
+        monkeypatch.setattr(environment.devices, "read_name", lambda device: name)
+        monkeypatch.setattr(environment, "_read_torch_constant", lambda name: "12.8")
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     return show
@@ -33,9 +34,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def _forget_devices() -> Iterator[None]:
-    target.device_here.cache_clear()
+    target.find_local_device.cache_clear()
     yield
-    target.device_here.cache_clear()
+    target.find_local_device.cache_clear()
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 
 def devices(*overrides: str) -> int:
-    return config.request(config.single(overrides)).spec.devices_per_node
+    return compose.compose_request(compose.parse_single(overrides)).spec.devices_per_node
 
 
 @pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 2), (64, 2)])
@@ -91,7 +92,7 @@ def test_where_all_gpus_are_hidden_the_cpu_is_used(
 ) -> None:
     gpus(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert devices() == min(2, environment.cores())
+    assert devices() == min(2, environment.count_cores())
 
 
 def test_a_machine_by_its_name_is_counted_where_it_is_this_one(gpus: Callable[..., None]) -> None:
@@ -112,7 +113,7 @@ def test_elsewhere_the_number_of_devices_is_to_be_given() -> None:
 
 def test_a_prediction_is_of_the_run_that_would_start_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=tiny", "nodes=4", "machine=cpu"]) == 0
-    assert f"4 × {min(2, environment.cores())} devices" in capsys.readouterr().out
+    assert f"4 × {min(2, environment.count_cores())} devices" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", [("run",), ("sweep",), ("run", "--dry-run"), ("sweep", "--dry-run")])
@@ -149,7 +150,7 @@ def test_on_a_cpu_a_point_is_small_where_nothing_else_is_given(
     processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     processor(2)
-    smoke = config.points(config.study("smoke"), []).points[0].asked.spec
+    smoke = compose.compose_points(compose.read_study("smoke"), []).points[0].composed.spec
     for words in (("run", "engine=zero3"), ("sweep", "engine=zero3"), ("sweep", "engine=ddp,zero3")):
         spec = chosen(capsys, *words)[0]
         assert spec["precision"] == smoke.precision
@@ -191,7 +192,7 @@ def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_p
     lines = output.splitlines()
     assert lines[1].startswith("ok: ") and f"n = {len(step_s)}" in lines[1]
     assert lines[2].startswith(f"{rate:,.0f} tokens per second")
-    raised = flags.flags(record)  # which ones depends on how fast this machine is
+    raised = flags.list_flags(record)  # which ones depends on how fast this machine is
     assert [line for line in lines if line.startswith("flags: ")] == [f"flags: {', '.join(raised)}"] * bool(raised)
     assert all(f"  {name}: the run {flags.FLAGS[name].meaning}" in lines for name in raised)
     assert lines[-2].startswith("next: zeroscale run engine=ddp machine=cpu ")

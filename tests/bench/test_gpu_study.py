@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 import analysis
-from bench import config
+from bench.config import compose
 from bench.gpu_study import __main__ as study
 from bench.gpu_study import best, parts, wheels
-from bench.gpu_study.session import Session
-from bench.study import expand, order
+from bench.gpu_study.session import StudySession
+from bench.study import expand_study, order_runs
 
 RECORDED = Path(__file__).parents[1] / "data/runs/smoke"
 
 
-def session(folder: Path, *, trial: bool = False, left_s: float = 60) -> Session:
-    return Session(folder / "runs", folder / "reports", "h200", trial, time.monotonic() + left_s)
+def session(folder: Path, *, trial: bool = False, left_s: float = 60) -> StudySession:
+    return StudySession(folder / "runs", folder / "reports", "h200", trial, time.monotonic() + left_s)
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What would be called; nothing is."""
     seen: list[str] = []
 
-    def note(self: Session, *words: str, **_: object) -> bool:
+    def note(self: StudySession, *words: str, **_: object) -> bool:
         seen.append(" ".join(words))
         return True
 
-    monkeypatch.setattr(Session, "call", note)
-    monkeypatch.setattr(Session, "ask", lambda self, *words: "")
+    monkeypatch.setattr(StudySession, "call", note)
+    monkeypatch.setattr(StudySession, "ask", lambda self, *words: "")
     return seen
 
 
@@ -42,7 +42,7 @@ def test_a_part_whose_answer_is_there_is_not_called_again(tmp_path: Path, called
         (tmp_path / "reports").mkdir(exist_ok=True)
         (tmp_path / "reports" / f"{name}.txt").write_text("answered")
     here = session(tmp_path)
-    assert parts.check(here) and parts.overhead(here) and parts.plain(here)
+    assert parts.run_tests(here) and parts.measure_overhead(here) and parts.run_plain_loops(here)
     assert [text.split()[:4] for text in called] == [["-P", "-m", "bench.gpu_study.plain", "model=mt5_xl"]]
 
 
@@ -50,7 +50,7 @@ def test_a_part_that_needs_a_checkout_says_so_where_there_is_none(
     tmp_path: Path, called: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert not parts.check(session(tmp_path)) and not parts.overhead(session(tmp_path))
+    assert not parts.run_tests(session(tmp_path)) and not parts.measure_overhead(session(tmp_path))
     told = capsys.readouterr().out.splitlines()
     assert called == [] and len(told) == 2
     assert told[0].endswith(
@@ -69,24 +69,24 @@ def test_a_trial_measures_no_model_but_the_tiny_one(tmp_path: Path, called: list
 
 def test_the_best_of_every_model_is_asked_for_again_as_it_was(tmp_path: Path) -> None:
     shutil.copytree(RECORDED, tmp_path / "smoke")
-    file = best.study(session(tmp_path), tmp_path / "smoke", repeats=3)
+    file = best.write_study(session(tmp_path), tmp_path / "smoke", repeats=3)
     assert file is not None
-    found = config.study(str(file))
-    ((*pairs,),) = expand(found, [("machine", ["cpu"])])
-    again = config.request(pairs)
+    found = compose.read_study(str(file))
+    ((*pairs,),) = expand_study(found, [("machine", ["cpu"])])
+    again = compose.compose_request(pairs)
     runs = analysis.load(tmp_path / "smoke")
     fastest = runs.loc[runs["samples_per_s"].idxmax(), "config_id"]
-    assert config.points(found, [("machine", ["cpu"])]).points[0].config_id == fastest
+    assert compose.compose_points(found, [("machine", ["cpu"])]).points[0].config_id == fastest
     assert again.machine.name == "cpu"
-    assert order([0], found) == [(0, 0), (1, 0), (2, 0)]
+    assert order_runs([0], found) == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_nothing_is_begun_when_the_time_is_over_and_what_runs_is_ended_in_good_order(tmp_path: Path) -> None:
     assert not session(tmp_path, left_s=0).zeroscale("--help")
-    asked = tmp_path / "asked"
+    composed = tmp_path / "asked"
     program = (
         "import pathlib, signal, sys, time\n"
-        f"signal.signal(signal.SIGINT, lambda *_: (pathlib.Path({str(asked)!r}).write_text('to end'), sys.exit(1)))\n"
+        f"signal.signal(signal.SIGINT, lambda *_: (pathlib.Path({str(composed)!r}).write_text('to end'), sys.exit(1)))\n"
         "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\n"
         "time.sleep(60)"
     )
@@ -95,7 +95,7 @@ def test_nothing_is_begun_when_the_time_is_over_and_what_runs_is_ended_in_good_o
         assert not session(tmp_path, left_s=1).call("-c", program)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    assert asked.read_text() == "to end"
+    assert composed.read_text() == "to end"
 
 
 def test_an_answer_is_kept_only_after_a_success(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_is_packed_can_be_gone_on_with_elsewhere(tmp_path: Path, monkeypatc
 
 
 def test_a_machine_that_has_torch_is_sent_neither_torch_nor_what_torch_needs() -> None:
-    needed = {text.split("==")[0] for text in wheels.required("3.12", {})}
+    needed = {text.split("==")[0] for text in wheels.list_required("3.12", {})}
     assert {"deepspeed", "hydra-core", "omegaconf", "antlr4-python3-runtime", "pydantic", "plotly"} <= needed
     assert not {"torch", "triton", "transformers", "tokenizers", "sympy", "zeroscale"} & needed
     assert not {name for name in needed if name.startswith("nvidia-") and name != "nvidia-ml-py"}
@@ -137,16 +137,17 @@ def test_a_machine_that_has_torch_is_sent_neither_torch_nor_what_torch_needs() -
 
 def test_what_a_machine_has_is_sent_only_where_its_version_does_not_suit() -> None:
     needed = {
-        text.split("==")[0] for text in wheels.required("3.12", {"scipy": "1.15.1", "pydantic": "1.0", "numpy": ""})
+        text.split("==")[0]
+        for text in wheels.list_required("3.12", {"scipy": "1.15.1", "pydantic": "1.0", "numpy": ""})
     }
     assert "pydantic" in needed
     assert not {"scipy", "numpy"} & needed
 
 
 def test_a_study_cut_short_after_eight_points_has_every_model_with_the_reference_and_with_zero() -> None:
-    asked = config.study("single_gpu")
-    points = config.points(asked, []).points
-    begun = [points[index].asked.spec for _, index in order([point.turn for point in points], asked)[:8]]
+    composed = compose.read_study("single_gpu")
+    points = compose.compose_points(composed, []).points
+    begun = [points[index].composed.spec for _, index in order_runs([point.turn for point in points], composed)[:8]]
     assert {(spec.model.name, spec.engine.name) for spec in begun} == {
-        (model, engine) for model in asked.axes["model"] for engine in ("ddp", "zero2")
+        (model, engine) for model in composed.axes["model"] for engine in ("ddp", "zero2")
     }

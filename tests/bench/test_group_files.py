@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import config
+from bench.config import compose
 from bench.errors import UserError
 
 _BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 64))
@@ -53,13 +53,13 @@ def message(group: str, body: bytes, folder: Path) -> str:
     (folder / group).mkdir()
     (folder / group / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:
-        config.request([(group, "mine"), ("devices_per_node", 2)], folder)
+        compose.compose_request([(group, "mine"), ("devices_per_node", 2)], folder)
     assert str(caught.value).isprintable(), "one line"
     assert len(str(caught.value)) < 300 + len(str(folder))
     return str(caught.value)
 
 
-@pytest.mark.parametrize("group", config.GROUPS)
+@pytest.mark.parametrize("group", compose.GROUPS)
 @pytest.mark.parametrize("what", NO_FILE)
 def test_a_file_that_is_none_is_named_with_its_mistake(group: str, what: str, tmp_path: Path) -> None:
     body, told = NO_FILE[what]
@@ -68,7 +68,7 @@ def test_a_file_that_is_none_is_named_with_its_mistake(group: str, what: str, tm
     assert re.search(told, said), said
 
 
-@pytest.mark.parametrize("group", config.GROUPS)
+@pytest.mark.parametrize("group", compose.GROUPS)
 @pytest.mark.parametrize("what", NO_GROUP)
 def test_a_file_that_fits_no_other_is_told_in_one_line(group: str, what: str, tmp_path: Path) -> None:
     body, told = NO_GROUP[what]
@@ -82,7 +82,7 @@ def test_a_study_that_is_no_file_is_named_with_its_mistake(what: str, tmp_path: 
     body, told = NO_FILE[what]
     (tmp_path / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:
-        config.study(str(tmp_path / "mine.yaml"))
+        compose.read_study(str(tmp_path / "mine.yaml"))
     assert str(tmp_path / "mine.yaml") in str(caught.value) and str(caught.value).isprintable()
     assert re.search(told, str(caught.value))
 
@@ -92,4 +92,4 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").touch(mode=0)
     with pytest.raises(UserError, match=r"model/mine.yaml: Permission denied"):
-        config.request([("model", "mine")], tmp_path)
+        compose.compose_request([("model", "mine")], tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.engines.deepspeed.config import deepspeed_config
+from bench.engines.deepspeed.config import build_deepspeed_config
 from bench.engines.deepspeed.options import Options
 from bench.spec import RunSpec
 
@@ -68,7 +68,7 @@ def test_its_deepspeed_config_is_the_one_that_a_run_gets(handed: Path) -> None:
     )
     options = Options(stage=2, reduce_bucket_size=50_000_000, overlap_comm=True)
     given = json.loads((handed / "ds_config.json").read_text())
-    assert given == json.loads(json.dumps(deepspeed_config(options, spec)))
+    assert given == json.loads(json.dumps(build_deepspeed_config(options, spec)))
     assert given["train_batch_size"] == 16 * 4 * 8
 
 

@@ -2,18 +2,9 @@
 
 import pytest
 
-from bench.allocation.health import complaints
+from bench.allocation.health import find_defects
 from bench.machine import Machine
-from bench.record import (
-    Circumstance,
-    DeviceUse,
-    Environment,
-    EnvironmentClass,
-    Observations,
-    Outcome,
-    RunRecord,
-    Steps,
-)
+from bench.record import Circumstance, DeviceUse, Environment, EnvironmentClass, Observations, Outcome, RunRecord, Steps
 from bench.spec import RunSpec
 
 
@@ -50,4 +41,4 @@ def record(*throttled_s: float | None) -> RunRecord:
 def test_a_device_of_any_node_that_was_too_hot_speaks_against_its_host(
     throttled_s: tuple[float | None, ...], hosts: list[str]
 ) -> None:
-    assert sorted(complaints(record(*throttled_s))) == hosts
+    assert sorted(find_defects(record(*throttled_s))) == hosts

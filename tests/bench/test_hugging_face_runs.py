@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from started_runs import QUICK, Command
 
-from analysis.flags import flags
+from analysis.flags import list_flags
 from bench import cli
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 384, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
@@ -38,7 +38,7 @@ def test_engines_agree_and_flops_are_counted(
         assert record.observations and record.observations.steps
         losses[engine] = record.observations.steps.loss[:5]
         assert record.observations.counted_flops == FLOPS
-        assert "counted_flops" in flags(record) and "counted_flops" in run.output
+        assert "counted_flops" in list_flags(record) and "counted_flops" in run.output
         assert (
             cli.main(["table", str(tmp_path / engine), "--columns", "model,model_tflops_per_device", "--format", "csv"])
             == 0
@@ -49,11 +49,11 @@ def test_engines_agree_and_flops_are_counted(
 
 
 def test_recomputation_is_no_part_of_the_models_flops(asked: list[str], tmp_path: Path) -> None:
-    from analysis.observed import step_flops
+    from analysis.observed import compute_step_flops
 
     record = Command(tmp_path, [*asked, "engine=ddp", "devices_per_node=1", "activation_checkpointing=true"]).record()
-    hardware = step_flops(record, "hardware")
-    assert step_flops(record, "model") is None, "the counter cannot tell it apart"
+    hardware = compute_step_flops(record, "hardware")
+    assert compute_step_flops(record, "model") is None, "the counter cannot tell it apart"
     assert hardware and FLOPS / 2 < hardware < FLOPS / 2 * 4 / 3
 
 

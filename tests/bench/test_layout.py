@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.layout import Place, place
+from bench.layout import LayoutPosition, place
 from bench.spec import RunSpec
 
 
@@ -40,7 +40,7 @@ TABLE = {
 def test_tensor_is_innermost_and_pipeline_outermost(case: tuple[int, int, int]) -> None:
     ranks, tensor, pipeline = case
     made = spec(1, ranks, tensor, pipeline)
-    assert [place(made, rank) for rank in range(ranks)] == [Place(*row) for row in TABLE[case]]
+    assert [place(made, rank) for rank in range(ranks)] == [LayoutPosition(*row) for row in TABLE[case]]
 
 
 @given(tensor=st.integers(1, 8), pipeline=st.integers(1, 8), data=st.integers(1, 8), nodes=st.integers(1, 4))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from started_runs import PATIENCE_S
 
-from bench.measure.link import by_node, rounds
-from bench.stragglers import slow_links
+from bench.measure.link import compute_node_rates, pair_in_rounds
+from bench.stragglers import find_slow_links
 
 NODES = 4
 RATES_MBIT = (100, 100, 20, 100)
@@ -20,18 +20,18 @@ RATES_MBIT = (100, 100, 20, 100)
 
 @pytest.mark.parametrize("nodes", range(2, 12))
 def test_neighbours_meet_once_each_and_nobody_is_in_two_places(nodes: int) -> None:
-    met = [{one, other} for together in rounds(nodes) for one, other in together]
+    met = [{one, other} for together in pair_in_rounds(nodes) for one, other in together]
     ring = [{node, (node + 1) % nodes} for node in range(nodes if nodes > 2 else 1)]
     assert len(met) == len(ring) and all(pair in met for pair in ring)
-    for together in rounds(nodes):
+    for together in pair_in_rounds(nodes):
         assert len(set(chain(*together))) == 2 * len(together)
-    assert len(rounds(nodes)) <= 3, "the time does not grow with the nodes"
+    assert len(pair_in_rounds(nodes)) <= 3, "the time does not grow with the nodes"
 
 
 def test_a_node_has_the_better_one_of_its_two_pairs() -> None:
     # nodes 0 and 1 with 9, 1 and 2 with 2, 2 and 3 with 3, 3 and 0 with 8: node 2 is the slow one
-    assert by_node([9, 2, 3, 8]) == (9, 9, 3, 8)
-    assert by_node([5, 0]) == (5, 5), "two nodes are one pair, and none of them can be told"
+    assert compute_node_rates([9, 2, 3, 8]) == (9, 9, 3, 8)
+    assert compute_node_rates([5, 0]) == (5, 5), "two nodes are one pair, and none of them can be told"
 
 
 @pytest.fixture
@@ -100,5 +100,5 @@ def test_a_slow_link_is_measured_and_its_node_alone_is_named(namespaces: list[st
     assert transport == "sockets" and sent["eth0"] > 6 * NODES * 4 * 2**20, "six all-reduces of 4 MiB"
     in_mbit = [8 * rate / 1e6 for rate in rates]
     assert in_mbit == pytest.approx(RATES_MBIT, rel=0.3)
-    assert slow_links(rates) == [2]
+    assert find_slow_links(rates) == [2]
     assert seconds < 20, "under two on an idle machine; the largest payload takes a minute over the slow link"

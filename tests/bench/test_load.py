@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from started_runs import QUICK, Command
 
-from analysis.flags import flags
+from analysis.flags import list_flags
 from bench.measure.control_group import quota_cores, throttled_s
 from bench.measure.load import Monitor, Whereabouts, between
 from bench.others import BUSY_SHARE, taken
@@ -163,7 +163,7 @@ def test_a_run_says_what_others_took_and_is_flagged_beside_them(tmp_path: Path, 
     assert record.outcome.kind == "ok" and record.observations and record.observations.load
     (load,) = record.observations.load
     assert load.others_share is not None and load.others_share > BUSY_SHARE
-    assert "busy" in flags(record)
+    assert "busy" in list_flags(record)
 
 
 @pytest.mark.processes
@@ -181,7 +181,7 @@ def test_a_run_by_itself_is_not_flagged(tmp_path: Path) -> None:
     assert record.outcome.kind == "ok", record.outcome.reason
     if not quiet():
         pytest.skip("somebody else computes here")
-    assert record.observations and record.observations.load and "busy" not in flags(record)
+    assert record.observations and record.observations.load and "busy" not in list_flags(record)
 
 
 def test_node_load_shares_are_added_where_they_are_known() -> None:

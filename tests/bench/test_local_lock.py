@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from started_runs import SOON_S
 
-from bench.local import lock
+from bench.sweep.local import lock
 
-HOLD = "from bench.local import lock\nwith lock.alone(print):\n    print('held', flush=True)\n    input()"
+HOLD = "from bench.sweep.local import lock\nwith lock.alone(print):\n    print('held', flush=True)\n    input()"
 
 
 @pytest.fixture(autouse=True)

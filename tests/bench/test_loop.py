@@ -71,8 +71,8 @@ class Scripted:
 class TwoRanks:
     """Rank 0's view of two ranks; the other one's seconds are scripted, the rest is the same on both."""
 
-    real = True
-    writes = True
+    are_real = True
+    is_main = True
 
     def __init__(self, others_seconds: Sequence[float]) -> None:
         self._seconds = iter(others_seconds)
@@ -88,7 +88,7 @@ class TwoRanks:
         others[:, 0] = torch.tensor(list(itertools.islice(self._seconds, len(rows))))
         return list(torch.stack([rows, others], dim=1))
 
-    def agreed(self, decision: T) -> T:
+    def broadcast(self, decision: T) -> T:
         return decision
 
 
@@ -106,13 +106,13 @@ def trained(scripted: Scripted, others: Sequence[float], spec: RunSpec | None = 
 
 
 def in_window(series: Series) -> list[bool]:
-    column: list[bool] = pq.read_table(io.BytesIO(observe.steps_table(series)))["window"].to_pylist()
+    column: list[bool] = pq.read_table(io.BytesIO(observe.write_steps_table(series)))["window"].to_pylist()
     return column[::2]  # both ranks' rows are alike
 
 
 def test_the_steps_of_a_window_add_up_to_its_seconds() -> None:
     """Warm-up of two blocks; a window of two steps that end at 2 and 4 on the slowest rank, and one of 3."""
-    steps = observe.steps(trained(Scripted([5, 1, 1, 1, 1, 3, 3]), [1, 5, 1, 1, 2, 1, 1]))
+    steps = observe.reduce_steps(trained(Scripted([5, 1, 1, 1, 1, 3, 3]), [1, 5, 1, 1, 2, 1, 1]))
     assert (steps.cut, steps.stopped) == (4, "steps")
     assert steps.step_s == (5, 1, 1, 1, 2, 2, 3)
     assert steps.slowest_rank_s == (5, 5, 1, 1, 2, 3, 3), "which do not add up"
@@ -128,7 +128,7 @@ def test_only_steps_of_a_window_are_in_it() -> None:
 def test_a_run_that_ends_in_its_warm_up_has_no_step_in_a_window() -> None:
     """Neither where the loss is lost nor where somebody interrupts it."""
     series = trained(Scripted([1] * 7, [1.0, math.nan]), [1] * 7)
-    steps = observe.steps(series)
+    steps = observe.reduce_steps(series)
     assert (series.stopped, steps.cut, steps.window_s) == ("invalid", 2, 0.0)
     assert in_window(series) == [False, False]
     series.stopped = ""
@@ -137,7 +137,7 @@ def test_a_run_that_ends_in_its_warm_up_has_no_step_in_a_window() -> None:
 
 def test_a_run_whose_loss_is_lost_in_its_window_keeps_its_cut() -> None:
     series = trained(Scripted([1] * 7, [1.0] * 5 + [math.nan] * 2), [1] * 7)
-    assert (series.stopped, observe.steps(series).cut) == ("invalid", 4)
+    assert (series.stopped, observe.reduce_steps(series).cut) == ("invalid", 4)
     assert in_window(series) == [False] * 4 + [True] * 2
 
 
@@ -163,9 +163,9 @@ def test_the_loss_of_a_step_is_that_of_the_ranks_that_have_one() -> None:
     peers = OneLoss([1.0] * 7)
     trainer = Trainer(a_spec(), engine, batches(), engine, CPU, lambda *at: None, peers, has_loss=False)
     run(trainer, a_spec(), lambda: None, series)
-    assert observe.outcome(series).kind == "ok"
-    assert observe.steps(series).loss == (3.0,) * 7
-    table = pq.read_table(io.BytesIO(observe.steps_table(series)))
+    assert observe.build_outcome(series).kind == "ok"
+    assert observe.reduce_steps(series).loss == (3.0,) * 7
+    table = pq.read_table(io.BytesIO(observe.write_steps_table(series)))
     assert [math.isnan(loss) for loss in table["loss"].to_pylist()] == [True, False] * 7
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import config
 from bench.cli import main
+from bench.config import compose
 from bench.errors import UserError
 
 ABSURD = [
@@ -32,7 +32,9 @@ ABSURD = [
 def test_an_absurd_number_in_a_file_is_one_line_with_its_remedy(
     field: str, value: str, told: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shipped = (config.conf_dir() / "machine" / "a100_80.yaml").read_text().replace("name: a100_80", "name: mine")
+    shipped = (
+        (compose.find_conf_folder() / "machine" / "a100_80.yaml").read_text().replace("name: a100_80", "name: mine")
+    )
     lines = [line for line in shipped.splitlines() if line.partition(":")[0] != field]
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "mine.yaml").write_text("\n".join([*lines, f"{field}: {value}"]))
@@ -47,7 +49,7 @@ def test_an_absurd_number_in_a_file_is_one_line_with_its_remedy(
 @pytest.mark.parametrize("number", ["peak_tflops.bf16=inf", "peak_tflops.bf16=nan", "peak_tflops.bf16=0"])
 def test_an_absurd_number_on_the_command_line_is_refused_as_well(number: str) -> None:
     with pytest.raises(UserError, match=f"machine.{number}"):
-        config.request(config.single(["devices_per_node=2", "machine=a100_80", f"machine.{number}"]))
+        compose.compose_request(compose.parse_single(["devices_per_node=2", "machine=a100_80", f"machine.{number}"]))
 
 
 def test_a_measured_ceiling_may_lie_above_a_published_peak() -> None:
@@ -57,4 +59,9 @@ def test_a_measured_ceiling_may_lie_above_a_published_peak() -> None:
         "machine.matmul_ceiling_tflops.bf16=320",
         "+machine.calibrated.matmul_ceiling_tflops='271.2'",
     ]
-    assert config.request(config.single(["devices_per_node=2", *words])).machine.matmul_ceiling_tflops["bf16"] == 320
+    assert (
+        compose.compose_request(compose.parse_single(["devices_per_node=2", *words])).machine.matmul_ceiling_tflops[
+            "bf16"
+        ]
+        == 320
+    )

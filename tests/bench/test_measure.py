@@ -23,24 +23,24 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.errors import UserError
 from bench.machine import Machine
 from bench.measure import environment, memory
-from bench.measure.channel import Pulse
+from bench.measure.channel import SharedHeartbeat
 from bench.measure.collectives import CollectiveCounter
-from bench.measure.drill import Drill
-from bench.measure.environment import allowed_variables
+from bench.measure.environment import select_variables
+from bench.measure.faults import InjectedFault
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def counted() -> None:
-    memory.count_on(CPU)
-    if memory.live_bytes(CPU) is None:
+    memory.install_counter(CPU)
+    if memory.read_live_bytes(CPU) is None:
         pytest.skip("no C++ compiler")
 
 
 @pytest.mark.usefixtures("counted")
 def test_a_block_of_code_has_the_peak_that_a_hand_calculation_gives() -> None:
-    with memory.traced(CPU) as trace:
+    with memory.trace_memory(CPU) as trace:
         kept = torch.empty(1000, dtype=torch.float64)
         passing = torch.empty(2000, dtype=torch.float64)
         del passing
@@ -52,43 +52,43 @@ def test_a_block_of_code_has_the_peak_that_a_hand_calculation_gives() -> None:
 @pytest.mark.usefixtures("counted")
 def test_what_another_thread_frees_is_not_lost() -> None:
     """The profiler's memory events lose it; gloo frees on threads of its own."""
-    before = memory.live_bytes(CPU)
+    before = memory.read_live_bytes(CPU)
     box = [torch.empty(1 << 20)]
     thread = threading.Thread(target=box.clear)
     thread.start()
     thread.join()
-    assert memory.live_bytes(CPU) == before
+    assert memory.read_live_bytes(CPU) == before
 
 
 @pytest.mark.usefixtures("counted")
 def test_what_has_no_bytes_is_freed_like_the_rest() -> None:
     """torch's fused attention asks for a buffer of none."""
-    before = memory.live_bytes(CPU)
+    before = memory.read_live_bytes(CPU)
     query = torch.ones(2, 4, 64, 32, requires_grad=True)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
     del query
     gc.collect()
-    assert memory.live_bytes(CPU) == before
+    assert memory.read_live_bytes(CPU) == before
 
 
 @pytest.mark.usefixtures("counted")
 def test_the_count_agrees_with_the_storages_that_python_can_reach() -> None:
     gc.collect()
-    live, reachable = memory.live_bytes(CPU), memory.reachable_bytes(CPU)
+    live, reachable = memory.read_live_bytes(CPU), memory.count_reachable_bytes(CPU)
     layer = torch.nn.Linear(300, 200)
     layer(torch.ones(7, 300)).sum().backward()
     expected = 2 * 4 * (300 * 200 + 200)  # weights and their gradients
-    now, reached = memory.live_bytes(CPU), memory.reachable_bytes(CPU)
+    now, reached = memory.read_live_bytes(CPU), memory.count_reachable_bytes(CPU)
     assert now is not None and live is not None
     assert now - live == expected == reached - reachable
 
 
 def test_stand_ins_of_a_compiler_hold_nothing() -> None:
-    before = memory.reachable_bytes(CPU)
+    before = memory.count_reachable_bytes(CPU)
     with FakeTensorMode():
         stand_in = torch.empty(1000)
-    assert memory.reachable_bytes(CPU) == before
+    assert memory.count_reachable_bytes(CPU) == before
     assert stand_in.nbytes == 4000
 
 
@@ -194,7 +194,7 @@ def come_late(rank: int, store: Path, begun: Event, told: "Queue[tuple[int, tupl
 
 
 def test_a_pulse_is_read_where_it_was_written() -> None:
-    pulse = Pulse.create(2)
+    pulse = SharedHeartbeat.create(2)
     pulse.write(0, "warm-up", -1)
     pulse.write(1, "steps", 12)
     assert (pulse.read(0).phase, pulse.read(0).step) == ("warm-up", -1)
@@ -213,7 +213,7 @@ def test_variables_that_matter_are_recorded_and_secrets_never_are() -> None:
         "NCCL_PASSWORD": "secret",
         "HOME": "/home/somebody",
     }
-    assert set(allowed_variables(given)) == {
+    assert set(select_variables(given)) == {
         "NCCL_DEBUG",
         "OMP_NUM_THREADS",
         "PYTORCH_CUDA_ALLOC_CONF",
@@ -233,7 +233,7 @@ def test_a_machine_accepts_its_own_devices_only() -> None:
 def test_a_drill_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROSCALE_DRILL", text)
     with pytest.raises(UserError, match="ZEROSCALE_DRILL="):
-        Drill.planted()
+        InjectedFault.read_environment()
 
 
 @pytest.mark.parametrize(
@@ -243,4 +243,4 @@ def test_a_drill_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.M
 def test_what_is_compiled_is_loaded_from_no_folder_that_depends_on_the_current_one(
     given: dict[str, str], folder: str | None
 ) -> None:
-    assert environment.cache(given) == Path(folder or Path.home() / ".cache" / "zeroscale")
+    assert environment.get_cache_folder(given) == Path(folder or Path.home() / ".cache" / "zeroscale")

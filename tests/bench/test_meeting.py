@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.allocation.members import Members, meet, meeting_file
-from bench.measure.allocation import Seat, check
+from bench.allocation.agents import JobAgents, build_meeting_path, join_leader
+from bench.measure.allocation import RankPlace, check
 from bench.measure.failures import Refused
-from bench.supervisor import line
-from bench.supervisor.crew import Follower, Lead, MeetingPoint
-from bench.supervisor.line import Entrance
+from bench.runtime import connection
+from bench.runtime.connection import TokenListener
+from bench.runtime.transport import AgentClient, CoordinatorServer, Rendezvous
 
 pytestmark = pytest.mark.processes
 
@@ -44,16 +44,16 @@ def test_allocations_that_share_a_jobs_folder_meet_by_themselves(tmp_path: Path,
     """As the tasks of an array do that run at the same time, and a job that was put back into the queue."""
     allocations = ["37.0", "38.0", "38.1"]
 
-    def conduct(allocation: str) -> Future[Members]:
-        return pool.submit(Members, 2, "127.0.0.1", tmp_path, allocation, PATIENCE_S)
+    def conduct(allocation: str) -> Future[JobAgents]:
+        return pool.submit(JobAgents, 2, "127.0.0.1", tmp_path, allocation, PATIENCE_S)
 
-    def join(allocation: str, number: int) -> Future[line.Line]:
-        return pool.submit(meet, tmp_path, allocation, number, f"{allocation}/{number}", PATIENCE_S)
+    def join(allocation: str, number: int) -> Future[connection.Connection]:
+        return pool.submit(join_leader, tmp_path, allocation, number, f"{allocation}/{number}", PATIENCE_S)
 
     conducting = {allocation: conduct(allocation) for allocation in allocations}
     joining = [join(allocation, number) for number in (1, 2) for allocation in reversed(allocations)]
-    for allocation, members in conducting.items():
-        assert members.result().hosts == {number: f"{allocation}/{number}" for number in (1, 2)}
+    for allocation, agents in conducting.items():
+        assert agents.result().hosts == {number: f"{allocation}/{number}" for number in (1, 2)}
     assert all(not joined.result().closed for joined in joining)
     assert list(tmp_path.iterdir()) == [], "no file is left that could mislead the next"
 
@@ -61,41 +61,41 @@ def test_allocations_that_share_a_jobs_folder_meet_by_themselves(tmp_path: Path,
 def test_a_member_of_another_allocation_is_turned_away(
     tmp_path: Path, pool: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    members = pool.submit(Members, 1, "127.0.0.1", tmp_path, "37.0", PATIENCE_S)
-    wait_for(meeting_file(tmp_path, "37.0").exists)
-    meeting_file(tmp_path, "38.0").symlink_to(meeting_file(tmp_path, "37.0"))
-    stranger = meet(tmp_path, "38.0", 1, "hg4", PATIENCE_S)
+    agents = pool.submit(JobAgents, 1, "127.0.0.1", tmp_path, "37.0", PATIENCE_S)
+    wait_for(build_meeting_path(tmp_path, "37.0").exists)
+    build_meeting_path(tmp_path, "38.0").symlink_to(build_meeting_path(tmp_path, "37.0"))
+    stranger = join_leader(tmp_path, "38.0", 1, "hg4", PATIENCE_S)
     wait_for(lambda: stranger.take() == [] and stranger.closed)
-    meet(tmp_path, "37.0", 1, "hg2", PATIENCE_S)
-    assert members.result().hosts == {1: "hg2"}
+    join_leader(tmp_path, "37.0", 1, "hg2", PATIENCE_S)
+    assert agents.result().hosts == {1: "hg2"}
     assert "hg4 was turned away: it is of allocation 38.0, and this is 37.0" in capfd.readouterr().err
 
 
 def test_a_conductor_whose_members_do_not_come_leaves_no_meeting_behind(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"supervisors \[1\] did not come"):
-        Members(1, "127.0.0.1", tmp_path, "37.0", 0.1)
+        JobAgents(1, "127.0.0.1", tmp_path, "37.0", 0.1)
     assert list(tmp_path.iterdir()) == []
 
 
-SEATS = [Seat("hg1", "37"), Seat("hg1", "37"), Seat("hg2", "37")]
+SEATS = [RankPlace("hg1", "37"), RankPlace("hg1", "37"), RankPlace("hg2", "37")]
 
 
 def test_ranks_of_one_allocation_may_measure() -> None:
     check(SEATS, "hg[1-2]")
     check(SEATS, "")
-    check([Seat("here", "")], "")
-    check([Seat("login", "37")], "hg[1-2]")  # Slurm's nodes have other names
+    check([RankPlace("here", "")], "")
+    check([RankPlace("login", "37")], "hg[1-2]")  # Slurm's nodes have other names
 
 
 @pytest.mark.parametrize(
     ("stranger", "nodelist", "why"),
     [
-        (Seat("hg4", "38"), "hg[1-2]", "hg4 is of job 38, and the first node hg1 of 37"),
-        (Seat("hg2", "37", 1), "hg[1-2]", "hg2 is of job 37, restart 1, and the first node hg1 of 37"),
-        (Seat("hg4", "37"), "hg[1-2]", r"hg4 is not of this job's allocation, which has hg\[1-2\]"),
+        (RankPlace("hg4", "38"), "hg[1-2]", "hg4 is of job 38, and the first node hg1 of 37"),
+        (RankPlace("hg2", "37", 1), "hg[1-2]", "hg2 is of job 37, restart 1, and the first node hg1 of 37"),
+        (RankPlace("hg4", "37"), "hg[1-2]", r"hg4 is not of this job's allocation, which has hg\[1-2\]"),
     ],
 )
-def test_a_run_over_two_allocations_is_refused(stranger: Seat, nodelist: str, why: str) -> None:
+def test_a_run_over_two_allocations_is_refused(stranger: RankPlace, nodelist: str, why: str) -> None:
     with pytest.raises(Refused, match=why):
         check([*SEATS, stranger], nodelist)
 
@@ -116,7 +116,7 @@ NOISE = {
 }
 
 
-def knock(lead: Lead | Entrance) -> socket.socket:
+def knock(lead: CoordinatorServer | TokenListener) -> socket.socket:
     return socket.create_connection(("127.0.0.1", lead.port), timeout=PATIENCE_S)
 
 
@@ -132,21 +132,21 @@ def hung_up(connection: socket.socket) -> bool:
 
 
 @pytest.fixture
-def lead() -> Iterator[Lead]:
-    lead = Lead(2, "127.0.0.1")
+def lead() -> Iterator[CoordinatorServer]:
+    lead = CoordinatorServer(2, "127.0.0.1")
     yield lead
     lead.close()
 
 
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE.keys())
-def test_a_stranger_is_dropped_whatever_it_says_and_the_members_come_in(lead: Lead, noise: bytes) -> None:
+def test_a_stranger_is_dropped_whatever_it_says_and_the_members_come_in(lead: CoordinatorServer, noise: bytes) -> None:
     with knock(lead) as stranger:
         threading.Thread(target=lambda: _send(stranger, noise), daemon=True).start()
         time.sleep(0.05)
         wait_for(lambda: lead.poll() == [] and hung_up(stranger))
-        assert lead.members == {}
-        follower = Follower(MeetingPoint("127.0.0.1", 0, lead.port, lead.token), 1, "hg2")
-        wait_for(lambda: lead.poll() == [] and 1 in lead.members)
+        assert lead.agents == {}
+        follower = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2")
+        wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
         assert lead.lost() is None
         follower.close()
 
@@ -156,18 +156,18 @@ def _send(connection: socket.socket, content: bytes) -> None:
         connection.sendall(content)
 
 
-def test_a_member_that_says_much_at_once_is_understood_from_its_first_word_on(lead: Lead) -> None:
+def test_a_member_that_says_much_at_once_is_understood_from_its_first_word_on(lead: CoordinatorServer) -> None:
     report = {"ranks": [], "output": [[1, "x" * 900]] * 50, "done": True, "interrupted_by": None}
     hello = {"token": lead.token, "node": 1, "host": "hg2"}
     with knock(lead) as member:
         member.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in (hello, report, report)))
         output: list[tuple[int, bytes]] = []
         wait_for(lambda: not output.extend(lead.poll()) and len(output) == 100)  # type: ignore[func-returns-value]
-        assert lead.members[1].done
+        assert lead.agents[1].done
 
 
-def test_a_silent_stranger_is_dropped_after_a_while(lead: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "_HELLO_S", 0.5)
+def test_a_silent_stranger_is_dropped_after_a_while(lead: CoordinatorServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HELLO_S", 0.5)
     with knock(lead) as silent, knock(lead) as slow:
         began = time.monotonic()
         while not hung_up(silent):
@@ -178,7 +178,7 @@ def test_a_silent_stranger_is_dropped_after_a_while(lead: Lead, monkeypatch: pyt
         wait_for(lambda: lead.poll() == [] and hung_up(slow))
 
 
-def test_any_number_of_silent_strangers_takes_few_descriptors_and_no_run(lead: Lead) -> None:
+def test_any_number_of_silent_strangers_takes_few_descriptors_and_no_run(lead: CoordinatorServer) -> None:
     crowd: list[socket.socket] = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = descriptors()
@@ -187,8 +187,8 @@ def test_any_number_of_silent_strangers_takes_few_descriptors_and_no_run(lead: L
             crowd += [knock(lead) for _ in range(16)]
             lead.poll()
         assert descriptors() - before - len(crowd) <= 20
-        follower = Follower(MeetingPoint("127.0.0.1", 0, lead.port, lead.token), 1, "hg2")
-        wait_for(lambda: lead.poll() == [] and 1 in lead.members)
+        follower = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2")
+        wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
         crowd.append(knock(lead))
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no descriptor is free any more
         assert lead.poll() == [] and lead.lost() is None
@@ -205,12 +205,12 @@ def descriptors() -> int:
 
 
 def test_a_conductor_too_waits_for_its_members_among_strangers(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    members = pool.submit(Members, 1, "127.0.0.1", tmp_path, "37.0", PATIENCE_S)
-    wait_for(meeting_file(tmp_path, "37.0").exists)
-    port = json.loads(meeting_file(tmp_path, "37.0").read_bytes())["port"]
+    agents = pool.submit(JobAgents, 1, "127.0.0.1", tmp_path, "37.0", PATIENCE_S)
+    wait_for(build_meeting_path(tmp_path, "37.0").exists)
+    port = json.loads(build_meeting_path(tmp_path, "37.0").read_bytes())["port"]
     for noise in NOISE.values():
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             threading.Thread(target=lambda s=stranger, n=noise: _send(s, n), daemon=True).start()  # type: ignore[misc]
             time.sleep(0.15)
-    meet(tmp_path, "37.0", 1, "hg2", PATIENCE_S)
-    assert members.result().hosts == {1: "hg2"}
+    join_leader(tmp_path, "37.0", 1, "hg2", PATIENCE_S)
+    assert agents.result().hosts == {1: "hg2"}

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from bench import config, data, objectives, plugins
-from bench.decode import Request
+from bench import data, objectives, plugins
+from bench.config import compose
+from bench.config.decode import Request
+from bench.config.rule_fields import collect_fields, collect_fields_of_tree, list_field_names
 from bench.errors import UserError
-from bench.facts import facts, facts_of_tree, names
 from bench.spec import LENGTHS, OBJECTIVE, RunSpec
 from bench.study import Study
 
@@ -21,9 +22,9 @@ CPU = ("devices_per_node=1", "machine=cpu")
 
 
 def ask(*overrides: str) -> Request:
-    asked = config.request(config.single([*CPU, *overrides]))
-    config.check(asked, "cpu")
-    return asked
+    composed = compose.compose_request(compose.parse_single([*CPU, *overrides]))
+    compose.check(composed, "cpu")
+    return composed
 
 
 def spec(objective: str, lengths: dict[str, int], source: str = "synthetic", **options: Any) -> RunSpec:
@@ -43,17 +44,17 @@ def test_the_defaults_of_a_spec_are_those_of_its_objective() -> None:
     assert {kind.name: kind.length for kind in objectives.load(OBJECTIVE).KINDS} == LENGTHS
 
 
-@pytest.mark.parametrize("name", plugins.names(plugins.OBJECTIVE))
+@pytest.mark.parametrize("name", plugins.list_names(plugins.OBJECTIVE))
 def test_no_kind_is_called_like_the_padding_of_another(name: str) -> None:
     """Both stand in one record."""
-    assert not any(kind.endswith("_padding") for kind in objectives.names(name))
+    assert not any(kind.endswith("_padding") for kind in objectives.list_kinds(name))
 
 
 def test_an_objective_brings_its_lengths_and_one_may_be_set() -> None:
     assert ask("objective=seq2seq", "sequence.decoder=64").spec.sequence == {"encoder": 512, "decoder": 64}
-    causal = config.request(config.single([*CPU, "objective=causal_lm"])).spec
+    causal = compose.compose_request(compose.parse_single([*CPU, "objective=causal_lm"])).spec
     assert (causal.objective, causal.sequence) == ("causal_lm", {"tokens": 1024})
-    longer = config.request(config.single([*CPU, "objective=causal_lm", "sequence.tokens=2048"])).spec
+    longer = compose.compose_request(compose.parse_single([*CPU, "objective=causal_lm", "sequence.tokens=2048"])).spec
     assert longer.sequence == {"tokens": 2048}
 
 
@@ -97,20 +98,30 @@ def test_a_study_spans_objectives_and_its_rules_know_them() -> None:
     axes = {"objective": ["span_corruption", "seq2seq"], "sequence.decoder": [64, 128]}
     rules = ("objective == 'seq2seq' and sequence.decoder < 128", "sequence.tokens == 3", "data_parallel != world_size")
     study = Study(name="s", base={"machine": "cpu", "devices_per_node": 1}, axes=axes, exclude=rules)
-    found = config.points(study, [])
-    assert [(p.asked.spec.objective, p.asked.spec.sequence["decoder"]) for p in found.points] == [
+    found = compose.compose_points(study, [])
+    assert [(p.composed.spec.objective, p.composed.spec.sequence["decoder"]) for p in found.points] == [
         ("span_corruption", 64), ("span_corruption", 128), ("seq2seq", 128),
     ]  # fmt: skip
     assert found.excluded == dict(zip(rules, (1, 0, 0), strict=True))
 
 
 def test_a_rule_sees_lengths_also_of_a_point_that_cannot_be() -> None:
-    assert {"sequence.encoder", "sequence.tokens", "objective", "data_parallel", "parallel.tensor"} <= names().keys()
-    known = facts_of_tree({"objective": {"name": "causal_lm"}, "nodes": 2, "devices_per_node": 4, "sequence": {}})
+    assert {
+        "sequence.encoder",
+        "sequence.tokens",
+        "objective",
+        "data_parallel",
+        "parallel.tensor",
+    } <= list_field_names().keys()
+    known = collect_fields_of_tree(
+        {"objective": {"name": "causal_lm"}, "nodes": 2, "devices_per_node": 4, "sequence": {}}
+    )
     assert (known["objective"], known["sequence"], known["data_parallel"]) == ("causal_lm", {"tokens": 1024}, 8)
-    halved = facts_of_tree({"objective": {"name": "x"}, "nodes": 1, "devices_per_node": 4, "parallel": {"tensor": 2}})
+    halved = collect_fields_of_tree(
+        {"objective": {"name": "x"}, "nodes": 1, "devices_per_node": 4, "parallel": {"tensor": 2}}
+    )
     assert halved["data_parallel"] == 2
-    assert facts(ask("objective=seq2seq"))["objective"] == "seq2seq"
+    assert collect_fields(ask("objective=seq2seq"))["objective"] == "seq2seq"
 
 
 def test_random_tokens_of_a_causal_objective_are_inputs_and_labels_at_once() -> None:
@@ -164,7 +175,7 @@ def test_a_model_learns_what_its_kind_does_where_nobody_says_it(model: str, lear
 
 def test_a_sweep_over_both_kinds_of_models_gives_each_its_own() -> None:
     study = Study(name="s", base={"machine": "cpu", "devices_per_node": 1}, axes={"model": ["tiny", "llama_tiny"]})
-    found = [point.asked.spec for point in config.points(study, []).points]
+    found = [point.composed.spec for point in compose.compose_points(study, []).points]
     assert [(spec.objective, tuple(spec.sequence)) for spec in found] == [
         ("span_corruption", ("encoder", "decoder")), ("causal_lm", ("tokens",)),
     ]  # fmt: skip

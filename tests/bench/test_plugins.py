@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from installed_packages import Install
 
-from bench import data, engines, facts, launchers, plugins
+from bench import data, engines, launchers, plugins
+from bench.config import rule_fields
 from bench.errors import UserError
 
 ROOT = Path(plugins.__file__).parents[1]
@@ -29,27 +30,27 @@ def describe(spec): return {}
 def test_every_file_of_a_kinds_folder_is_a_plug_in(kind: plugins.Kind[object], folder: str, shared: set[str]) -> None:
     files = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
     folders = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")} - shared
-    assert plugins.names(kind) == sorted(files | folders)
+    assert plugins.list_names(kind) == sorted(files | folders)
 
 
 @pytest.mark.parametrize(
     "kind", [k for k in vars(plugins).values() if isinstance(k, plugins.Kind)], ids=lambda kind: kind.protocol.__name__
 )
 def test_every_plug_in_that_ships_defines_all_that_its_kind_does(kind: plugins.Kind[object]) -> None:
-    for name in plugins.names(kind):
+    for name in plugins.list_names(kind):
         if kind not in (plugins.STARTING, plugins.QUEUEING, plugins.STANDALONE):  # a launcher does some of them
             plugins.load(kind, name)
 
 
 def test_a_launcher_starts_work_at_once_or_queues_it() -> None:
-    assert plugins.queueing("slurm") and plugins.load(plugins.STARTING, "local")
-    assert plugins.queueing("local") is None
+    assert plugins.load_queueing("slurm") and plugins.load(plugins.STARTING, "local")
+    assert plugins.load_queueing("local") is None
 
 
 def test_what_is_said_of_a_cluster_where_no_launcher_is_named_comes_from_those_that_there_are() -> None:
-    assert launchers.with_queue() == "launcher=slurm"
-    assert launchers.cluster() == "slurm"
-    assert launchers.standalone("slurm") and not launchers.standalone("local")
+    assert launchers.format_queueing() == "launcher=slurm"
+    assert launchers.find_cluster() == "slurm"
+    assert launchers.load_standalone("slurm") and not launchers.load_standalone("local")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
@@ -59,7 +60,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 def test_an_installed_package_brings_a_plug_in_by_an_entry_point(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", SOURCE)
-    assert "theirs" in plugins.names(plugins.DATA)
+    assert "theirs" in plugins.list_names(plugins.DATA)
     assert list(data.load("theirs").micro_batches(None, 0)) == []  # type: ignore[arg-type]
 
 
@@ -86,6 +87,6 @@ def test_two_plug_ins_of_one_name_are_refused(install: Install) -> None:
 
 def test_a_broken_plug_in_that_nobody_asks_for_stops_nobody(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", "import no_such_library_at_all")
-    assert [name for name, _ in plugins.usable(plugins.DATA)] == ["synthetic", "text"]
-    facts.names.cache_clear()
-    assert "data.workers" in facts.names()
+    assert [name for name, _ in plugins.list_usable(plugins.DATA)] == ["synthetic", "text"]
+    rule_fields.list_field_names.cache_clear()
+    assert "data.workers" in rule_fields.list_field_names()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from analysis.variants import variants
+from analysis.variants import describe_variants
 from bench.point_fields import FIELDS, flatten, is_shown, select
-from bench.predict.advice.measured import decisive
+from bench.predict.advice.measured import format_decisive
 from bench.spec import RunSpec, config_id
 
 ONE: dict[str, Any] = {
@@ -52,7 +52,7 @@ def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) 
     one, other = RunSpec.model_validate(ONE), changed(field)
     decides = row(field)
     assert (config_id(one) != config_id(other)) == (decides is None or decides.identity)
-    assert (decisive(one) != decisive(other)) == (decides is None or decides.step_time)
+    assert (format_decisive(one) != format_decisive(other)) == (decides is None or decides.step_time)
     losses = [select(spec.model_dump(mode="json", by_alias=True), "losses") for spec in (one, other)]
     # Another layout makes another global batch of the same micro-batches, and so other losses.
     assert (losses[0] != losses[1]) == (decides is None or decides.losses or field == "parallel.tensor")
@@ -61,7 +61,7 @@ def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) 
 @pytest.mark.parametrize("field", sorted(OTHER.keys() - {"model.name", "engine.name", "parallel.tensor"}))
 def test_what_no_column_shows_is_told_as_a_variant(field: str) -> None:
     specs = {"one": RunSpec.model_validate(ONE), "other": changed(field)}
-    told = {text.partition("=")[0] for text in variants(specs).values()} - {""}
+    told = {text.partition("=")[0] for text in describe_variants(specs).values()} - {""}
     shown = is_shown(field) or field == "model.source"
     assert told == (set() if shown else {field.removeprefix("engine.options.").removeprefix("model.")})
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from bench import cli, config, engines, extensions
-from bench.config import Request
+from bench import cli, engines
+from bench.config import compose
+from bench.config.compose import Request
 from bench.errors import UserError
-from bench.preparation import needs, process
+from bench.preparation import extensions, needs, process
 
 TOKENIZER = "somebody/small-t5"
 TEXT = ("machine=cpu", "data=text", "sequence.encoder=64", "sequence.decoder=32")
@@ -110,7 +111,7 @@ def test_what_was_staged_suffices_without_a_network(tmp_path: Path, hub: Hub) ->
     asked = hub.asked
     checked = Prepared(tmp_path, *words, "--offline", HF_ENDPOINT=hub.address)
     assert (checked.code, hub.asked) == (0, asked)
-    network = "ok" if process.without_network() else "note"
+    network = "ok" if process.find_network_isolation() else "note"
     assert checked.states() == [
         ("network", network), ("libraries", "ok"), ("model tiny", "ok"), ("data text", "ok"),
         ("CPU memory counter", "ok"),
@@ -219,7 +220,7 @@ def test_one_folder_of_builds_is_not_for_two_architectures(monkeypatch: pytest.M
 
 
 def asked(*overrides: str) -> Request:
-    return config.request(config.single(["devices_per_node=2", *overrides]))
+    return compose.compose_request(compose.parse_single(["devices_per_node=2", *overrides]))
 
 
 def test_points_that_need_the_same_are_asked_for_once() -> None:
@@ -265,7 +266,7 @@ def test_ops_that_a_run_loads(overrides: tuple[str, ...], operations: tuple[str,
 
 
 def folder_of_builds(device: str, *names: str, **variables: str) -> str:
-    return extensions.environment(names, device, {"XDG_CACHE_HOME": "/home", **variables})[extensions.FOLDER]
+    return extensions.build_environment(names, device, {"XDG_CACHE_HOME": "/home", **variables})[extensions.FOLDER]
 
 
 def test_builds_for_unlike_nodes_are_kept_apart() -> None:
@@ -283,8 +284,8 @@ def test_an_op_for_the_processor_beside_a_gpu_is_the_processors() -> None:
 
 
 def test_a_folder_that_the_user_chose_and_runs_without_ops_are_left_alone() -> None:
-    assert extensions.environment(["CPUAdam"], "cpu", {extensions.FOLDER: "/mine"}) == {}
-    assert extensions.environment([], "cpu", {}) == {}
+    assert extensions.build_environment(["CPUAdam"], "cpu", {extensions.FOLDER: "/mine"}) == {}
+    assert extensions.build_environment([], "cpu", {}) == {}
 
 
 @pytest.fixture

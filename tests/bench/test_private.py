@@ -3,7 +3,7 @@
 import pytest
 
 from bench.launchers.slurm.options import Options
-from bench.measure.environment import allowed_variables
+from bench.measure.environment import select_variables
 from bench.private import is_secret
 
 SECRETS = (
@@ -20,7 +20,7 @@ HARMLESS = (
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_stands_in_no_script_and_no_record(name: str) -> None:
     assert is_secret(name)
-    assert not allowed_variables({name: "x"})
+    assert not select_variables({name: "x"})
     with pytest.raises(ValueError, match="looks like a secret"):
         Options.model_validate({"environment": {name: "x"}})
 
@@ -32,6 +32,6 @@ def test_what_runs_need_may_be_written_down(name: str) -> None:
 
 
 def test_an_address_with_a_password_is_in_no_record() -> None:
-    assert allowed_variables({"NCCL_DEBUG_FILE": "/tmp/%h", "NCCL_NET": "tcp://user:secret@host/x"}) == {
+    assert select_variables({"NCCL_DEBUG_FILE": "/tmp/%h", "NCCL_NET": "tcp://user:secret@host/x"}) == {
         "NCCL_DEBUG_FILE": "/tmp/%h"
     }

@@ -9,7 +9,7 @@ import pytest
 from started_runs import PATIENCE_S, QUICK
 
 from bench import store
-from bench.processes import module_command
+from bench.processes import build_module_command
 
 HOSTILE = 'open({!r}, "a").write(__name__ + "\\n")\n'
 
@@ -43,7 +43,7 @@ def test_modules_of_pythonpath_are_found_and_those_of_the_current_folder_are_not
         (tmp_path / name).mkdir()
         (tmp_path / name / "which.py").write_text(f"import sys; print({name!r}, *sys.argv[1:])")
     path = os.pathsep.join([str(tmp_path / "elsewhere"), os.environ.get("PYTHONPATH", "")])
-    command = module_command("which", "a b")
+    command = build_module_command("which", "a b")
     found = subprocess.run(
         command, cwd=tmp_path / "here", env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )

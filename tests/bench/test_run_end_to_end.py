@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from started_runs import PATIENCE_S, QUICK, Command
 
-from bench import config, store
+from bench import store
+from bench.config import compose
 from bench.machine import Machine
 from bench.models import derived_seed
 from bench.record import Circumstance, RunRecord
@@ -104,7 +105,7 @@ def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine:
 
 
 def test_a_machine_that_is_not_what_it_is_called_is_refused_by_the_ranks_before_timing(tmp_path: Path) -> None:
-    spec = config.request(config.single([*QUICK, "machine=cpu", "devices_per_node=1"])).spec
+    spec = compose.compose_request(compose.parse_single([*QUICK, "machine=cpu", "devices_per_node=1"])).spec
     other = Machine(name="other", device="cpu", device_names=("no such processor",))
     record = supervised(tmp_path, spec, other)
     assert record.outcome.kind == "error"
@@ -116,7 +117,7 @@ def supervised(runs: Path, spec: RunSpec, machine: Machine) -> RunRecord:
     """Run a point as its launcher would, past the rules that a command would have met; return its record."""
     circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=machine)
     folder = store.open_attempt(runs, spec, circumstance).folder
-    ended = subprocess.run([sys.executable, "-m", "bench.supervisor", str(folder)], timeout=PATIENCE_S, check=False)
+    ended = subprocess.run([sys.executable, "-m", "bench.runtime", str(folder)], timeout=PATIENCE_S, check=False)
     assert ended.returncode == 1
     return store.read_record(folder / store.RECORD)
 
@@ -139,7 +140,7 @@ def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) 
 
 
 def test_a_model_that_is_not_what_its_name_says_is_refused_by_the_ranks_too(tmp_path: Path) -> None:
-    asked = config.request(config.single([*QUICK, "engine=zero3"]))
+    asked = compose.compose_request(compose.parse_single([*QUICK, "engine=zero3"]))
     wrong = asked.spec.model.model_copy(update={"parameters": 2_000_000})
     outcome = supervised(tmp_path, asked.spec.model_copy(update={"model": wrong}), asked.machine).outcome
     assert outcome.kind == "error"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, SOON_S, alive, survivors
 
-from bench import config, store
+from bench import store
+from bench.config import compose
 from bench.record import Circumstance, Limits, Network, RunRecord
 
 pytestmark = pytest.mark.processes
@@ -22,7 +23,7 @@ class Nodes:
     """The supervisors of one run."""
 
     def __init__(self, runs: Path, overrides: tuple[str, ...], nodes: int, hang_s: float, **environment: str) -> None:
-        asked = config.request(config.single([*overrides, f"nodes={nodes}", "devices_per_node=1"]))
+        asked = compose.compose_request(compose.parse_single([*overrides, f"nodes={nodes}", "devices_per_node=1"]))
         circumstance = Circumstance(
             study="s",
             repeat=0,
@@ -34,7 +35,7 @@ class Nodes:
         self.folder = store.open_attempt(runs, asked.spec, circumstance).folder
         self.supervisors = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench.supervisor", str(self.folder), str(node)],
+                [sys.executable, "-m", "bench.runtime", str(self.folder), str(node)],
                 env=os.environ
                 | {"OMP_NUM_THREADS": "1"}
                 | {name: value.format(node=node) for name, value in environment.items()},

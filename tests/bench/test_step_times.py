@@ -6,30 +6,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.spec import MeasureSpec
-from bench.step_times import block_lengths, completion_steps
+from bench.step_times import compute_step_s, list_block_lengths
 
 
 def test_what_is_late_in_one_step_and_early_in_the_next_counts_once() -> None:
     """The second rank completes its steps after 2 and 3 s, the first after 1 and 3: two steps, 3 s."""
-    assert completion_steps([[1, 2], [2, 1]], [2]) == [2, 1]
+    assert compute_step_s([[1, 2], [2, 1]], [2]) == [2, 1]
 
 
 def test_ranks_meet_again_before_every_block() -> None:
-    assert completion_steps([[1, 2], [2, 1]], [1, 1]) == [2, 2]
+    assert compute_step_s([[1, 2], [2, 1]], [1, 1]) == [2, 2]
 
 
 def test_the_steps_of_one_rank_are_its_own() -> None:
-    assert completion_steps([[3], [1], [2]], [2, 1]) == [3, 1, 2]
+    assert compute_step_s([[3], [1], [2]], [2, 1]) == [3, 1, 2]
 
 
 def test_no_steps_are_none() -> None:
-    assert completion_steps(np.zeros((0, 4)), []) == []
+    assert compute_step_s(np.zeros((0, 4)), []) == []
 
 
 @given(st.integers(1, 6), st.lists(st.integers(1, 7), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
 def test_the_steps_of_a_block_add_up_to_its_slowest_rank(ranks: int, blocks: list[int], seed: int) -> None:
     own = np.random.default_rng(seed).lognormal(sigma=0.5, size=(sum(blocks), ranks))
-    steps = np.array(completion_steps(own, blocks))
+    steps = np.array(compute_step_s(own, blocks))
     starts = np.cumsum([0, *blocks[:-1]])
     expected = [own[start : start + n].sum(axis=0).max() for start, n in zip(starts, blocks, strict=True)]
     assert np.add.reduceat(steps, starts) == pytest.approx(expected)
@@ -47,4 +47,4 @@ def test_the_steps_of_a_block_add_up_to_its_slowest_rank(ranks: int, blocks: lis
     ],
 )
 def test_blocks_end_with_the_warm_up_and_with_the_window(steps: int, cut: int, lengths: list[int]) -> None:
-    assert block_lengths(steps, cut, MeasureSpec(block_steps=5)) == lengths
+    assert list_block_lengths(steps, cut, MeasureSpec(block_steps=5)) == lengths

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from ended_well import observed
 
-from bench import config, store
+from bench import store
+from bench.config import compose
 from bench.errors import UserError
 from bench.machine import Machine
 from bench.record import Circumstance, Environment, EnvironmentClass, Outcome, OutcomeKind, RunRecord
@@ -15,7 +16,7 @@ from bench.spec import RunSpec, config_id
 
 @pytest.fixture(scope="module")
 def spec() -> RunSpec:
-    return config.request([("model", "tiny"), ("devices_per_node", 2)]).spec
+    return compose.compose_request([("model", "tiny"), ("devices_per_node", 2)]).spec
 
 
 def circumstance(repeat: int = 0, machine: str = "cpu") -> Circumstance:
@@ -35,30 +36,30 @@ def record(spec: RunSpec, kind: OutcomeKind = "ok", environment_id: str = "e1", 
 
 
 def test_a_claimed_folder_is_never_claimed_again(tmp_path: Path) -> None:
-    names = [store.claim(tmp_path / "id", repeat).folder.name for repeat in (0, 0, 1, 0)]
+    names = [store.create_attempt(tmp_path / "id", repeat).folder.name for repeat in (0, 0, 1, 0)]
     assert names == ["0.0", "0.1", "1.0", "0.2"]
 
 
 def test_an_attempt_starts_with_its_spec_its_circumstance_and_room_for_its_record(
     tmp_path: Path, spec: RunSpec
 ) -> None:
-    store.claim(tmp_path, 0)
+    store.create_attempt(tmp_path, 0)
     attempt = store.open_attempt(tmp_path, spec, circumstance())
     assert RunSpec.model_validate_json((attempt.folder / store.SPEC).read_bytes()) == spec
     written = Circumstance.model_validate_json((attempt.folder / store.CIRCUMSTANCE).read_bytes())
     assert written.attempt == attempt.attempt == 1
     text = store.to_json(record(spec))
     inode = (attempt.folder / ".record.json.reserved").stat().st_ino
-    store.fill(attempt.folder / store.RECORD, text)
+    store.write_reserved(attempt.folder / store.RECORD, text)
     assert (attempt.folder / store.RECORD).read_bytes() == text
     assert (attempt.folder / store.RECORD).stat().st_ino == inode, "written into the reserved blocks"
-    store.release(attempt.folder)
+    store.release_reserved(attempt.folder)
     assert not list(attempt.folder.glob(".*"))
 
 
 def test_a_reserve_that_is_too_small_is_not_used(tmp_path: Path) -> None:
     store.reserve(tmp_path / "file", 10)
-    store.fill(tmp_path / "file", b"x" * 100)
+    store.write_reserved(tmp_path / "file", b"x" * 100)
     assert (tmp_path / "file").read_bytes() == b"x" * 100
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -79,10 +80,10 @@ def test_a_record_is_kept_where_there_are_no_hard_links(
     monkeypatch.setattr(os, "link", refused)
     if not room:
         monkeypatch.setattr(os, "open", full)
-    assert store.fill(tmp_path / "file", b"first")
+    assert store.write_reserved(tmp_path / "file", b"first")
     monkeypatch.undo()
     monkeypatch.setattr(os, "link", refused)
-    assert not store.fill(tmp_path / "file", b"second")
+    assert not store.write_reserved(tmp_path / "file", b"second")
     assert (tmp_path / "file").read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -112,7 +113,7 @@ def test_how_a_measured_run_ended_is_said_of_its_inspection_alone(
 ) -> None:
     seen = observed().model_copy(update={"uninspected": uninspected})
     store.write_json(tmp_path / store.RECORD, record(spec).model_copy(update={"observations": seen}))
-    concluded = store.conclude(tmp_path, Outcome(kind="error", reason="rank 1 raised"))
+    concluded = store.finalize(tmp_path, Outcome(kind="error", reason="rank 1 raised"))
     assert concluded == store.read_record(tmp_path / store.RECORD)
     assert concluded.outcome.kind == "ok"
     assert concluded.observations and concluded.observations.uninspected == said
@@ -180,10 +181,10 @@ def test_a_record_torn_anywhere_is_no_answer_and_says_why(tmp_path: Path, spec: 
     for steps in (5, 600):
         content = store.to_json(record(spec).model_copy(update={"observations": observed((0.1,) * steps)}))
         put(tmp_path / "0.0", content)
-        assert [found.outcome for found in store.attempts(tmp_path)] == ["ok"]
+        assert [found.outcome for found in store.list_attempts(tmp_path)] == ["ok"]
         for length in (0, 1, *range(100, len(content) - 3, len(content) // 40)):
             put(tmp_path / "0.0", content[:length])
-            (found,) = store.attempts(tmp_path)
+            (found,) = store.list_attempts(tmp_path)
             assert (found.outcome, found.unreadable) == (None, "not a zeroscale record"), f"{length} bytes"
 
 
@@ -207,9 +208,9 @@ def test_a_record_that_says_nothing_of_its_end_is_no_answer(
     tmp_path: Path, spec: RunSpec, changes: dict[str, Any]
 ) -> None:
     put(tmp_path / "0.0", whole(spec))
-    assert [found.outcome for found in store.attempts(tmp_path)] == ["ok"]
+    assert [found.outcome for found in store.list_attempts(tmp_path)] == ["ok"]
     put(tmp_path / "0.0", whole(spec, **changes))
-    (found,) = store.attempts(tmp_path)
+    (found,) = store.list_attempts(tmp_path)
     assert found.outcome is None and found.unreadable
 
 
@@ -222,7 +223,7 @@ def test_only_regular_files_are_read(tmp_path: Path, spec: RunSpec) -> None:
     (tmp_path / "4.0" / store.RECORD).mkdir(parents=True)
     (tmp_path / "5.0").mkdir()
     os.mkfifo(tmp_path / "5.0" / store.RECORD)
-    found = store.attempts(tmp_path)
+    found = store.list_attempts(tmp_path)
     assert [attempt.outcome for attempt in found] == [None] * 6
     assert ["link" in attempt.unreadable for attempt in found] == [True] * 4 + [False] * 2
     assert [attempt.unreadable for attempt in found[4:]] == ["not a regular file"] * 2
@@ -235,5 +236,5 @@ def test_a_record_beside_which_nothing_can_be_read_is_not_concluded(tmp_path: Pa
     attempt = store.open_attempt(tmp_path, spec, circumstance())
     (attempt.folder / store.SPEC).write_text("{}")
     with pytest.raises(store.Unreadable, match=r"spec.json: model: Field required"):
-        store.conclude(attempt.folder, Outcome(kind="error"))
+        store.finalize(attempt.folder, Outcome(kind="error"))
     assert not (attempt.folder / store.RECORD).exists()

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.stragglers import slow_links, slow_ranks
+from bench.stragglers import find_slow_links, find_slow_ranks
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from bench.stragglers import slow_links, slow_ranks
     ],
 )
 def test_a_slow_rank_exceeds_the_others_by_more_than_a_fifth_and_20_ms(outside_s: tuple, slow: list) -> None:
-    assert slow_ranks(outside_s) == slow
+    assert find_slow_ranks(outside_s) == slow
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_a_slow_rank_exceeds_the_others_by_more_than_a_fifth_and_20_ms(outside_s
     ],
 )
 def test_a_slow_link_carries_less_than_half_of_the_median(rates: tuple, slow: list) -> None:
-    assert slow_links(rates) == slow
+    assert find_slow_links(rates) == slow

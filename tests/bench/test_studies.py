@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import config
-from bench.config import Expansion
+from bench.config import compose
+from bench.config.compose import Expansion
 from bench.errors import UserError
 from bench.spec import GPU_WARMUP, MeasureSpec
-from bench.study import Study, control_pairs
+from bench.study import Study, list_control_pairs
 
-STUDIES = sorted(path.stem for path in (config.conf_dir() / "study").glob("*.yaml"))
+STUDIES = sorted(path.stem for path in (compose.find_conf_folder() / "study").glob("*.yaml"))
 ON_A_CLUSTER = ["data_loading", "paper", "precision", "strong_scaling", "weak_scaling"]
 SMOKE_RECORDS = Path(__file__).parents[1] / "data/runs/smoke"
 
@@ -27,12 +27,17 @@ def most_s(protocol: MeasureSpec) -> float:
 
 
 def points_of(name: str) -> Expansion:
-    return config.points(config.study(name), [])
+    return compose.compose_points(compose.read_study(name), [])
 
 
 def costs(name: str) -> str:
     """Return what a study's head says that it costs, as one line."""
-    head = (config.conf_dir() / "study" / f"{name}.yaml").read_text().partition("# Costs:")[2].partition("# Shows:")[0]
+    head = (
+        (compose.find_conf_folder() / "study" / f"{name}.yaml")
+        .read_text()
+        .partition("# Costs:")[2]
+        .partition("# Shows:")[0]
+    )
     return " ".join(head.replace("#", " ").split())
 
 
@@ -56,18 +61,24 @@ def test_every_rule_leaves_something_out_and_no_two_points_are_one(name: str) ->
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_control_point_can_be_asked_for_on_every_shape_of_allocation(name: str) -> None:
-    study = config.study(name)
-    for shape in {(point.asked.spec.nodes, point.asked.spec.devices_per_node) for point in points_of(name).points}:
-        pairs = control_pairs(study, [("nodes", [shape[0]]), ("devices_per_node", [shape[1]])])
+    study = compose.read_study(name)
+    for shape in {
+        (point.composed.spec.nodes, point.composed.spec.devices_per_node) for point in points_of(name).points
+    }:
+        pairs = list_control_pairs(study, [("nodes", [shape[0]]), ("devices_per_node", [shape[1]])])
         if pairs:
-            asked = config.request(pairs)
-            config.check(asked, None)
-            assert (asked.spec.nodes, asked.spec.devices_per_node) == shape
+            composed = compose.compose_request(pairs)
+            compose.check(composed, None)
+            assert (composed.spec.nodes, composed.spec.devices_per_node) == shape
 
 
 @pytest.mark.parametrize("name", ON_A_CLUSTER)
 def test_a_study_on_a_cluster_costs_at_most_what_it_says(name: str) -> None:
-    study, specs, said = config.study(name), [point.asked.spec for point in points_of(name).points], costs(name)
+    study, specs, said = (
+        compose.read_study(name),
+        [point.composed.spec for point in points_of(name).points],
+        costs(name),
+    )
     hours = sum(study.repeats * spec.nodes * (10 * 60 + 2 * spec.measure.max_s) for spec in specs) / 3600
     assert round(hours) == stated(r"at most ([\d,]+) node-hours", said) == study.budget.node_hours
     assert max(spec.world_size for spec in specs) == stated(r"up to ([\d,]+) GPUs", said)
@@ -81,7 +92,7 @@ def test_a_study_on_a_cluster_costs_at_most_what_it_says(name: str) -> None:
 
 
 def test_the_reproduction_is_five_models_by_five_engines_by_micro_batches_by_four_node_counts() -> None:
-    specs = [point.asked.spec for point in points_of("paper").points]
+    specs = [point.composed.spec for point in points_of("paper").points]
     assert {spec.model.name for spec in specs} == {"mt5_base", "mt5_large", "mt5_xl", "mt5_xxl", "t5_11b"}
     assert {spec.engine.name for spec in specs} == {"ddp", "zero0", "zero1", "zero2", "zero3"}
     assert {(spec.nodes, spec.devices_per_node) for spec in specs} == {(1, 8), (2, 8), (4, 8), (8, 8)}
@@ -93,25 +104,27 @@ def test_the_reproduction_is_five_models_by_five_engines_by_micro_batches_by_fou
 
 
 def test_weak_scaling_keeps_the_work_of_a_device_and_strong_scaling_that_of_a_step() -> None:
-    weak = [point.asked.spec for point in points_of("weak_scaling").points]
+    weak = [point.composed.spec for point in points_of("weak_scaling").points]
     assert {(spec.batch.micro, spec.accumulation) for spec in weak} == {(4, 1)}
-    strong = [point.asked.spec for point in points_of("strong_scaling").points]
+    strong = [point.composed.spec for point in points_of("strong_scaling").points]
     assert {spec.global_batch for spec in strong} == {256}
     assert (8, 8) not in {(spec.batch.micro, spec.nodes) for spec in strong}, "512 samples"
 
 
 def test_fp16_at_stage_0_is_the_only_combination_of_engine_and_precision_left_out() -> None:
-    found = {(point.asked.spec.engine.name, point.asked.spec.precision) for point in points_of("precision").points}
+    found = {
+        (point.composed.spec.engine.name, point.composed.spec.precision) for point in points_of("precision").points
+    }
     engines, precisions = ("ddp", "zero0", "zero1", "zero2", "zero3"), ("bf16", "fp16", "fp32")
     assert {(engine, precision) for engine in engines for precision in precisions} - found == {("zero0", "fp16")}
 
 
 def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
     def ids(name: str, max_nodes: int) -> set[str]:
-        return {point.config_id for point in points_of(name).points if point.asked.spec.nodes <= max_nodes}
+        return {point.config_id for point in points_of(name).points if point.composed.spec.nodes <= max_nodes}
 
     assert ids("weak_scaling", 8) < ids("paper", 8)
-    strong = {point.config_id for point in points_of("strong_scaling").points if point.asked.spec.batch.micro == 2}
+    strong = {point.config_id for point in points_of("strong_scaling").points if point.composed.spec.batch.micro == 2}
     assert strong < ids("paper", 8)
     assert len(ids("weak_scaling", 8)) == 3 * 5 * 4
 
@@ -121,9 +134,13 @@ def test_the_smoke_study_still_asks_for_what_was_recorded() -> None:
 
 
 def test_the_command_line_wins_over_a_study() -> None:
-    study = config.study("testbed")
-    slower = config.points(study, config.parse(["machine=testbed_100mbit", "nodes=1", "launcher=local"])).points
-    assert {(point.asked.machine.name, point.asked.launcher) for point in slower} == {("testbed_100mbit", "local")}
+    study = compose.read_study("testbed")
+    slower = compose.compose_points(
+        study, compose.parse_overrides(["machine=testbed_100mbit", "nodes=1", "launcher=local"])
+    ).points
+    assert {(point.composed.machine.name, point.composed.launcher) for point in slower} == {
+        ("testbed_100mbit", "local")
+    }
     assert len(slower) == 4
 
 
@@ -133,7 +150,7 @@ def test_a_study_whose_name_is_no_word_is_refused_in_one_line(name: str, tmp_pat
     file.write_text(json.dumps({"name": name}))
     for asked_for in (str(file), name):
         with pytest.raises(UserError, match=r"^study") as caught:
-            config.study(asked_for)
+            compose.read_study(asked_for)
         assert "\n" not in str(caught.value)
 
 
@@ -153,7 +170,7 @@ def test_a_file_that_is_no_study_is_refused_in_one_line(text: str, told: str, tm
     file = tmp_path / "study.yaml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
-        config.study(str(file))
+        compose.read_study(str(file))
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -169,5 +186,5 @@ def test_ten_thousand_points_are_expanded_decoded_and_checked_in_ten_seconds() -
     }
     study = Study(name="s", axes=axes, exclude=("engine.stage == 0 and precision == 'fp16'",))
     begin = time.process_time()
-    assert len(config.points(study, []).points) == 10_000
+    assert len(compose.compose_points(study, []).points) == 10_000
     assert time.process_time() - begin < 10

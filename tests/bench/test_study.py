@@ -3,14 +3,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bench import config
+from bench.config import compose
 from bench.errors import UserError
-from bench.study import Budget, Study, control_pairs, expand, order
+from bench.study import Budget, Study, expand_study, list_control_pairs, order_runs
 
 
 def test_axes_span_every_combination_the_last_varying_fastest() -> None:
     study = Study(name="s", base={"model": "tiny"}, axes={"engine": ["ddp", "zero1"], "batch.micro": [2, 4]})
-    assert expand(study, []) == [
+    assert expand_study(study, []) == [
         (("model", "tiny"), ("engine", "ddp"), ("batch.micro", 2)),
         (("model", "tiny"), ("engine", "ddp"), ("batch.micro", 4)),
         (("model", "tiny"), ("engine", "zero1"), ("batch.micro", 2)),
@@ -20,40 +20,40 @@ def test_axes_span_every_combination_the_last_varying_fastest() -> None:
 
 def test_an_override_pins_an_axis_and_a_list_makes_one() -> None:
     study = Study(name="s", base={"seed": 1}, axes={"engine": ["ddp", "zero1"]})
-    points = expand(study, [("engine", ["zero3"]), ("seed", [5, 6])])
+    points = expand_study(study, [("engine", ["zero3"]), ("seed", [5, 6])])
     assert points == [(("engine", "zero3"), ("seed", 5)), (("engine", "zero3"), ("seed", 6))]
 
 
 def test_a_value_may_be_several_overrides_that_go_together() -> None:
     study = Study(name="s", axes={"engine": ["ddp", {"engine": "zero1", "engine.reduce_bucket_size": 10}]})
-    assert expand(study, []) == [(("engine", "ddp"),), (("engine", "zero1"), ("engine.reduce_bucket_size", 10))]
+    assert expand_study(study, []) == [(("engine", "ddp"),), (("engine", "zero1"), ("engine.reduce_bucket_size", 10))]
 
 
 def test_repeats_are_interleaved_and_each_in_an_order_of_its_own() -> None:
     study = Study(name="s", repeats=3)
-    todo = order([0] * 10, study)
-    assert [repeat for repeat, _ in todo] == [0] * 10 + [1] * 10 + [2] * 10
-    orders = [[point for repeat, point in todo if repeat == r] for r in range(3)]
+    requested = order_runs([0] * 10, study)
+    assert [repeat for repeat, _ in requested] == [0] * 10 + [1] * 10 + [2] * 10
+    orders = [[point for repeat, point in requested if repeat == r] for r in range(3)]
     assert all(sorted(o) == list(range(10)) for o in orders)
     assert len({tuple(o) for o in orders}) == 3
-    assert todo == order([0] * 10, study), "the same seed, the same order"
+    assert requested == order_runs([0] * 10, study), "the same seed, the same order"
 
 
 def test_what_a_sweep_cut_short_must_not_lack_runs_first_and_the_rest_stays_random() -> None:
     study = Study(name="s", repeats=2)
     turns = [point % 3 for point in range(30)]
-    todo = order(turns, study)
-    assert [turns[point] for _, point in todo] == 2 * (10 * [0] + 10 * [1] + 10 * [2])
-    assert sorted(todo) == [(repeat, point) for repeat in range(2) for point in range(30)]
-    begun = [point for repeat, point in todo if repeat == 0 and turns[point] == 0]
+    requested = order_runs(turns, study)
+    assert [turns[point] for _, point in requested] == 2 * (10 * [0] + 10 * [1] + 10 * [2])
+    assert sorted(requested) == [(repeat, point) for repeat in range(2) for point in range(30)]
+    begun = [point for repeat, point in requested if repeat == 0 and turns[point] == 0]
     assert begun != sorted(begun)
 
 
 def test_a_point_takes_the_turn_of_the_first_rule_that_holds_for_it() -> None:
     rules = ("engine == 'zero3' and batch.micro == 2", "engine.stage != null and engine.stage >= 2")
     axes = {"engine": ["ddp", "zero2", "zero3"], "batch.micro": [2, 4]}
-    found = config.points(Study(name="s", axes=axes, first=rules), []).points
-    turns = {(p.asked.spec.engine.name, p.asked.spec.batch.micro): p.turn for p in found}
+    found = compose.compose_points(Study(name="s", axes=axes, first=rules), []).points
+    turns = {(p.composed.spec.engine.name, p.composed.spec.batch.micro): p.turn for p in found}
     assert turns == {
         ("ddp", 2): 2, ("ddp", 4): 2, ("zero2", 2): 1, ("zero2", 4): 1, ("zero3", 2): 0, ("zero3", 4): 1,
     }  # fmt: skip
@@ -63,13 +63,13 @@ def test_the_control_point_stands_on_the_base_and_under_the_overrides_of_one_val
     study = Study(
         name="s", base={"machine": "a100_80", "engine": "zero2"}, control={"engine": "zero1"}, axes={"nodes": [1, 2]}
     )
-    assert dict(control_pairs(study, []) or ()) == {"machine": "a100_80", "engine": "zero1"}
-    pinned = control_pairs(study, [("machine", ["h200"]), ("batch.micro", [2, 4])])
+    assert dict(list_control_pairs(study, []) or ()) == {"machine": "a100_80", "engine": "zero1"}
+    pinned = list_control_pairs(study, [("machine", ["h200"]), ("batch.micro", [2, 4])])
     assert dict(pinned or ()) == {"machine": "h200", "engine": "zero1"}
 
 
 def test_a_study_needs_no_control_point() -> None:
-    assert control_pairs(Study(name="s", base={"model": "tiny"}), []) is None
+    assert list_control_pairs(Study(name="s", base={"model": "tiny"}), []) is None
 
 
 def test_a_budget_is_a_number_of_node_hours_and_of_attempts() -> None:
@@ -80,7 +80,7 @@ def test_a_budget_is_a_number_of_node_hours_and_of_attempts() -> None:
 
 
 def test_the_smoke_study_is_two_by_two_by_every_engine() -> None:
-    points = [config.request(pairs).spec for pairs in expand(config.study("smoke"), [])]
+    points = [compose.compose_request(pairs).spec for pairs in expand_study(compose.read_study("smoke"), [])]
     assert len(points) == 20
     assert {p.engine.name for p in points} == {"ddp", "zero0", "zero1", "zero2", "zero3"}
     assert {p.world_size for p in points} == {1, 2}
@@ -90,7 +90,7 @@ def test_the_smoke_study_is_two_by_two_by_every_engine() -> None:
 @pytest.mark.parametrize("fields", [{"axes": {key: list(range(1000)) for key in "abc"}}, {"repeats": 10**9}])
 def test_more_runs_than_anybody_makes_are_refused_before_they_are_listed(fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"study=s: its axes and repeats make 1,000,000,000 runs, and at most 100,000"):
-        expand(Study(name="s", **fields), [])
+        expand_study(Study(name="s", **fields), [])
 
 
 @pytest.mark.parametrize("axes", [{"engine": []}, {"engine": [{3: 4}]}])

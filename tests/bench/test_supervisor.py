@@ -19,15 +19,16 @@ from typing import Any
 import pytest
 from test_supervisor_log import PATIENCE_S, UNSTALLED_S, Stalled
 
-from bench import config, store
-from bench.processes import module_command
+from bench import store
+from bench.config import compose
+from bench.processes import build_module_command
 from bench.record import Circumstance, Limits, Network, RunRecord
-from bench.supervisor import node
-from bench.supervisor.crew import MeetingPoint
-from bench.supervisor.follow import Follow
-from bench.supervisor.heartbeat import Heartbeat
-from bench.supervisor.lead import Supervisor
-from bench.supervisor.rank_process import Start, popen
+from bench.runtime import node
+from bench.runtime.agent import NodeAgent
+from bench.runtime.coordinator import RunCoordinator
+from bench.runtime.heartbeat import HeartbeatWriter
+from bench.runtime.process import StartRank, start_process
+from bench.runtime.transport import Rendezvous
 
 WAITS = "import time; time.sleep(60)"
 pytestmark = pytest.mark.processes
@@ -42,7 +43,9 @@ time.sleep(600)
 
 
 def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2) -> Path:
-    asked = config.request(config.single(["model=tiny", f"nodes={nodes}", f"devices_per_node={devices_per_node}"]))
+    asked = compose.compose_request(
+        compose.parse_single(["model=tiny", f"nodes={nodes}", f"devices_per_node={devices_per_node}"])
+    )
     circumstance = Circumstance(
         study="s",
         repeat=0,
@@ -55,10 +58,10 @@ def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2) -> Path:
     return store.open_attempt(runs, asked.spec, circumstance).folder
 
 
-def running(program: str) -> Start:
+def running(program: str) -> StartRank:
     """Start every rank as a Python `program`."""
-    return lambda command, environment, descriptors, output: popen(
-        [sys.executable, "-c", program, *command[len(module_command("")) :]], environment, descriptors, output
+    return lambda command, environment, descriptors, output: start_process(
+        [sys.executable, "-c", program, *command[len(build_module_command("")) :]], environment, descriptors, output
     )
 
 
@@ -74,7 +77,7 @@ def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def noticed(supervisor: Supervisor) -> bool:
+def noticed(supervisor: RunCoordinator) -> bool:
     """Whether it knows that a rank is lost."""
     return supervisor._lost_at is not None
 
@@ -82,7 +85,7 @@ def noticed(supervisor: Supervisor) -> bool:
 def test_a_rank_finds_its_descriptors_by_the_names_of_their_variables(tmp_path: Path) -> None:
     tells = 'import os; os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "oom", "exception": "E", '
     tells += '"message": "m", "traceback": ""}\\n\'); os.fstat(int(os.environ[\'ZEROSCALE_PULSE\'])); os._exit(1)'
-    record = Supervisor(attempt(tmp_path, devices_per_node=1), handle_signals=False, start=running(tells)).run()
+    record = RunCoordinator(attempt(tmp_path, devices_per_node=1), handle_signals=False, start=running(tells)).run()
     assert record and (record.outcome.kind, record.outcome.reason) == ("oom", "rank 0 in start: E: m")
 
 
@@ -100,7 +103,7 @@ def held(pid: int) -> Iterator[None]:
 
 def test_a_rank_that_nothing_can_end_is_left_behind_and_named_in_the_record(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
-    supervisor = Supervisor(folder, handle_signals=False, start=running(WAITS))
+    supervisor = RunCoordinator(folder, handle_signals=False, start=running(WAITS))
     records: list[RunRecord | None] = []
     thread = threading.Thread(target=lambda: records.append(supervisor.run()), daemon=True)
     thread.start()
@@ -121,7 +124,7 @@ def test_a_rank_that_nothing_can_end_is_left_behind_and_named_in_the_record(tmp_
 
 _ORPHAN = """
 import os, signal, time
-from bench.supervisor.rank_process import end_with_parent
+from bench.runtime.process import end_with_parent
 
 if os.fork() == 0:
     parent = os.getpid()
@@ -148,7 +151,7 @@ def test_a_start_that_fails_of_the_signal_that_ends_the_run_is_no_error(
         supervisor.interrupt(signal.SIGTERM)
         raise ConnectionError("the fork server ended with -15")
 
-    supervisor = Supervisor(attempt(tmp_path), handle_signals=False, start=fails)
+    supervisor = RunCoordinator(attempt(tmp_path), handle_signals=False, start=fails)
     record = supervisor.run()
     assert record and (record.outcome.kind, record.outcome.reason) == ("cancelled", "interrupted by SIGTERM")
     assert capfd.readouterr().err == ""
@@ -157,7 +160,7 @@ def test_a_start_that_fails_of_the_signal_that_ends_the_run_is_no_error(
 def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
     starts = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=2).pid)"
     folder = attempt(tmp_path, devices_per_node=1)
-    Supervisor(folder, handle_signals=False, start=running(starts)).run()
+    RunCoordinator(folder, handle_signals=False, start=running(starts)).run()
     pid = int((folder / store.LOG).read_text().split()[1])
     until = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
@@ -172,8 +175,8 @@ def test_a_rank_that_never_ends_its_line_takes_little_memory(tmp_path: Path) -> 
         log = folder / store.LOG
         return log.stat().st_size if log.exists() else 0
 
-    writes = "import os\nwhile True: os.write(1, bytes(65536))"
-    supervisor = Supervisor(folder, handle_signals=False, start=running(writes))
+    is_main = "import os\nwhile True: os.write(1, bytes(65536))"
+    supervisor = RunCoordinator(folder, handle_signals=False, start=running(is_main))
     when(lambda: logged() > 2**21, lambda: supervisor.interrupt(signal.SIGTERM))
     tracemalloc.start()
     try:
@@ -188,8 +191,8 @@ def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> Non
     folder, stalled = attempt(tmp_path), Stalled()
     os.mkfifo(folder / store.LOG)
     talks = "import time\nfor _ in range(3000): print('x' * 100)\ntime.sleep(4)"
-    supervisor = Supervisor(folder, handle_signals=False, start=running(talks))
-    supervisor.heartbeat = Heartbeat(folder, 0.5, stalled.replace)
+    supervisor = RunCoordinator(folder, handle_signals=False, start=running(talks))
+    supervisor.heartbeat = HeartbeatWriter(folder, 0.5, stalled.replace)
     began = time.monotonic()
     record = supervisor.run()
     assert record and record.outcome.reason == "every rank ended, and none wrote a record"
@@ -203,7 +206,7 @@ def test_an_interrupted_run_is_noted_before_its_ranks_end(tmp_path: Path, schedu
     sees = "import os, signal, sys, time; from pathlib import Path; folder = Path(sys.argv[1]);"
     sees += "signal.signal(15, lambda *_: os._exit(0 if (folder / 'interrupted.json').exists() else 9));"
     sees += f"(folder / os.environ['RANK']).touch(); {WAITS}"
-    supervisor = Supervisor(folder, scheduled=scheduled, handle_signals=False, start=running(sees))
+    supervisor = RunCoordinator(folder, scheduled=scheduled, handle_signals=False, start=running(sees))
     when(lambda: all((folder / rank).exists() for rank in "01"), lambda: supervisor.interrupt(signal.SIGTERM))
     record = supervisor.run()
     noted = json.loads((folder / store.INTERRUPTED).read_text())
@@ -219,7 +222,7 @@ def test_an_interrupted_run_is_noted_before_its_ranks_end(tmp_path: Path, schedu
 
 def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
-    supervisor = Supervisor(folder, handle_signals=False, start=running("import os; os.kill(os.getpid(), 15)"))
+    supervisor = RunCoordinator(folder, handle_signals=False, start=running("import os; os.kill(os.getpid(), 15)"))
     when(lambda: noticed(supervisor), lambda: supervisor.interrupt(signal.SIGTERM))
     record = supervisor.run()
     assert record and record.outcome.kind == "cancelled"
@@ -229,7 +232,7 @@ def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path
 def test_a_rank_that_was_lost_before_the_signal_is_the_outcome(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
     leaves = f"import os; os.environ['RANK'] == '0' and os._exit(3); {WAITS}"
-    supervisor = Supervisor(folder, scheduled=True, handle_signals=False, start=running(leaves))
+    supervisor = RunCoordinator(folder, scheduled=True, handle_signals=False, start=running(leaves))
     when(lambda: noticed(supervisor), lambda: supervisor.interrupt(signal.SIGTERM))
     record = supervisor.run()
     assert record and record.outcome.reason == "rank 0 exited with 3 in start"
@@ -242,8 +245,8 @@ class Crew:
     record: RunRecord
 
     def __init__(self, folder: Path, program: str, **options: Any) -> None:
-        points: list[MeetingPoint] = []
-        self.lead = Supervisor(
+        points: list[Rendezvous] = []
+        self.lead = RunCoordinator(
             folder,
             announce=points.append,
             handle_signals=False,
@@ -266,7 +269,7 @@ def test_supervisors_meet_without_a_file_where_somebody_announces_the_lead(tmp_p
     says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'])"
     crew = Crew(folder, says)
     assert not (folder / store.RENDEZVOUS).exists()
-    assert Follow(folder, 1, crew.point, handle_signals=False, start=running(says)).run()
+    assert NodeAgent(folder, 1, crew.point, handle_signals=False, start=running(says)).run()
     assert crew.ended() == "every rank ended, and none wrote a record"
     assert sorted((folder / store.LOG).read_text().splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0", "[3] 3 1"]
 
@@ -275,7 +278,7 @@ def test_a_supervisor_for_each_device_is_a_crew_too(tmp_path: Path) -> None:
     folder = attempt(tmp_path, nodes=1, devices_per_node=2)
     says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'])"
     crew = Crew(folder, says, span="device")
-    assert Follow(folder, 1, crew.point, span="device", handle_signals=False, start=running(says)).run()
+    assert NodeAgent(folder, 1, crew.point, span="device", handle_signals=False, start=running(says)).run()
     assert crew.ended() == "every rank ended, and none wrote a record"
     assert sorted((folder / store.LOG).read_text().splitlines()) == ["[0] 0 0", "[1] 1 1"]
 
@@ -283,7 +286,7 @@ def test_a_supervisor_for_each_device_is_a_crew_too(tmp_path: Path) -> None:
 def test_a_follower_that_is_interrupted_interrupts_the_run(tmp_path: Path) -> None:
     folder = attempt(tmp_path, nodes=2)
     crew = Crew(folder, WAITS)
-    follow = Follow(folder, 1, crew.point, handle_signals=False, start=running(WAITS))
+    follow = NodeAgent(folder, 1, crew.point, handle_signals=False, start=running(WAITS))
     when(lambda: follow.node.running, lambda: follow.interrupt(signal.SIGTERM))
     follow.run()
     assert crew.ended() == "interrupted by SIGTERM"
@@ -297,7 +300,7 @@ def test_a_follower_tells_of_out_of_memory_kills_on_its_own_host(
     folder = attempt(tmp_path, nodes=2)
     dies = f"import os; os.environ['RANK'] == '3' and os.kill(os.getpid(), 9); {WAITS}"
     crew = Crew(folder, dies)
-    assert not Follow(folder, 1, crew.point, handle_signals=False, start=running(dies)).run()
+    assert not NodeAgent(folder, 1, crew.point, handle_signals=False, start=running(dies)).run()
     assert crew.ended() == "rank 3 was killed by SIGKILL by the kernel's out-of-memory killer in start"
     assert list(crew.record.outcome.evidence["oom_kills"]) == [socket.gethostname()]
 
@@ -309,19 +312,19 @@ def test_a_follower_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -
     folder = attempt(tmp_path, nodes=2)
     crew = Crew(folder, WAITS)
     with pytest.raises(ConnectionError):
-        Follow(folder, 1, crew.point, handle_signals=False, start=fails).run()  # type: ignore[arg-type]
+        NodeAgent(folder, 1, crew.point, handle_signals=False, start=fails).run()  # type: ignore[arg-type]
     assert "closed its connection" in crew.ended()
 
 
 @pytest.mark.parametrize(("scheduled", "every_s"), [(False, 2.0), (True, 10.0)])
 def test_a_shared_file_system_is_written_to_less_often(tmp_path: Path, scheduled: bool, every_s: float) -> None:
-    made = Supervisor(attempt(tmp_path), handle_signals=False, scheduled=scheduled)
+    made = RunCoordinator(attempt(tmp_path), handle_signals=False, scheduled=scheduled)
     assert made.heartbeat.every_s == every_s
 
 
 def test_a_supervisor_of_many_runs_leaves_nothing_open(tmp_path: Path) -> None:
     def one() -> int:
-        Supervisor(attempt(tmp_path), handle_signals=False, start=running("pass")).run()
+        RunCoordinator(attempt(tmp_path), handle_signals=False, start=running("pass")).run()
         return len(list(Path("/proc/self/fd").iterdir()))
 
     gc.collect()  # what other tests left open, and would close in between

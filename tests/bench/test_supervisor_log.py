@@ -11,10 +11,10 @@ from typing import BinaryIO
 import pytest
 
 from bench import store
-from bench.supervisor.heartbeat import Heartbeat
-from bench.supervisor.log import Log
-from bench.supervisor.rank_process import RankProcess, popen
-from bench.supervisor.verdict import RankState
+from bench.runtime.heartbeat import HeartbeatWriter
+from bench.runtime.log import RankLog
+from bench.runtime.outcome import RankState
+from bench.runtime.process import RankProcess, start_process
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +45,7 @@ def beat(step: int) -> list[RankState]:
 
 
 def test_every_line_stands_behind_its_rank(tmp_path: Path) -> None:
-    log = Log(tmp_path / "run.log")
+    log = RankLog(tmp_path / "run.log")
     for line in range(3):
         log.write(line % 2, b"line %d" % line)
     log.close(PATIENCE_S)
@@ -55,9 +55,9 @@ def test_every_line_stands_behind_its_rank(tmp_path: Path) -> None:
 def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
     """A pipe holds 64 KiB: a rank that printed more would wait for ever if its supervisor waited for the file."""
     os.mkfifo(tmp_path / "run.log")  # to open one that nobody reads takes for ever
-    log = Log(tmp_path / "run.log")
+    log = RankLog(tmp_path / "run.log")
     command = [sys.executable, "-c", "for _ in range(20_000): print('x' * 100)"]
-    rank = RankProcess(0, command, dict(os.environ), {}, popen)
+    rank = RankProcess(0, command, dict(os.environ), {}, start_process)
     until = time.monotonic() + PATIENCE_S
     while rank.exit_code is None and time.monotonic() < until:
         time.sleep(0.05)
@@ -71,7 +71,7 @@ def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
 
 def test_lines_that_were_lost_are_counted_where_they_are_missing(tmp_path: Path) -> None:
     stalled, path = Stalled(), tmp_path / "run.log"
-    log = Log(path, stalled.opened)
+    log = RankLog(path, stalled.opened)
     for line in range(5000):
         log.write(0, b"%d" % line)
     stalled.released.set()
@@ -84,7 +84,7 @@ def test_lines_that_were_lost_are_counted_where_they_are_missing(tmp_path: Path)
 
 def test_a_heartbeat_that_cannot_be_written_is_skipped_for_a_later_one(tmp_path: Path) -> None:
     stalled, began = Stalled(), time.monotonic()
-    heartbeat = Heartbeat(tmp_path, 2.0, stalled.replace)
+    heartbeat = HeartbeatWriter(tmp_path, 2.0, stalled.replace)
     heartbeat.show("running", beat(1))
     heartbeat.show("running", beat(2))
     heartbeat.end(beat(3), AT_ONCE_S)
@@ -98,7 +98,7 @@ def test_a_heartbeat_that_cannot_be_written_is_skipped_for_a_later_one(tmp_path:
 def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None:
     """Beats are written behind the back of whoever shows them, as soon as the machine lets them: the reader stays
     until it has seen several."""
-    heartbeat, seen, until = Heartbeat(tmp_path, 0.0), set(), time.monotonic() + PATIENCE_S
+    heartbeat, seen, until = HeartbeatWriter(tmp_path, 0.0), set(), time.monotonic() + PATIENCE_S
     while len(seen) < 5 and time.monotonic() < until:
         heartbeat.show("running", beat(len(seen)))
         if (tmp_path / store.HEARTBEAT).exists():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench import terminal
-from bench.local.watching import Watch
 from bench.spec import MeasureSpec
+from bench.sweep.local.watching import Watch
 from bench.terminal import Progress
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.machine import Machine
-from bench.measure.failures import WrongTransport, outcome_of
+from bench.measure.failures import WrongTransport, classify_error
 from bench.measure.transport import between, check, kind, sent_bytes, together
 from bench.record import Link, Network
 
@@ -60,7 +60,7 @@ def test_a_fall_back_to_sockets_is_invalid_where_the_site_expects_infiniband() -
     check(a_link("sockets"), Network(), Machine(name="m"))
     with pytest.raises(WrongTransport, match="expects infiniband, and sockets carried the bytes: eth0 90 MB") as caught:
         check(a_link("sockets"), Network(expects="infiniband"), Machine(name="m"))
-    assert outcome_of(caught.value) == ("invalid", "type WrongTransport")
+    assert classify_error(caught.value) == ("invalid", "type WrongTransport")
 
 
 def test_a_pair_below_the_machines_floor_is_invalid() -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.allocation.health import Health
-from bench.measure.failures import Refused, count_oom_kills, outcome_of
+from bench.allocation.health import NodeHealth
+from bench.measure.failures import Refused, classify_error, count_oom_kills
 from bench.record import OutcomeKind
-from bench.supervisor.verdict import RankState, furthest_behind, verdict
+from bench.runtime.outcome import RankState, classify_outcome, format_furthest_behind
 from bench.sweep import exclusions
 
 
@@ -26,11 +26,11 @@ def ending(rank: int, code: int | None, outcome: str | None = None, stopped: boo
 
 
 def test_a_node_where_a_rank_cannot_be_ended_is_left_out_at_once(tmp_path: Path) -> None:
-    health, run = Health(tmp_path), tmp_path / "0a1b2c3d4e" / "0.0"
+    health, run = NodeHealth(tmp_path), tmp_path / "0a1b2c3d4e" / "0.0"
     health.examine(None, [], run)
-    assert health.complaint() is None and exclusions.read(tmp_path) == []
+    assert health.format_excluded() is None and exclusions.read(tmp_path) == []
     health.examine(None, [ending(1, None, stopped=True, survived=True, pid=77, host="gpu3")], run)
-    assert health.complaint() == "gpu3: process 77, rank 1 of a run, cannot be ended"
+    assert health.format_excluded() == "gpu3: process 77, rank 1 of a run, cannot be ended"
     assert [(found.host, found.runs) for found in exclusions.read(tmp_path)] == [("gpu3", ("0a1b2c3d4e/0.0",))]
 
 
@@ -54,23 +54,25 @@ KILLED_WHERE = "rank 1 was killed by SIGKILL in steps at step 7"
     ],
 )  # fmt: skip
 def test_the_cause_is_what_cannot_be_a_consequence(endings: list[RankState], kind: OutcomeKind, reason: str) -> None:
-    outcome = verdict(endings, None, "")
+    outcome = classify_outcome(endings, None, "")
     assert (outcome.kind, outcome.reason) == (kind, reason)
 
 
 def test_out_of_memory_kills_are_told_by_host_and_blamed_on_their_own_alone() -> None:
-    outcome = verdict([ending(0, 1, "comm_error", host="a", oom_kills=2), ending(1, KILLED, host="b")], None, "")
+    outcome = classify_outcome(
+        [ending(0, 1, "comm_error", host="a", oom_kills=2), ending(1, KILLED, host="b")], None, ""
+    )
     assert (outcome.kind, outcome.reason) == ("error", KILLED_WHERE)
     assert outcome.evidence["oom_kills"] == {"a": 2}
 
 
 def test_ranks_that_the_supervisor_ended_are_no_evidence() -> None:
-    outcome = verdict([ending(0, KILLED, stopped=True), ending(1, 1, "host_oom")], None, "")
+    outcome = classify_outcome([ending(0, KILLED, stopped=True), ending(1, 1, "host_oom")], None, "")
     assert [rank["rank"] for rank in outcome.evidence["ranks"]] == [1]
 
 
 def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
-    outcome = verdict([ending(0, KILLED, stopped=True)], "hang", "no step for 5 s")
+    outcome = classify_outcome([ending(0, KILLED, stopped=True)], "hang", "no step for 5 s")
     assert (outcome.kind, outcome.reason) == ("hang", "no step for 5 s")
 
 
@@ -99,7 +101,7 @@ def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
     ],
 )  # fmt: skip
 def test_an_exception_is_evidence_by_its_type_and_its_own_message(error: BaseException, kind: OutcomeKind) -> None:
-    assert outcome_of(error)[0] == kind
+    assert classify_error(error)[0] == kind
 
 
 def test_host_memory_that_cannot_be_pinned_is_none_of_the_devices() -> None:
@@ -110,7 +112,7 @@ def test_host_memory_that_cannot_be_pinned_is_none_of_the_devices() -> None:
 
     with pytest.raises(torch.AcceleratorError) as caught:
         pin_memory()
-    assert outcome_of(caught.value) == ("host_oom", "raised while host memory was pinned")
+    assert classify_error(caught.value) == ("host_oom", "raised while host memory was pinned")
 
 
 LOSES_ITS_LOADER = """
@@ -136,8 +138,8 @@ def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_
     done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)
     assert done.stdout == "error host_oom\n", done.stderr
     handled = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-    assert [outcome_of(handled, kills)[0] for kills in (0, 1)] == ["error", "host_oom"]
-    assert outcome_of(RuntimeError("anything else"), oom_kills=1)[0] == "error"
+    assert [classify_error(handled, kills)[0] for kills in (0, 1)] == ["error", "host_oom"]
+    assert classify_error(RuntimeError("anything else"), oom_kills=1)[0] == "error"
 
 
 @pytest.mark.parametrize(
@@ -145,10 +147,10 @@ def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_
 )
 def test_out_of_memory_beside_somebody_elses_is_no_final_answer(others_bytes: int | None, kind: str) -> None:
     """What a display or a monitor of the site has does not matter."""
-    found, rule = outcome_of(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
+    found, rule = classify_error(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
     assert found == kind
     assert ("somebody else's on the device" in rule) == (kind == "error")
-    assert outcome_of(MemoryError(), 0, others_bytes)[0] == "host_oom", "the device's memory is not the host's"
+    assert classify_error(MemoryError(), 0, others_bytes)[0] == "host_oom", "the device's memory is not the host's"
 
 
 @pytest.mark.parametrize(
@@ -176,14 +178,18 @@ def test_out_of_memory_kills_are_those_of_the_own_control_group(
 def test_a_real_allocation_that_fails_is_host_oom() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
-    assert outcome_of(caught.value)[0] == "host_oom"
+    assert classify_error(caught.value)[0] == "host_oom"
 
 
 def test_a_hang_names_the_ranks_that_the_others_wait_for() -> None:
     def at(rank: int, phase: str, step: int) -> RankState:
         return RankState(rank, None, False, None, phase, step)
 
-    assert furthest_behind([at(0, "steps", 4), at(1, "fetch", 4)]) == "furthest behind: rank 1 in fetch at step 4"
-    assert furthest_behind([at(0, "steps", 5), at(1, "steps", 4)]) == "furthest behind: rank 1 in steps at step 4"
-    told = furthest_behind([at(rank, "steps", 4) for rank in range(10)])
+    assert (
+        format_furthest_behind([at(0, "steps", 4), at(1, "fetch", 4)]) == "furthest behind: rank 1 in fetch at step 4"
+    )
+    assert (
+        format_furthest_behind([at(0, "steps", 5), at(1, "steps", 4)]) == "furthest behind: rank 1 in steps at step 4"
+    )
+    told = format_furthest_behind([at(rank, "steps", 4) for rank in range(10)])
     assert told == "furthest behind: ranks 0, 1, 2, 3, 4, 5, 6, 7, … in steps at step 4"

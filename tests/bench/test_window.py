@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.measure.window import closes, is_steady, opens, warmup_s
+from bench.measure.window import find_stop_reason, is_steady, is_warmup_done, warmup_s
 from bench.spec import MeasureSpec
 from bench.statistics import is_changing, median_interval, series_interval
 
@@ -53,21 +53,21 @@ PROTOCOL = MeasureSpec(
 
 
 def test_the_window_opens_when_steady_but_never_before_the_fixed_minimum() -> None:
-    assert not opens([1.0] * 9, PROTOCOL)
-    assert opens([1.0] * 10, PROTOCOL)
+    assert not is_warmup_done([1.0] * 9, PROTOCOL)
+    assert is_warmup_done([1.0] * 10, PROTOCOL)
 
 
 def test_the_window_opens_at_the_end_of_the_warm_up_budget_even_if_unsteady() -> None:
     falling = [1 / (1 + step) for step in range(20)]
-    assert not opens(falling[:15], PROTOCOL)
-    assert opens(falling, PROTOCOL)
+    assert not is_warmup_done(falling[:15], PROTOCOL)
+    assert is_warmup_done(falling, PROTOCOL)
 
 
 def test_the_window_closes_when_long_enough_and_narrow_enough() -> None:
-    assert closes([1.0] * 29, 21.0, PROTOCOL) is None, "not 30 steps"
-    assert closes([0.6] * 30, 19.0, PROTOCOL) is None, "not 20 s"
-    assert closes([1.0] * 30, 20.0, PROTOCOL) == "width"
-    assert closes([1.0, 2.0] * 20, 59.0, PROTOCOL) is None, "too wide"
+    assert find_stop_reason([1.0] * 29, 21.0, PROTOCOL) is None, "not 30 steps"
+    assert find_stop_reason([0.6] * 30, 19.0, PROTOCOL) is None, "not 20 s"
+    assert find_stop_reason([1.0] * 30, 20.0, PROTOCOL) == "width"
+    assert find_stop_reason([1.0, 2.0] * 20, 59.0, PROTOCOL) is None, "too wide"
 
 
 def drifting(by: float, noise: float = 0.002, n: int = 100) -> list[float]:
@@ -96,19 +96,19 @@ def test_a_window_stays_open_while_its_steps_seem_to_change() -> None:
     slower = drifting(0.012, 0.01)
     interval = series_interval(slower)
     assert interval and interval[1] - interval[0] < 0.02
-    assert closes(slower, 60.0 - 1, PROTOCOL.model_copy(update={"max_steps": 500})) is None
-    assert closes(drifting(0.0), 60.0 - 1, PROTOCOL.model_copy(update={"max_steps": 500})) == "width"
+    assert find_stop_reason(slower, 60.0 - 1, PROTOCOL.model_copy(update={"max_steps": 500})) is None
+    assert find_stop_reason(drifting(0.0), 60.0 - 1, PROTOCOL.model_copy(update={"max_steps": 500})) == "width"
 
 
 def test_a_gpu_warms_up_by_time_too_and_then_until_it_is_steady() -> None:
     assert (warmup_s(PROTOCOL, on_gpu=False), warmup_s(PROTOCOL, on_gpu=True)) == (0, 30)
-    assert opens([1.0] * 10, PROTOCOL, 0) and not opens([1.0] * 29, PROTOCOL, 30)
-    assert opens([1.0] * 30, PROTOCOL, 30)
+    assert is_warmup_done([1.0] * 10, PROTOCOL, 0) and not is_warmup_done([1.0] * 29, PROTOCOL, 30)
+    assert is_warmup_done([1.0] * 30, PROTOCOL, 30)
     late = [1.0] * 29 + [1 / (1 + step) for step in range(21)]  # step 29 reaches the 30 s; 20 more are the budget
-    assert not opens(late[:45], PROTOCOL, 30)
-    assert opens(late, PROTOCOL, 30)
+    assert not is_warmup_done(late[:45], PROTOCOL, 30)
+    assert is_warmup_done(late, PROTOCOL, 30)
 
 
 def test_the_window_closes_when_a_budget_is_spent() -> None:
-    assert closes([1.0, 2.0] * 50, 59.0, PROTOCOL) == "steps"
-    assert closes([1.0, 2.0] * 20, 60.0, PROTOCOL) == "time"
+    assert find_stop_reason([1.0, 2.0] * 50, 59.0, PROTOCOL) == "steps"
+    assert find_stop_reason([1.0, 2.0] * 20, 60.0, PROTOCOL) == "time"

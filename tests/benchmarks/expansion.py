@@ -60,18 +60,18 @@ def fresh(study: Path, folder: Path) -> dict[str, float]:
 
 def parts(path: str) -> dict[str, float]:
     """Return the seconds of each part, and of the 25 composes that the first contains."""
-    from bench import config
-    from bench.cli import asking
-    from bench.study import expand
+    from bench.cli import common_arguments
+    from bench.config import compose
+    from bench.study import expand_study
 
-    study = config.study(path)
+    study = compose.read_study(path)
     marks = [time.perf_counter()]
-    for pairs in dict.fromkeys(pairs[:2] for pairs in expand(study, [])):
-        config.request(pairs)
+    for pairs in dict.fromkeys(pairs[:2] for pairs in expand_study(study, [])):
+        compose.compose_request(pairs)
     marks.append(time.perf_counter())
-    points = config.points(study, []).points
+    points = compose.compose_points(study, []).points
     marks.append(time.perf_counter())
-    lines = [asking.line(point.asked) for point in points]
+    lines = [common_arguments.format_line(point.composed) for point in points]
     marks.append(time.perf_counter())
     composing, rest, describing = (end - begin for begin, end in itertools.pairwise(marks))
     return {

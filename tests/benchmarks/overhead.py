@@ -127,14 +127,15 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
     import torch
     import torch.distributed as dist
 
-    from bench import config, data, engines, models
+    from bench import data, engines, models
+    from bench.config import compose
     from bench.measure import memory
 
     device = torch.device(device_kind, *((rank,) if device_kind == "cuda" else ()))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    memory.count_on(device)
-    spec = config.request(config.single([*point, f"devices_per_node={ranks}"])).spec
+    memory.install_counter(device)
+    spec = compose.compose_request(compose.parse_single([*point, f"devices_per_node={ranks}"])).spec
     backends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backends, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
@@ -177,13 +178,15 @@ def harness_block(spec: object, engine: object, ready: list, device: object) -> 
     """The harness's own block, with its clock, its pulse and its memory counter."""
     import torch
 
-    from bench.measure.channel import Channel, Pulse
-    from bench.measure.clock import clock_for
+    from bench.measure.channel import Channel, SharedHeartbeat
+    from bench.measure.clock import create_clock
     from bench.measure.loop import Series, Trainer
-    from bench.measure.peers import Group
+    from bench.measure.peers import ProcessGroupPeers
 
-    channel = Channel(None, Pulse.create(1), 0)
-    trainer = Trainer(spec, engine, itertools.cycle(ready), clock_for(device), device, channel.beat, Group())
+    channel = Channel(None, SharedHeartbeat.create(1), 0)
+    trainer = Trainer(
+        spec, engine, itertools.cycle(ready), create_clock(device), device, channel.beat, ProcessGroupPeers()
+    )
 
     def block() -> float:
         series = Series(("encoder", "decoder"))

@@ -101,7 +101,7 @@ def spent(folder: Path, began_at: float) -> Spent:
     series = [
         record.observations.steps.step_s for record in records if record.observations and record.observations.steps
     ]
-    stretches = [stretch for job in jobs.submitted(folder)[0] for _, stretch in jobs.allocations(job.folder)]
+    stretches = [stretch for job in jobs.list_submitted(folder)[0] for _, stretch in jobs.list_allocations(job.folder)]
     ends = [stretch.ended_at or time.time() for stretch in stretches]
     allocated_s = sum(end - stretch.began_at for end, stretch in zip(ends, stretches, strict=True))
     return Spent(len(records), max(ends) - began_at, allocated_s, sum(map(sum, series)))

@@ -8,9 +8,9 @@ import statistics
 import time
 from collections.abc import Callable
 
-from bench import config
-from bench.predict.memory import memory
-from bench.predict.step_time import step_time
+from bench.config import compose
+from bench.predict.memory import predict_memory
+from bench.predict.step_time import predict_step_time
 from bench.spec import RunSpec
 from bench.study import Study
 
@@ -26,10 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    points = config.points(Study(name="prediction", axes=AXES), [("machine", ["h200"])]).points
-    specs, machine = [point.asked.spec for point in points], points[0].asked.machine
-    _tell("memory", memory, specs, rounds)
-    _tell("step time", lambda spec: step_time(spec, machine), specs, rounds)
+    points = compose.compose_points(Study(name="prediction", axes=AXES), [("machine", ["h200"])]).points
+    specs, machine = [point.composed.spec for point in points], points[0].composed.machine
+    _tell("memory", predict_memory, specs, rounds)
+    _tell("step time", lambda spec: predict_step_time(spec, machine), specs, rounds)
 
 
 def _tell(what: str, predict: Callable[[RunSpec], object], specs: list[RunSpec], rounds: int) -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis import figures, results
-from analysis.report.files import tables
-from analysis.report.findings import findings
+from analysis.report.files import render_tables
+from analysis.report.findings import compute_findings
 from bench.record import RunRecord
 from bench.spec import RunSpec, config_id
 
@@ -69,9 +69,9 @@ def read(runs: Path, size: int) -> dict[str, float]:
     assert len(first.table) == size and kept.table.equals(first.table)
     answers: dict[str, float] = {}
     timed("summary", answers, lambda: kept.summary)
-    found = timed("answers, scaling, drift", answers, lambda: findings(kept))
-    timed("tables: CSV, Markdown, LaTeX", answers, lambda: tables(found))
-    timed("figures: SVG, PDF, PNG", answers, lambda: figures.rendered(kept))
+    found = timed("answers, scaling, drift", answers, lambda: compute_findings(kept))
+    timed("tables: CSV, Markdown, LaTeX", answers, lambda: render_tables(found))
+    timed("figures: SVG, PDF, PNG", answers, lambda: figures.render_pictures(kept))
     return {**told, "all tables and figures": sum(answers.values()), **answers}
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from bench import api
-from bench.sweep import asked
+from bench.sweep import definition
 
 RUNS = 10_000
 _STEPS = 300
@@ -41,7 +41,7 @@ def fill(results: Path) -> Path:
     axes = {"engine": engines, "seed": list(range(RUNS // 5)), "machine": "cpu"}
     sweep = api.plan(overrides=axes).sweep
     folder = results / sweep.study
-    asked.write(folder, sweep)
+    definition.write(folder, sweep)
     record = json.loads(next(Path("tests/data/runs/smoke").rglob("record.json")).read_text())
     record["circumstance"]["machine"]["name"] = sweep.points[0].machine
     for name, values in record["observations"]["steps"].items():

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.stats.series import FEW
-from bench.measure.window import closes, is_steady, opens, warmup_s
+from bench.measure.window import find_stop_reason, is_steady, is_warmup_done, warmup_s
 from bench.spec import MeasureSpec
 from bench.statistics import effective_size, is_changing, series_interval, signs
 from tests.analysis.stats.simulated import ar1
@@ -96,10 +96,10 @@ def simulate(rng: np.random.Generator, step_s: float, noise: Noise, level: Level
     slow = 1 + 0.5 * (rng.random(longest) < noise.slow_part)
     series = (step_s * kept * (1 + deviation) * slow).tolist()
     cut, block = protocol.block_steps, protocol.block_steps
-    while not opens(series[:cut], protocol, warmup_s(protocol, gpu)):
+    while not is_warmup_done(series[:cut], protocol, warmup_s(protocol, gpu)):
         cut += block
     steady, end = is_steady(series[:cut], block), cut + block
-    while not closes(series[cut:end], sum(series[cut:end]), protocol):
+    while not find_stop_reason(series[cut:end], sum(series[cut:end]), protocol):
         end = min(end + block, cut + protocol.max_steps)
     window = np.array(series[cut:end])
     interval = series_interval(window)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from slurm_testbed import wait_for
 
-from bench.measure.channel import Beat, Pulse
+from bench.measure.channel import RankProgress, SharedHeartbeat
 
 _NAMESPACES = Path("/run/netns")
 
@@ -16,7 +16,7 @@ class Rank(NamedTuple):
     """The process of a rank, and where it last said that it is."""
 
     pid: int
-    beat: Beat
+    beat: RankProgress
 
 
 def ours(bed_name: str, folder: Path) -> list[str]:
@@ -49,11 +49,11 @@ def _ranks(node: str) -> Iterator[Rank]:
     namespace = (_NAMESPACES / node).stat().st_ino
     for process, words in _processes():
         with contextlib.suppress(OSError):
-            if "bench.fork_server" in words and (process / "ns/net").stat().st_ino == namespace:
+            if "bench.runtime.fork_server" in words and (process / "ns/net").stat().st_ino == namespace:
                 for descriptor in (process / "fd").iterdir():
                     if "zeroscale-pulse" in str(descriptor.readlink()):
                         with descriptor.open("r+b") as shared:
-                            yield Rank(int(process.name), Pulse(shared.fileno(), 1).read(0))
+                            yield Rank(int(process.name), SharedHeartbeat(shared.fileno(), 1).read(0))
 
 
 def _processes() -> Iterator[tuple[Path, str]]:

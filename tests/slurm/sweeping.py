@@ -17,7 +17,7 @@ from slurm_testbed import PATIENCE_S, Testbed, wait_for
 
 from bench import cli, store
 from bench.record import Circumstance, RunRecord
-from bench.sweep.asked import Key
+from bench.sweep.definition import RunKey
 
 _SMALL = (  # a model whose gradients pass a slow link in no time
     "model=tiny", "model.name=minute", "model.parameters=null", "model.shape.d_model=32", "model.shape.d_kv=16",
@@ -110,11 +110,11 @@ class Study:
     def check(self) -> list[str]:
         """Assert what must hold after any mishap, and return the points' states, sorted: each has one final answer or
         may still get it, every attempt has its record or a job that is at it, none of our processes is left over."""
-        told, finals, attempts = self.status(), Counter[Key](), Counter[Key]()
-        points = {Key(point["config_id"], point["machine"], point["repeat"]): point for point in told["points"]}
+        told, finals, attempts = self.status(), Counter[RunKey](), Counter[RunKey]()
+        points = {RunKey(point["config_id"], point["machine"], point["repeat"]): point for point in told["points"]}
         for folder in self.attempts():
             circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
-            key = Key(folder.parent.name, circumstance.machine.name, circumstance.repeat)
+            key = RunKey(folder.parent.name, circumstance.machine.name, circumstance.repeat)
             if not (folder / store.RECORD).exists():
                 handle = self.folder / "jobs" / circumstance.launcher["job"] / "handle"
                 assert handle.read_text() in told["jobs"], f"{folder} is forgotten"

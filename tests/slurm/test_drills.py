@@ -9,7 +9,7 @@ from slurm_testbed import PATIENCE_S, Testbed
 from sweeping import ENDLESS, QUICK, Study
 
 from bench.record import RunRecord
-from bench.stragglers import slow_links, slow_ranks
+from bench.stragglers import find_slow_links, find_slow_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -62,8 +62,8 @@ def test_a_slow_link_and_a_slow_rank_are_named_and_the_slow_node_is_left_out(stu
     for record in study.records():
         seen = record.observations
         assert seen and seen.link and seen.drill
-        assert slow_links(seen.link.nodes_bytes_per_s) == [2], seen.link
-        assert slow_ranks(seen.outside_collectives_s) == [1], seen.outside_collectives_s
+        assert find_slow_links(seen.link.nodes_bytes_per_s) == [2], seen.link
+        assert find_slow_ranks(seen.outside_collectives_s) == [1], seen.outside_collectives_s
     (excluded,) = study.status()["excluded_nodes"]
     assert excluded["host"] == slow and len(excluded["runs"]) == 2, excluded
 

@@ -45,5 +45,5 @@ def test_tasks_that_run_at_the_same_time_measure_on_their_own_nodes_each(wide: S
     for record in records:
         assert record.environment and list(record.environment.hosts) == allocated(wide.bed, record)
     assert {tuple(allocated(wide.bed, record)) for record in records} > {(wide.bed.node(1), wide.bed.node(2))}
-    spans = [spent for job in wide.folder.glob("jobs/*") for _, spent in jobs.allocations(job)]
+    spans = [spent for job in wide.folder.glob("jobs/*") for _, spent in jobs.list_allocations(job)]
     assert any(one.began_at < other.began_at < (one.ended_at or 0) for one in spans for other in spans), "one by one"

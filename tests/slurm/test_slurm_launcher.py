@@ -12,7 +12,7 @@ from slurm_testbed import Testbed, wait_for
 
 from bench.errors import UserError
 from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, submit
-from bench.launchers.slurm.queue import queued
+from bench.launchers.slurm.queue import list_queued
 from bench.launching import Work
 from bench.scheduling import SchedulerAway
 
@@ -81,7 +81,7 @@ def told(job: Work, kind: str = "began") -> list[dict[str, Any]]:
 
 
 def has_ended(handle: str) -> bool:
-    return not any(state.live for state in queued() if state.handle == handle)
+    return not any(state.live for state in list_queued() if state.handle == handle)
 
 
 def ended(handle: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.data.pipeline import tokenizer
-from bench.errors import UserError, nearest
+from bench.errors import UserError, suggest_nearest
 from bench.spec import Frozen, Positive
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_tes
 _LAYOUT = 1  # raise it when `_documents` yields something else: the cache does not see code
 
 
-class Selection(Frozen):
+class CorpusSelection(Frozen):
     """Which text, how much of it, and by which tokenizer: all that the tokens depend on."""
 
     files: tuple[str, ...] = ()
@@ -63,28 +63,28 @@ class Corpus(NamedTuple):
     ends: NDArray[np.int64]  # where in `tokens` each document ends, its EOS included
 
 
-def load(selection: Selection) -> Corpus:
+def load(selection: CorpusSelection) -> Corpus:
     """Return the selected corpus, tokenised now or found in the cache; raise UserError if it cannot be read."""
     from datasets import Dataset, Features, Value
     from datasets.exceptions import DatasetGenerationError
 
     columns = Features({"ids": [Value("int32")], "bytes": Value("int64"), "sha256": Value("string")})
     request = {
-        "selection": selection.model_dump(mode="json", include=set(Selection.model_fields)),
-        "stamps": _stamps(selection),
+        "selection": selection.model_dump(mode="json", include=set(CorpusSelection.model_fields)),
+        "stamps": _read_stamps(selection),
         "layout": _LAYOUT,
     }
     try:
         # a list as a keyword argument of its own would be taken for shards
-        table = Dataset.from_generator(_documents, features=columns, gen_kwargs={"request": request})
+        table = Dataset.from_generator(_list_documents, features=columns, gen_kwargs={"request": request})
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
-    return _corpus(_name(selection), table)
+    return _build_corpus(_format_name(selection), table)
 
 
-def _corpus(name: str, table: Any) -> Corpus:
+def _build_corpus(name: str, table: Any) -> Corpus:
     import numpy as np
 
     chunks = table.data.column("ids").chunks
@@ -99,15 +99,15 @@ def _corpus(name: str, table: Any) -> Corpus:
     )
 
 
-def _documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield each document's ids and EOS, with the bytes and the hash of all text so far."""
 
     import numpy as np
 
-    selection = Selection(**request["selection"])
+    selection = CorpusSelection(**request["selection"])
     words = tokenizer.load(selection.tokenizer)
     total, digest = 0, hashlib.sha256()
-    texts = _texts(selection)
+    texts = _list_texts(selection)
     while batch := list(islice(texts, 64)):  # fast tokenizers are fast on batches
         for text, ids in zip(batch, words.encode(batch), strict=True):
             raw = text.encode()
@@ -115,13 +115,13 @@ def _documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             digest.update(raw)
             yield {"ids": np.append(ids, np.int32(words.eos)), "bytes": total, "sha256": digest.hexdigest()}
     if not total:
-        raise UserError(f"data corpus {_name(selection)}", "holds no text", "choose by data.files or data.hub")
+        raise UserError(f"data corpus {_format_name(selection)}", "holds no text", "choose by data.files or data.hub")
 
 
-def _texts(selection: Selection) -> Iterator[str]:
+def _list_texts(selection: CorpusSelection) -> Iterator[str]:
     """Yield the documents that are not empty, up to the selection's limits; the last one is cut at `max_bytes`."""
     left = selection.max_bytes
-    texts = filter(None, (_text(row, selection.field) for row in _rows(selection)))
+    texts = filter(None, (_get_text(row, selection.field) for row in _open_rows(selection)))
     for text in islice(texts, selection.max_documents):
         raw = text.encode(errors="replace")[:left]  # JSON may hold lone surrogates, which UTF-8 has not
         left -= len(raw)
@@ -131,15 +131,15 @@ def _texts(selection: Selection) -> Iterator[str]:
             return
 
 
-def _text(row: dict[str, Any], field: str) -> str | None:
+def _get_text(row: dict[str, Any], field: str) -> str | None:
     text = row.get(field, ...)
     if text is None or isinstance(text, str):
         return text
     rule = "no such column" if text is ... else f"holds {type(text).__name__}, not text"
-    raise UserError(f"data.field={field}", rule, nearest(field, row))
+    raise UserError(f"data.field={field}", rule, suggest_nearest(field, row))
 
 
-def _rows(selection: Selection) -> Any:
+def _open_rows(selection: CorpusSelection) -> Any:
     """Return the source's rows as a `datasets` stream: nothing is read or downloaded beyond what is taken."""
     from datasets import load_dataset
 
@@ -149,30 +149,30 @@ def _rows(selection: Selection) -> Any:
         except (OSError, ValueError) as error:  # no such data set, configuration or split, or no network
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"data.hub={selection.hub}", reason, "mend the name or give data.files") from error
-    paths = files(selection)
-    builder = _builder(paths[0])
+    paths = list_files(selection)
+    builder = _name_builder(paths[0])
     reading = {"sample_by": selection.sample_by, "encoding_errors": "replace"} if builder == "text" else {}
     names = [str(path) for path in paths]
     return load_dataset(builder, data_files={"train": names}, split="train", streaming=True, **reading)
 
 
-def files(selection: Selection) -> list[Path]:
+def list_files(selection: CorpusSelection) -> list[Path]:
     """Return the local files of a selection without `hub`, all of one format; raise UserError if one is missing."""
     if not selection.files:
-        return _standard_library(selection.max_bytes)
-    found = [_matches(pattern) for pattern in selection.files]
+        return _list_standard_library(selection.max_bytes)
+    found = [_find_matches(pattern) for pattern in selection.files]
     for pattern, paths in zip(selection.files, found, strict=True):
         if not paths:
             raise UserError(f"data.files={pattern}", "no such file", "give a path or a glob that matches files")
     paths = list(chain.from_iterable(found))
-    builders = {_builder(path) for path in paths}
+    builders = {_name_builder(path) for path in paths}
     if len(builders) > 1:
         formats = " and ".join(sorted(builders))
         raise UserError(f"data.files={','.join(selection.files)}", f"mixes {formats}", "give files of one format")
     return paths
 
 
-def _matches(pattern: str) -> list[Path]:
+def _find_matches(pattern: str) -> list[Path]:
     try:
         path = Path(pattern).expanduser()
         if path.exists():  # a name may hold a glob's signs
@@ -183,7 +183,7 @@ def _matches(pattern: str) -> list[Path]:
         return []
 
 
-def _builder(path: Path) -> str:
+def _name_builder(path: Path) -> str:
     """Return the name of the `datasets` builder that reads the format of `path`."""
     suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED]
     suffix = suffixes[-1] if suffixes else ""
@@ -192,7 +192,7 @@ def _builder(path: Path) -> str:
     return _BUILDERS[suffix]
 
 
-def _standard_library(max_bytes: int) -> list[Path]:
+def _list_standard_library(max_bytes: int) -> list[Path]:
     """Return the first of Python's own sources that make up `max_bytes`: a text that every machine has."""
 
     import numpy as np
@@ -209,15 +209,15 @@ def _standard_library(max_bytes: int) -> list[Path]:
     return paths[: int(np.searchsorted(sizes, max_bytes)) + 1]
 
 
-def _stamps(selection: Selection) -> list[tuple[str, int, int]]:
+def _read_stamps(selection: CorpusSelection) -> list[tuple[str, int, int]]:
     """Return path, bytes and time of change of all local files that the tokens are made of."""
-    paths = [] if selection.hub else files(selection)
+    paths = [] if selection.hub else list_files(selection)
     folder = Path(selection.tokenizer)
     paths += sorted(path for path in folder.glob("*") if path.is_file())
     return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-def _name(selection: Selection) -> str:
+def _format_name(selection: CorpusSelection) -> str:
     if selection.hub:
         return "/".join(filter(None, [selection.hub, selection.hub_config, selection.split]))
     return ",".join(selection.files) or f"Python {platform.python_version()} standard library"

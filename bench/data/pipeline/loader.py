@@ -18,7 +18,7 @@ from bench.spec import RunSpec
 from bench.tokens import TokenKind
 
 
-class Samples(Protocol):
+class SampleStream(Protocol):
     """Sample `index` of an endless stream: its tokens by kind, in the objective's order, 1-d, each at most as long as
     the spec says."""
 
@@ -37,7 +37,7 @@ class _MicroBatches(Dataset[MicroBatch]):
     step s uses samples s × global … (s + 1) × global − 1, however these are spread over ranks and micro-steps.
     """
 
-    def __init__(self, samples: Samples, spec: RunSpec, data_rank: int) -> None:
+    def __init__(self, samples: SampleStream, spec: RunSpec, data_rank: int) -> None:
         self.samples, self.spec, self.data_rank = samples, spec, data_rank
         self.kinds = objectives.load(spec.objective).KINDS
 
@@ -49,17 +49,17 @@ class _MicroBatches(Dataset[MicroBatch]):
         for kind, of_kind in zip(self.kinds, rows, strict=True):
             length = sequence[kind.name]
             for argument, filler in kind.arguments.items():
-                tensors[argument] = _filled(of_kind, length, filler, kind.hidden.get(argument, 0.0))
+                tensors[argument] = _fill_rows(of_kind, length, filler, kind.hidden.get(argument, 0.0))
             if kind.positions:
                 eos = getattr(self.samples, "eos", None)  # of a source that packs several documents into one sample
                 tensors |= _by_document(of_kind, length, eos, kind, tensors)
             if kind.mask and kind.name in self.samples.padded:
-                masks[kind.mask] = _filled([np.ones_like(row) for row in of_kind], length, 0)
+                masks[kind.mask] = _fill_rows([np.ones_like(row) for row in of_kind], length, 0)
             padding[kind.name] = micro * length - sum(map(len, of_kind))
         return MicroBatch(tensors | masks, padding)
 
 
-def micro_batches(samples: Samples, spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
+def micro_batches(samples: SampleStream, spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """Return the endless micro-batches of a data-parallel rank, loaded as spec.data asks."""
     data = spec.data
     return iter(
@@ -70,14 +70,14 @@ def micro_batches(samples: Samples, spec: RunSpec, data_rank: int) -> Iterator[M
             num_workers=data.workers,
             prefetch_factor=data.prefetch if data.workers else None,
             pin_memory=data.pin_memory,
-            multiprocessing_context=_worker_context() if data.workers else None,
+            multiprocessing_context=_create_worker_context() if data.workers else None,
             worker_init_fn=_end_with_rank,
             generator=torch.Generator(),  # its own: the loader's draw must not move the model's dropout
         )
     )
 
 
-def _worker_context() -> Any:
+def _create_worker_context() -> Any:
     """Return how workers start. Not by fork: a rank has threads of gloo, NCCL, CUDA and OpenMP, and a lock that one of
     them holds at the fork stays locked in the child for ever. The fork server is a clean process that imports torch
     once for all workers of the rank; spawn would import it in each.
@@ -108,9 +108,9 @@ def _by_document(
     predicted from the one before."""
     assert kind.positions
     places = [_places(row, eos) for row in rows]
-    begins = _filled(places, length, 0) == 0
+    begins = _fill_rows(places, length, 0) == 0
     labels = {name: tensors[name].masked_fill(begins, filler) for name, filler in kind.arguments.items() if filler < 0}
-    return {kind.positions: _filled(places, length, 0), **labels}
+    return {kind.positions: _fill_rows(places, length, 0), **labels}
 
 
 def _places(row: NDArray[Any], eos: int | None) -> NDArray[np.int64]:
@@ -120,7 +120,7 @@ def _places(row: NDArray[Any], eos: int | None) -> NDArray[np.int64]:
     return places - begins[np.searchsorted(begins, places, side="right") - 1]
 
 
-def _filled(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:
+def _fill_rows(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:
     """Return rows as one tensor; what they are shorter, and the `hidden` share of each, is `filler`."""
     batch = np.full((len(rows), length), filler, dtype=np.int64)
     for line, row in zip(batch, rows, strict=True):

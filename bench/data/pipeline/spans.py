@@ -58,8 +58,8 @@ class SpanCorruption(NamedTuple):
         import numpy as np
 
         hidden, spans = self.counts(length)
-        kept_lengths = _partition(length - hidden, spans, random)
-        hidden_lengths = _partition(hidden, spans, random)
+        kept_lengths = _draw_partition(length - hidden, spans, random)
+        hidden_lengths = _draw_partition(hidden, spans, random)
         lengths = np.stack([kept_lengths, hidden_lengths], axis=1).ravel()
         return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
 
@@ -70,10 +70,10 @@ def corrupt(tokens: Tokens, mask: Mask, sentinels: Tokens, eos: int) -> tuple[To
     Span n is `sentinels[n]` in the input; in the target the same sentinel stands before what it hides. As in t5, no
     sentinel closes the target, since the last span ends the text.
     """
-    return _with_sentinels(tokens, mask, sentinels, eos), _with_sentinels(tokens, ~mask, sentinels, eos)
+    return _insert_sentinels(tokens, mask, sentinels, eos), _insert_sentinels(tokens, ~mask, sentinels, eos)
 
 
-def _with_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int) -> Tokens:
+def _insert_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int) -> Tokens:
     import numpy as np
 
     starts = hidden & ~np.concatenate([[False], hidden[:-1]])
@@ -81,7 +81,7 @@ def _with_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int) -
     return np.append(replaced[starts | ~hidden], np.int32(eos))
 
 
-def _partition(items: int, parts: int, random: np.random.Generator) -> NDArray[np.int64]:
+def _draw_partition(items: int, parts: int, random: np.random.Generator) -> NDArray[np.int64]:
     """Return the sizes of `parts` non-empty runs of `items`, every such partition equally likely."""
 
     import numpy as np

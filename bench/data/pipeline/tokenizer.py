@@ -30,10 +30,10 @@ class Tokenizer(NamedTuple):
 
 def load(name: str) -> Tokenizer:
     """Return the tokenizer: "byt5", a Hugging Face name or a local folder; raise UserError if it cannot be used."""
-    return _byt5() if name == BYT5 else _hugging_face(name)
+    return _build_byt5() if name == BYT5 else _load_hugging_face(name)
 
 
-def _byt5() -> Tokenizer:
+def _build_byt5() -> Tokenizer:
     """ByT5's tokenizer is arithmetic on UTF-8 bytes. Done here, it is 400 times faster than transformers' lists of
     characters, needs no import of theirs, and text that spells out "</s>" stays text; a test holds the two equal.
     """
@@ -52,7 +52,7 @@ def _byt5() -> Tokenizer:
     )
 
 
-def _hugging_face(name: str) -> Tokenizer:
+def _load_hugging_face(name: str) -> Tokenizer:
     import numpy as np
     from transformers import AutoTokenizer
 

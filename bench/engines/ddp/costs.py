@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engine_costs import BackwardWork, Beside, ByteRange, EngineStep, ModelSizes, Terms, Transfer, total_bytes
-from bench.engines.ddp.options import options_of
-from bench.engines.precision.costs import adamw_bytes
+from bench.engine_costs import BackwardWork, ByteRange, EngineStep, ModelSizes, SegmentBytes, Terms, Transfer, sum_bytes
+from bench.engines.ddp.options import decode_options
+from bench.engines.precision.costs import count_adamw_bytes
 from bench.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
 
 MIB = 2**20
@@ -35,25 +35,25 @@ class DdpMemory(NamedTuple):
 
     def initialisation(self, thrown_away: int) -> Terms:
         built = {"weights": self._narrow, "thrown away": self.width * thrown_away}
-        return max(built, self.resident() | {"optimizer moments": 0}, key=total_bytes)
+        return max(built, self.resident() | {"optimizer moments": 0}, key=sum_bytes)
 
-    def forward(self, segments: int) -> Beside:
+    def forward(self, segments: int) -> SegmentBytes:
         none = np.zeros(segments, np.int64)
-        return Beside(none, none, none)
+        return SegmentBytes(none, none, none)
 
-    def backward(self, work: BackwardWork) -> Beside:
+    def backward(self, work: BackwardWork) -> SegmentBytes:
         """A gradient lies beside its bucket until it is copied, and stays there where it is not a view of it."""
         none = np.zeros_like(work.parameters)
         fresh = self.width * (np.minimum(work.largest, self.model.largest) + work.transposed)
         done = np.cumsum(work.parameters[::-1])[::-1]  # from the end up to and with this segment
-        return Beside(fresh if self.view else fresh + self.width * done, none, none)
+        return SegmentBytes(fresh if self.view else fresh + self.width * done, none, none)
 
     def after_backward(self) -> int:
         return 0
 
     def update(self) -> Terms:
         copy = FULL * self.model.elements if self.width < FULL else 0  # gradients in fp32
-        working = copy + adamw_bytes(self.optimizer, self.device, self.model.tensors)
+        working = copy + count_adamw_bytes(self.optimizer, self.device, self.model.tensors)
         return self.resident() | {"working memory": working}
 
     def host(self) -> dict[str, ByteRange]:
@@ -65,19 +65,19 @@ class DdpMemory(NamedTuple):
         return self.width * self.model.elements
 
 
-def memory(spec: RunSpec, model: ModelSizes, device: Device) -> DdpMemory:
+def predict_memory(spec: RunSpec, model: ModelSizes, device: Device) -> DdpMemory:
     """Return DDP's part of a rank's memory."""
-    view = options_of(spec).gradient_as_bucket_view
+    view = decode_options(spec).gradient_as_bucket_view
     return DdpMemory(model, WIDTH[spec.precision], view, spec.optimizer, device)
 
 
-def step(spec: RunSpec, model: ModelSizes) -> EngineStep:
+def predict_step(spec: RunSpec, model: ModelSizes) -> EngineStep:
     """Return the update of all weights, and the all-reduce of their gradients while backward goes on, at the last
     micro-step; nothing is moved where the rank is alone."""
     if spec.data_parallel == 1:
         return EngineStep(model.elements, [])
     width = WIDTH[spec.precision]
     gradients, last = width * model.elements, width * model.largest  # the embedding's gradient is complete last
-    calls = max(1, round(gradients / (options_of(spec).bucket_cap_mb * MIB)))
+    calls = max(1, round(gradients / (decode_options(spec).bucket_cap_mb * MIB)))
     reduced = Transfer("all_reduce", "backward", gradients, calls, 1, True, spec.data_parallel, last)
     return EngineStep(model.elements, [reduced])

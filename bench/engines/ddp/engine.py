@@ -18,7 +18,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.engines import trained
-from bench.engines.ddp.options import Options, options_of
+from bench.engines.ddp.options import Options, decode_options
 from bench.engines.precision import on_device, torch_dtype
 from bench.engines.precision.update import Update
 from bench.spec import RunSpec
@@ -41,7 +41,7 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 
 def build(module: Module, spec: RunSpec) -> "DataParallel":
     """Wrap `module` in DDP; it lies on this rank's device, and the process group exists."""
-    return DataParallel(module, spec, options_of(spec))
+    return DataParallel(module, spec, decode_options(spec))
 
 
 class DataParallel:
@@ -56,7 +56,7 @@ class DataParallel:
         }
         self._model = DistributedDataParallel(module.to(torch_dtype(spec.precision)), **self._given)
         if dist.get_backend() == "fake":
-            self._model.register_comm_hook(None, _pretended())
+            self._model.register_comm_hook(None, _get_pretended_all_reduce())
         self._update = Update(trained(module), spec.precision, spec.optimizer, options.fp16)
         self._spec, self._options = spec, options
 
@@ -86,7 +86,7 @@ class DataParallel:
         return {"ddp": self._given, "precision": self._spec.precision, "optimizer": optimizer, **scale}
 
 
-def _pretended() -> Any:
+def _get_pretended_all_reduce() -> Any:
     """Return DDP's own all-reduce for a rehearsal: DDP asks for the result of the work, and pretended work has none."""
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]

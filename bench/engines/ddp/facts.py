@@ -16,18 +16,20 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=Division(),
         is_reference=True,
         rehearsal=Rehearsal("any"),
-        memory=_memory,
-        step=_step,
+        memory=_predict_memory,
+        step=_predict_step,
     )
 
 
-def _memory(spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool) -> "EngineMemory":
+def _predict_memory(
+    spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
+) -> "EngineMemory":
     from bench.engines.ddp import costs  # numpy, which readers of facts need not have
 
-    return costs.memory(spec, model, device)
+    return costs.predict_memory(spec, model, device)
 
 
-def _step(spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
+def _predict_step(spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
     from bench.engines.ddp import costs
 
-    return costs.step(spec, model)
+    return costs.predict_step(spec, model)

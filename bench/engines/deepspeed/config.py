@@ -18,14 +18,14 @@ _QUIET: dict[str, Any] = {
 """Nothing of DeepSpeed's own measures or prints in a timed window."""
 
 
-def deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
+def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
     """Return DeepSpeed's config as plain types; the keys are those of its config.json."""
     return {
         "train_batch_size": spec.global_batch,
         "train_micro_batch_size_per_gpu": spec.batch.micro,
         "gradient_accumulation_steps": spec.accumulation,
         "gradient_clipping": spec.optimizer.gradient_clipping,  # unset, 0.19.8 clips at 1.0; 0 clips nothing
-        "optimizer": _optimizer(spec.optimizer),
+        "optimizer": _build_optimizer(spec.optimizer),
         "bf16": {"enabled": spec.precision == "bf16", **options.bf16.model_dump()},
         "fp16": {"enabled": spec.precision == "fp16", "auto_cast": False, **options.fp16.model_dump()},
         "torch_autocast": {"enabled": False},
@@ -42,7 +42,7 @@ def deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
+def _build_optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
     """The optimizer section. DeepSpeed hands what it does not know to torch.optim.AdamW, so `fused` gets there."""
     params: dict[str, Any] = {
         "lr": optimizer.lr,

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from bench.engines import trained
-from bench.engines.deepspeed.config import deepspeed_config
-from bench.engines.deepspeed.options import options_of
+from bench.engines.deepspeed.config import build_deepspeed_config
+from bench.engines.deepspeed.options import decode_options
 from bench.engines.precision import on_device
 from bench.spec import RunSpec
 
@@ -24,16 +24,18 @@ from bench.spec import RunSpec
 def construction(spec: RunSpec) -> AbstractContextManager[Any]:
     """Return the context in which the model is built: on this rank's device, in the run's precision, and at stage 3
     partitioned as it grows. DeepSpeed reads LOCAL_RANK from the environment."""
-    options = options_of(spec)
+    options = decode_options(spec)
     if options.stage < 3:
         return on_device(spec.precision)
-    partitioned: AbstractContextManager[Any] = _library().zero.Init(config_dict_or_path=deepspeed_config(options, spec))
+    partitioned: AbstractContextManager[Any] = _load_deepspeed().zero.Init(
+        config_dict_or_path=build_deepspeed_config(options, spec)
+    )
     return partitioned
 
 
 def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
     """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
-    gathered: AbstractContextManager[Any] = _library().zero.GatheredParameters(parameters, modifier_rank=0)
+    gathered: AbstractContextManager[Any] = _load_deepspeed().zero.GatheredParameters(parameters, modifier_rank=0)
     return gathered  # does nothing for parameters that are not partitioned
 
 
@@ -44,8 +46,8 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     """Hand `module` to deepspeed.initialize; the process group exists."""
-    config = deepspeed_config(options_of(spec), spec)
-    engine, *_ = _library().initialize(
+    config = build_deepspeed_config(decode_options(spec), spec)
+    engine, *_ = _load_deepspeed().initialize(
         model=module,
         model_parameters=trained(module),
         config=copy.deepcopy(config),
@@ -54,7 +56,7 @@ def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     return ZeroEngine(engine, config)
 
 
-def _library() -> Any:
+def _load_deepspeed() -> Any:
     """Return the deepspeed package, its communication bound to the process group that exists."""
     import deepspeed
 
@@ -89,7 +91,7 @@ class ZeroEngine:
         for batch in micro_batches:
             loss = self._engine(**batch).loss
             self._engine.backward(loss)
-            self._scale = _scale_left_in_norm(self._engine.optimizer)  # the step may change it
+            self._scale = _find_scale_left_in_norm(self._engine.optimizer)  # the step may change it
             if self._silent:
                 self._fp32_norm = self._first_norm()
             self._engine.step()  # updates with the last of `gradient_accumulation_steps` only
@@ -124,15 +126,18 @@ class ZeroEngine:
     def config(self) -> dict[str, Any]:
         """Return DeepSpeed's config, its ZeRO section as DeepSpeed resolved it, and the optimizers it chose."""
         zero = self._engine._config.zero_config.model_dump(mode="json", by_alias=True, exclude_none=True)
-        chosen = {"wrapper": _path(self._engine.optimizer), "optimizer": _path(self._engine.basic_optimizer)}
+        chosen = {
+            "wrapper": _format_path(self._engine.optimizer),
+            "optimizer": _format_path(self._engine.basic_optimizer),
+        }
         return {**self._config, "zero_optimization": zero, "chosen": chosen}
 
 
-def _path(instance: object) -> str:
+def _format_path(instance: object) -> str:
     return f"{type(instance).__module__}.{type(instance).__qualname__}"
 
 
-def _scale_left_in_norm(optimizer: Any) -> float:
+def _find_scale_left_in_norm(optimizer: Any) -> float:
     """Return what the losses of a step are multiplied by, where DeepSpeed's norm of its gradients is so as well: at
     stage 0 in fp16 with torch's optimizers (runtime/fp16/unfused_optimizer.py)."""
     unfused = type(optimizer).__name__ == "FP16_UnfusedOptimizer"

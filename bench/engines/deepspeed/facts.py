@@ -4,8 +4,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from bench.engine_facts import Division, EngineFacts, Rehearsal
-from bench.engines.deepspeed.config import deepspeed_config
-from bench.engines.deepspeed.options import Options, options_of
+from bench.engines.deepspeed.config import build_deepspeed_config
+from bench.engines.deepspeed.options import Options, decode_options
 from bench.spec import Device, RunSpec
 
 if TYPE_CHECKING:
@@ -18,46 +18,46 @@ _FIRST = Rehearsal(
 
 def facts(spec: RunSpec) -> EngineFacts:
     """Return what holds for this spec."""
-    options = options_of(spec)
+    options = decode_options(spec)
     return EngineFacts(
         label=f"ZeRO stage {options.stage}",
         distinguishing=frozenset({"stage"}),
-        division=divided_at(options.stage, spec.data_parallel),
+        division=find_division(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
-        compiled_ops=_operations(options, spec),
+        compiled_ops=_list_operations(options, spec),
         works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module
-        deepspeed_config=_config,
-        memory=functools.partial(_memory, options),
-        step=functools.partial(_step, options),
+        deepspeed_config=_build_config,
+        memory=functools.partial(_predict_memory, options),
+        step=functools.partial(_predict_step, options),
     )
 
 
-def divided_at(stage: int, ranks: int) -> Division:
+def find_division(stage: int, ranks: int) -> Division:
     """Return what a stage divides (arXiv 1910.02054, section 5)."""
     return Division(
         weights=ranks if stage >= 3 else 1, gradients=ranks if stage >= 2 else 1, optimizer=ranks if stage >= 1 else 1
     )
 
 
-def _config(spec: RunSpec) -> dict[str, Any]:
-    return deepspeed_config(options_of(spec), spec)
+def _build_config(spec: RunSpec) -> dict[str, Any]:
+    return build_deepspeed_config(decode_options(spec), spec)
 
 
-def _memory(
+def _predict_memory(
     options: Options, spec: RunSpec, model: "ModelSizes", device: Device, room: int | None, rehearsed: bool
 ) -> "EngineMemory":
     from bench.engines.deepspeed import costs  # numpy, which readers of facts need not have
 
-    return costs.memory(options, spec, model, device, room, rehearsed)
+    return costs.predict_memory(options, spec, model, device, room, rehearsed)
 
 
-def _step(options: Options, spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
+def _predict_step(options: Options, spec: RunSpec, model: "ModelSizes", device: Device) -> "EngineStep":
     from bench.engines.deepspeed import costs
 
-    return costs.step(options, spec, model, device)
+    return costs.predict_step(options, spec, model, device)
 
 
-def _operations(options: Options, spec: RunSpec) -> tuple[str, ...]:
+def _list_operations(options: Options, spec: RunSpec) -> tuple[str, ...]:
     """Return the ops that a run loads: their builders' names in deepspeed.ops.op_builder, without `Builder`.
 
     From DeepSpeed 0.19: runtime/engine.py (get_optimizer_configuration), runtime/swap_tensor and CUDAQuantizer in

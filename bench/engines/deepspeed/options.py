@@ -198,11 +198,11 @@ class Options(Zero):
     data_types: DataTypes = DataTypes()
 
 
-def options_of(spec: RunSpec) -> Options:
+def decode_options(spec: RunSpec) -> Options:
     """Return the options that a spec holds as plain data."""
-    return _decoded(json.dumps(spec.engine.options))
+    return _decode_cached(json.dumps(spec.engine.options))
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
-def _decoded(plain: str) -> Options:
+def _decode_cached(plain: str) -> Options:
     return Options.model_validate_json(plain)

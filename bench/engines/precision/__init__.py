@@ -30,13 +30,13 @@ def on_device(precision: Precision) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(precision))
     try:
-        with _device():
+        with _find_device():
             yield
     finally:
         torch.set_default_dtype(before)
 
 
-def _device() -> "torch.device":
+def _find_device() -> "torch.device":
     """This rank's GPU; where there is none, or the CPU was asked for in the way that DeepSpeed listens to, the CPU."""
     import torch
 

@@ -16,7 +16,7 @@ def limits(options: Options) -> ClusterLimits:
     """Return the limits of the partition, account and quality of service of `options`; none on a machine without Slurm,
     where a sweep can still be planned. Raise SchedulerAway if Slurm does not answer."""
     try:
-        known = config()
+        known = read_config()
         partitions = call("scontrol", "show", "partition", "--oneliner")
     except SchedulerAway:
         raise
@@ -25,12 +25,12 @@ def limits(options: Options) -> ClusterLimits:
     array = known.get("MaxArraySize", "")
     return ClusterLimits(
         max_array_size=int(array) if array.isdigit() else None,
-        max_submit_jobs=_max_submit_jobs(options, known.get("ClusterName", "")),
-        max_time_min=max_time_min(partitions, options.partition),
+        max_submit_jobs=_find_max_submit_jobs(options, known.get("ClusterName", "")),
+        max_time_min=find_max_time_min(partitions, options.partition),
     )
 
 
-def config() -> dict[str, str]:
+def read_config() -> dict[str, str]:
     """Return what `scontrol show config` says."""
     return parse_config(call("scontrol", "show", "config"))
 
@@ -40,18 +40,18 @@ def parse_config(text: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+) *= (.*?) *$", text, re.MULTILINE))
 
 
-def max_time_min(partitions: str, named: str | None) -> int | None:
+def find_max_time_min(partitions: str, named: str | None) -> int | None:
     """Return the shortest MaxTime of the named partitions (`a,b`), or of the default one, from `scontrol show partition
     --oneliner`: a job that is to run in any of them must fit all."""
     wanted, found = set((named or "").split(",")), []
     for line in partitions.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if fields.get("PartitionName") in wanted or (not named and fields.get("Default") == "YES"):
-            found.append(minutes(fields.get("MaxTime", "")))
+            found.append(parse_minutes(fields.get("MaxTime", "")))
     return min((limit for limit in found if limit is not None), default=None)
 
 
-def minutes(text: str) -> int | None:
+def parse_minutes(text: str) -> int | None:
     """Return the whole minutes of Slurm's `days-hours:minutes:seconds`; None for UNLIMITED and its like."""
     parsed = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if not parsed:
@@ -60,7 +60,7 @@ def minutes(text: str) -> int | None:
     return 1440 * days + 60 * hours + mins
 
 
-def _max_submit_jobs(options: Options, cluster: str) -> int | None:
+def _find_max_submit_jobs(options: Options, cluster: str) -> int | None:
     """Return the smallest limit that accounting has for this user here; None where there is no accounting."""
     found: list[int] = []
     with contextlib.suppress(UserError, KeyError):
@@ -68,7 +68,7 @@ def _max_submit_jobs(options: Options, cluster: str) -> int | None:
         mine = [f"user={user}", f"cluster={cluster}"]
         shown = "format=Account,Partition,MaxSubmitJobs"
         table = call("sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", *mine, shown)
-        found += submit_limits(table, options.account, options.partition)
+        found += list_submit_limits(table, options.account, options.partition)
     with contextlib.suppress(UserError):
         if options.qos:
             of_qos = ["where", f"name={options.qos}", "format=Name,MaxSubmitJobsPerUser"]
@@ -77,7 +77,7 @@ def _max_submit_jobs(options: Options, cluster: str) -> int | None:
     return min(found, default=None)
 
 
-def submit_limits(table: str, account: str | None, partition: str | None) -> Iterator[int]:
+def list_submit_limits(table: str, account: str | None, partition: str | None) -> Iterator[int]:
     """Yield the limits in sacctmgr's lines `account|partition|limit` that hold for this account and partition; without
     an account those of all, since which is the default one is not asked."""
     for line in table.splitlines():

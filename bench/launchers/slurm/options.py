@@ -20,25 +20,25 @@ from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import Frozen, Positive, RunSpec
 
 
-def _one_line(text: str) -> str:
+def _check_one_line(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise ValueError("is empty or not one line of text; write one line")
     return text
 
 
-def _option(text: str) -> str:
+def _check_option(text: str) -> str:
     if not text.startswith("-"):
         raise ValueError("is no option of sbatch; begin it with --")
-    return _one_line(text)
+    return _check_one_line(text)
 
 
-def _gpus(text: str) -> str:
+def _check_gpus(text: str) -> str:
     if "{devices}" not in text and "per-task" not in text:
         raise ValueError("asks for the same number of GPUs whatever a point needs; write {devices} for the number")
-    return _option(text)
+    return _check_option(text)
 
 
-def _variable(name: str) -> str:
+def _check_variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError("is no name of an environment variable; use letters, digits and _")
     if is_secret(name):
@@ -46,19 +46,19 @@ def _variable(name: str) -> str:
     return name
 
 
-Line = Annotated[str, AfterValidator(_one_line)]
-Option = Annotated[str, AfterValidator(_option)]
-Variable = Annotated[str, AfterValidator(_variable)]
+OneLine = Annotated[str, AfterValidator(_check_one_line)]
+Option = Annotated[str, AfterValidator(_check_option)]
+Variable = Annotated[str, AfterValidator(_check_variable)]
 
 
 class Container(Frozen):
     """An image that Python runs in."""
 
     runtime: Literal["apptainer", "pyxis"]
-    image: Line
-    digest: Line | None = None  # what names its content for good; by default the image as it is written
-    mounts: tuple[Line, ...] = ()
-    options: tuple[Line, ...] = ()
+    image: OneLine
+    digest: OneLine | None = None  # what names its content for good; by default the image as it is written
+    mounts: tuple[OneLine, ...] = ()
+    options: tuple[OneLine, ...] = ()
 
 
 _WRITTEN = (
@@ -76,30 +76,30 @@ class Options(SchedulingOptions):
     """What a user may set in conf/launcher/slurm.yaml and in a site's file."""
 
     # where
-    partition: Line | None = None
-    account: Line | None = None
-    qos: Line | None = None
-    constraint: Line | None = None
-    reservation: Line | None = None
+    partition: OneLine | None = None
+    account: OneLine | None = None
+    qos: OneLine | None = None
+    constraint: OneLine | None = None
+    reservation: OneLine | None = None
     extra: tuple[Option, ...] = ()
 
     # per point
-    gpus: Annotated[Option, AfterValidator(_gpus)] | None = None
+    gpus: Annotated[Option, AfterValidator(_check_gpus)] | None = None
     cpus_per_device: Positive | None = None
     memory_gb: int | None = Field(None, ge=0)  # per node; 0 is all of it
     exclusive: bool = False
 
     # what runs
-    python: tuple[Line, ...] | None = Field(None, min_length=1)
-    modules: tuple[Line, ...] = ()
+    python: tuple[OneLine, ...] | None = Field(None, min_length=1)
+    modules: tuple[OneLine, ...] = ()
     environment: dict[Variable, StrictStr | StrictInt | StrictFloat] = {}
     setup: tuple[str, ...] = ()
     container: Container | None = None
-    srun: tuple[Line, ...] = ()
+    srun: tuple[OneLine, ...] = ()
 
     # etiquette and interruptions
     nice: int | None = None
-    begin: Line | None = None
+    begin: OneLine | None = None
     requeue: bool = True
     warning_s: int = Field(60, ge=0, le=65535)
 

@@ -18,7 +18,7 @@ _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 _ANSWER_S = 200.0  # the programs give up before: after seconds in general, sbatch after two minutes at a full queue
 
 
-def user_environment() -> dict[str, str]:
+def build_user_environment() -> dict[str, str]:
     """Return this process's environment, without what the job that it may be part of is known by: `srun` would take
     that job's number of tasks, or its memory, for the wish of the next."""
     if "SLURM_JOB_ID" not in os.environ:
@@ -29,7 +29,7 @@ def user_environment() -> dict[str, str]:
 def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """Run one of Slurm's programs and return what it prints; SchedulerAway if Slurm does not answer, UserError with its
     own words if it refuses."""
-    environment = _plain_answers() if environment is None else environment
+    environment = _build_plain_environment() if environment is None else environment
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, errors="surrogateescape", timeout=_ANSWER_S
@@ -48,8 +48,8 @@ def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
     raise UserError(command[0], words)
 
 
-def _plain_answers() -> dict[str, str]:
+def _build_plain_environment() -> dict[str, str]:
     """Return an environment in which answers look the same for every user."""
     personal = ("SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
-    kept = {key: value for key, value in user_environment().items() if not key.startswith(personal)}
+    kept = {key: value for key, value in build_user_environment().items() if not key.startswith(personal)}
     return kept | {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}

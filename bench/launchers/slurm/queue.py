@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.launchers.slurm import states
-from bench.launchers.slurm.cluster import config
+from bench.launchers.slurm.cluster import read_config
 from bench.launchers.slurm.programs import call
 from bench.scheduling import JobState
 
@@ -25,48 +25,52 @@ def ask(names: Collection[str]) -> dict[tuple[str, int | None], JobState]:
     """
     wanted = frozenset(names)
     found: dict[tuple[str, int | None], JobState] = {}
-    look_ups: tuple[Callable[[frozenset[str]], Iterable[JobState]], ...] = (_queue, _accounting, _completion_log)
+    look_ups: tuple[Callable[[frozenset[str]], Iterable[JobState]], ...] = (
+        _ask_queue,
+        _ask_accounting,
+        _read_completion_log,
+    )
     for look_up in look_ups:
         if unknown := wanted - {name for name, task in found if task is None}:
-            found = states.latest(state for state in look_up(unknown) if state.name in unknown) | found
+            found = states.select_latest(state for state in look_up(unknown) if state.name in unknown) | found
     return found
 
 
-def number_of(name: str) -> str | None:
+def find_number(name: str) -> str | None:
     """Return the number of the job of this name, if the queue knows one."""
-    return max((state.handle for state in queued() if state.name == name), key=int, default=None)
+    return max((state.handle for state in list_queued() if state.name == name), key=int, default=None)
 
 
-def queued() -> Iterable[JobState]:
+def list_queued() -> Iterable[JobState]:
     """Return every job of this user that the queue still knows, those that ended lately included."""
-    user, told = f"--user={os.getuid()}", f"--Format={states.SQUEUE_FORMAT}"
-    return states.squeue(call("squeue", "--noheader", "--all", "--array", "--states=all", user, told))
+    user, format_flag = f"--user={os.getuid()}", f"--Format={states.SQUEUE_FORMAT}"
+    return states.parse_squeue(call("squeue", "--noheader", "--all", "--array", "--states=all", user, format_flag))
 
 
-def _queue(names: frozenset[str]) -> Iterable[JobState]:
-    return queued()
+def _ask_queue(names: frozenset[str]) -> Iterable[JobState]:
+    return list_queued()
 
 
-def _accounting(names: frozenset[str]) -> Iterable[JobState]:
+def _ask_accounting(names: frozenset[str]) -> Iterable[JobState]:
     """Return what sacct says; nothing where a site keeps no accounts, or where they cannot be asked from here."""
     listed = ",".join(sorted(names))
     by_name = [f"--name={listed}"] if len(listed) < _NAMES_BYTES else []
-    period, told = f"--starttime={_ACCOUNTED}", f"--format={states.SACCT_FORMAT}"
+    period, format_flag = f"--starttime={_ACCOUNTED}", f"--format={states.SACCT_FORMAT}"
     flags = ("--noheader", "--parsable2", "--allocations", "--duplicates")
     try:
-        return states.sacct(call("sacct", *flags, f"--user={os.getuid()}", period, told, *by_name))
+        return states.parse_sacct(call("sacct", *flags, f"--user={os.getuid()}", period, format_flag, *by_name))
     except UserError:
         return ()
 
 
-def _completion_log(names: frozenset[str]) -> Iterable[JobState]:
+def _read_completion_log(names: frozenset[str]) -> Iterable[JobState]:
     """Return what the completion log says, where it is a file that can be read from here."""
-    known = config()
+    known = read_config()
     if known.get("JobCompType") != "jobcomp/filetxt":
         return ()
     try:
         with Path(known["JobCompLoc"]).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
-            return states.completion_log(file.read().decode(errors="surrogateescape"))
+            return states.parse_completion_log(file.read().decode(errors="surrogateescape"))
     except OSError:
         return ()

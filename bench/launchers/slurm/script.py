@@ -13,7 +13,7 @@ import bench
 from bench.errors import UserError
 from bench.launchers.slurm.options import Container, Options
 from bench.launching import LaunchPlan, Work
-from bench.processes import module_command
+from bench.processes import build_module_command
 
 SCRIPT = "job.sh"
 _TEMPLATE = "job.sh.j2"
@@ -29,14 +29,14 @@ def plan(work: Work, options: Options) -> LaunchPlan:
     return LaunchPlan(("sbatch", "--parsable", str(path)), {}, folder, {path: _render(work, options, folder)})
 
 
-def template_dir() -> Path:
+def find_template_folder() -> Path:
     """Return the folder of the template: beside the packages in a checkout, inside `bench` in a wheel."""
     package = Path(bench.__path__[0])
     inside = package / "slurm"
     return inside if inside.is_dir() else package.parent / "slurm"
 
 
-def directive(value: object) -> str:
+def quote_directive(value: object) -> str:
     """Quote a value for an #SBATCH line. Those are read by sbatch, which knows quotes and backslashes and nothing else
     of a shell: `_get_argument` in its src/sbatch/opt.c, in these two the same since 2006."""
     text = str(value)
@@ -56,7 +56,7 @@ def _check(folder: Path, options: Options) -> None:
 
 
 @functools.cache
-def template(file: Path) -> jinja2.Template:
+def load_template(file: Path) -> jinja2.Template:
     """Return the template of a script, with what quotes values for a shell and for sbatch; a name that it uses and
     nobody gives is an error."""
     environment = jinja2.Environment(
@@ -66,7 +66,7 @@ def template(file: Path) -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"directive": directive, "shell": lambda value: shlex.quote(str(value))}
+    environment.filters |= {"directive": quote_directive, "shell": lambda value: shlex.quote(str(value))}
     return environment.get_template(file.name)
 
 
@@ -76,60 +76,60 @@ def _render(work: Work, options: Options, folder: Path) -> str:
     variables = dict(options.environment)
     if options.container and not small:
         variables["ZEROSCALE_CONTAINER_DIGEST"] = options.container.digest or options.container.image
-    return template(template_dir() / _TEMPLATE).render(
+    return load_template(find_template_folder() / _TEMPLATE).render(
         work=work,
         options=options,
         script=folder / SCRIPT,
         log=f"{folder}/".replace("%", "%%") + log,
         directory=Path.cwd(),
-        time_limit_min=_time_limit_min(work, options),
+        time_limit_min=_find_time_limit_min(work, options),
         small=small,
         nodes=1 if small else work.nodes,
         gpus=options.gpus and options.gpus.replace("{devices}", str(work.devices_per_node)),
-        tasks_per_node=_tasks_per_node(work, options),
-        cpus_per_task=_cpus_per_task(work, options),
+        tasks_per_node=_count_tasks_per_node(work, options),
+        cpus_per_task=_count_cpus_per_task(work, options),
         variables=variables,
-        command=_small_command(work, options) if small else _command(work, options, folder),
+        command=_build_small_command(work, options) if small else _build_command(work, options, folder),
     )
 
 
-def _time_limit_min(work: Work, options: Options) -> int | None:
+def _find_time_limit_min(work: Work, options: Options) -> int | None:
     """Return the job's time limit; where only the attempt's is known, with time for the job to begin."""
     if work.time_limit_min is not None:
         return work.time_limit_min
     return None if options.time_limit_min is None else math.ceil(options.time_limit_min + options.setup_min)
 
 
-def _tasks_per_node(work: Work, options: Options) -> int:
+def _count_tasks_per_node(work: Work, options: Options) -> int:
     return work.devices_per_node if options.span == "device" and work.devices_per_node else 1
 
 
-def _cpus_per_task(work: Work, options: Options) -> int | None:
+def _count_cpus_per_task(work: Work, options: Options) -> int | None:
     if options.cpus_per_device is None or not work.devices_per_node:
         return None
-    return options.cpus_per_device * work.devices_per_node // _tasks_per_node(work, options)
+    return options.cpus_per_device * work.devices_per_node // _count_tasks_per_node(work, options)
 
 
-def _small_command(work: Work, options: Options) -> list[list[str]]:
+def _build_small_command(work: Work, options: Options) -> list[list[str]]:
     """Return what runs on one node without a device: in no container, since it asks Slurm, whose programs are outside,
     so with the Python that runs now."""
     python = options.python if options.python and not options.container else (sys.executable,)
-    return [module_command(work.module, *work.arguments, python=python)]
+    return [build_module_command(work.module, *work.arguments, python=python)]
 
 
-def _command(work: Work, options: Options, folder: Path) -> list[list[str]]:
+def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]]:
     """Return what runs on every node, in parts that are a line of the script each."""
-    tasks, cpus = _tasks_per_node(work, options), _cpus_per_task(work, options)
+    tasks, cpus = _count_tasks_per_node(work, options), _count_cpus_per_task(work, options)
     # --export: a site may have told sbatch to export nothing, and srun would obey too.
     # --cpus-per-task: since 22.05 srun does not take it over from sbatch.
     srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={work.nodes}", f"--ntasks-per-node={tasks}"]
     srun += [f"--cpus-per-task={cpus}"] if cpus else []
-    inside = _inside(options.container, folder) if options.container else []
+    inside = _build_container_command(options.container, folder) if options.container else []
     python = options.python or (("python3",) if options.container else (sys.executable,))
-    return [srun + list(options.srun), *inside, module_command(work.module, *work.arguments, python=python)]
+    return [srun + list(options.srun), *inside, build_module_command(work.module, *work.arguments, python=python)]
 
 
-def _inside(container: Container, folder: Path) -> list[list[str]]:
+def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
     """Return what puts a command into a container that sees the study: its jobs, like its attempts, have their folders
     two levels below it."""
     study = str(folder.parent.parent)

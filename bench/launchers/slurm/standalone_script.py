@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.launchers.slurm.options import Options
-from bench.launchers.slurm.script import template
+from bench.launchers.slurm.script import load_template
 from bench.launching import StandaloneScript
 from bench.spec import Device, RunSpec
 
@@ -22,7 +22,7 @@ def standalone(command: Sequence[str], spec: RunSpec, options: Options, device: 
         raise UserError("launcher.container", rule, "leave it out, and start job.sh inside of one")
     gpus = options.gpus or (_GPUS if device == "cuda" else None)
     before, _, after = options.network.rendezvous_host.partition("{host}")
-    text = template(_TEMPLATE).render(
+    text = load_template(_TEMPLATE).render(
         spec=spec,
         site=options,
         command=command,
@@ -30,7 +30,7 @@ def standalone(command: Sequence[str], spec: RunSpec, options: Options, device: 
         gpus=gpus and gpus.replace("{devices}", str(spec.devices_per_node)),
         cpus=options.cpus_per_device and options.cpus_per_device * spec.devices_per_node,
         python=options.python or ("python3",),
-        variables={**_sockets(options), **options.environment},
+        variables={**_build_socket_variables(options), **options.environment},
         before=before,
         after=after,
     )
@@ -38,6 +38,6 @@ def standalone(command: Sequence[str], spec: RunSpec, options: Options, device: 
     return StandaloneScript(text, f"`sbatch job.sh` in this folder{alone}")
 
 
-def _sockets(options: Options) -> dict[str, str]:
+def _build_socket_variables(options: Options) -> dict[str, str]:
     interface = options.network.interface
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}

@@ -26,7 +26,7 @@ _ENDED: dict[str, tuple[OutcomeKind | None, str]] = {
 newer Slurm's word must not look like a death."""
 
 
-def phase(word: str) -> Phase:
+def find_phase(word: str) -> Phase:
     """Return where in its life a job is of which Slurm says this word."""
     return "pending" if word in _PENDING else "ended" if word in _ENDED else "running"
 
@@ -40,7 +40,7 @@ SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
 SACCT_FORMAT = "JobID,State,NNodes,Start,End,ExitCode,Reason,JobName"
 
 
-def squeue(text: str) -> Iterator[JobState]:
+def parse_squeue(text: str) -> Iterator[JobState]:
     """Yield what `squeue --noheader --array --Format=SQUEUE_FORMAT` says."""
     for line in text.splitlines():
         columns, begin = {}, 0
@@ -50,36 +50,36 @@ def squeue(text: str) -> Iterator[JobState]:
         if not columns["ArrayJobID"].isdigit():
             continue  # a heading, such as a cluster's name
         task = int(columns["ArrayTaskID"]) if columns["ArrayTaskID"].isdigit() else None
-        yield _state(
+        yield _build_state(
             columns["ArrayJobID"],
             task,
             columns["Name"],
             columns["State"],
             reason=columns["Reason"],
-            restarts=_number(columns["RestartCnt"]),
-            nodes=_number(columns["NumNodes"]),
+            restarts=_parse_number(columns["RestartCnt"]),
+            nodes=_parse_number(columns["NumNodes"]),
             times=(columns["StartTime"], columns["EndTime"]),
             source="squeue",
             words=line,
         )
 
 
-def sacct(text: str) -> Iterator[JobState]:
+def parse_sacct(text: str) -> Iterator[JobState]:
     """Yield what `sacct --noheader --parsable2 --allocations --duplicates --format=SACCT_FORMAT` says: of a job that
     was put back into the queue, every start."""
     for line in text.splitlines():
         if found := _ACCOUNTED.fullmatch(line):
             _, _, _, state, nodes, start, end, reason, name = found.groups()
-            tasks = tasks_of(found[3]) if found[3] else [int(found[2]) if found[2] else None]
+            tasks = parse_tasks(found[3]) if found[3] else [int(found[2]) if found[2] else None]
             for task in tasks:
-                yield _state(
+                yield _build_state(
                     found[1],
                     task,
                     name,
                     state,
                     reason=reason,
                     restarts=0,
-                    nodes=_number(nodes),
+                    nodes=_parse_number(nodes),
                     times=(start, end),
                     source="sacct",
                     words=line,
@@ -94,12 +94,12 @@ _LOGGED = re.compile(
 _LOGGED_TASK = re.compile(r" ArrayJobId=(\d+) ArrayTaskId=(\d+)")
 
 
-def completion_log(text: str) -> Iterator[JobState]:
+def parse_completion_log(text: str) -> Iterator[JobState]:
     """Yield what the file of Slurm's jobcomp/filetxt says, every start of a job."""
     for line in text.splitlines():
         if found := _LOGGED.match(line):
             of_array = _LOGGED_TASK.search(line, found.end())
-            yield _state(
+            yield _build_state(
                 of_array[1] if of_array else found["job"],
                 int(of_array[2]) if of_array else None,
                 found["name"],
@@ -112,7 +112,7 @@ def completion_log(text: str) -> Iterator[JobState]:
             )
 
 
-def latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]:
+def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]:
     """Return the last state of each name and task. Earlier starts of the same job count as restarts; of two jobs of one
     name the younger is meant."""
     found: dict[tuple[str, int | None], JobState] = {}
@@ -129,7 +129,7 @@ def latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]
     return found
 
 
-def tasks_of(text: str) -> list[int]:
+def parse_tasks(text: str) -> list[int]:
     """Return the tasks that `3-9%2` or `0,2,8-12:2` means: those of an array that wait together."""
     tasks: list[int] = []
     for part in text.partition("%")[0].split(","):
@@ -138,7 +138,7 @@ def tasks_of(text: str) -> list[int]:
     return tasks
 
 
-def _state(
+def _build_state(
     job: str,
     task: int | None,
     name: str,
@@ -153,12 +153,12 @@ def _state(
 ) -> JobState:
     word = state.split()[0].rstrip("+") if state.split() else ""
     outcome, why = _ENDED.get(word, (None, ""))
-    started_at, ended_at = map(_seconds, times)
+    started_at, ended_at = map(_parse_seconds, times)
     return JobState(
         handle=job,
         name=name,
         task=task,
-        phase=phase(word),
+        phase=find_phase(word),
         state=word,  # such as CANCELLED without its "by 0"
         reason=reason,
         outcome=outcome,
@@ -172,11 +172,11 @@ def _state(
     )
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _seconds(text: str) -> float | None:
+def _parse_seconds(text: str) -> float | None:
     """Return Slurm's local time in seconds since the epoch; None for words such as Unknown."""
     try:
         return datetime.fromisoformat(text).timestamp()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from bench import store
 from bench.errors import UserError
 from bench.launchers.slurm import queue
-from bench.launchers.slurm.programs import call, user_environment
+from bench.launchers.slurm.programs import build_user_environment, call
 from bench.launching import LaunchPlan
 from bench.scheduling import SchedulerAway
 
@@ -24,21 +24,21 @@ def submit(launch: LaunchPlan) -> str:
         store.write_atomically(path, text.encode(errors="surrogateescape"))
     script = "".join(launch.files.values())
     try:
-        return _sbatch(launch, script)
+        return _call_sbatch(launch, script)
     except SchedulerAway as error:
         away = error
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
         try:
             # It may have taken the job and died, or been too slow, before it could say so.
-            return queue.number_of(_name(script)) or _sbatch(launch, script)
+            return queue.find_number(_find_name(script)) or _call_sbatch(launch, script)
         except SchedulerAway as error:
             away = error
     raise away
 
 
-def _sbatch(launch: LaunchPlan, script: str) -> str:
-    environment = user_environment() | launch.environment
+def _call_sbatch(launch: LaunchPlan, script: str) -> str:
+    environment = build_user_environment() | launch.environment
     for option in re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE):  # what the script says is what is meant
         variable = option.replace("-", "_").upper()
         environment.pop(f"SBATCH_{_OTHER_NAMES.get(variable, variable)}", None)
@@ -50,7 +50,7 @@ def _sbatch(launch: LaunchPlan, script: str) -> str:
         raise UserError(error.value, error.rule, error.remedy or f"the script is {launch.command[-1]}") from error
 
 
-def _name(script: str) -> str:
+def _find_name(script: str) -> str:
     found = re.search(r"^#SBATCH --job-name=(\S+)$", script, re.MULTILINE)
     assert found, "a script without a name"
     return found[1]

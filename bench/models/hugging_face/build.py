@@ -17,9 +17,9 @@ from bench.spec import ModelSpec, RunSpec
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> Module:
     """Return the uninitialised model, built inside `construction`. ValueError for what transformers does not know."""
     shape = Shape.model_validate(spec.model.shape)
-    config = _config(shape, spec.model)
+    config = _build_config(shape, spec.model)
     kind: Any = AutoModelForSeq2SeqLM if shape.is_encoder_decoder else AutoModelForCausalLM
-    found = _model_class(kind, config)  # imported before `construction` is entered
+    found = _import_model_class(kind, config)  # imported before `construction` is entered
     if spec.model.attention == "sdpa" and not found._supports_sdpa:
         raise ValueError(f"transformers has no model.attention=sdpa for model_type={shape.model_type}; set it to eager")
     with construction or nullcontext(), no_init_weights():  # `initialise` does it, with whole weights
@@ -47,8 +47,8 @@ def initialise(
     """
     drawn: dict[Parameter, str] = {}
     for parameter in module.parameters():
-        _keep(parameter, True)
-    for model, members in _groups(module):
+        _mark_kept(parameter, True)
+    for model, members in _list_groups(module):
         fresh = {
             parameter: f"{name}.{own}"
             for name, member in members.items()
@@ -58,24 +58,24 @@ def initialise(
         drawn |= fresh
         with whole(list(fresh)), torch.no_grad():
             for parameter in fresh:
-                _keep(parameter, False)
+                _mark_kept(parameter, False)
                 parameter.fill_(torch.nan)
             for name, member in members.items():
                 torch.manual_seed(derived_seed(spec.seed, name))
                 model._init_weights(member)
             left = [name for parameter, name in fresh.items() if parameter.isnan().any()]
             for parameter in fresh:
-                _keep(parameter, True)
+                _mark_kept(parameter, True)
         if left:
             raise ValueError(f"{left[0]}: transformers has no rule to initialise it")
 
 
-def _keep(parameter: Parameter, keeps: bool) -> None:
+def _mark_kept(parameter: Parameter, keeps: bool) -> None:
     """Tell transformers' rules whether to leave a parameter as it is."""
     parameter._is_hf_initialized = keeps  # type: ignore[attr-defined]
 
 
-def _groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
+def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
     """Yield, the deepest ones first, each module that has others in it with its leaves by name, and the model whose
     rules initialise them."""
     models: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def _groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
     return iter(groups[::-1])
 
 
-def _config(shape: Shape, model: ModelSpec) -> Any:
+def _build_config(shape: Shape, model: ModelSpec) -> Any:
     """Return the config; ValueError for a model type, or a name of a value, that transformers does not know."""
     values = shape.model_dump(exclude={"model_type"})
     config = AutoConfig.for_model(shape.model_type, **values)
@@ -106,7 +106,7 @@ def _config(shape: Shape, model: ModelSpec) -> Any:
     return config
 
 
-def _model_class(kind: Any, config: Any) -> type[PreTrainedModel]:
+def _import_model_class(kind: Any, config: Any) -> type[PreTrainedModel]:
     """Import the class that will be built; ValueError if the architecture is not trained as such a language model."""
     if type(config) not in kind._model_mapping:
         raise ValueError(f"transformers does not train model_type={config.model_type} with {kind.__name__}")

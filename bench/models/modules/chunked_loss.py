@@ -44,7 +44,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             part = slice(begin, begin + rows)
             logits = torch.log_softmax(states[part] @ weight.t(), dim=1, dtype=torch.float32)
             loss -= logits.gather(1, targets[part]).squeeze(1) @ share[part]
-            gradient = _gradient(logits, targets[part], share[part]).to(states.dtype)
+            gradient = _compute_gradient(logits, targets[part], share[part]).to(states.dtype)
             del logits
             torch.mm(gradient, weight, out=of_states[part])
             if begin == 0:
@@ -66,7 +66,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return of_states.mul_(upstream), of_weight.mul_(upstream), None, None
 
 
-def _gradient(log_probabilities: torch.Tensor, targets: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def _compute_gradient(log_probabilities: torch.Tensor, targets: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """Return the gradient of the loss by the logits, in the place of their log-probabilities."""
     probabilities = log_probabilities.exp_()
     minus_one = torch.full_like(targets, -1, dtype=probabilities.dtype)

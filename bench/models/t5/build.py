@@ -64,7 +64,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     shape = Shape.model_validate(spec.model.shape)
     kind = KINDS[shape.bias_per_layer, bool(spec.model.loss_chunk_tokens)]
     with construction or nullcontext(), SkippedInitialisation():
-        model = kind(_config(shape, spec.model))
+        model = kind(_build_config(shape, spec.model))
     if shape.separate_head:  # nothing is tied then: share what T5 always shares, as transformers does it
         for stack in (model.encoder, model.decoder):
             stack.embed_tokens.weight = model.shared.weight
@@ -80,13 +80,13 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     return model  # type: ignore[no-any-return]
 
 
-def _config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:
+def _build_config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:
     kind: Any = UMT5Config if shape.bias_per_layer else T5Config
     config: T5Config | UMT5Config = kind(
         **{theirs: getattr(shape, ours) for ours, theirs in NAMES.items()},
         feed_forward_proj=f"gated-{shape.activation}" if shape.gated else shape.activation,
         dropout_rate=model.dropout,
-        attn_implementation=_attention(model),
+        attn_implementation=_name_attention(model),
         decoder_start_token_id=0,
         use_cache=False,
     )
@@ -96,7 +96,7 @@ def _config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:
     return config
 
 
-def _attention(model: ModelSpec) -> str:
+def _name_attention(model: ModelSpec) -> str:
     """Return transformers' name for the attention."""
     if model.attention != "flex":
         return model.attention
@@ -114,7 +114,7 @@ def initialise(
 
     Every rank draws the same. Raises ValueError for a parameter that no rule covers.
     """
-    deviations = _standard_deviations(Shape.model_validate(spec.model.shape))
+    deviations = _list_standard_deviations(Shape.model_validate(spec.model.shape))
     for name, parameter in module.named_parameters():  # shared ones appear once
         owner = name.split(".")[-2]
         if owner not in deviations:
@@ -127,7 +127,7 @@ def initialise(
                 draw(parameter, deviation, derived_seed(spec.seed, name))
 
 
-def _standard_deviations(shape: Shape) -> dict[str, float | None]:
+def _list_standard_deviations(shape: Shape) -> dict[str, float | None]:
     """Standard deviation of a weight by the module that owns it; None for a scale, which starts at one.
 
     They are those of Mesh TensorFlow's T5 in transformers, `T5PreTrainedModel._init_weights`.

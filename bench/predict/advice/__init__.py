@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from bench.predict.advice.choices import Choice
-from bench.predict.advice.difference import at_worst, slower_by, surely_faster
+from bench.predict.advice.difference import compute_extra_share, compute_worst_price, is_surely_faster
 
 Kind = TypeVar("Kind")
 
@@ -14,7 +14,7 @@ CLOSE = 0.05
 best its errors are that large on average (results/predictions, step times)."""
 
 
-class Question(NamedTuple):
+class AdviceQuestion(NamedTuple):
     """What is asked for. None: not limited."""
 
     tokens: float | None = None  # to train on: of all kinds, padding included
@@ -30,7 +30,7 @@ class Question(NamedTuple):
     def objective(self) -> str:
         """What the best is, in words."""
         limits = [
-            *([f"done in {duration(self.deadline_h)}"] if self.deadline_h else []),
+            *([f"done in {format_hours(self.deadline_h)}"] if self.deadline_h else []),
             *([f"{self.node_hours:,.4g} node-hours at most"] if self.node_hours else []),
         ]
         best = "the fewest node-hours" if self.tokens else "the most tokens per second and device"
@@ -59,20 +59,20 @@ class Question(NamedTuple):
 class Advice(NamedTuple):
     """The answer; both lists hold the winner, too."""
 
-    question: Question
+    question: AdviceQuestion
     winner: Choice
     engines: list[Choice]  # each at its best on the winner's nodes, or on others if it is nothing there; best first
     nodes: list[Choice]  # the best of each node count
     perhaps: Choice | None  # would be better, if it fits into memory and the limits
 
-    def told_apart(self, rival: Choice) -> bool:
+    def is_distinct(self, rival: Choice) -> bool:
         """Whether the winner is better than `rival` for sure."""
-        return surely_faster(self.winner, rival, per_device=self.question.per_device)
+        return is_surely_faster(self.winner, rival, per_device=self.question.per_device)
 
     @property
-    def bolder(self) -> Choice | None:
+    def better_but_less_sure(self) -> Choice | None:
         """The tie that is foretold to be better than the winner by more than CLOSE, and is less sure."""
-        by = {id(tie): slower_by(self.winner, tie, per_device=self.question.per_device) for tie in self.ties}
+        by = {id(tie): compute_extra_share(self.winner, tie, per_device=self.question.per_device) for tie in self.ties}
         best = min(self.ties, key=lambda tie: by[id(tie)], default=None)
         return best if best and by[id(best)] < -CLOSE else None
 
@@ -81,12 +81,14 @@ class Advice(NamedTuple):
         """Those of the best that may be as good as the winner."""
         rivals = {id(rival): rival for rival in (*self.engines, *self.nodes) if rival is not self.winner}
         sound = [
-            rival for rival in rivals.values() if standing(rival, self.question) == standing(self.winner, self.question)
+            rival
+            for rival in rivals.values()
+            if rate_doubt(rival, self.question) == rate_doubt(self.winner, self.question)
         ]
-        return [rival for rival in sound if not self.told_apart(rival)]
+        return [rival for rival in sound if not self.is_distinct(rival)]
 
 
-def standing(choice: Choice, question: Question) -> int:
+def rate_doubt(choice: Choice, question: AdviceQuestion) -> int:
     """Return 0 for what fits and stays within the limits for sure, 1 where the limits, 2 where the memory is in doubt,
     3 beyond the limits: a higher one is chosen only where there is no lower one."""
     kept = question.kept(choice)
@@ -95,7 +97,7 @@ def standing(choice: Choice, question: Question) -> int:
     return 2 if choice.candidate.fits is None else 0 if kept else 1
 
 
-def advise(question: Question, choices: list[Choice]) -> Advice:
+def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
     """Return the advice; the winner may stand beyond the limits, where everything does. Raises ValueError without
     choices.
 
@@ -104,62 +106,68 @@ def advise(question: Question, choices: list[Choice]) -> Advice:
     good as the first by CLOSE, the one with the fewest nodes is, then one that was measured, then the largest
     micro-batch.
     """
-    ranked = sorted((_ranked(choice, question) for choice in choices), key=lambda one: one.order)
-    first = _best(ranked)
-    winner, (stands, takes_s) = first.choice, first.order
-    more = [one for one in ranked if stands < one.order[0] < 3 and one.order[1] * (1 + CLOSE) < takes_s]
+    ranked = sorted((_rank_choice(choice, question) for choice in choices), key=lambda one: one.order)
+    first = _find_best(ranked)
+    winner, (doubt, takes_s) = first.choice, first.order
+    more = [one for one in ranked if doubt < one.order[0] < 3 and one.order[1] * (1 + CLOSE) < takes_s]
     there = [one for one in ranked if one.choice.spec.nodes == winner.spec.nodes]
-    engines = _best_of_each(ranked, _engine) | _best_of_each(there, _engine) | {_engine(winner): first}
-    nodes = _best_of_each(ranked, _nodes) | {_nodes(winner): first}
+    engines = (
+        _find_best_of_each(ranked, _get_engine_name)
+        | _find_best_of_each(there, _get_engine_name)
+        | {_get_engine_name(winner): first}
+    )
+    nodes = _find_best_of_each(ranked, _get_nodes) | {_get_nodes(winner): first}
     return Advice(
         question,
         winner,
         [winner, *(one.choice for one in sorted(engines.values(), key=lambda one: one.order) if one is not first)],
         [nodes[count].choice for count in sorted(nodes)],
-        _thriftiest(more).choice if more else None,
+        _find_thriftiest(more).choice if more else None,
     )
 
 
-class _Ranked(NamedTuple):
+class _RankedChoice(NamedTuple):
     choice: Choice
     order: tuple[int, float]  # its standing, and what it takes per token (and device) at worst
 
 
-def _ranked(choice: Choice, question: Question) -> _Ranked:
-    return _Ranked(choice, (standing(choice, question), at_worst(choice, per_device=question.per_device)))
+def _rank_choice(choice: Choice, question: AdviceQuestion) -> _RankedChoice:
+    return _RankedChoice(
+        choice, (rate_doubt(choice, question), compute_worst_price(choice, per_device=question.per_device))
+    )
 
 
-def _best(ranked: list[_Ranked]) -> _Ranked:
+def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
     """Return the one of `ranked`, which are in order, that is advised."""
-    return _thriftiest([one for one in ranked if one.order[0] == ranked[0].order[0]])
+    return _find_thriftiest([one for one in ranked if one.order[0] == ranked[0].order[0]])
 
 
-def _thriftiest(ranked: list[_Ranked]) -> _Ranked:
+def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
     least_s = min(one.order[1] for one in ranked)
-    return min((one for one in ranked if one.order[1] <= (1 + CLOSE) * least_s), key=_thrift)
+    return min((one for one in ranked if one.order[1] <= (1 + CLOSE) * least_s), key=_build_thrift_key)
 
 
-def _thrift(one: _Ranked) -> tuple[int, bool, int]:
+def _build_thrift_key(one: _RankedChoice) -> tuple[int, bool, int]:
     spec = one.choice.spec
     return spec.nodes, one.choice.estimate.evidence != "measured", -spec.batch.micro
 
 
-def _engine(choice: Choice) -> str:
+def _get_engine_name(choice: Choice) -> str:
     return choice.spec.engine.name
 
 
-def _nodes(choice: Choice) -> int:
+def _get_nodes(choice: Choice) -> int:
     return choice.spec.nodes
 
 
-def _best_of_each(ranked: list[_Ranked], kind: Callable[[Choice], Kind]) -> dict[Kind, _Ranked]:
-    groups: dict[Kind, list[_Ranked]] = {}
+def _find_best_of_each(ranked: list[_RankedChoice], kind: Callable[[Choice], Kind]) -> dict[Kind, _RankedChoice]:
+    groups: dict[Kind, list[_RankedChoice]] = {}
     for one in ranked:
         groups.setdefault(kind(one.choice), []).append(one)
-    return {name: _best(group) for name, group in groups.items()}
+    return {name: _find_best(group) for name, group in groups.items()}
 
 
-def duration(hours: float) -> str:
+def format_hours(hours: float) -> str:
     """Return hours as people say them."""
     if hours < 48:
         return f"{hours:.3g} h"

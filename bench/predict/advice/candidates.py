@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from bench.predict.memory import LARGEST_MICRO_BATCH, Memory, memory
+from bench.predict.memory import LARGEST_MICRO_BATCH, MemoryPrediction, predict_memory
 from bench.spec import Batch, Device, RunSpec
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -22,7 +22,7 @@ class Axes(NamedTuple):
     max_global_batch: int | None = None  # samples per optimizer step, at most
 
 
-class Room(NamedTuple):
+class DeviceLimits(NamedTuple):
     """What a point must fit into."""
 
     bytes: int  # of one device
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     """A point, and what it needs of a device."""
 
     spec: RunSpec
-    memory: Memory
+    memory: MemoryPrediction
     fits: bool | None  # None: perhaps
 
 
@@ -45,7 +45,7 @@ class Shortage(NamedTuple):
     bytes: int
 
 
-class Found(NamedTuple):
+class CandidateSearch(NamedTuple):
     """What was looked at."""
 
     candidates: list[Candidate]
@@ -53,23 +53,25 @@ class Found(NamedTuple):
     undivided: list[RunSpec]  # among whose ranks no global batch that is asked for can be divided
 
 
-def look(bases: Sequence[RunSpec], axes: Axes, room: Room) -> Found:
+def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) -> CandidateSearch:
     """Return the candidates along `axes` from `bases`, one for each engine."""
-    found = Found([], [], [])
+    found = CandidateSearch([], [], [])
     for base in bases:
         for nodes in axes.nodes:
             for checkpointing in axes.checkpointing:
                 start = base.model_copy(update={"nodes": nodes, "activation_checkpointing": checkpointing})
-                _along_micro(start, axes, room, found)
+                _add_along_micro(start, axes, room, found)
     return found
 
 
-def _along_micro(start: RunSpec, axes: Axes, room: Room, found: Found) -> None:
+def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
     """Add the candidates that differ in their batch alone. Memory grows with the micro-batch: the first that does not
     fit is the last to be looked at."""
     before, smallest = len(found.candidates), None
-    for micro in axes.micro or _doubling(min(LARGEST_MICRO_BATCH, _most_samples(axes) // start.data_parallel)):
-        tried = [_candidate(spec, room) for spec in _along_accumulation(start, micro, axes)]
+    for micro in axes.micro or _list_doublings(
+        min(LARGEST_MICRO_BATCH, _find_max_samples(axes) // start.data_parallel)
+    ):
+        tried = [_build_candidate(spec, room) for spec in _list_along_accumulation(start, micro, axes)]
         fitting = [candidate for candidate in tried if candidate.fits is not False]
         found.candidates.extend(fitting)
         if tried and not fitting:
@@ -84,35 +86,35 @@ def _along_micro(start: RunSpec, axes: Axes, room: Room, found: Found) -> None:
         found.undivided.append(start)
 
 
-def _candidate(spec: RunSpec, room: Room) -> Candidate:
-    needed, seen = memory(spec, room.device, room.bytes), room.seen(spec)
+def _build_candidate(spec: RunSpec, room: DeviceLimits) -> Candidate:
+    needed, seen = predict_memory(spec, room.device, room.bytes), room.seen(spec)
     return Candidate(spec, needed, needed.fits(room.bytes) if seen is None else seen)
 
 
-def _most_samples(axes: Axes) -> int:
+def _find_max_samples(axes: Axes) -> int:
     """Return the largest global batch that is asked for."""
     limits = [limit for limit in (axes.global_batch, axes.max_global_batch) if limit]
     return min(limits, default=2**62)
 
 
-def _doubling(largest: int) -> Iterator[int]:
+def _list_doublings(largest: int) -> Iterator[int]:
     number = 1
     while number <= largest:
         yield number
         number *= 2
 
 
-def _along_accumulation(start: RunSpec, micro: int, axes: Axes) -> list[RunSpec]:
+def _list_along_accumulation(start: RunSpec, micro: int, axes: Axes) -> list[RunSpec]:
     """Return the points with this micro-batch whose global batch may be."""
     samples = micro * start.data_parallel  # of all ranks in a micro-step
-    most = _most_samples(axes) // samples
+    max_accumulation = _find_max_samples(axes) // samples
     if axes.accumulation:
         tried = list(axes.accumulation)
     elif axes.global_batch:
-        tried = [most]
+        tried = [max_accumulation]
     else:
-        tried = sorted({*_doubling(most), most}) if axes.max_global_batch else [1]
-    sizes = [(number, number * samples) for number in tried if 0 < number <= most]
+        tried = sorted({*_list_doublings(max_accumulation), max_accumulation}) if axes.max_global_batch else [1]
+    sizes = [(number, number * samples) for number in tried if 0 < number <= max_accumulation]
     return [
         start.model_copy(update={"batch": Batch(micro=micro, accumulation=number, global_=total)})
         for number, total in sizes

@@ -3,9 +3,9 @@
 from typing import Literal, NamedTuple
 
 from bench.predict.advice.candidates import Candidate
-from bench.predict.advice.measured import Known, decisive
-from bench.predict.neighbours import Neighbour, correction
-from bench.predict.step_time import COMPUTING, Time
+from bench.predict.advice.measured import MeasuredPoints, format_decisive
+from bench.predict.neighbours import Neighbour, compute_correction
+from bench.predict.step_time import COMPUTING, StepTime
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.predict.step_time.network import MOVED
 from bench.spec import RunSpec
@@ -13,7 +13,7 @@ from bench.spec import RunSpec
 _DIGITS = 6  # of factors that are the same but for rounding
 
 
-class Estimate(NamedTuple):
+class StepEstimate(NamedTuple):
     """Seconds of a step, and what they stand on."""
 
     step_s: float
@@ -27,8 +27,8 @@ class Choice(NamedTuple):
     """A candidate, what formulas say of its step, and what is to be believed of it."""
 
     candidate: Candidate
-    time: Time
-    estimate: Estimate
+    time: StepTime
+    estimate: StepEstimate
 
     @property
     def spec(self) -> RunSpec:
@@ -65,20 +65,22 @@ class Choice(NamedTuple):
         return self.scale * seconds
 
 
-def choose(candidate: Candidate, known: Known, time: Time) -> Choice:
+def choose(candidate: Candidate, known: MeasuredPoints, time: StepTime) -> Choice:
     """Return a candidate with what is to be believed of its step, which is predicted to take `time`."""
-    if timed := known.timed.get(decisive(candidate.spec)) if known.timed else None:
-        return Choice(candidate, time, Estimate(timed.step_s, timed.low_s, timed.high_s, "measured", timed.runs))
-    beside = known.near(candidate.spec.engine.name)
-    if beside:
-        return Choice(candidate, time, _corrected(time.step_s, beside, candidate.spec.engine.name))
-    return Choice(candidate, time, Estimate(time.step_s, time.low_s, time.high_s, "predicted"))
+    if timed := known.timed.get(format_decisive(candidate.spec)) if known.timed else None:
+        return Choice(candidate, time, StepEstimate(timed.step_s, timed.low_s, timed.high_s, "measured", timed.runs))
+    near_runs = known.near(candidate.spec.engine.name)
+    if near_runs:
+        return Choice(candidate, time, _correct_estimate(time.step_s, near_runs, candidate.spec.engine.name))
+    return Choice(candidate, time, StepEstimate(time.step_s, time.low_s, time.high_s, "predicted"))
 
 
-def _corrected(step_s: float, beside: list[Neighbour], engine: str) -> Estimate:
+def _correct_estimate(step_s: float, near_runs: list[Neighbour], engine: str) -> StepEstimate:
     """Scale a prediction by how far those of its neighbours were off. Beside the spread of these, one from the same
     engine leaves the doubt of a rehearsal, one from another that of the rates."""
-    ratios = [found.step for found in beside if found.step]
-    doubt = REHEARSED if all(found.engine == engine for found in beside) else CALIBRATED
+    ratios = [found.step for found in near_runs if found.step]
+    doubt = REHEARSED if all(found.engine == engine for found in near_runs) else CALIBRATED
     low, high = doubt[0] * min(ratios), doubt[1] * max(ratios)
-    return Estimate(correction(beside).step * step_s, low * step_s, high * step_s, "corrected", len(ratios))
+    return StepEstimate(
+        compute_correction(near_runs).step * step_s, low * step_s, high * step_s, "corrected", len(ratios)
+    )

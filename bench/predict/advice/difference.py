@@ -16,68 +16,68 @@ SHOWN = 0.01
 """Share of the better one's step below which a part of it explains nothing."""
 
 
-def price(choice: Choice, step_s: float, *, per_device: bool) -> float:
+def compute_price(choice: Choice, step_s: float, *, per_device: bool) -> float:
     """Return seconds per token, or device-seconds per token."""
     return step_s * (choice.spec.world_size if per_device else 1) / choice.time.tokens
 
 
-def surely_faster(a: Choice, b: Choice, *, per_device: bool) -> bool:
+def is_surely_faster(a: Choice, b: Choice, *, per_device: bool) -> bool:
     """Whether `a` takes less time per token (and device) than `b`, whatever the doubt."""
     if "measured" in (a.estimate.evidence, b.estimate.evidence) or a.rates != b.rates:
         high, low = a.estimate.high_s, b.estimate.low_s
-        return price(a, high, per_device=per_device) < price(b, low, per_device=per_device)
-    most, least = _own_doubt(a, b)[1], _own_doubt(b, a)[0]
+        return compute_price(a, high, per_device=per_device) < compute_price(b, low, per_device=per_device)
+    most, least = _find_own_doubt(a, b)[1], _find_own_doubt(b, a)[0]
     return all(
-        price(a, a.step_s(rate * most, overlapping=overlapping), per_device=per_device)
-        < price(b, b.step_s(rate * least, overlapping=overlapping), per_device=per_device)
+        compute_price(a, a.step_s(rate * most, overlapping=overlapping), per_device=per_device)
+        < compute_price(b, b.step_s(rate * least, overlapping=overlapping), per_device=per_device)
         for rate, overlapping in itertools.product(a.rates, (True, False))
     )
 
 
-def at_worst(choice: Choice, *, per_device: bool) -> float:
+def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
     """Return what `choice` takes per token (and device) if what is in doubt of it alone turns out badly."""
     if choice.estimate.evidence != "predicted":
-        return price(choice, choice.estimate.high_s, per_device=per_device)
-    own = CALIBRATED[1] if _works_on_host(choice) else REHEARSED[1]
-    return price(choice, choice.step_s(own), per_device=per_device)
+        return compute_price(choice, choice.estimate.high_s, per_device=per_device)
+    own = CALIBRATED[1] if _has_host_work(choice) else REHEARSED[1]
+    return compute_price(choice, choice.step_s(own), per_device=per_device)
 
 
-def _own_doubt(choice: Choice, other: Choice) -> tuple[float, float]:
+def _find_own_doubt(choice: Choice, other: Choice) -> tuple[float, float]:
     """Return how much longer `choice` may compute than predicted without `other` doing so as well, least and most.
 
     CALIBRATED is what was seen of all engines, its high end of the one that works on the host, ZeRO's stage 3; the
     others were within a rehearsal's doubt of each other.
     """
-    if _portions(choice) == _portions(other):
+    if _list_portions(choice) == _list_portions(other):
         return 1.0, 1.0
-    alone = _works_on_host(choice) and not _works_on_host(other)
+    alone = _has_host_work(choice) and not _has_host_work(other)
     return REHEARSED[0], CALIBRATED[1] if alone else REHEARSED[1]
 
 
-def _portions(choice: Choice) -> tuple[object, ...]:
+def _list_portions(choice: Choice) -> tuple[object, ...]:
     spec = choice.spec
     return spec.engine, spec.batch.micro, spec.activation_checkpointing
 
 
-def _works_on_host(choice: Choice) -> bool:
+def _has_host_work(choice: Choice) -> bool:
     return engines.facts(choice.spec).works_on_host
 
 
-def slower_by(a: Choice, b: Choice, *, per_device: bool) -> float:
+def compute_extra_share(a: Choice, b: Choice, *, per_device: bool) -> float:
     """Return how much more `b` takes per token (and device) than `a`, as a share."""
-    return _price(b, per_device) / _price(a, per_device) - 1
+    return _compute_likely_price(b, per_device) / _compute_likely_price(a, per_device) - 1
 
 
-def why(a: Choice, b: Choice, *, per_device: bool) -> dict[str, float]:
+def explain_difference(a: Choice, b: Choice, *, per_device: bool) -> dict[str, float]:
     """Return the parts in which `b` takes longer per token (and device), largest first, as shares of `a`'s step."""
-    whole = _price(a, per_device)
+    whole = _compute_likely_price(a, per_device)
     ours, theirs = (
-        {name: price(c, c.scale * seconds, per_device=per_device) for name, seconds in c.time.parts.items()}
+        {name: compute_price(c, c.scale * seconds, per_device=per_device) for name, seconds in c.time.parts.items()}
         for c in (a, b)
     )
     more = {name: (seconds - ours.get(name, 0.0)) / whole for name, seconds in theirs.items()}
     return dict(sorted(((k, v) for k, v in more.items() if v >= SHOWN), key=lambda part: -part[1]))
 
 
-def _price(choice: Choice, per_device: bool) -> float:
-    return price(choice, choice.estimate.step_s, per_device=per_device)
+def _compute_likely_price(choice: Choice, per_device: bool) -> float:
+    return compute_price(choice, choice.estimate.step_s, per_device=per_device)

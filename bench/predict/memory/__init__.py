@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engine_costs import CUDA_BASE_BYTES, Array, BackwardWork, Beside, EngineMemory, Terms, total_bytes
+from bench.engine_costs import CUDA_BASE_BYTES, Array, BackwardWork, EngineMemory, SegmentBytes, Terms, sum_bytes
 from bench.errors import UserError
-from bench.predict.engine import engine_memory
+from bench.predict.engine import predict_engine_memory
 from bench.predict.memory import activations
 from bench.predict.memory.segments import Segment
-from bench.predict.workload import Workload, network_of, workload
+from bench.predict.workload import Workload, build_workload, get_network
 from bench.spec import WIDTH, Batch, Device, RunSpec
 from bench.stacks import Stacks
 
@@ -25,7 +25,7 @@ at worst a tenth, since blocks of at least 10 MiB are rounded to 2 MiB and diffe
 LARGEST_MICRO_BATCH = 2**16
 
 
-class Phase(NamedTuple):
+class MemoryPhase(NamedTuple):
     """The moment of a phase when most lives; bytes by term."""
 
     name: str
@@ -33,13 +33,13 @@ class Phase(NamedTuple):
 
     @property
     def total(self) -> int:
-        return total_bytes(self.terms)
+        return sum_bytes(self.terms)
 
 
-class Memory(NamedTuple):
+class MemoryPrediction(NamedTuple):
     """What one rank needs, in bytes."""
 
-    phases: tuple[Phase, ...]
+    phases: tuple[MemoryPhase, ...]
     resident: int  # between steps
     base: tuple[int, int]  # of the process beside tensors, low and high
     reserve: tuple[int, int]  # of the allocator beside tensors, low and high
@@ -57,8 +57,8 @@ class Memory(NamedTuple):
     @property
     def device(self) -> tuple[int, int]:
         """What the device must have, low and high."""
-        most = max(self.init_peak, self.peak)
-        low, high = (most + base + reserve for base, reserve in zip(self.base, self.reserve, strict=True))
+        highest = max(self.init_peak, self.peak)
+        low, high = (highest + base + reserve for base, reserve in zip(self.base, self.reserve, strict=True))
         return low, high
 
     def fits(self, memory_bytes: int) -> bool | None:
@@ -67,95 +67,104 @@ class Memory(NamedTuple):
         return True if high <= memory_bytes else False if low > memory_bytes else None
 
 
-class Micro(NamedTuple):
+class LargestMicroBatch(NamedTuple):
     """Samples per micro-batch that fit: for sure, and perhaps; 0 where not even one does."""
 
     surely: int
     perhaps: int
 
 
-def memory(spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False) -> Memory:
+def predict_memory(
+    spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False
+) -> MemoryPrediction:
     """Return the memory of the rank that needs most of it, or of one whose collectives are only `rehearsed`, on a
     device of `room` bytes; raises NoPrediction for a family that does not describe its network and for an engine that
     does not say its part, UserError for sizes that nothing can hold."""
     try:
-        return _memory(spec, device, room, rehearsed=rehearsed)
+        return _predict_memory(spec, device, room, rehearsed=rehearsed)
     except OverflowError as error:
         point = f"{spec.model.name} {spec.engine.name} micro {spec.batch.micro}"
         raise UserError(point, "more bytes than can be counted", "look for a number that is far too large") from error
 
 
-def _memory(spec: RunSpec, device: Device, room: int | None, *, rehearsed: bool) -> Memory:
-    network = network_of(spec)
-    engine = engine_memory(spec, device, room, rehearsed=rehearsed)
+def _predict_memory(spec: RunSpec, device: Device, room: int | None, *, rehearsed: bool) -> MemoryPrediction:
+    network = get_network(spec)
+    engine = predict_engine_memory(spec, device, room, rehearsed=rehearsed)
     buckets = {"buckets": engine.kept_buckets()}
     phases = (
-        Phase("initialisation", engine.initialisation(network.discarded)),
-        *_passes(engine, WIDTH[spec.precision], _segments(network, workload(spec, device))),
-        Phase("update", engine.update() | buckets),
+        MemoryPhase("initialisation", engine.initialisation(network.discarded)),
+        *_find_pass_peaks(engine, WIDTH[spec.precision], _stack_segments(network, build_workload(spec, device))),
+        MemoryPhase("update", engine.update() | buckets),
     )
-    lasting = total_bytes(engine.resident() | buckets)
-    most = max(phase.total for phase in phases)
-    coming = max(0, most - lasting)
+    lasting = sum_bytes(engine.resident() | buckets)
+    highest = max(phase.total for phase in phases)
+    coming = max(0, highest - lasting)
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
     low, high = (int(share * coming) if device == "cuda" else 0 for share in FRAGMENTATION)
-    return Memory(phases, lasting, base, (low, high))
+    return MemoryPrediction(phases, lasting, base, (low, high))
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
-def _segments(network: Stacks, load: Workload) -> Array:
+def _stack_segments(network: Stacks, load: Workload) -> Array:
     """Return the fields of all segments in the order of forward, one row per field."""
     distinct: list[Segment] = []
     order: list[int] = []
-    for block, times in activations.segments(network, load):
+    for block, times in activations.list_segments(network, load):
         order += list(range(len(distinct), len(distinct) + len(block))) * times
         distinct += block
     return np.array(distinct, np.int64)[order].T
 
 
-def _passes(engine: EngineMemory, width: int, segments: Array) -> tuple[Phase, Phase]:
+def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple[MemoryPhase, MemoryPhase]:
     """Forward and backward of the last micro-step, each at the segment where most lives."""
     saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments
-    kept, held = np.cumsum(saved), engine.resident()
+    kept, resident_terms = np.cumsum(saved), engine.resident()
     forward = engine.forward(len(saved))
     backward = engine.backward(BackwardWork(backing, standing, parameters, largest, transposed))
     waiting = width * np.cumsum(carried[::-1])[::-1]
     backward = backward._replace(gradients=waiting + backward.gradients)
     return (
-        _phase("forward", held, kept, running, forward, logits, saved),
-        _phase("backward", held, kept, backing, backward, logits, saved, engine.after_backward()),
+        _build_phase("forward", resident_terms, kept, running, forward, logits, saved),
+        _build_phase("backward", resident_terms, kept, backing, backward, logits, saved, engine.after_backward()),
     )
 
 
-def _phase(
-    name: str, held: Terms, kept: Array, working: Array, beside: Beside, logits: Array, saved: Array, at_end: int = 0
-) -> Phase:
-    gradients = beside.gradients
-    total = kept + working + gradients + beside.buckets + beside.gathered
+def _build_phase(
+    name: str,
+    resident_terms: Terms,
+    kept: Array,
+    working: Array,
+    engine_bytes: SegmentBytes,
+    logits: Array,
+    saved: Array,
+    at_end: int = 0,
+) -> MemoryPhase:
+    gradients = engine_bytes.gradients
+    total = kept + working + gradients + engine_bytes.buckets + engine_bytes.gathered
     at = int(np.argmax(total))
-    standing = held.get("gradients", 0)
+    standing = resident_terms.get("gradients", 0)
     wide = int(logits[at])
     last = int((saved * logits)[: at + 1].sum())
-    terms = held | {
+    terms = resident_terms | {
         "gradients": standing + int(gradients[at]),
-        "buckets": int(beside.buckets[at]),
-        "gathered layers": int(beside.gathered[at]),
+        "buckets": int(engine_bytes.buckets[at]),
+        "gathered layers": int(engine_bytes.gathered[at]),
         "activations": int(kept[at]) - last,
         "logits and loss": last + wide * int(working[at]),
         "working memory": (1 - wide) * int(working[at]),
     }
-    ended = held | {"gradients": standing + int(gradients[0]), "buckets": at_end}
-    return max(Phase(name, terms), Phase(name, ended), key=lambda phase: phase.total)
+    ended = resident_terms | {"gradients": standing + int(gradients[0]), "buckets": at_end}
+    return max(MemoryPhase(name, terms), MemoryPhase(name, ended), key=lambda phase: phase.total)
 
 
-def largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> Micro:
+def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> LargestMicroBatch:
     """Return the largest micro-batches with which `spec`, otherwise the same, fits into `memory_bytes` per device."""
 
     def needed(micro: int) -> tuple[int, int]:
         batch = Batch(
             micro=micro, accumulation=spec.accumulation, global_=micro * spec.accumulation * spec.data_parallel
         )
-        return memory(spec.model_copy(update={"batch": batch}), device, memory_bytes).device
+        return predict_memory(spec.model_copy(update={"batch": batch}), device, memory_bytes).device
 
     def largest(doubt: int) -> int:
         low, high = 0, 1
@@ -166,9 +175,9 @@ def largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda
             low, high = (middle, high) if needed(middle)[doubt] <= memory_bytes else (low, middle)
         return low
 
-    return Micro(surely=largest(1), perhaps=largest(0))
+    return LargestMicroBatch(surely=largest(1), perhaps=largest(0))
 
 
-def gigabytes(size_bytes: float) -> str:
+def format_gigabytes(size_bytes: float) -> str:
     """Return 10^9 bytes in three digits, or in whole ones."""
     return f"{size_bytes / 1e9:.3g}" if size_bytes < 1e12 else f"{size_bytes / 1e9:,.0f}"

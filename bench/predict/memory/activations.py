@@ -7,10 +7,10 @@ micro-batch.
 
 import itertools
 
-from bench.predict.memory.segments import Repeated, Segment
-from bench.predict.workload import Workload, fused
+from bench.predict.memory.segments import RepeatedSegments, Segment
+from bench.predict.workload import Workload, is_fused
 from bench.spec import FULL
-from bench.stacks import Activation, Attention, Mlp, Stack, Stacks, part_sizes
+from bench.stacks import Activation, Attention, Mlp, Stack, Stacks, list_part_sizes
 
 INDEX = 8
 """Bytes of a token, a position or a bucket of the position bias: int64."""
@@ -23,58 +23,63 @@ ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "gelu": (1,
 anyway: gelu_new is written out in Python and keeps x, x/2, tanh and 1 + tanh."""
 
 
-def segments(network: Stacks, load: Workload) -> list[Repeated]:
+def list_segments(network: Stacks, load: Workload) -> list[RepeatedSegments]:
     """Return the forward pass in order, from the first stack's embedding to the loss."""
-    head = [_head(network, load), _loss(network, load)]
+    head = [_build_head(network, load), _build_loss(network, load)]
     if load.chunk:
-        head = [_chunked_loss(network, load), Segment(0, logits=True)]
-    stacks = [part for stack in network.stacks for part in _stack(network, stack, load)]
-    return [Repeated([_complete(network)]), *stacks, Repeated(head)]
+        head = [_build_chunked_loss(network, load), Segment(0, logits=True)]
+    stacks = [part for stack in network.stacks for part in _list_stack_segments(network, stack, load)]
+    return [RepeatedSegments([_build_end(network)]), *stacks, RepeatedSegments(head)]
 
 
-def _stack(network: Stacks, stack: Stack, load: Workload) -> list[Repeated]:
+def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[RepeatedSegments]:
     """Return a stack from its embedding to its last norm; checkpointed, a block keeps its input and is run again before
     its backward. Its position bias lives while its blocks run, or as long as their checkpoints; the bias's gradient
     from the last block's backward on."""
     length = load.tokens(stack.tokens)
-    embedding, block = _embedding(network, stack, load), _block(network, stack, load)
+    embedding, block = _build_embedding(network, stack, load), _list_block_segments(network, stack, load)
     _, heads = stack.bias_table or (0, 0)
     bias = heads * length * length * load.width
     if load.checkpointing:
         embedding = embedding._replace(saved=embedding.saved + bias)
-        block = _checkpointed(block, load.micro * length * network.width * load.width + RANDOM_STATE[load.device])
+        block = _checkpoint_block(block, load.micro * length * network.width * load.width + RANDOM_STATE[load.device])
     else:
         block = [part._replace(forward=part.forward + bias) for part in block]
-    earlier = [_with_standing(part, bias) for part in block]
-    last = _final_norm(network, load, load.micro * length)
-    return [Repeated([embedding]), Repeated(earlier, stack.layers - 1), Repeated(block), Repeated([last])]
+    earlier = [_add_waiting(part, bias) for part in block]
+    last = _build_final_norm(network, load, load.micro * length)
+    return [
+        RepeatedSegments([embedding]),
+        RepeatedSegments(earlier, stack.layers - 1),
+        RepeatedSegments(block),
+        RepeatedSegments([last]),
+    ]
 
 
-def _block(network: Stacks, stack: Stack, load: Workload) -> list[Segment]:
+def _list_block_segments(network: Stacks, stack: Stack, load: Workload) -> list[Segment]:
     """Return one block. The gradient of an output that it attends to waits for that stack while blocks add to it."""
     lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
     waiting = load.micro * sum(lengths) * network.width * load.width
     length = load.tokens(stack.tokens)
     parts = [
-        _attention(network, load, part, length, _keys(network, stack, part, load))
+        _build_attention(network, load, part, length, _count_keys(network, stack, part, load))
         if isinstance(part, Attention)
-        else _mlp(network, load, part, load.micro * length)
+        else _build_mlp(network, load, part, load.micro * length)
         for part in stack.block
     ]
-    return [_with_standing(part, waiting) for part in parts]
+    return [_add_waiting(part, waiting) for part in parts]
 
 
-def _keys(network: Stacks, stack: Stack, part: Attention, load: Workload) -> int:
+def _count_keys(network: Stacks, stack: Stack, part: Attention, load: Workload) -> int:
     """Return how many tokens are attended to."""
     return load.tokens(stack.tokens if part.over is None else network.named(part.over).tokens)
 
 
-def _with_standing(part: Segment, waiting: int) -> Segment:
+def _add_waiting(part: Segment, waiting: int) -> Segment:
     """A part in whose backward `waiting` bytes more live, from its beginning to its end."""
     return part._replace(backward=part.backward + waiting, standing=part.standing + waiting)
 
 
-def _checkpointed(block: list[Segment], kept: int) -> list[Segment]:
+def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
     """A block of which `kept` bytes stay until it is run again; then backward frees part by part what that saved."""
     until = itertools.accumulate(part.saved for part in block)
     return [
@@ -88,7 +93,7 @@ def _checkpointed(block: list[Segment], kept: int) -> list[Segment]:
     ]
 
 
-def _embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
+def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     """Embedding of a stack, with its positions and the buckets of its position bias. One matrix serves all stacks:
     until the first one's backward ends, the gradient of the others waits and, where the head is no other matrix, that
     of all. To the head's, which nn.Linear leaves transposed, torch adds in a third tensor."""
@@ -99,9 +104,9 @@ def _embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
     if positions and load.documents:
         indices += (load.micro - 1) * length
     tables = _rotation(stack, load) + _documents(load, length)
-    dropped = _mask(load, load.micro * length * network.width)
+    dropped = _count_mask_bytes(load, load.micro * length * network.width)
     own = Segment(
-        saved=INDEX * indices + dropped + _zero_biases(network, stack, load) + tables,
+        saved=INDEX * indices + dropped + _count_zero_bias_bytes(network, stack, load) + tables,
         parameters=rows * heads + positions,
         largest=positions,
     )
@@ -123,33 +128,38 @@ def _documents(load: Workload, length: int) -> int:
     return load.micro * length * length * (load.width if load.attention == "eager" else 1) if kept else 0
 
 
-def _zero_biases(network: Stacks, stack: Stack, load: Workload) -> int:
+def _count_zero_bias_bytes(network: Stacks, stack: Stack, load: Workload) -> int:
     """Bytes of the zeros in place of a position bias: made once, for all blocks."""
     elements = [
-        part.heads * load.tokens(stack.tokens) * _keys(network, stack, part, load)
+        part.heads * load.tokens(stack.tokens) * _count_keys(network, stack, part, load)
         for part in stack.block
         if isinstance(part, Attention) and part.zero_bias and not part.bias_per_layer
-        if fused(load, part) or load.checkpointing
+        if is_fused(load, part) or load.checkpointing
     ]
     return sum(elements) * load.width
 
 
-def _complete(network: Stacks) -> Segment:
+def _build_end(network: Stacks) -> Segment:
     """The end of the first stack's backward, where nothing of the embedding's gradient waits any more."""
     return Segment(0, parameters=network.table, largest=network.table, carried=-network.table)
 
 
-def _attention(network: Stacks, load: Workload, part: Attention, queries: int, keys: int) -> Segment:
+def _build_attention(network: Stacks, load: Workload, part: Attention, queries: int, keys: int) -> Segment:
     """One attention sub-layer with its norm."""
     rows = load.micro * queries
-    saved, forward, backward = _kernel(load, part, queries, keys)
+    saved, forward, backward = _count_kernel_bytes(load, part, queries, keys)
     # transformers' sdpa adds the causal mask to a bias in every layer: a mask of booleans
     mask = queries * keys if part.causal and load.attention == "sdpa" and (part.position_bias or part.zero_bias) else 0
     states = rows * network.width
-    sizes = part_sizes(network, part)
+    sizes = list_part_sizes(network, part)
     bias, indices = _own_bias(load, part, queries, keys)
     return Segment(
-        saved=_norm(network, load, rows) + saved + mask + _mask(load, states) + _clamp(network, load, states) + indices,
+        saved=_count_norm_bytes(network, load, rows)
+        + saved
+        + mask
+        + _count_mask_bytes(load, states)
+        + _count_clamp_bytes(network, load, states)
+        + indices,
         forward=forward + bias,
         backward=backward + states * load.width + bias,
         parameters=sum(sizes),
@@ -165,10 +175,10 @@ def _own_bias(load: Workload, part: Attention, queries: int, keys: int) -> tuple
     bias = load.width * part.heads * queries * keys
     if part.position_bias:
         return bias, INDEX * queries * keys
-    return bias, bias if fused(load, part) else 0
+    return bias, bias if is_fused(load, part) else 0
 
 
-def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int, int]:
+def _count_kernel_bytes(load: Workload, part: Attention, queries: int, keys: int) -> tuple[int, int, int]:
     """Return bytes saved, and needed in forward and in backward, by the attention that torch chooses.
 
     A position bias is a mask that needs a gradient. No flash kernel takes one: sdpa writes attention out in fp32 on a
@@ -177,8 +187,8 @@ def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[i
     query, key = load.micro * queries * part.inner, load.micro * keys * _kept_width(load, part)
     scores = load.micro * part.heads * queries * keys
     turned = 2 * query * load.width if part.rotary else 0  # what a rotation needs beside its result
-    if fused(load, part):
-        saved, forward, backward = _fused_kernel(load, part, queries, query, key, scores)
+    if is_fused(load, part):
+        saved, forward, backward = _count_fused_kernel_bytes(load, part, queries, query, key, scores)
         if load.documents:  # the kernel's own form of the mask, in every layer
             saved += load.width * load.micro * queries * keys
         return saved, forward + turned, backward + turned
@@ -196,11 +206,11 @@ def _kernel(load: Workload, part: Attention, queries: int, keys: int) -> tuple[i
 def _kept_width(load: Workload, part: Attention) -> int:
     """Width of the keys that are kept: repeated for each head that shares them, unless a kernel takes groups. None does
     that with a mask, and a GPU's below fp32 alone."""
-    takes_groups = fused(load, part) and not load.documents and (load.device == "cpu" or load.width < FULL)
+    takes_groups = is_fused(load, part) and not load.documents and (load.device == "cpu" or load.width < FULL)
     return part.key_inner if takes_groups else part.inner
 
 
-def _fused_kernel(
+def _count_fused_kernel_bytes(
     load: Workload, part: Attention, queries: int, query: int, key: int, scores: int
 ) -> tuple[int, int, int]:
     rounded = -(-queries // FUSED_QUERIES) * FUSED_QUERIES if load.device == "cuda" else queries
@@ -213,16 +223,19 @@ def _fused_kernel(
     return saved, 0, backward
 
 
-def _mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment:
+def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment:
     wide, states = rows * part.inner, rows * network.width
     kept, is_output = ACTIVATION[part.activation]
     # what the gate's product saves, and the input of the last matrix; a plain activation's output is that input
     same = is_output * (not (load.dropout and part.inner_dropout))
     count = kept + 1 + (2 - is_output if part.gated else -same)
-    masks = _mask(load, (wide if part.inner_dropout else 0) + states)
-    sizes = part_sizes(network, part)
+    masks = _count_mask_bytes(load, (wide if part.inner_dropout else 0) + states)
+    sizes = list_part_sizes(network, part)
     return Segment(
-        saved=_norm(network, load, rows) + count * wide * load.width + masks + _clamp(network, load, states),
+        saved=_count_norm_bytes(network, load, rows)
+        + count * wide * load.width
+        + masks
+        + _count_clamp_bytes(network, load, states),
         forward=wide * load.width,
         backward=(2 * wide + states) * load.width,
         parameters=sum(sizes),
@@ -230,14 +243,14 @@ def _mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment:
     )
 
 
-def _final_norm(network: Stacks, load: Workload, rows: int) -> Segment:
+def _build_final_norm(network: Stacks, load: Workload, rows: int) -> Segment:
     """Its output is what cross-attention or the head saves, after dropout or scaling where there is one."""
-    mask = _mask(load, rows * network.width) if network.final_dropout else 0
+    mask = _count_mask_bytes(load, rows * network.width) if network.final_dropout else 0
     sizes = network.norm_sizes
-    return Segment(_norm(network, load, rows) + mask, parameters=sum(sizes), largest=max(sizes))
+    return Segment(_count_norm_bytes(network, load, rows) + mask, parameters=sum(sizes), largest=max(sizes))
 
 
-def _norm(network: Stacks, load: Workload, rows: int) -> int:
+def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
     """Bytes kept by a norm and by what follows: its input and output. Written out, also the normalised input, one scale
     per token and, below fp32, the input in fp32, `rms_wide` in place of the input itself; torch's kernel keeps a mean
     and a scale per token, a GPU's in fp32."""
@@ -249,19 +262,19 @@ def _norm(network: Stacks, load: Workload, rows: int) -> int:
     return states * (3 * load.width + (FULL if load.width < FULL else 0)) + FULL * rows
 
 
-def _mask(load: Workload, elements: int) -> int:
+def _count_mask_bytes(load: Workload, elements: int) -> int:
     """Dropout's mask: as wide as what it masks on a CPU, a byte per element on a GPU."""
     return elements * (load.width if load.device == "cpu" else 1) if load.dropout else 0
 
 
-def _clamp(network: Stacks, load: Workload, states: int) -> int:
+def _count_clamp_bytes(network: Stacks, load: Workload, states: int) -> int:
     """What transformers' clamp of fp16 activations keeps: its input."""
     return states * load.width if load.fp16 and network.clamps_fp16 else 0
 
 
-def _head(network: Stacks, load: Workload) -> Segment:
+def _build_head(network: Stacks, load: Workload) -> Segment:
     """The matrix from states to logits; tied, its gradient waits for the embedding's."""
-    rows = _head_rows(network, load)
+    rows = _count_head_rows(network, load)
     logits = rows * network.vocab * load.width
     own = 0 if network.tied else network.table
     backward = logits + rows * network.width * load.width
@@ -269,24 +282,24 @@ def _head(network: Stacks, load: Workload) -> Segment:
     return Segment(0, forward=logits, backward=backward, parameters=own, largest=own, carried=carried, logits=True)
 
 
-def _head_rows(network: Stacks, load: Workload) -> int:
+def _count_head_rows(network: Stacks, load: Workload) -> int:
     return load.micro * load.tokens(network.stacks[-1].tokens)
 
 
-def _loss(network: Stacks, load: Workload) -> Segment:
+def _build_loss(network: Stacks, load: Workload) -> Segment:
     """Cross-entropy in the run's precision, or in fp32: log-probabilities are kept, the logits beside them are dropped,
     and in backward two gradients of their size lie beside them."""
-    rows = _head_rows(network, load)
+    rows = _count_head_rows(network, load)
     logits = rows * network.vocab
     wide = FULL if network.full_loss else load.width
     both = wide + (load.width if wide > load.width else 0)  # logits in both widths
     return Segment(wide * logits + INDEX * rows, forward=both * logits, backward=2 * wide * logits, logits=True)
 
 
-def _chunked_loss(network: Stacks, load: Workload) -> Segment:
+def _build_chunked_loss(network: Stacks, load: Workload) -> Segment:
     """Head and loss together (bench.models.modules.chunked_loss): the gradients of states and matrix are made in
     forward, beside one chunk's logits, in the run's precision and in fp32. Backward hands the matrix's on as it is."""
-    rows, table = _head_rows(network, load), network.table
+    rows, table = _count_head_rows(network, load), network.table
     chunk = min(load.chunk or rows, rows) * network.vocab
     own = 0 if network.tied else table
     return Segment(

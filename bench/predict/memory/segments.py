@@ -17,7 +17,7 @@ class Segment(NamedTuple):
     logits: bool = False  # as wide as the vocabulary: shown apart
 
 
-class Repeated(NamedTuple):
+class RepeatedSegments(NamedTuple):
     """Segments in the order of forward, and how often they follow each other."""
 
     block: list[Segment]

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from bench.engine_costs import Transfer
 from bench.machine import Machine
-from bench.predict.engine import engine_step
-from bench.predict.flops import StepFlops, flops_per_step
-from bench.predict.step_time.compute import Compute, compute
-from bench.predict.step_time.network import MOVED, Span, collective_s
+from bench.predict.engine import predict_engine_step
+from bench.predict.flops import StepFlops, compute_flops_per_step
+from bench.predict.step_time.compute import ComputeTime, predict_compute_time
+from bench.predict.step_time.network import MOVED, RankSpan, compute_collective_s
 from bench.spec import Device, RunSpec
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
@@ -19,7 +19,7 @@ COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
 NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
 
 
-class Time(NamedTuple):
+class StepTime(NamedTuple):
     """One optimizer step."""
 
     parts: dict[str, float]  # seconds by name; their sum is the step's time
@@ -46,7 +46,7 @@ class Time(NamedTuple):
         return self.flops.model / self.step_s / self.peak_flops if self.peak_flops else None
 
 
-class Moved(NamedTuple):
+class TransferTime(NamedTuple):
     """Seconds of a transfer in a step."""
 
     transfer: Transfer
@@ -54,26 +54,26 @@ class Moved(NamedTuple):
     exposed_s: float
 
 
-def step_time(
+def predict_step_time(
     spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
     straggler: float = 1.0, data_wait_s: float = 0.0,
-) -> Time:  # fmt: skip
+) -> StepTime:  # fmt: skip
     """Return the time of one step of `spec`; UserError for a number that the machine's file lacks, and for what its
     engine cannot predict.
 
     `rehearsed_s` is what a step of this spec computes by a rehearsal on this machine, `straggler` the slowest rank's
     compute time over the others', `data_wait_s` what a step waits for its batches.
     """
-    added = engine_step(spec, device)
-    own = compute(spec, added.updated, machine, device, rehearsed_s)
-    moved = _moved(added.transfers, own, spec, machine)
+    added = predict_engine_step(spec, device)
+    own = predict_compute_time(spec, added.updated, machine, device, rehearsed_s)
+    moved = _time_transfers(added.transfers, own, spec, machine)
     parts = {
         "forward": own.forward,
         "recomputation": own.recomputation,
         "backward": own.backward,
         "optimizer": own.optimizer,
         "stragglers": (straggler - 1) * own.total,
-        **_exposed_by_kind(moved),
+        **_sum_exposed_by_kind(moved),
         "data": data_wait_s,
     }
     parts = {name: seconds for name, seconds in parts.items() if seconds}
@@ -81,28 +81,28 @@ def step_time(
     exposed = sum(m.exposed_s for m in moved)
     computing, (low, high) = straggler * own.total, own.doubt
     peak = machine.peak_tflops.get(spec.precision)
-    return Time(
+    return StepTime(
         parts=parts,
         hidden_s=hidden,
         exposed_s=exposed,
         low_s=total + (low - 1) * computing + (MOVED[0] - 1) * exposed,
         high_s=total + (high - 1) * computing + (MOVED[1] - 1) * exposed + hidden,  # if nothing overlapped
-        flops=flops_per_step(spec),
+        flops=compute_flops_per_step(spec),
         tokens=spec.global_batch * spec.tokens_per_sample,
         peak_flops=1e12 * peak * spec.world_size if peak else None,
-        bound=_bound(moved, own, spec),
+        bound=_find_bound(moved, own, spec),
     )
 
 
-def _moved(found: list[Transfer], own: Compute, spec: RunSpec, machine: Machine) -> list[Moved]:
+def _time_transfers(found: list[Transfer], own: ComputeTime, spec: RunSpec, machine: Machine) -> list[TransferTime]:
     """Return each transfer's seconds. What overlaps in one pass shares its links, and what the pass computes hides it:
     but for the first call of a gather or the last of a reduction, each call runs beside its share of the pass."""
-    whole = {transfer: _seconds(transfer, spec, machine) for transfer in found}
+    whole = {transfer: _compute_transfer_s(transfer, spec, machine) for transfer in found}
     computing = {"forward": own.forward, "backward": own.recomputation + own.backward}
     moved = []
     for transfer, seconds in whole.items():
         if not transfer.overlaps:
-            moved.append(Moved(transfer, seconds, seconds))
+            moved.append(TransferTime(transfer, seconds, seconds))
             continue
         together = sum(s for other, s in whole.items() if other.overlaps and other.when == transfer.when)
         room = computing[transfer.when] * transfer.passes / spec.accumulation
@@ -110,20 +110,20 @@ def _moved(found: list[Transfer], own: Compute, spec: RunSpec, machine: Machine)
         alone = seconds * (
             transfer.alone_bytes / transfer.payload_bytes if transfer.alone_bytes else 1 / transfer.calls
         )
-        beside = share * room * (1 - 1 / transfer.calls)
-        moved.append(Moved(transfer, seconds, alone + max(0.0, seconds - alone - beside)))
+        covered_s = share * room * (1 - 1 / transfer.calls)
+        moved.append(TransferTime(transfer, seconds, alone + max(0.0, seconds - alone - covered_s)))
     return moved
 
 
-def _seconds(transfer: Transfer, spec: RunSpec, machine: Machine) -> float:
+def _compute_transfer_s(transfer: Transfer, spec: RunSpec, machine: Machine) -> float:
     nodes = transfer.nodes or max(1, -(-transfer.ranks // spec.devices_per_node))
     calls = max(transfer.calls, 1)
-    span = Span(min(nodes, spec.nodes), transfer.ranks)
+    span = RankSpan(min(nodes, spec.nodes), transfer.ranks)
     payload = transfer.payload_bytes / calls * (transfer.at_once if nodes > 1 else 1)
-    return transfer.passes * calls * collective_s(transfer.kind, payload, span, machine)
+    return transfer.passes * calls * compute_collective_s(transfer.kind, payload, span, machine)
 
 
-def _exposed_by_kind(moved: list[Moved]) -> dict[str, float]:
+def _sum_exposed_by_kind(moved: list[TransferTime]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for transfer, _, exposed in moved:
         name = NAMES[transfer.kind]
@@ -131,7 +131,7 @@ def _exposed_by_kind(moved: list[Moved]) -> dict[str, float]:
     return seconds
 
 
-def _bound(moved: list[Moved], own: Compute, spec: RunSpec) -> str:
+def _find_bound(moved: list[TransferTime], own: ComputeTime, spec: RunSpec) -> str:
     """Return what takes most of the step."""
     if sum(m.exposed_s for m in moved) > own.total:
         return "links between nodes" if spec.nodes > 1 else "links inside a node"

@@ -4,10 +4,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bench.machine import Machine
-from bench.predict.forward import forward, recomputed
-from bench.predict.step_time.rates import Rates, rates
-from bench.predict.work import backward
-from bench.predict.workload import Workload, network_of, workload
+from bench.predict.forward import compute_forward, compute_recomputed
+from bench.predict.step_time.rates import DeviceRates, read_rates
+from bench.predict.work import compute_backward
+from bench.predict.workload import Workload, build_workload, get_network
 from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 from bench.stacks import Stacks
 
@@ -28,7 +28,7 @@ REHEARSED = (0.9, 1.1)
 """The same from a rehearsal: one node's steps took 0.94 to 1.06 times what was foretold (as above)."""
 
 
-class Compute(NamedTuple):
+class ComputeTime(NamedTuple):
     """Seconds of one rank in one step, all micro-steps together."""
 
     forward: float
@@ -42,7 +42,7 @@ class Compute(NamedTuple):
     def total(self) -> float:
         return self.forward + self.recomputation + self.backward + self.optimizer
 
-    def scaled(self, factor: float) -> "Compute":
+    def scaled(self, factor: float) -> "ComputeTime":
         """Return this `factor` times as long."""
         return self._replace(
             forward=factor * self.forward,
@@ -52,20 +52,22 @@ class Compute(NamedTuple):
         )
 
 
-def compute(spec: RunSpec, updated: int, machine: Machine, device: Device, rehearsed_s: float | None = None) -> Compute:
+def predict_compute_time(
+    spec: RunSpec, updated: int, machine: Machine, device: Device, rehearsed_s: float | None = None
+) -> ComputeTime:
     """Return what one rank computes, which updates so many elements; `rehearsed_s` is the measured whole, which then is
     divided among the passes as the rates have it. Raises UserError for a rate that is needed and not known."""
     text = machine.model_dump_json()
-    known = rates(text, spec.precision, device)
-    found = _by_rates(spec, updated, text, device)
+    known = read_rates(text, spec.precision, device)
+    found = _compute_by_rates(spec, updated, text, device)
     if known.shapes is not None:
         found = found._replace(doubt=CALIBRATED)
     if rehearsed_s is not None:
         found = found.scaled(rehearsed_s / found.total)._replace(doubt=REHEARSED)
-    return found.scaled(contention(spec, machine, device))
+    return found.scaled(compute_contention(spec, machine, device))
 
 
-def contention(spec: RunSpec, machine: Machine, device: Device) -> float:
+def compute_contention(spec: RunSpec, machine: Machine, device: Device) -> float:
     """Return how much longer a rank computes because others share its processor; 1 where that was not calibrated."""
     slowdown = machine.calibration.slowdown if machine.calibration else ()
     if device == "cuda" or not slowdown:
@@ -76,7 +78,7 @@ def contention(spec: RunSpec, machine: Machine, device: Device) -> float:
     return slowdown[-1] * sharing / len(slowdown)  # all processors are busy: the time grows with the ranks
 
 
-class Passes(NamedTuple):
+class PassTimes(NamedTuple):
     """Seconds of a micro-step on one device."""
 
     forward: float
@@ -85,32 +87,32 @@ class Passes(NamedTuple):
     kinds: dict[str, float]  # what they would take alone
 
 
-def _by_rates(spec: RunSpec, updated: int, machine_json: str, device: Device) -> Compute:
-    known = rates(machine_json, spec.precision, device)
-    found = _passes(network_of(spec), workload(spec, device), machine_json, spec.precision)
-    updating = _update(spec, updated, known)
+def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, device: Device) -> ComputeTime:
+    known = read_rates(machine_json, spec.precision, device)
+    found = _compute_passes(get_network(spec), build_workload(spec, device), machine_json, spec.precision)
+    updating = _compute_update_s(spec, updated, known)
     kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
     bound = max(kinds, key=lambda name: kinds[name])
     passes = found.forward, found.recomputation, found.backward
     forward, recomputation, backward_ = (spec.accumulation * seconds for seconds in passes)
-    return Compute(forward, recomputation, backward_, updating, bound)
+    return ComputeTime(forward, recomputation, backward_, updating, bound)
 
 
 @lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
-def _passes(network: Stacks, load: Workload, machine_json: str, precision: Precision) -> Passes:
-    known = rates(machine_json, precision, load.device)
-    there, again = forward(network, load), recomputed(network, load)
-    back = backward(there)
+def _compute_passes(network: Stacks, load: Workload, machine_json: str, precision: Precision) -> PassTimes:
+    known = read_rates(machine_json, precision, load.device)
+    there, again = compute_forward(network, load), compute_recomputed(network, load)
+    back = compute_backward(there)
     work = there.plus(again).plus(back)
     kinds = {
         "matrix products": known.products_s(work),
         "memory traffic of element-wise work": work.traffic_bytes / known.memory,
         "starting operations": work.operations * known.start_s,
     }
-    return Passes(known.pass_s(there), known.pass_s(again), known.pass_s(back), kinds)
+    return PassTimes(known.pass_s(there), known.pass_s(again), known.pass_s(back), kinds)
 
 
-def _update(spec: RunSpec, elements: int, known: Rates) -> float:
+def _compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
     """Seconds of the optimizer's step on so many elements; every pass goes over all of them in memory."""
     width = WIDTH[spec.precision]
     copies = (width + FULL) if width < FULL else 0  # the gradient made fp32, the weight narrow again

@@ -36,7 +36,7 @@ MOVED = (0.77, 1.15)
 nodes at the two link rates that were calibrated (results/predictions)."""
 
 
-class Span(NamedTuple):
+class RankSpan(NamedTuple):
     """Where the ranks of a collective are."""
 
     nodes: int
@@ -48,17 +48,17 @@ class Span(NamedTuple):
         return (self.ranks - 1) / self.ranks
 
 
-def collective_s(kind: CollectiveKind, payload_bytes: float, span: Span, machine: Machine) -> float:
+def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankSpan, machine: Machine) -> float:
     """Return the seconds of one collective; UserError where the machine's links are not known."""
     if span.ranks == 1 or not payload_bytes:
         return 0.0
-    if rows := _calibrated(machine.calibration, kind, span):
-        return _interpolated(rows, payload_bytes)
+    if rows := _select_calibrated(machine.calibration, kind, span):
+        return _interpolate(rows, payload_bytes)
     rounds = 2 if kind == "all_reduce" else 1
-    return rounds * payload_bytes * span.wire / _bytes_per_s(span, machine, payload_bytes)
+    return rounds * payload_bytes * span.wire / _find_bytes_per_s(span, machine, payload_bytes)
 
 
-def _bytes_per_s(span: Span, machine: Machine, payload_bytes: float) -> float:
+def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) -> float:
     """Return what the slowest link of a ring carries, one way."""
     inside, between = machine.intra_node_bytes_per_s, machine.inter_node_bytes_per_s
     needed = {"intra_node_bytes_per_s": inside} if span.ranks > span.nodes else {}
@@ -67,14 +67,14 @@ def _bytes_per_s(span: Span, machine: Machine, payload_bytes: float) -> float:
         if value is None:
             rule = f"machine={machine.name} does not say it, so no time of communication can be told"
             raise UserError(f"machine.{name}", rule, f"give machine.{name}=…, or measure it with zeroscale calibrate")
-    reached = {name: _share(name, payload_bytes) for name in needed}
+    reached = {name: _find_link_share(name, payload_bytes) for name in needed}
     for name in reached.keys() & machine.calibrated.keys():  # what was measured there is what large payloads reach
-        reached[name] /= _share(name, LARGE)
+        reached[name] /= _find_link_share(name, LARGE)
     return min(reached[name] * value for name, value in needed.items() if value)
 
 
 @functools.lru_cache(maxsize=4096)  # points of a sweep share it
-def _share(link: str, payload_bytes: float) -> float:
+def _find_link_share(link: str, payload_bytes: float) -> float:
     """Return the share of a link that an all-reduce of this payload reaches; one smaller than any that was published
     takes as long as the smallest."""
     reached, speed = SCALES[link]
@@ -83,7 +83,7 @@ def _share(link: str, payload_bytes: float) -> float:
     return at * min(1.0, payload_bytes / float(sizes[0]))
 
 
-def _calibrated(found: Calibration | None, kind: CollectiveKind, span: Span) -> list[CollectiveTime]:
+def _select_calibrated(found: Calibration | None, kind: CollectiveKind, span: RankSpan) -> list[CollectiveTime]:
     rows = found.collectives if found else ()
     return sorted(
         (row for row in rows if (row.kind, row.nodes, row.ranks) == (kind, span.nodes, span.ranks)),
@@ -91,7 +91,7 @@ def _calibrated(found: Calibration | None, kind: CollectiveKind, span: Span) -> 
     )
 
 
-def _interpolated(rows: list[CollectiveTime], payload_bytes: float) -> float:
+def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:
     """Linear between calibrated payloads; beyond the largest at its own rate, below the smallest as long as that."""
     sizes, seconds = [row.payload_bytes for row in rows], [row.s for row in rows]
     if payload_bytes > sizes[-1]:
@@ -99,13 +99,13 @@ def _interpolated(rows: list[CollectiveTime], payload_bytes: float) -> float:
     return float(np.interp(payload_bytes, sizes, seconds))
 
 
-def at_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
+def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
     """Return `slow` with its nodes' links at another speed, from the calibrations of one machine at two speeds.
 
     A collective takes what software needs at any speed, and its bytes on the wire over that speed: two measurements
     tell both. Raises UserError where the two were not calibrated alike.
     """
-    speeds = link_speed(slow), link_speed(fast)
+    speeds = read_link_speed(slow), read_link_speed(fast)
     if None in speeds or speeds[0] == speeds[1] or not (slow.calibration and fast.calibration):
         rule = "a machine calibrated at two link speeds is needed, with inter_node_bytes_per_s known of both"
         raise UserError(f"{slow.name}, {fast.name}", rule, "calibrate both")
@@ -124,7 +124,7 @@ def at_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
     return slow.model_copy(update=changed)
 
 
-def link_speed(machine: Machine) -> float | None:
+def read_link_speed(machine: Machine) -> float | None:
     """Return what the links between nodes are made for, also where a calibration replaced it by what they reach."""
     with contextlib.suppress(KeyError, ValueError):
         return float(machine.calibrated["inter_node_bytes_per_s"])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.predict.work import Matmul, Work
+from bench.predict.work import Matmul, PassWork
 from bench.spec import WIDTH, Device, Precision
 
 NEIGHBOURS = 4
@@ -27,14 +27,14 @@ ATTENTION_OF_MATMUL = 0.5
 Attention is 2 to 7 % of the FLOPs of the published models at 512 and 128 tokens."""
 
 
-class Shapes(NamedTuple):
+class CalibratedShapes(NamedTuple):
     """Calibrated products, one row each."""
 
     sizes: NDArray[np.float64]  # log2 of m, k, n
     rates: NDArray[np.float64]  # log2 of FLOP/s
 
 
-class Rates(NamedTuple):
+class DeviceRates(NamedTuple):
     """What a device does per second in one precision."""
 
     device: Device
@@ -43,27 +43,27 @@ class Rates(NamedTuple):
     memory: float  # bytes/s
     attention: float  # FLOP/s
     start_s: float  # to start one operation; 0 where that is unknown
-    shapes: Shapes | None
+    shapes: CalibratedShapes | None
 
-    def products_s(self, work: Work) -> float:
+    def products_s(self, work: PassWork) -> float:
         """Return the seconds of all matrix products, those of attention included."""
         attention = work.attention_flops / self.attention
         if self.shapes is None:
             moved = self.width / self.memory
             return attention + sum(max(p.flops / self.ceiling, p.elements * moved) for p in work.matmuls)
-        return attention + _interpolated(self.shapes, work.matmuls)
+        return attention + _interpolate(self.shapes, work.matmuls)
 
-    def running_s(self, work: Work) -> float:
+    def running_s(self, work: PassWork) -> float:
         """Return the seconds that the device computes."""
         return self.products_s(work) + work.traffic_bytes / self.memory
 
-    def pass_s(self, work: Work) -> float:
+    def pass_s(self, work: PassWork) -> float:
         """Return the seconds of one pass, the host's included."""
         running, starting = self.running_s(work), work.operations * self.start_s
         return running + starting if self.device == "cpu" else max(running, starting)
 
 
-def _interpolated(shapes: Shapes, products: tuple[Matmul, ...]) -> float:
+def _interpolate(shapes: CalibratedShapes, products: tuple[Matmul, ...]) -> float:
     """Return the seconds of `products` at the rates of their nearest calibrated shapes, all at once."""
     if not products:
         return 0.0
@@ -75,7 +75,7 @@ def _interpolated(shapes: Shapes, products: tuple[Matmul, ...]) -> float:
     return float(([product.flops for product in products] / rates).sum())
 
 
-def lacking(machine: Machine, precision: Precision) -> str | None:
+def find_lacking(machine: Machine, precision: Precision) -> str | None:
     """Return the name of the number without which no time can be told on `machine`, or None."""
     measured = machine.calibration and any(product.precision == precision for product in machine.calibration.matmul)
     if not measured and precision not in {**machine.peak_tflops, **machine.matmul_ceiling_tflops}:
@@ -84,27 +84,27 @@ def lacking(machine: Machine, precision: Precision) -> str | None:
 
 
 @lru_cache(maxsize=64)  # points of a sweep share it
-def rates(machine_json: str, precision: Precision, device: Device) -> Rates:
+def read_rates(machine_json: str, precision: Precision, device: Device) -> DeviceRates:
     """Return what `machine` (as JSON, which can be cached by) does per second; UserError where it is not known."""
     machine = Machine.model_validate_json(machine_json)
-    if missing := lacking(machine, precision):
+    if missing := find_lacking(machine, precision):
         rule = f"machine={machine.name} does not say {missing}, so no time can be told"
         raise UserError("time", rule, "measure it with zeroscale calibrate, or name a machine that does")
     memory = machine.memory_bytes_per_s
     assert memory is not None
     found = machine.calibration
     products = [p for p in found.matmul if p.precision == precision] if found else []
-    shapes = _shapes([(p.m, p.k, p.n, p.tflops) for p in products]) if products else None
+    shapes = _build_shapes([(p.m, p.k, p.n, p.tflops) for p in products]) if products else None
     best = max((p.tflops for p in products), default=0.0)
     peak = machine.peak_tflops.get(precision, 0.0)
     ceiling = 1e12 * (best or machine.matmul_ceiling_tflops.get(precision) or CEILING_OF_PEAK * peak)
     attention = found.attention_tflops.get(precision) if found else None
-    return Rates(
+    return DeviceRates(
         device, WIDTH[precision], ceiling, memory, 1e12 * attention if attention else ATTENTION_OF_MATMUL * ceiling,
         (found.kernel_s if found else None) or 0.0, shapes,
     )  # fmt: skip
 
 
-def _shapes(rows: list[tuple[int, int, int, float]]) -> Shapes:
+def _build_shapes(rows: list[tuple[int, int, int, float]]) -> CalibratedShapes:
     table = np.log2(np.array(rows))
-    return Shapes(table[:, :3], table[:, 3] + np.log2(1e12))
+    return CalibratedShapes(table[:, :3], table[:, 3] + np.log2(1e12))

@@ -73,7 +73,7 @@ def reported(runs: Path, out: Path) -> Path:
     """Write a report without the figures' files for print, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "FORMATS", ("svg",))
-        return report.write(results.read([runs]), out)
+        return report.write_report(results.read([runs]), out)
 
 
 @pytest.fixture

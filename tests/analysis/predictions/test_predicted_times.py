@@ -3,18 +3,18 @@
 import pytest
 
 from analysis.predictions import scaling_a100, step_times
-from analysis.predictions.scaling_a100 import Row
-from analysis.predictions.testbed import Foretold
+from analysis.predictions.scaling_a100 import PublishedScalingRow
+from analysis.predictions.testbed import PredictedStep
 
 
-def at(engine: str, measured: tuple[float, float, float], predicted: float) -> Foretold:
+def at(engine: str, measured: tuple[float, float, float], predicted: float) -> PredictedStep:
     """A configuration of two nodes: median and ends of its interval, and what was foretold."""
-    return Foretold("400mbit", engine, 2, *measured, predicted, 0.9 * predicted, 1.1 * predicted, predicted, 0.1)
+    return PredictedStep("400mbit", engine, 2, *measured, predicted, 0.9 * predicted, 1.1 * predicted, predicted, 0.1)
 
 
 @pytest.mark.parametrize(("predicted", "outside"), [(1.05, 0), (1.1, 0), (1.375, 25), (0.9, -10)])
 def test_what_lies_beyond_an_interval_is_told_in_percent_of_its_nearer_end(predicted: float, outside: float) -> None:
-    assert step_times.beyond(predicted, 1.0, 1.1) == pytest.approx(outside)
+    assert step_times.compute_distance_percent(predicted, 1.0, 1.1) == pytest.approx(outside)
 
 
 @pytest.mark.parametrize(("predicted", "inside"), [(1.0, True), (0.92, True), (0.9, False), (1.12, False)])
@@ -25,7 +25,7 @@ def test_a_step_is_inside_if_it_took_what_was_foretold_with_its_doubt(predicted:
 def test_the_order_of_two_stages_is_right_wrong_or_not_told() -> None:
     first, second = at("zero1", (1.0, 0.9, 1.1), 1.0), at("zero2", (2.0, 1.9, 2.1), 0.9)
     close = at("zero3", (2.1, 2.0, 2.2), 3.0)
-    points = {point.what.split(", ")[-1]: point for point in step_times.order([first, second, close])}
+    points = {point.what.split(", ")[-1]: point for point in step_times.list_order_points([first, second, close])}
     assert {what: point.verdict for what, point in points.items()} == {
         "zero1 and zero2": "exception", "zero1 and zero3": "ok", "zero2 and zero3": "not testable",
     }  # fmt: skip
@@ -34,16 +34,16 @@ def test_the_order_of_two_stages_is_right_wrong_or_not_told() -> None:
 
 def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:
     elsewhere = [at("zero1", (1.0, 1.0, 1.0), 1.0), at("zero2", (2.0, 2.0, 2.0), 2.0)._replace(nodes=4)]
-    assert not list(step_times.order(elsewhere))
+    assert not list(step_times.list_order_points(elsewhere))
 
 
 def test_a_step_of_t5_3b_has_20_micro_steps_on_one_node_and_half_as_many_on_two() -> None:
     """By hand: 10 of the 20 micro-steps of 9.98 s, and what follows them once."""
-    assert [scaling_a100.micro_steps(nodes) for nodes in (1, 2, 20)] == [20, 10, 1]
-    one, machine = Row(1, 9.984), scaling_a100.a100_80()
-    expected = (9.984 - scaling_a100.once_s(1, machine)) / 2 + scaling_a100.once_s(2, machine)
-    assert scaling_a100.foretold_s(2, one, machine) == pytest.approx(expected)
-    assert scaling_a100.foretold_s(2, one, machine) == pytest.approx(5.11, abs=0.05)
+    assert [scaling_a100.count_micro_steps(nodes) for nodes in (1, 2, 20)] == [20, 10, 1]
+    one, machine = PublishedScalingRow(1, 9.984), scaling_a100.build_machine()
+    expected = (9.984 - scaling_a100.predict_update_s(1, machine)) / 2 + scaling_a100.predict_update_s(2, machine)
+    assert scaling_a100.predict_step_s(2, one, machine) == pytest.approx(expected)
+    assert scaling_a100.predict_step_s(2, one, machine) == pytest.approx(5.11, abs=0.05)
 
 
 def test_what_follows_the_micro_steps_is_what_is_moved_between_nodes() -> None:
@@ -51,4 +51,6 @@ def test_what_follows_the_micro_steps_is_what_is_moved_between_nodes() -> None:
     of 100 GB/s of which 54.5 % are reached, 2 bytes of each in buckets of 100 MiB of which 45.8 % are; the norm and
     a little of the optimizer beside."""
     reduced, gathered = 4 * 1.39e9 * 79 / 80 / 54.5e9, 2 * 1.39e9 * 79 / 80 / 45.8e9
-    assert scaling_a100.once_s(20, scaling_a100.a100_80()) == pytest.approx(reduced + gathered, rel=0.02)
+    assert scaling_a100.predict_update_s(20, scaling_a100.build_machine()) == pytest.approx(
+        reduced + gathered, rel=0.02
+    )

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from records import failed, memory, run, spec, steps
 
-from analysis.predictions import Comparison, Point, gpu, tell
+from analysis.predictions import PredictionComparison, PredictionPoint, gpu, summarise_comparison
 from bench.predict import memory as foretold
-from bench.predict.step_time import step_time
+from bench.predict.step_time import predict_step_time
 from bench.record import RunRecord
 from bench.spec import EngineSpec
 
@@ -23,13 +23,13 @@ def on_gpu(**more: Any) -> RunRecord:
     return run(DDP, machine=H200, **more)
 
 
-def points(*records: RunRecord) -> dict[str, tuple[Point, ...]]:
+def points(*records: RunRecord) -> dict[str, tuple[PredictionPoint, ...]]:
     return {one.name: one.points for one in gpu.compare(records)}
 
 
 def test_memory_is_the_allocators_peak_and_time_the_median_step() -> None:
-    peak = foretold.memory(DDP, "cuda").peak
-    taken = step_time(DDP, on_gpu().circumstance.machine, "cuda").step_s
+    peak = foretold.predict_memory(DDP, "cuda").peak
+    taken = predict_step_time(DDP, on_gpu().circumstance.machine, "cuda").step_s
     record = on_gpu(memory=memory(1, peak=round(peak / 0.96)), steps=steps((taken / 1.2,) * 30))
     found = points(record)
     (bytes_,), (seconds,) = found["gpu_memory"], found["gpu_times"]
@@ -49,5 +49,5 @@ def test_a_machine_without_numbers_is_not_testable_and_a_cpu_takes_no_part() -> 
     bare = unknown.circumstance.machine.model_copy(update={"memory_bytes_per_s": None})
     unknown = unknown.model_copy(update={"circumstance": unknown.circumstance.model_copy(update={"machine": bare})})
     assert [point.verdict for point in points(unknown)["gpu_times"]] == ["not testable"]
-    nothing: list[Comparison] = gpu.compare([run(DDP)])
-    assert [tell(one).verdict for one in nothing] == ["nothing to compare"] * 2
+    nothing: list[PredictionComparison] = gpu.compare([run(DDP)])
+    assert [summarise_comparison(one).verdict for one in nothing] == ["nothing to compare"] * 2

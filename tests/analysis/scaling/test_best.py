@@ -6,8 +6,8 @@ from clusters import asked, measured, out_of_memory
 from records import MIB, results, run, steps
 
 from analysis.scaling.best import Best, best
-from analysis.scaling.pace import Pace
 from analysis.scaling.ranking import ranked
+from analysis.scaling.time_per_sample import Pace
 from analysis.stats.compare import TOO_FEW
 from bench.record import RunRecord
 
@@ -83,7 +83,7 @@ def test_of_fewer_than_three_allocations_there_is_an_effect_and_no_verdict(count
     assert rival.comparison.ratio == pytest.approx(1.1, rel=0.01)
     assert rival.comparison.interval is not None
     assert rival.comparison.interval.low < rival.comparison.ratio < rival.comparison.interval.high
-    assert TOO_FEW in [standing.place for standing in found.standings]
+    assert TOO_FEW in [pareto_point.place for pareto_point in found.pareto_points]
 
 
 def test_what_is_shown_is_what_is_ranked_by() -> None:
@@ -118,7 +118,7 @@ def test_good_nodes_are_not_taken_for_a_good_engine() -> None:
 
 def test_what_is_rehearsed_ranks_nothing() -> None:
     found = only(*measured(asked(1), 1.0, evidence="rehearsed"))
-    assert (found.fastest, found.rivals, found.standings) == (None, (), ())
+    assert (found.fastest, found.rivals, found.pareto_points) == (None, (), ())
 
 
 def test_the_pareto_front_by_hand() -> None:
@@ -127,7 +127,7 @@ def test_the_pareto_front_by_hand() -> None:
                *one("ddp", 1.0, 50)]  # fmt: skip
     found = only(*records)
     assert engines(found.front) == ["zero3", "zero1", "ddp"]
-    told = [(one.row["engine"], one.place, one.leaner and one.leaner["engine"]) for one in found.standings]
+    told = [(one.row["engine"], one.place, one.leaner and one.leaner["engine"]) for one in found.pareto_points]
     assert told == [
         ("zero3", "front", None),
         ("zero2", "dominated", "zero3"),
@@ -139,11 +139,11 @@ def test_the_pareto_front_by_hand() -> None:
 
 def test_who_is_heavier_and_not_detectably_slower_is_tied_with_the_front() -> None:
     found = only(*one("zero2", 1.0, 10), *one("zero1", 1.0001, 20))
-    assert [(one.row["engine"], one.place) for one in found.standings] == [("zero2", "front"), ("zero1", "tied")]
+    assert [(one.row["engine"], one.place) for one in found.pareto_points] == [("zero2", "front"), ("zero1", "tied")]
 
 
 def test_on_the_front_by_a_difference_that_cannot_be_told_is_said() -> None:
-    lean, heavy = only(*one("zero2", 1.0001, 10), *one("zero1", 1.0, 20)).standings
+    lean, heavy = only(*one("zero2", 1.0001, 10), *one("zero1", 1.0, 20)).pareto_points
     assert (lean.place, lean.verdict) == ("front", None)
     assert (heavy.place, heavy.verdict) == ("front", "no detectable difference")
 
@@ -151,7 +151,7 @@ def test_on_the_front_by_a_difference_that_cannot_be_told_is_said() -> None:
 def test_of_equal_memory_the_fastest_is_on_the_front() -> None:
     found = only(*one("zero2", 1.5), *one("zero1", 1.0))
     assert engines(found.front) == ["zero1"]
-    assert found.standings[1].place == "dominated"
+    assert found.pareto_points[1].place == "dominated"
 
 
 def test_without_a_number_there_is_no_best() -> None:

@@ -3,7 +3,7 @@
 from clusters import asked, measured, out_of_memory, repeats
 from records import failed, results, run
 
-from analysis.scaling.crossover import Crossover, crossovers
+from analysis.scaling.crossover import Crossover, find_crossovers
 from analysis.stats.compare import TOO_FEW, compare, verdicts
 from bench.record import RunRecord
 
@@ -19,13 +19,13 @@ def engines(two: dict[int, float], three: dict[int, float]) -> list[RunRecord]:
 
 
 def only(*records: RunRecord) -> Crossover:
-    (found,) = crossovers(results(*records))
+    (found,) = find_crossovers(results(*records))
     return found
 
 
 def test_a_crossover_lies_between_two_measured_node_counts() -> None:
     found = only(*engines({1: 1.0, 2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.3, 4: 1.5}))
-    assert [meeting.verdict for meeting in found.meetings] == ["faster", "faster", "slower"]
+    assert [node_comparison.verdict for node_comparison in found.node_comparisons] == ["faster", "faster", "slower"]
     assert (found.found, found.between) == ("between", ((2, 4),))
     assert found.told == "zero3 overtakes zero2 between 2 and 4 nodes"
 
@@ -37,7 +37,7 @@ def test_falling_behind_is_the_other_one_overtaking() -> None:
 
 def test_where_they_tie_in_between_it_lies_somewhere_around() -> None:
     found = only(*engines({1: 1.0, 2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.2, 4: 1.5}))
-    assert found.meetings[1].verdict == "no detectable difference"
+    assert found.node_comparisons[1].verdict == "no detectable difference"
     assert found.between == ((1, 4),)
 
 
@@ -60,7 +60,7 @@ def test_it_cannot_be_told_where_they_tie_at_an_end() -> None:
 def test_what_failed_is_shown_and_tells_nothing() -> None:
     records = engines({2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.3, 4: 1.5})
     found = only(*records, *out_of_memory(asked(1, engine="zero2")))
-    first = found.meetings[0]
+    first = found.node_comparisons[0]
     assert first.one is not None
     assert (first.nodes, first.one["outcome"], first.comparison, first.verdict) == (1, "oom", None, None)
     assert found.between == ((2, 4),)
@@ -78,13 +78,13 @@ def test_many_node_counts_are_corrected_for() -> None:
         for record in measured(asked(n, engine=engine), seconds)
     ]
     pairs = [compare([[s] for s in two[n]], [[s] for s in three[n]]) for n in two]
-    assert [meeting.verdict for meeting in only(*records).meetings] == verdicts(pairs)
+    assert [node_comparison.verdict for node_comparison in only(*records).node_comparisons] == verdicts(pairs)
 
 
 def test_only_what_differs_in_the_engine_alone_is_paired() -> None:
     two = [record for n in (1, 2) for record in measured(asked(n, engine="zero2"), 1.0)]
     three = [record for n in (1, 2) for record in measured(asked(n, engine="zero3", precision="bf16"), 1.0)]
-    assert crossovers(results(*two, *three)) == []
+    assert find_crossovers(results(*two, *three)) == []
 
 
 def with_options(records: list[RunRecord], **options: object) -> list[RunRecord]:
@@ -102,7 +102,7 @@ def with_options(records: list[RunRecord], **options: object) -> list[RunRecord]
 
 def test_offload_is_no_property_of_a_stage() -> None:
     three = with_options(engines({}, {1: 1.1, 2: 1.3}), offload_optimizer={"device": "cpu"})
-    assert crossovers(results(*engines({1: 1.2, 2: 1.2}, {}), *three)) == []
+    assert find_crossovers(results(*engines({1: 1.2, 2: 1.2}, {}), *three)) == []
     two = with_options(engines({1: 1.2, 2: 1.2}, {}), offload_optimizer={"device": "cpu"})
     assert only(*two, *three).told == "zero2 overtakes zero3 between 1 and 2 nodes"
 
@@ -118,7 +118,10 @@ def test_two_allocations_tell_of_no_crossover() -> None:
     found = only(*(
         record for (engine, n), s in times.items() for record in measured(asked(n, engine=engine), [s, s])
     ))  # fmt: skip
-    assert (found.found, {meeting.verdict for meeting in found.meetings}) == ("cannot be told", {TOO_FEW})
+    assert (found.found, {node_comparison.verdict for node_comparison in found.node_comparisons}) == (
+        "cannot be told",
+        {TOO_FEW},
+    )
     assert found.told == "whether zero2 and zero3 cross cannot be told: too few repeats to tell"
 
 
@@ -126,8 +129,8 @@ def test_environments_do_not_meet_although_a_run_failed_before_its_own_was_known
     two = [record for n in (2, 4) for record in measured(asked(n, engine="zero2"), 1.0)]
     three = [record for n in (2, 4) for record in measured(asked(n, engine="zero3"), 1.0, torch="3.0")]
     early = failed("hang", asked(1, engine="zero2"), torch=None)
-    assert crossovers(results(early, *two, *three)) == []
-    assert len(crossovers(results(early, *two, *engines({}, {2: 1.0, 4: 1.0})))) == 1
+    assert find_crossovers(results(early, *two, *three)) == []
+    assert len(find_crossovers(results(early, *two, *engines({}, {2: 1.0, 4: 1.0})))) == 1
 
 
 def test_at_the_best_micro_batch_samples_per_second_decide() -> None:
@@ -135,9 +138,9 @@ def test_at_the_best_micro_batch_samples_per_second_decide() -> None:
     records = engines({1: 1.0, 2: 1.0}, {1: 1.1, 2: 1.1})
     records += measured(asked(2, engine="zero3", micro=4), 1.8)
     records += out_of_memory(asked(2, engine="zero2", micro=4))
-    (found,) = (one for one in crossovers(results(*records)) if one.batch == "best micro-batch")
+    (found,) = (one for one in find_crossovers(results(*records)) if one.batch == "best micro-batch")
     assert found.told == "zero3 overtakes zero2 between 1 and 2 nodes"
-    last = found.meetings[-1]
+    last = found.node_comparisons[-1]
     assert last.one is not None
     assert last.other is not None
     assert (last.one["micro"], last.other["micro"]) == (2, 4)

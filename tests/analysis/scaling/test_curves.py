@@ -8,12 +8,14 @@ from clusters import asked, measured, out_of_memory, repeats
 from records import failed, results
 from scipy import stats
 
-from analysis.scaling.curves import Curve, curves
+from analysis.scaling.curves import ScalingCurve, build_curves
 from bench.record import RunRecord
 
 
-def only(*records: RunRecord, **picked: str) -> Curve:
-    found = [curve for curve in curves(results(*records)) if all(getattr(curve, k) == v for k, v in picked.items())]
+def only(*records: RunRecord, **picked: str) -> ScalingCurve:
+    found = [
+        curve for curve in build_curves(results(*records)) if all(getattr(curve, k) == v for k, v in picked.items())
+    ]
     assert len(found) == 1, [curve.name for curve in found]
     return found[0]
 
@@ -122,7 +124,7 @@ def test_two_questions_equal_and_best_micro_batch() -> None:
     """Samples per second: 1 node 4, 8 at micro 2, 4; 2 nodes 10, 8. So the best ones are micro 4, then micro 2."""
     times = {(1, 2): 1.0, (1, 4): 1.0, (2, 2): 0.8, (2, 4): 2.0}
     records = [record for (n, micro), s in times.items() for record in measured(asked(n, micro=micro), s)]
-    found = {curve.name: curve for curve in curves(results(*records))}
+    found = {curve.name: curve for curve in build_curves(results(*records))}
     last = {name: curve.points[-1] for name, curve in found.items()}
     assert {name: point.efficiency.value for name, point in last.items() if point.efficiency} == {
         "zero2, micro 2, 2 samples per step and device": pytest.approx(1.25),
@@ -145,12 +147,12 @@ def test_a_micro_batch_as_fast_as_the_best_ties_with_it_and_one_that_failed_was_
 def test_where_every_node_count_has_the_micro_batch_that_its_batch_left_it_none_is_the_best() -> None:
     """With one micro-step each, 8 samples are micro 4 on one node and micro 2 on two."""
     records = [*measured(asked(1, micro=4), 1.0), *measured(asked(2, micro=2), 0.6)]
-    assert curves(results(*records)) == ()
+    assert build_curves(results(*records)) == ()
 
 
 def test_one_global_batch_at_several_micro_batches_is_strong_scaling_only() -> None:
     asking = [asked(n, micro=micro, samples=64) for n in (1, 2, 4) for micro in (1, 2, 4)]
-    found = curves(results(*(record for of in asking for record in measured(of, 1.0))))
+    found = build_curves(results(*(record for of in asking for record in measured(of, 1.0))))
     assert sorted(curve.name for curve in found) == [
         "zero2, best micro-batch, 64 samples per step",
         *(f"zero2, micro {micro}, 64 samples per step" for micro in (1, 2, 4)),
@@ -175,7 +177,7 @@ def test_one_global_batch_at_several_micro_batches_is_strong_scaling_only() -> N
 )
 def test_what_differs_in_more_than_nodes_is_no_curve(of: dict[str, Any], around: dict[str, Any]) -> None:
     records = [*measured(asked(1, samples=64), 8.0), *measured(asked(2, samples=64, **of), 5.0, **around)]
-    assert curves(results(*records)) == ()
+    assert build_curves(results(*records)) == ()
 
 
 def test_published_scaling_of_t5_3b() -> None:

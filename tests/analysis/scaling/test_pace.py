@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.scaling.pace import Pace, against, scaled
+from analysis.scaling.time_per_sample import Pace, compare_paces, scaled
 
 
 def pace(*runs: float, names: str = "") -> Pace:
@@ -17,26 +17,28 @@ def test_it_is_typical_in_the_geometric_mean_of_the_means() -> None:
 def test_the_allocations_of_both_are_compared_within_each() -> None:
     """Their differences are 4 to 6 %, the allocations' among each other up to 60 %."""
     ours, theirs = (1.0, 1.3, 0.8), (1.05, 1.36, 0.85)
-    assert against(pace(*ours), pace(*theirs)).p < 0.05 < against(pace(*ours, names="other"), pace(*theirs)).p
+    assert (
+        compare_paces(pace(*ours), pace(*theirs)).p < 0.05 < compare_paces(pace(*ours, names="other"), pace(*theirs)).p
+    )
 
 
 def test_what_one_ran_in_alone_takes_no_part_where_the_shared_allocations_are_enough() -> None:
     ours, theirs = pace(1.0, 1.3, 0.8, 9.0), pace(1.05, 1.36, 0.85)
-    shared = against(pace(1.0, 1.3, 0.8), theirs)
-    assert against(ours, theirs) == shared
+    shared = compare_paces(pace(1.0, 1.3, 0.8), theirs)
+    assert compare_paces(ours, theirs) == shared
     assert shared.runs == (3, 3)
-    assert against(ours, pace(1.05, 1.36, 0.85, names="other")).runs == (4, 3)
+    assert compare_paces(ours, pace(1.05, 1.36, 0.85, names="other")).runs == (4, 3)
 
 
 def test_two_shared_allocations_among_others_are_too_few_to_go_by() -> None:
     ours, theirs = pace(1.0, 1.1, 1.2), pace(1.3, 1.4)
-    assert against(ours, theirs).unit == "step"
-    assert against(ours, Pace({**theirs.runs, "elsewhere": [1.5] * 7})).unit == "run"
+    assert compare_paces(ours, theirs).unit == "step"
+    assert compare_paces(ours, Pace({**theirs.runs, "elsewhere": [1.5] * 7})).unit == "run"
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     rng, rounds = np.random.default_rng(3), 400
     drawn = np.exp(0.03 * rng.standard_normal((rounds, 2, 3))) * [[8.0], [5.0]]
-    told = [scaled(against(pace(*ours), pace(*theirs, names="other")), 1 / 2).interval for ours, theirs in drawn]
+    told = [scaled(compare_paces(pace(*ours), pace(*theirs, names="other")), 1 / 2).interval for ours, theirs in drawn]
     covered = np.mean([interval.low <= 0.8 <= interval.high for interval in told if interval])
     assert 0.93 <= covered <= 0.98

@@ -6,7 +6,7 @@ from records import MIB, results
 
 from analysis.results import Results
 from analysis.scaling import best, crossover, curves
-from analysis.table import plain
+from analysis.table import list_rows
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +19,9 @@ def found() -> Results:
 
 
 def test_a_row_per_node_count_of_each_curve(found: Results) -> None:
-    table = curves.as_table(curves.curves(found))
+    table = curves.build_curve_table(curves.build_curves(found))
     assert tuple(table.columns) == curves.COLUMNS
-    rows = [row for row in plain(table) if row["engine"] == "zero2"]
+    rows = [row for row in list_rows(table) if row["engine"] == "zero2"]
     assert [(row["nodes"], row["base_nodes"], row["outcome"]) for row in rows] == [
         (1, 1, "ok"), (2, 1, "ok"), (4, 1, "oom"),
     ]  # fmt: skip
@@ -35,7 +35,7 @@ def test_a_row_per_node_count_of_each_curve(found: Results) -> None:
 
 
 def test_a_row_per_node_count_of_each_pair(found: Results) -> None:
-    rows = plain(crossover.as_table(crossover.crossovers(found)))
+    rows = list_rows(crossover.build_crossover_table(crossover.find_crossovers(found)))
     told = "zero3 overtakes zero2 between 1 and 2 nodes"
     assert [(row["nodes"], row["verdict"], row["told"]) for row in rows] == [
         (1, "faster", told), (2, "slower", told), (4, None, told),
@@ -45,7 +45,7 @@ def test_a_row_per_node_count_of_each_pair(found: Results) -> None:
 
 
 def test_a_row_per_configuration(found: Results) -> None:
-    rows = plain(best.as_table(best.best(found)))
+    rows = list_rows(best.as_table(best.best(found)))
     assert [(row["nodes"], row["engine"], row["standing"], row["pareto"]) for row in rows] == [
         (1, "zero2", "fastest", "front"),
         (1, "zero3", "slower", "dominated"),
@@ -58,14 +58,14 @@ def test_a_row_per_configuration(found: Results) -> None:
 
 
 def test_a_row_per_fitted_curve(found: Results) -> None:
-    assert curves.fit_table(curves.curves(found)).empty, "two node counts are no fit"
+    assert curves.build_fit_table(curves.build_curves(found)).empty, "two node counts are no fit"
     many = [record for n in (1, 2, 4, 8, 16) for record in measured(asked(n, samples=64), 1 / n)]
-    (row,) = plain(curves.fit_table(curves.curves(results(*many))))
+    (row,) = list_rows(curves.build_fit_table(curves.build_curves(results(*many))))
     assert row["rate_one_node"] == pytest.approx(64)
     assert (row["contention"], row["coherency"]) == pytest.approx((0, 0), abs=1e-9)
     assert (row["peak_nodes"], row["measured_nodes"]) == (None, "1 2 4 8 16")
 
 
 def test_tables_of_nothing_have_their_columns() -> None:
-    assert tuple(crossover.as_table([]).columns) == crossover.COLUMNS
+    assert tuple(crossover.build_crossover_table([]).columns) == crossover.COLUMNS
     assert tuple(best.as_table([]).columns) == best.COLUMNS

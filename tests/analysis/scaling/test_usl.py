@@ -8,9 +8,9 @@ from clusters import asked, measured
 from records import results
 from scipy import optimize
 
-from analysis.scaling.curves import curves
-from analysis.scaling.pace import Pace
-from analysis.scaling.usl import Fit, fit
+from analysis.scaling.curves import build_curves
+from analysis.scaling.time_per_sample import Pace
+from analysis.scaling.usl import LawFit, fit_law
 
 NODES = (1, 2, 4, 8, 16)
 RATE, CONTENTION, COHERENCY = 50.0, 0.05, 0.004
@@ -30,8 +30,8 @@ def drawn(rng: np.random.Generator, spread: float = 0.02, runs: int = 3, **law: 
     }
 
 
-def told(points: dict[int, Pace]) -> Fit:
-    found = fit(points)
+def told(points: dict[int, Pace]) -> LawFit:
+    found = fit_law(points)
     assert found is not None
     return found
 
@@ -55,7 +55,7 @@ def test_the_peak_is_where_the_law_is_highest() -> None:
 
 def test_four_node_counts_are_too_few() -> None:
     points = drawn(np.random.default_rng(0))
-    assert fit({n: points[n] for n in NODES[:4]}) is None
+    assert fit_law({n: points[n] for n in NODES[:4]}) is None
 
 
 def test_it_is_the_least_squares_of_the_logarithms() -> None:
@@ -85,7 +85,7 @@ def test_an_unsure_point_pulls_less() -> None:
 
 def test_the_same_runs_give_the_same_intervals() -> None:
     points = drawn(np.random.default_rng(0))
-    assert fit(points) == fit(points)
+    assert fit_law(points) == fit_law(points)
 
 
 def test_where_crosstalk_may_be_nothing_there_is_no_peak() -> None:
@@ -112,7 +112,7 @@ def test_where_every_node_hurts_the_peak_is_one() -> None:
 
 def test_the_rate_of_one_node_may_stay_open() -> None:
     """Seconds that grow as n - 1 are all crosstalk: of one node there would be none."""
-    assert fit({n: Pace({"only": [0.1 * (n - 1)] * 30}) for n in (2, 4, 8, 16, 32)}) is None
+    assert fit_law({n: Pace({"only": [0.1 * (n - 1)] * 30}) for n in (2, 4, 8, 16, 32)}) is None
 
 
 def test_of_three_allocations_each_the_interval_is_between_repeats_else_there_is_none() -> None:
@@ -120,7 +120,7 @@ def test_of_three_allocations_each_the_interval_is_between_repeats_else_there_is
     assert found.coherency.interval is not None
     assert found.coherency.interval[2:] == ("between repeats", 0.95, 15)
     single = [record for n in NODES for record in measured(asked(n, samples=64), [64 * seconds(n)])]
-    (curve,) = curves(results(*single))
+    (curve,) = build_curves(results(*single))
     assert curve.fit is not None
     assert curve.fit.coherency.value == pytest.approx(COHERENCY, rel=0.1)
     assert (curve.fit.coherency.interval, curve.fit.peak) == (None, None), "nobody knows what other runs would give"
@@ -159,7 +159,7 @@ def test_a_peak_is_seldom_seen_where_there_is_none() -> None:
 def test_a_law_that_does_not_fit_is_rejected() -> None:
     """The first hop costs a third and nothing after it: no curve of the law turns so sharply."""
     rng = np.random.default_rng(4)
-    found = fit({n: Pace({str(i): [seconds(n) * (1.3 if n > 1 else 1) * np.exp(0.01 * rng.standard_normal())]
+    found = fit_law({n: Pace({str(i): [seconds(n) * (1.3 if n > 1 else 1) * np.exp(0.01 * rng.standard_normal())]
                           for i in range(3)}) for n in NODES})  # fmt: skip
     assert found is not None
     assert found.rejected

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from started_runs import PATIENCE_S, SOON_S, alive
 
-from bench import config
 from bench.cli import main
-from bench.job_context import around
+from bench.config import compose
+from bench.job_context import find_job
 from bench.scheduling import JobContext
 
 
@@ -44,10 +44,10 @@ def test_what_cannot_be_is_said_in_one_line(
 
 def test_in_a_job_one_process_a_node_is_started_and_in_a_step_none() -> None:
     script = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "4"}
-    assert around({}) == (None, JobContext())
-    launcher, job = around(script)
+    assert find_job({}) == (None, JobContext())
+    launcher, job = find_job(script)
     assert launcher and (job.nodes, job.processes) == (4, 1)
-    assert around(script | {"SLURM_STEP_NUM_TASKS": "4"}).context.processes == 4
+    assert find_job(script | {"SLURM_STEP_NUM_TASKS": "4"}).context.processes == 4
     command = launcher.spread(["python3", "measure"], 4)
     assert command[0] == "srun" and {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--overlap"} <= set(command)
     assert command[-2:] == ["python3", "measure"]
@@ -90,7 +90,7 @@ def test_two_nodes_measure_what_lies_between_them(tmp_path: Path, capsys: pytest
     words += ["launcher=slurm", "launcher.network.rendezvous_host=127.0.0.1", "launcher.network.interface=lo"]
     assert main([*words, "--out", str(path)]) == 0
     assert [file.name for file in path.parent.iterdir()] == ["mine.yaml"], "no folder is left"
-    machine = config.request([("machine", "mine")], tmp_path).machine
+    machine = compose.compose_request([("machine", "mine")], tmp_path).machine
     found = machine.calibration
     assert found and found.made["ranks"] == "2 × 1" and found.made["threads"] == "1"
     assert found.kernel_s and found.kernel_s < 1e-3

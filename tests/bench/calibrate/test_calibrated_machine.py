@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench import config
 from bench.calibrate import outcome
-from bench.calibrate.asked import Measured
+from bench.calibrate.request import CalibrationResult
 from bench.cli import main
+from bench.config import compose
 from bench.errors import UserError
 from bench.machine import Calibration, CollectiveTime, Machine, MatmulRate
 
@@ -35,7 +35,7 @@ COLLECTIVES = (
     all_reduce(4, 4, 8_000_000, 0.25),  # 2 × 3/4 × 8 MB ÷ 0.25 s = 48 MB/s
     CollectiveTime(kind="all_gather", nodes=4, ranks=4, payload_bytes=8_000_000, s=1e-3),
 )
-MEASURED = Measured(
+MEASURED = CalibrationResult(
     device_name="EPYC",
     calibration=Calibration(
         made={
@@ -61,7 +61,7 @@ MEASURED = Measured(
 
 
 def test_measured_numbers_replace_published_ones_and_say_so() -> None:
-    machine = outcome.calibrated(PUBLISHED, MEASURED, "mine")
+    machine = outcome.build_machine(PUBLISHED, MEASURED, "mine")
     assert (machine.name, machine.device, machine.device_names) == ("mine", "cpu", ("EPYC",))
     assert machine.memory_bytes_per_s == 1.2e10
     assert machine.intra_node_bytes_per_s == pytest.approx(2e9)
@@ -77,12 +77,12 @@ def test_measured_numbers_replace_published_ones_and_say_so() -> None:
 
 
 def test_a_second_calibration_of_a_part_keeps_the_others_and_what_was_published() -> None:
-    first = outcome.calibrated(PUBLISHED, MEASURED, "mine")
-    again = Measured(
+    first = outcome.build_machine(PUBLISHED, MEASURED, "mine")
+    again = CalibrationResult(
         device_name="EPYC",
         calibration=Calibration(made={"backend": "gloo"}, collectives=(all_reduce(4, 4, 8_000_000, 0.5),)),
     )
-    second = outcome.calibrated(first, again, "mine")
+    second = outcome.build_machine(first, again, "mine")
     assert second.calibration and first.calibration
     assert second.calibration.collectives == again.calibration.collectives
     assert second.calibration.matmul == first.calibration.matmul
@@ -97,17 +97,17 @@ def test_a_second_calibration_of_a_part_keeps_the_others_and_what_was_published(
 
 def test_without_several_nodes_nothing_is_said_of_links_between_them() -> None:
     calibration = Calibration(collectives=COLLECTIVES[:2])
-    assert outcome.best_bus_bytes_per_s(calibration, between_nodes=True) is None
-    assert outcome.best_bus_bytes_per_s(calibration, between_nodes=False) == pytest.approx(2e9)
-    assert outcome.best_bus_bytes_per_s(Calibration(), between_nodes=False) is None
+    assert outcome.find_best_bus_bytes_per_s(calibration, between_nodes=True) is None
+    assert outcome.find_best_bus_bytes_per_s(calibration, between_nodes=False) == pytest.approx(2e9)
+    assert outcome.find_best_bus_bytes_per_s(Calibration(), between_nodes=False) is None
 
 
 def test_the_file_is_a_machine_that_predictions_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = outcome.calibrated(PUBLISHED, MEASURED, "mine")
-    text = outcome.as_yaml(machine)
+    machine = outcome.build_machine(PUBLISHED, MEASURED, "mine")
+    text = outcome.format_yaml(machine)
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "mine.yaml").write_text(text)
-    found = config.request([("machine", "mine"), ("devices_per_node", 2)], tmp_path).machine
+    found = compose.compose_request([("machine", "mine"), ("devices_per_node", 2)], tmp_path).machine
     rounded = machine.calibration.matmul[0].model_copy(update={"tflops": 0.01235}) if machine.calibration else None
     assert found.calibration and machine.calibration
     assert found.calibration.matmul == (rounded, *machine.calibration.matmul[1:]), "four digits"
@@ -119,7 +119,7 @@ def test_the_file_is_a_machine_that_predictions_take(tmp_path: Path, capsys: pyt
 
 
 def test_a_file_tells_a_reader_what_it_is_and_has_a_line_per_row() -> None:
-    lines = outcome.as_yaml(outcome.calibrated(PUBLISHED, MEASURED, "mine")).splitlines()
+    lines = outcome.format_yaml(outcome.build_machine(PUBLISHED, MEASURED, "mine")).splitlines()
     assert "    kind nodes ranks payload_bytes s" in lines
     assert "    all_reduce 4 4 8000000 0.25" in lines
     assert "    bf16 128 128 384 0.01235" in lines
@@ -133,10 +133,10 @@ def test_a_table_with_a_missing_word_is_refused(tmp_path: Path) -> None:
     file = "name: mine\ncalibration:\n  matmul: |\n    precision m k n tflops\n    fp32 128 128 384\n"
     (tmp_path / "machine" / "mine.yaml").write_text(file)
     with pytest.raises(UserError, match=r"^machine\.calibration\.matmul"):
-        config.request([("machine", "mine"), ("devices_per_node", 2)], tmp_path)
+        compose.compose_request([("machine", "mine"), ("devices_per_node", 2)], tmp_path)
 
 
 def test_records_keep_the_machine_without_its_tables() -> None:
-    machine = outcome.calibrated(PUBLISHED, MEASURED, "mine").on("cpu")
+    machine = outcome.build_machine(PUBLISHED, MEASURED, "mine").on("cpu")
     assert machine.calibration is None and machine.device == "cpu"
     assert machine.calibrated, "that it was calibrated stays known"

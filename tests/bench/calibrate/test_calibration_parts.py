@@ -3,75 +3,83 @@
 import pytest
 
 from bench.calibrate import contention
-from bench.calibrate.asked import SHARES, Asked
-from bench.calibrate.attention import flops as attention_flops
-from bench.calibrate.collectives import Group, calls_for, groups, payloads, thinned
-from bench.calibrate.matmul import flops, in_order, products
-from bench.config import request
+from bench.calibrate.attention import count_flops as attention_flops
+from bench.calibrate.collectives import RankGroup, count_calls, list_groups, list_payloads, thin_out
+from bench.calibrate.matmul import count_flops, list_products, sort_shapes
+from bench.calibrate.request import SHARES, CalibrationRequest
+from bench.config.compose import compose_request
 from bench.machine import Machine
 from bench.models.t5 import Shape, stacks
-from bench.predict.flops import training_flops
+from bench.predict.flops import compute_training_flops
 
-TINY = Shape.model_validate(request([("model", "tiny")]).spec.model.shape)
+TINY = Shape.model_validate(compose_request([("model", "tiny")]).spec.model.shape)
 
 
 def test_a_models_products_are_its_matrices() -> None:
     # d_model 128, heads × d_kv 6 × 32, d_ff 384, vocab 384: the head has the shape of a feed-forward's first matrix
-    assert set(products([stacks(TINY)])) == {(128, 192), (192, 128), (128, 384), (384, 128)}
-    assert products([stacks(TINY)] * 2) == products([stacks(TINY)])
+    assert set(list_products([stacks(TINY)])) == {(128, 192), (192, 128), (128, 384), (384, 128)}
+    assert list_products([stacks(TINY)] * 2) == list_products([stacks(TINY)])
 
 
 def test_the_products_of_tiny_make_up_its_forward_flops() -> None:
     # one gated encoder block of 512 tokens without attention's squares: query, key, value, output, and three of d_ff
-    of_block = 4 * flops(512, 128, 192) + 3 * flops(512, 128, 384)
+    of_block = 4 * count_flops(512, 128, 192) + 3 * count_flops(512, 128, 384)
     squares = attention_flops(1, 6, 512, 32)
     one, two = (stacks(TINY.model_copy(update={"encoder_layers": layers})) for layers in (1, 2))
     sample = {"encoder": 512, "decoder": 128}
-    assert training_flops(two, sample) - training_flops(one, sample) == 3 * (of_block + squares)
+    assert compute_training_flops(two, sample) - compute_training_flops(one, sample) == 3 * (of_block + squares)
 
 
 def test_small_products_come_first() -> None:
-    sizes = [flops(*shape) for shape in in_order(products([stacks(TINY)]))]
-    assert sizes == sorted(sizes) and len(set(in_order(products([stacks(TINY)])))) == len(sizes)
+    sizes = [count_flops(*shape) for shape in sort_shapes(list_products([stacks(TINY)]))]
+    assert sizes == sorted(sizes) and len(set(sort_shapes(list_products([stacks(TINY)])))) == len(sizes)
 
 
 def test_groups_grow_within_a_node_and_then_over_nodes() -> None:
-    assert groups(1, 2) == [Group(1, 1), Group(1, 2)]
-    assert groups(4, 1) == [Group(1, 1), Group(2, 2), Group(3, 3), Group(4, 4)]
-    assert groups(2, 4) == [Group(1, 1), Group(1, 2), Group(1, 3), Group(1, 4), Group(2, 8)]
-    assert thinned(20) == [1, 2, 3, 4, 8, 16, 20]
+    assert list_groups(1, 2) == [RankGroup(1, 1), RankGroup(1, 2)]
+    assert list_groups(4, 1) == [RankGroup(1, 1), RankGroup(2, 2), RankGroup(3, 3), RankGroup(4, 4)]
+    assert list_groups(2, 4) == [RankGroup(1, 1), RankGroup(1, 2), RankGroup(1, 3), RankGroup(1, 4), RankGroup(2, 8)]
+    assert thin_out(20) == [1, 2, 3, 4, 8, 16, 20]
 
 
 def test_payloads_divide_among_the_ranks() -> None:
-    assert payloads("cpu", 2) == [8, 64, 512, 4096, 32768, 262144, 2097152, 16777216]
-    assert payloads("cpu", 3)[:3] == [12, 72, 516]
-    assert all(size % (4 * 3) == 0 for size in payloads("cpu", 3))
-    assert payloads("cpu", 16)[0] == 64 and len(payloads("cpu", 16)) == 7, "none twice"
-    assert payloads("cuda", 2)[-1] == 2**30
+    assert list_payloads("cpu", 2) == [8, 64, 512, 4096, 32768, 262144, 2097152, 16777216]
+    assert list_payloads("cpu", 3)[:3] == [12, 72, 516]
+    assert all(size % (4 * 3) == 0 for size in list_payloads("cpu", 3))
+    assert list_payloads("cpu", 16)[0] == 64 and len(list_payloads("cpu", 16)) == 7, "none twice"
+    assert list_payloads("cuda", 2)[-1] == 2**30
 
 
 def test_calls_are_as_many_as_the_time_allows() -> None:
-    assert calls_for(1e-3, left_s=10.0, last=False) == 40, "never more than tell a median"
-    assert calls_for(0.01, left_s=2.0, last=False) == 24, "an eighth of the time, the first call to warm up"
-    assert calls_for(0.1, left_s=1.0, last=True) == 9, "the last has all of it"
-    assert calls_for(1.0, left_s=5.0, last=False) == 3, "at least"
-    assert calls_for(2.0, left_s=5.0, last=True) == 0, "four calls do not fit"
+    assert count_calls(1e-3, left_s=10.0, last=False) == 40, "never more than tell a median"
+    assert count_calls(0.01, left_s=2.0, last=False) == 24, "an eighth of the time, the first call to warm up"
+    assert count_calls(0.1, left_s=1.0, last=True) == 9, "the last has all of it"
+    assert count_calls(1.0, left_s=5.0, last=False) == 3, "at least"
+    assert count_calls(2.0, left_s=5.0, last=True) == 0, "four calls do not fit"
 
 
 def test_slowdown_is_by_medians_over_one_alone() -> None:
-    assert contention.slowdown([[0.1, 0.1, 0.5], [0.11, 0.12, 0.13], [0.2, 0.2, 0.2]]) == pytest.approx((1, 1.2, 2))
+    assert contention.compute_slowdown([[0.1, 0.1, 0.5], [0.11, 0.12, 0.13], [0.2, 0.2, 0.2]]) == pytest.approx(
+        (1, 1.2, 2)
+    )
 
 
 def test_ranks_share_a_processor_within_a_node_unless_nodes_do_too() -> None:
-    apart = Asked(machine=Machine(name="m"), device="cpu", nodes=4, ranks_per_node=2, seconds=10, parts=("contention",))
+    apart = CalibrationRequest(
+        machine=Machine(name="m"), device="cpu", nodes=4, ranks_per_node=2, seconds=10, parts=("contention",)
+    )
     bed = apart.model_copy(update={"machine": Machine(name="bed", nodes_share_processor=True)})
-    assert (contention.sharers(apart), contention.sharers(bed)) == (2, 8)
-    assert contention.rounds(2, 9.0) == 10 and contention.rounds(4, 5.0) == 5 and contention.rounds(8, 1.0) == 5
+    assert (contention.count_sharers(apart), contention.count_sharers(bed)) == (2, 8)
+    assert (
+        contention.count_rounds(2, 9.0) == 10
+        and contention.count_rounds(4, 5.0) == 5
+        and contention.count_rounds(8, 1.0) == 5
+    )
 
 
 def test_parts_share_the_time() -> None:
-    asked = Asked(
+    calibration = CalibrationRequest(
         machine=Machine(name="m"), device="cpu", nodes=1, ranks_per_node=2, seconds=30, parts=("collectives", "matmul")
     )
-    assert sum(map(asked.seconds_for, asked.parts)) == pytest.approx(30)
+    assert sum(map(calibration.seconds_for, calibration.parts)) == pytest.approx(30)
     assert sum(SHARES.values()) == pytest.approx(1)

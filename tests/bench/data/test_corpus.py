@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from bench.data.pipeline import corpus, tokenizer
-from bench.data.pipeline.corpus import Selection
+from bench.data.pipeline.corpus import CorpusSelection
 from bench.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -51,7 +51,7 @@ def byt5(text: str) -> list[int]:
     ],
 )
 def test_every_format_gives_the_same_corpus(folder: Path, name: str, options: dict[str, str]) -> None:
-    text = corpus.load(Selection(files=(str(folder / name),), **options))
+    text = corpus.load(CorpusSelection(files=(str(folder / name),), **options))
     assert text.tokens.tolist() == [token for document in DOCUMENTS if document for token in byt5(document)]
     assert text.ends.tolist() == np.cumsum([len(byt5(text)) for text in DOCUMENTS if text]).tolist()
     joined = "".join(DOCUMENTS).encode()
@@ -64,12 +64,12 @@ def test_a_streamed_data_set_is_read_like_a_hubs(folder: Path) -> None:
     home = folder / "home"
     home.mkdir()
     (folder / "corpus.jsonl").rename(home / "train.jsonl")
-    text = corpus.load(Selection(hub=str(home), field="body"))
+    text = corpus.load(CorpusSelection(hub=str(home), field="body"))
     assert (text.name, text.documents) == (f"{home}/train", 3)
 
 
 def test_limits_cut_the_corpus(folder: Path) -> None:
-    selection = Selection(files=(str(folder / "corpus.jsonl"),), field="body")
+    selection = CorpusSelection(files=(str(folder / "corpus.jsonl"),), field="body")
     assert corpus.load(selection.model_copy(update={"max_documents": 2})).documents == 2
     cut = corpus.load(selection.model_copy(update={"max_bytes": 27}))  # in the middle of "Ü"
     assert (cut.documents, cut.bytes) == (1, 26)
@@ -78,17 +78,17 @@ def test_limits_cut_the_corpus(folder: Path) -> None:
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one")
-    selection = Selection(files=(str(path),))
+    selection = CorpusSelection(files=(str(path),))
     before = corpus.load(selection)
     path.write_text("another")
     assert corpus.load(selection).sha256 != before.sha256
 
 
 def test_the_default_is_the_standard_library() -> None:
-    paths = corpus.files(Selection())
+    paths = corpus.list_files(CorpusSelection())
     assert paths[0].name == "__future__.py"
     assert not {"site-packages", "test"} & {part for path in paths for part in path.parts[-4:]}
-    text = corpus.load(Selection(max_bytes=50_000))
+    text = corpus.load(CorpusSelection(max_bytes=50_000))
     assert text.bytes == 50_000
     assert text.name.startswith("Python 3.")
 
@@ -116,7 +116,7 @@ def test_ranks_do_not_race(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said_in_one_line(folder: Path) -> None:
     def message(**selection: object) -> str:
         with pytest.raises(UserError) as error:
-            corpus.load(Selection(**selection))
+            corpus.load(CorpusSelection(**selection))
         assert "\n" not in str(error.value)
         return str(error.value)
 

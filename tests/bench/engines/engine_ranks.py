@@ -41,7 +41,7 @@ def main() -> None:
         distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting", rank=rank, world_size=ranks)
     jobs = json.loads(Path(sys.argv[1]).read_text())
     if any(label.startswith(MEMORY) for label in jobs):
-        memory.count_on(CPU)
+        memory.install_counter(CPU)
     linear = functional.linear
     seen: dict[str, Any] = {}
     for label, plain in jobs.items():
@@ -91,20 +91,20 @@ def train(spec: RunSpec) -> dict[str, Any]:
 def take_memory(spec: RunSpec) -> dict[str, int]:
     """Return the live tensor bytes at the peak of building, between two steps, and at the peak of the third one."""
     gc.collect()
-    before = memory.live_bytes(CPU)
-    memory.forget_peak(CPU)
+    before = memory.read_live_bytes(CPU)
+    memory.reset_peak(CPU)
     backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = family.build(spec, backend.construction(spec))
     family.initialise(module, spec, backend.whole)
     engine = backend.build(module, spec)
-    built = memory.peak_bytes(CPU)
+    built = memory.read_peak_bytes(CPU)
     for step in range(2):
         engine.train_step(micro_batches(spec, step))
     gc.collect()
-    resident = memory.live_bytes(CPU)
-    memory.forget_peak(CPU)
+    resident = memory.read_live_bytes(CPU)
+    memory.reset_peak(CPU)
     engine.train_step(micro_batches(spec, 2))
-    peak = memory.peak_bytes(CPU)
+    peak = memory.read_peak_bytes(CPU)
     assert before is not None and built is not None and resident is not None and peak is not None
     return {"init_peak": built - before, "resident": resident - before, "peak": peak - before}
 

@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from installed_packages import Install
 
-from bench import config, engines
+from bench import engines
 from bench.cli import main
+from bench.config import compose
 from bench.errors import NoPrediction
-from bench.predict.engine import engine_memory, engine_step
-from bench.predict.memory import largest_micro_batch, memory
-from bench.predict.memory.host import host
-from bench.predict.step_time import step_time
+from bench.predict.engine import predict_engine_memory, predict_engine_step
+from bench.predict.memory import find_largest_micro_batch, predict_memory
+from bench.predict.memory.host import predict_host_memory
+from bench.predict.step_time import predict_step_time
 from bench.spec import RunSpec
-from bench.sweep.forecast import Forecast, forecast
+from bench.sweep.forecast import Forecast, predict_forecast
 
 SILENT = """
 from pydantic import BaseModel
@@ -44,7 +45,7 @@ def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
 
 
 def asked(*words: str) -> RunSpec:
-    return config.request(config.single([*ON_GPUS, "launcher=slurm", *words])).spec
+    return compose.compose_request(compose.parse_single([*ON_GPUS, "launcher=slurm", *words])).spec
 
 
 def toy_spec() -> RunSpec:
@@ -56,33 +57,33 @@ def toy_spec() -> RunSpec:
 def test_states_are_divided_among_as_many_ranks_as_the_engine_says(name: str) -> None:
     """mt5_base in bf16: 2 bytes per weight, 4 of its master copy, 8 of AdamW's moments; 8 ranks."""
     spec, parameters = asked(f"engine={name}"), 582_401_280
-    divided, held = engines.facts(spec).division, engine_memory(spec, "cuda").resident()
+    divided, held = engines.facts(spec).division, predict_engine_memory(spec, "cuda").resident()
     assert divided
     assert held["weights"] == pytest.approx(2 * parameters / divided.weights, rel=1e-3)
     assert held["master weights"] == pytest.approx(4 * parameters / divided.optimizer, rel=1e-5)
     assert held["optimizer moments"] == pytest.approx(8 * parameters / divided.optimizer, rel=1e-5)
-    assert engine_step(spec, "cuda").updated == pytest.approx(parameters / divided.optimizer, rel=1e-5)
+    assert predict_engine_step(spec, "cuda").updated == pytest.approx(parameters / divided.optimizer, rel=1e-5)
 
 
 def test_an_engine_of_somebody_elses_is_predicted_by_what_it_says(install: Install) -> None:
     install("zeroscale.engine", "toy = their_engine", TALKING)
-    machine = config.request(config.single([*ON_GPUS, "launcher=slurm"])).machine
-    assert memory(toy_spec()) == memory(asked("engine=ddp"))
-    assert step_time(toy_spec(), machine) == step_time(asked("engine=ddp"), machine)
+    machine = compose.compose_request(compose.parse_single([*ON_GPUS, "launcher=slurm"])).machine
+    assert predict_memory(toy_spec()) == predict_memory(asked("engine=ddp"))
+    assert predict_step_time(toy_spec(), machine) == predict_step_time(asked("engine=ddp"), machine)
 
 
 def test_nothing_is_predicted_of_it_and_the_reason_is_said(toy: tuple[str, ...]) -> None:
-    machine = config.request(config.single([*ON_GPUS, "launcher=slurm"])).machine
+    machine = compose.compose_request(compose.parse_single([*ON_GPUS, "launcher=slurm"])).machine
     for predicted in (
-        lambda: memory(toy_spec()),
-        lambda: host(toy_spec()),
-        lambda: largest_micro_batch(toy_spec(), 10**11),
+        lambda: predict_memory(toy_spec()),
+        lambda: predict_host_memory(toy_spec()),
+        lambda: find_largest_micro_batch(toy_spec(), 10**11),
     ):
         with pytest.raises(NoPrediction, match=re.escape(WHY)):
             predicted()
     with pytest.raises(NoPrediction, match=r"toy: no prediction: it does not say what it adds to a step"):
-        step_time(toy_spec(), machine)
-    assert forecast(toy_spec(), machine, "cuda") == Forecast()
+        predict_step_time(toy_spec(), machine)
+    assert predict_forecast(toy_spec(), machine, "cuda") == Forecast()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from started_ranks import Seen, start_ranks
 from test_engines_agree import same, spec
 
-from bench.predict.engine import engine_step
-from bench.predict.memory import memory
+from bench.predict.engine import predict_engine_step
+from bench.predict.memory import predict_memory
 from bench.spec import RunSpec
 
 RANKS = 4
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.processes
 def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
     """Calls and payload bytes of a step by kind."""
     found: dict[str, tuple[int, int]] = {}
-    for transfer in engine_step(spec, "cpu").transfers:
+    for transfer in predict_engine_step(spec, "cpu").transfers:
         calls, payload = found.get(transfer.kind, (0, 0))
         once = transfer.calls, transfer.payload_bytes
         found[transfer.kind] = calls + transfer.passes * once[0], payload + transfer.passes * once[1]
@@ -119,7 +119,7 @@ def test_between_steps_a_rehearsed_rank_holds_what_the_real_one_does(
 @pytest.mark.parametrize("label", HELD)
 def test_predicted_memory_is_that_of_both(seen: Seen, alone: dict[str, Any], label: str) -> None:
     for found, pretended, near in ((seen[0][label], False, 0.1), (alone[label], True, 0.05)):
-        said = memory(RunSpec.model_validate(HELD[label]), "cpu", rehearsed=pretended)
+        said = predict_memory(RunSpec.model_validate(HELD[label]), "cpu", rehearsed=pretended)
         assert said.resident == pytest.approx(found["resident"], rel=0.002)
         assert said.init_peak == pytest.approx(found["init_peak"], rel=0.11)
         assert said.peak == pytest.approx(found["peak"], rel=near)

@@ -6,11 +6,12 @@ import pytest
 import yaml
 from test_engines_agree import CONF
 
-from bench import config, engines
+from bench import engines
+from bench.config import compose
 from bench.engines.fsdp.options import shard_ranks
 from bench.errors import UserError
-from bench.predict.engine import engine_memory, engine_step
-from bench.predict.step_time import step_time
+from bench.predict.engine import predict_engine_memory, predict_engine_step
+from bench.predict.step_time import predict_step_time
 from bench.spec import RunSpec
 
 PRESETS = ("fsdp", "fsdp_no_reshard", "fsdp_hybrid")
@@ -87,37 +88,41 @@ def preset(name: str) -> RunSpec:
 
 
 def asked(*words: str) -> RunSpec:
-    return config.request(config.single(["model=mt5_base", "machine=a100_80", "launcher=slurm", *words])).spec
+    return compose.compose_request(
+        compose.parse_single(["model=mt5_base", "machine=a100_80", "launcher=slurm", *words])
+    ).spec
 
 
 def test_mt5_base_at_rest_is_twelve_bytes_per_parameter_divided_among_a_node() -> None:
     """582,401,280 parameters; 8 ranks divide all rows."""
     for name, ranks in (("fsdp", 16), ("fsdp_hybrid", 8)):
         run = asked(f"engine={name}", "nodes=2", "devices_per_node=8")
-        held = engine_memory(run, "cuda").resident()
+        held = predict_engine_memory(run, "cuda").resident()
         assert held["weights"] + held["optimizer moments"] == pytest.approx(12 * 582_401_280 / ranks, rel=1e-6)
-        assert engine_step(run, "cuda").updated == pytest.approx(582_401_280 / ranks, rel=1e-6)
+        assert predict_engine_step(run, "cuda").updated == pytest.approx(582_401_280 / ranks, rel=1e-6)
         assert engines.facts(run).division == (ranks, ranks, ranks)
 
 
 def test_what_is_offloaded_lies_in_the_host_and_its_time_is_not_predicted() -> None:
     run = asked("engine=fsdp", "engine.offload=true", "devices_per_node=8")
-    needed = engine_memory(run, "cuda")
+    needed = predict_engine_memory(run, "cuda")
     assert needed.resident() == {}
     host = needed.host()
     assert host is not None
     assert sum(high for _, high in host.values()) == pytest.approx(16 * 582_401_280 / 8, rel=1e-6)
     with pytest.raises(UserError, match="AdamW on the host"):
-        engine_step(run, "cuda")
+        predict_engine_step(run, "cuda")
 
 
 def test_hybrid_shards_move_only_gradients_between_nodes_a_share_from_each_device() -> None:
     run = asked("engine=fsdp_hybrid", "nodes=4", "devices_per_node=8")
-    between = [transfer for transfer in engine_step(run, "cuda").transfers if transfer.nodes is not None]
+    between = [transfer for transfer in predict_engine_step(run, "cuda").transfers if transfer.nodes is not None]
     (copies,) = between
     assert (copies.kind, copies.ranks, copies.nodes, copies.at_once) == ("all_reduce", 4, 4, 8)
     assert copies.payload_bytes == pytest.approx(2 * 582_401_280 / 8, rel=1e-6)
-    machine = config.request(config.single(["machine=a100_80", "launcher=slurm", "devices_per_node=8"])).machine
+    machine = compose.compose_request(
+        compose.parse_single(["machine=a100_80", "launcher=slurm", "devices_per_node=8"])
+    ).machine
     slower = machine.model_copy(update={"inter_node_bytes_per_s": machine.inter_node_bytes_per_s / 8})
-    hybrid = [step_time(run, of).parts["all-reduce"] for of in (machine, slower)]
+    hybrid = [predict_step_time(run, of).parts["all-reduce"] for of in (machine, slower)]
     assert hybrid[1] > 4 * hybrid[0]

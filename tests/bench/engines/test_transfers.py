@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import store
-from bench.predict.engine import engine_step
+from bench.predict.engine import predict_engine_step
 from bench.record import RunRecord
 from bench.spec import RunSpec
 
@@ -19,7 +19,7 @@ def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
     """Calls and payload bytes of a step by kind."""
     calls: Counter[str] = Counter()
     payload: Counter[str] = Counter()
-    for transfer in engine_step(spec, "cpu").transfers:
+    for transfer in predict_engine_step(spec, "cpu").transfers:
         calls[transfer.kind] += transfer.calls * transfer.passes
         payload[transfer.kind] += transfer.payload_bytes * transfer.passes
     return {kind: (calls[kind], payload[kind]) for kind in calls}

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bench import engines
-from bench.engines.deepspeed.config import deepspeed_config
+from bench.engines.deepspeed.config import build_deepspeed_config
 from bench.engines.deepspeed.options import Options
 from bench.spec import RunSpec
 
@@ -34,7 +34,7 @@ def preset(name: str, **fields: Any) -> RunSpec:
 
 def config(name: str = "zero2", more: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     spec = preset(name, **fields)
-    return deepspeed_config(Options.model_validate(spec.engine.options | (more or {})), spec)
+    return build_deepspeed_config(Options.model_validate(spec.engine.options | (more or {})), spec)
 
 
 def test_there_is_a_preset_for_ddp_and_every_stage() -> None:

@@ -1,15 +1,15 @@
 """Stage 3's replay, followed by hand through DeepSpeed's coordinator for three tensors of 10, 20 and 30 elements."""
 
 from bench.engine_costs import ModelSizes
-from bench.engines.deepspeed.costs.gathering import Limits, replay
+from bench.engines.deepspeed.costs.gathering import GatheringLimits, replay
 from bench.models import t5
-from bench.stacks import Module, Tensors, modules, tensors
+from bench.stacks import EqualTensors, WeightModule, list_modules, list_tensors
 
-SHORT = Limits(prefetch=25, live=40, reuse=0, persistence=0, bucket=35, contiguous=True, checkpointing=False)
+SHORT = GatheringLimits(prefetch=25, live=40, reuse=0, persistence=0, bucket=35, contiguous=True, checkpointing=False)
 
 THREE = ModelSizes(
-    (Tensors(10, 1), Tensors(20, 1), Tensors(30, 1)),
-    lambda: [Module(segment=number, weight=number, size=number) for number in range(3)],
+    (EqualTensors(10, 1), EqualTensors(20, 1), EqualTensors(30, 1)),
+    lambda: [WeightModule(segment=number, weight=number, size=number) for number in range(3)],
 )
 
 
@@ -56,10 +56,10 @@ def test_modules_name_every_parameter_in_the_order_of_the_segments() -> None:
             d_model=48, d_kv=8, d_ff=80, encoder_layers=2, decoder_layers=3, heads=4, vocab=96,
             gated=not tied, activation="relu", separate_head=not tied,
         ))  # fmt: skip
-        found = modules(network)
+        found = list_modules(network)
         weights = {module.weight: module.size for module in found if module.weight is not None}
-        counted = [list(weights.values()).count(size) for size in range(len(tensors(network)))]
-        assert counted == [size.number for size in tensors(network)]
+        counted = [list(weights.values()).count(size) for size in range(len(list_tensors(network)))]
+        assert counted == [size.number for size in list_tensors(network)]
         segments = [module.segment for module in found]
         assert segments == sorted(segments)
         assert sorted(set(segments)) == list(range(1 + 2 + 2 * 2 + 2 + 3 * 3 + 2))  # … head and loss

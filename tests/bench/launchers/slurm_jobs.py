@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bench import config
+from bench.config import compose
 from bench.launchers.slurm import Options, plan
 from bench.launching import Work
 
@@ -19,7 +19,9 @@ def work(**changes: Any) -> Work:
 
 def options(site: str = "slurm", *overrides: str) -> Options:
     """Return what a site's file in conf/launcher says."""
-    found = config.request(config.single([f"launcher={site}", "devices_per_node=2", *overrides])).launcher_options
+    found = compose.compose_request(
+        compose.parse_single([f"launcher={site}", "devices_per_node=2", *overrides])
+    ).launcher_options
     assert isinstance(found, Options)
     return found
 

@@ -10,7 +10,7 @@ from slurm_jobs import options, work
 
 from bench.errors import UserError
 from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, states, submit
-from bench.launchers.slurm.queue import queued
+from bench.launchers.slurm.queue import list_queued
 from bench.scheduling import SchedulerAway
 
 AWAY = "Unable to contact slurm controller (connect failure)"
@@ -107,7 +107,7 @@ def test_a_sweep_can_be_planned_on_a_machine_without_slurm(programs: Programs) -
 def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_knows_nothing(programs: Programs) -> None:
     programs.play("squeue", error=AWAY)
     programs.play("scontrol", error=AWAY)
-    questions: list[Callable[[], object]] = [lambda: ask(["a"]), queued, lambda: limits(Options())]
+    questions: list[Callable[[], object]] = [lambda: ask(["a"]), list_queued, lambda: limits(Options())]
     for question in questions:
         with pytest.raises(SchedulerAway, match="Unable to contact"):
             question()
@@ -135,7 +135,7 @@ def test_who_knows_best_is_believed(programs: Programs) -> None:
 def test_a_users_own_settings_do_not_change_the_answers(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     programs.write("squeue", '[ -z "$SQUEUE_STATES" ]')
-    assert list(queued()) == []
+    assert list(list_queued()) == []
 
 
 def test_a_job_of_a_job_inherits_nothing_of_its_parent(
@@ -175,5 +175,5 @@ def test_a_question_has_an_end(programs: Programs, monkeypatch: pytest.MonkeyPat
     programs.write("squeue", "exec sleep 60")
     begin = time.monotonic()
     with pytest.raises(SchedulerAway, match="no answer within"):
-        queued()
+        list_queued()
     assert time.monotonic() - begin < 30

@@ -7,11 +7,11 @@ import pytest
 import yaml
 from slurm_jobs import options
 
-from bench import config
+from bench.config import compose
 from bench.errors import UserError
 from bench.launchers.slurm import Options, check
 
-CONF = config.conf_dir() / "launcher"
+CONF = compose.find_conf_folder() / "launcher"
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,10 @@ def test_a_wrong_option_is_told_in_one_line(override: str, told: str) -> None:
 
 
 def test_several_nodes_need_a_name_that_is_the_first_ones() -> None:
-    asked = config.request(
-        config.single(["nodes=2", "devices_per_node=2", "launcher=slurm", "launcher.network.rendezvous_host=head"])
+    asked = compose.compose_request(
+        compose.parse_single(
+            ["nodes=2", "devices_per_node=2", "launcher=slurm", "launcher.network.rendezvous_host=head"]
+        )
     )
     with pytest.raises(UserError, match=r"write \{host\} for the first node's name"):
         check(asked.launcher_options, asked.spec)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from slurm_jobs import FOLDER, STUDY, options, script, work
 
-from bench import config
+from bench.config import compose
 from bench.errors import UserError
 from bench.launchers.slurm import Options, plan
-from bench.launchers.slurm.script import directive
+from bench.launchers.slurm.script import quote_directive
 
 GOLDEN = Path(__file__).parent / "golden"
-EXAMPLES = sorted(path.stem for path in (config.conf_dir() / "launcher").glob("slurm*.yaml"))
+EXAMPLES = sorted(path.stem for path in (compose.find_conf_folder() / "launcher").glob("slurm*.yaml"))
 NASTY = "x; rm -rf ~ $(touch gone) `touch gone` \"a\" 'b' #c % é &|><*?\n\t!"
 EVERYTHING = {
     "python": ["my python", "-X", "utf8"],
@@ -100,7 +100,7 @@ def test_what_a_user_names_never_becomes_a_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["plain-1.2_3", "x; rm -rf ~", 'a "b" \\c', "#no comment", "é", "%j", "a\\"])
 def test_a_directive_is_quoted_as_sbatch_reads_it(text: str) -> None:
     # sbatch's rules for one line are those of a shell without expansions, which is what shlex knows
-    assert shlex.split(f"--output={directive(text)} --next", comments=True) == [f"--output={text}", "--next"]
+    assert shlex.split(f"--output={quote_directive(text)} --next", comments=True) == [f"--output={text}", "--next"]
 
 
 def test_a_log_file_keeps_the_name_of_its_folder() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.launchers.slurm import cluster, states
-from bench.launchers.slurm.states import latest, phase
+from bench.launchers.slurm.states import find_phase, select_latest
 from bench.scheduling import JobState
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -27,7 +27,7 @@ def _in_the_time_zone_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_queue_tells_of_waiting_running_and_ended_jobs() -> None:
-    found = latest(states.squeue(recorded("squeue.txt")))
+    found = select_latest(states.parse_squeue(recorded("squeue.txt")))
     assert {key: state.state for key, state in found.items()} == {
         ("smoke-cancelled", None): "CANCELLED",
         ("smoke-array", 2): "COMPLETED",
@@ -45,7 +45,7 @@ def test_the_queue_tells_of_waiting_running_and_ended_jobs() -> None:
 
 
 def test_accounting_tells_how_jobs_ended() -> None:
-    found = latest(states.sacct(recorded("sacct.txt")))
+    found = select_latest(states.parse_sacct(recorded("sacct.txt")))
     assert {key: state.state for key, state in found.items()} == {
         **dict.fromkeys(ARRAY, "COMPLETED"),
         ("smoke-array", 1): "FAILED",
@@ -64,22 +64,25 @@ def test_accounting_and_the_completion_log_say_the_same() -> None:
     accounted, logged = (
         {
             key: (state.handle, state.state, state.restarts, state.nodes, state.started_at, state.ended_at)
-            for key, state in latest(found).items()
+            for key, state in select_latest(found).items()
         }
-        for found in (states.sacct(recorded("sacct.txt")), states.completion_log(recorded("completion.log")))
+        for found in (
+            states.parse_sacct(recorded("sacct.txt")),
+            states.parse_completion_log(recorded("completion.log")),
+        )
     )
     assert accounted == logged
-    assert {state.source for state in states.completion_log(recorded("completion.log"))} == {"completion log"}
+    assert {state.source for state in states.parse_completion_log(recorded("completion.log"))} == {"completion log"}
 
 
 def test_a_job_that_was_put_back_into_the_queue_tells_how_often() -> None:
-    restarts = {key: state.restarts for key, state in latest(states.sacct(recorded("sacct.txt"))).items()}
+    restarts = {key: state.restarts for key, state in select_latest(states.parse_sacct(recorded("sacct.txt"))).items()}
     again = [name for (name, _), number in restarts.items() if number == 1]
     assert again == ["smoke-requeued", "preempted-requeue"] and set(restarts.values()) == {0, 1}
 
 
 def test_times_are_seconds_since_the_epoch_and_a_forecast_is_no_end() -> None:
-    found = latest(states.squeue(recorded("squeue.txt")))
+    found = select_latest(states.parse_squeue(recorded("squeue.txt")))
     assert found["smoke-cancelled", None].started_at == 1795265799  # date -ud 2026-11-21T12:56:39 +%s
     assert found["smoke-cancelled", None].ended_at == 1795265807
     assert found["smoke-timeout", None].ended_at is None and found["smoke-later", 0].ended_at is None
@@ -90,19 +93,19 @@ def test_times_are_seconds_since_the_epoch_and_a_forecast_is_no_end() -> None:
 
 @pytest.mark.parametrize("word", ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
 def test_what_waits_is_live_and_not_running(word: str) -> None:
-    state = JobState("1", "a", None, phase(word), word)
+    state = JobState("1", "a", None, find_phase(word), word)
     assert (state.pending, state.running, state.live) == (True, False, True)
 
 
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "A_NEWER_WORD"])
 def test_what_has_not_ended_counts_as_running(word: str) -> None:
-    state = JobState("1", "a", None, phase(word), word)
+    state = JobState("1", "a", None, find_phase(word), word)
     assert (state.pending, state.running, state.live) == (False, True, True)
 
 
 @pytest.mark.parametrize("word", ["COMPLETED", "FAILED", "OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "DEADLINE"])
 def test_what_has_ended_is_neither(word: str) -> None:
-    state = JobState("1", "a", None, phase(word), word)
+    state = JobState("1", "a", None, find_phase(word), word)
     assert (state.pending, state.running, state.live) == (False, False, False)
 
 
@@ -120,7 +123,7 @@ def test_what_has_ended_is_neither(word: str) -> None:
     ],
 )
 def test_accounting_in_other_words(line: str, told: list[tuple[str, int | None, str]]) -> None:
-    assert [(state.handle, state.task, state.state) for state in states.sacct(line)] == told
+    assert [(state.handle, state.task, state.state) for state in states.parse_sacct(line)] == told
 
 
 @pytest.mark.parametrize(
@@ -128,19 +131,19 @@ def test_accounting_in_other_words(line: str, told: list[tuple[str, int | None, 
     [("3", [3]), ("0-3", [0, 1, 2, 3]), ("0,2,5-7%2", [0, 2, 5, 6, 7]), ("8-14:3", [8, 11, 14]), ("", [])],
 )
 def test_tasks_that_wait_together_are_told_apart(text: str, tasks: list[int]) -> None:
-    assert states.tasks_of(text) == tasks
+    assert states.parse_tasks(text) == tasks
 
 
 def test_of_two_jobs_of_one_name_the_younger_is_meant() -> None:
     older, younger = (JobState(number, "a", None, "running", "RUNNING") for number in ("9", "10"))
-    assert latest([older, younger]) == latest([younger, older]) == {("a", None): younger}
+    assert select_latest([older, younger]) == select_latest([younger, older]) == {("a", None): younger}
 
 
 def test_ten_thousand_jobs_are_read_at_once() -> None:
     line = recorded("squeue.txt").splitlines()[0]
     text = "\n".join(f"{number:<12}{line[12:]}" for number in range(10_000))
     begin = time.process_time()  # what others do on the machine is not counted
-    assert len(list(states.squeue(text))) == 10_000
+    assert len(list(states.parse_squeue(text))) == 10_000
     assert time.process_time() - begin < 1.0
 
 
@@ -156,9 +159,9 @@ def test_the_limits_of_arrays_and_the_completion_log_are_found() -> None:
 def test_the_time_limit_is_the_partitions() -> None:
     told = recorded("partitions.txt")  # one, the default, with MaxTime=1-02:00:00
     told += "PartitionName=gpu Default=NO MaxTime=04:30:00 State=UP\nPartitionName=long Default=NO MaxTime=UNLIMITED\n"
-    assert cluster.max_time_min(told, None) == cluster.max_time_min(told, "main") == 26 * 60
-    assert cluster.max_time_min(told, "main,gpu") == 270
-    assert cluster.max_time_min(told, "long") is None and cluster.max_time_min(told, "nobody") is None
+    assert cluster.find_max_time_min(told, None) == cluster.find_max_time_min(told, "main") == 26 * 60
+    assert cluster.find_max_time_min(told, "main,gpu") == 270
+    assert cluster.find_max_time_min(told, "long") is None and cluster.find_max_time_min(told, "nobody") is None
 
 
 @pytest.mark.parametrize(
@@ -166,4 +169,4 @@ def test_the_time_limit_is_the_partitions() -> None:
 )
 def test_the_number_of_jobs_is_the_accounts(account: str | None, partition: str | None, expected: list[int]) -> None:
     told = "proj||25\nproj|gpu|4\nroot||10\nroot|gpu|\n"
-    assert list(cluster.submit_limits(told, account, partition)) == expected
+    assert list(cluster.list_submit_limits(told, account, partition)) == expected

@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, GPTBigCodeConfig
 
 from bench import data, models, objectives, plugins
-from bench.predict.flops import recomputed_flops, training_flops
+from bench.predict.flops import compute_recomputed_flops, compute_training_flops
 from bench.predict.memory import activations
-from bench.predict.workload import workload
+from bench.predict.workload import build_workload
 from bench.spec import RunSpec
-from bench.stacks import parameter_count
+from bench.stacks import count_parameters
 from bench.tokens import IGNORED
 
 SIZES = {"width": 48, "layers": 3, "heads": 4, "vocab": 96, "positions": 64}
@@ -35,13 +35,13 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for package, _ in ADDED:
             added = root.joinpath(*package.__name__.split("."))
             patch.setattr(package, "__path__", [*package.__path__, str(added)])
-        plugins._shipped.cache_clear()
+        plugins._list_shipped.cache_clear()
         yield
     added_names = tuple(f"{package.__name__}.{name}" for package, name in ADDED)
     for name in [name for name in sys.modules if name.startswith(added_names)]:
         del sys.modules[name]
-    plugins._shipped.cache_clear()
-    plugins._complete.cache_clear()
+    plugins._list_shipped.cache_clear()
+    plugins._import_complete.cache_clear()
 
 
 @pytest.fixture
@@ -67,11 +67,11 @@ def loss_of(model: Any) -> torch.Tensor:
 
 def test_the_described_parameters_are_those_that_are_built_and_those_that_gpt2_has(gpt: Any) -> None:
     spec = small()
-    described = models.network(spec.model)
-    assert described and parameter_count(described) == sum(p.numel() for p in gpt.build(spec).parameters())
-    family = models.load(models.family_of({"model_type": "gpt_bigcode"}))
+    described = models.build_network(spec.model)
+    assert described and count_parameters(described) == sum(p.numel() for p in gpt.build(spec).parameters())
+    family = models.load(models.find_family({"model_type": "gpt_bigcode"}))
     published = family.stacks(family.from_hugging_face(GPTBigCodeConfig(multi_query=False).to_dict()))
-    assert published and parameter_count(published) == 124_439_808
+    assert published and count_parameters(published) == 124_439_808
 
 
 def test_it_computes_what_transformers_gpt2_does(gpt: Any) -> None:
@@ -91,13 +91,13 @@ def test_the_described_flops_are_those_that_torch_counts(gpt: Any, checkpointing
     """With attention written out: a fused kernel computes its scores again in backward, which model FLOPs leave out,
     and torch does not count the one of a CPU at all."""
     spec = small(activation_checkpointing=checkpointing)
-    model, described = gpt.build(spec), models.network(spec.model)
+    model, described = gpt.build(spec), models.build_network(spec.model)
     gpt.initialise(model, spec)
     assert described
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss_of(model).backward()
-    again = recomputed_flops(described, spec.sequence, precision="fp32") if checkpointing else 0
-    assert 3 * (training_flops(described, spec.sequence) + again) == counter.get_total_flops()
+    again = compute_recomputed_flops(described, spec.sequence, precision="fp32") if checkpointing else 0
+    assert 3 * (compute_training_flops(described, spec.sequence) + again) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -110,9 +110,9 @@ def test_the_described_activations_are_to_the_byte_what_autograd_keeps(
     spec = small(precision=precision, activation_checkpointing=checkpointing, model=model)
     built = gpt.build(spec).to({"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
     gpt.initialise(built, spec)
-    described = models.network(spec.model)
+    described = models.build_network(spec.model)
     assert described
-    segments = activations.segments(described, workload(spec, "cpu"))
+    segments = activations.list_segments(described, build_workload(spec, "cpu"))
     saved = sum(segment.saved * times for block, times in segments for segment in block)
     if checkpointing:  # a checkpoint keeps its random state, which is no tensor that autograd saves
         saved -= SIZES["layers"] * activations.RANDOM_STATE["cpu"]

@@ -12,7 +12,7 @@ from bench.measure import memory
 from bench.models import t5
 from bench.models.modules.chunked_loss import IGNORED, ChunkedHead
 from bench.models.t5.build import build
-from bench.predict.flops import training_flops
+from bench.predict.flops import compute_training_flops
 from bench.spec import canonical, config_id
 
 CPU = torch.device("cpu")
@@ -83,15 +83,15 @@ def test_a_t5_learns_the_same_with_it(separate_head: bool) -> None:
 
 def test_nothing_is_computed_twice() -> None:
     module = build(spec_of(SMALL, {"loss_chunk_tokens": 2}), torch.device("meta"))
-    assert counted_flops(module, 12, 7) == training_flops(
+    assert counted_flops(module, 12, 7) == compute_training_flops(
         t5.stacks(t5.Shape.model_validate(SMALL)), {"encoder": 12, "decoder": 7}
     )
 
 
 def test_logits_never_live_at_once() -> None:
     """4,096 tokens of a vocabulary of 8,192 in fp32 are 134 MB of logits; 256 of them are 8 MB."""
-    memory.count_on(CPU)
-    if memory.live_bytes(CPU) is None:
+    memory.install_counter(CPU)
+    if memory.read_live_bytes(CPU) is None:
         pytest.skip("no C++ compiler")
     rows, vocabulary, width = 4096, 8192, 16
     logits, labels = 4 * rows * vocabulary, torch.randint(vocabulary, (rows,))
@@ -99,7 +99,7 @@ def test_logits_never_live_at_once() -> None:
     head, chunked = head_of(vocabulary, width, 256)
 
     def peak(loss: Any) -> int:
-        with memory.traced(CPU) as trace:
+        with memory.trace_memory(CPU) as trace:
             loss().backward()
         head.weight.grad = states.grad = None
         assert trace.peak_bytes is not None and trace.before_bytes is not None

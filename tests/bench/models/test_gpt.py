@@ -11,15 +11,16 @@ from saved_tensors import kept_by_autograd
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from bench import config, models
+from bench import models
+from bench.config import compose
 from bench.errors import UserError
 from bench.models import gpt
 from bench.models.gpt.build import build, initialise
-from bench.predict.flops import recomputed_flops, training_flops
+from bench.predict.flops import compute_recomputed_flops, compute_training_flops
 from bench.predict.memory import activations
-from bench.predict.workload import workload
+from bench.predict.workload import build_workload
 from bench.spec import RunSpec
-from bench.stacks import modules, parameter_count, tensors
+from bench.stacks import count_parameters, list_modules, list_tensors
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if "family: gpt\n" in path.read_text())
@@ -87,16 +88,16 @@ def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts
     model FLOPs leave out."""
     model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     whole = spec_of(model["shape"])
-    built, described = build(whole, torch.device("meta")), models.network(whole.model)
+    built, described = build(whole, torch.device("meta")), models.build_network(whole.model)
     assert described
-    assert parameter_count(described) == sum(p.numel() for p in built.parameters()) == model["parameters"]
+    assert count_parameters(described) == sum(p.numel() for p in built.parameters()) == model["parameters"]
     spec = spec_of(model["shape"] | {"layers": 2}, {"attention": "eager"})
-    module, network = build(spec, torch.device("meta")), models.network(spec.model)
+    module, network = build(spec, torch.device("meta")), models.build_network(spec.model)
     assert network
     tokens = torch.zeros(1, 1024, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
         module(input_ids=tokens, labels=tokens).loss.backward()
-    assert training_flops(network, {"tokens": 1024}) == counter.get_total_flops()
+    assert compute_training_flops(network, {"tokens": 1024}) == counter.get_total_flops()
     assert model["name"] == name and model["source"] and model["dropout"] == 0.0
 
 
@@ -111,7 +112,7 @@ def test_the_175b_of_frontier_is_the_one_of_its_log() -> None:
     a sum over ranks whole, and both the first and the last stage have the embedding."""
     shape = gpt.Shape.model_validate(yaml.safe_load((CONF / "gpt_175b.yaml").read_text())["shape"])
     whole_on_each = shape.layers * 6 * shape.width + shape.positions * shape.width + 2 * shape.width
-    counted = parameter_count(gpt.stacks(shape)) + 3 * whole_on_each + shape.vocab * shape.width
+    counted = count_parameters(gpt.stacks(shape)) + 3 * whole_on_each + shape.vocab * shape.width
     assert counted == 175_429_877_760
 
 
@@ -186,7 +187,7 @@ def test_documents_of_a_sample_see_themselves_alone_as_in_transformers(kind: str
 def test_a_config_of_transformers_is_read_and_a_scaling_with_it(kind: str) -> None:
     plain = {"model_type": kind, **SMALL_CONFIGS[kind]}
     assert gpt.from_hugging_face(plain) == gpt.Shape.model_validate(SHAPES[kind])
-    assert models.family_of(plain) == "gpt"
+    assert models.find_family(plain) == "gpt"
     if kind == "llama":
         old = {"rope_theta": 5e5, "rope_scaling": {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -202,9 +203,9 @@ def test_a_config_of_transformers_is_read_and_a_scaling_with_it(kind: str) -> No
 @pytest.mark.parametrize("kind", SHAPES)
 def test_the_described_modules_hold_the_parameters_that_are_built_in_their_order(kind: str) -> None:
     spec = spec_of(SHAPES[kind])
-    described = models.network(spec.model)
+    described = models.build_network(spec.model)
     assert described
-    sizes = {module.weight: tensors(described)[module.size].elements for module in modules(described)}
+    sizes = {module.weight: list_tensors(described)[module.size].elements for module in list_modules(described)}
     sizes.pop(None)
     names = [name for name, _ in build(spec).named_parameters()]
     built = dict(build(spec).named_parameters())
@@ -216,13 +217,15 @@ def test_the_described_modules_hold_the_parameters_that_are_built_in_their_order
 @pytest.mark.parametrize("kind", SHAPES)
 def test_flops_are_those_that_torch_counts(kind: str, dropout: float, checkpointing: bool) -> None:
     spec = spec_of(SHAPES[kind], {"attention": "eager", "dropout": dropout}, activation_checkpointing=checkpointing)
-    described = models.network(spec.model)
+    described = models.build_network(spec.model)
     assert described
     model = initialised(spec)
     with FlopCounterMode(display=False) as counter:
         loss_of(model, 1).backward()
-    again = recomputed_flops(described, spec.sequence, dropout=dropout, precision="fp32") if checkpointing else 0
-    assert training_flops(described, spec.sequence) + again == counter.get_total_flops()
+    again = (
+        compute_recomputed_flops(described, spec.sequence, dropout=dropout, precision="fp32") if checkpointing else 0
+    )
+    assert compute_training_flops(described, spec.sequence) + again == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -238,9 +241,9 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
         activation_checkpointing=checkpointing,
     )  # fmt: skip
     built = initialised(spec).to(DTYPES[precision])
-    described = models.network(spec.model)
+    described = models.build_network(spec.model)
     assert described
-    segments = activations.segments(described, workload(spec, "cpu"))
+    segments = activations.list_segments(described, build_workload(spec, "cpu"))
     saved = sum(segment.saved * times for block, times in segments for segment in block)
     width = 4 if precision == "fp32" else 2
     if checkpointing:  # a checkpoint keeps its random state and cosines and sines, which autograd does not save
@@ -260,9 +263,9 @@ def test_activations_of_samples_whose_documents_are_kept_apart_are_predicted_too
     spec = spec_of(
         SHAPES[kind], {"attention": attention}, objective="causal_lm_documents", activation_checkpointing=checkpointing
     )
-    built, described = initialised(spec), models.network(spec.model)
+    built, described = initialised(spec), models.build_network(spec.model)
     assert described
-    segments = activations.segments(described, workload(spec, "cpu"))
+    segments = activations.list_segments(described, build_workload(spec, "cpu"))
     saved = sum(segment.saved * times for block, times in segments for segment in block)
     if checkpointing:
         saved -= 3 * activations.RANDOM_STATE["cpu"] + (2 * 3 * TOKENS * 10 * 4 if kind == "llama" else 0)
@@ -362,6 +365,8 @@ def test_other_configs_are_refused_in_one_line(plain: dict[str, Any], told: str)
     ],
 )
 def test_what_such_a_model_cannot_do_is_told(words: tuple[str, ...], told: str) -> None:
-    asked = config.request(config.single(["model=gpt2_tiny", "objective=causal_lm", "devices_per_node=1", *words]))
+    asked = compose.compose_request(
+        compose.parse_single(["model=gpt2_tiny", "objective=causal_lm", "devices_per_node=1", *words])
+    )
     with pytest.raises(UserError, match=told):
-        config.check(asked, "cuda")
+        compose.check(asked, "cuda")

@@ -10,7 +10,7 @@ from bench import models
 from bench.errors import NoPrediction, UserError
 from bench.measure.flops import count_flops
 from bench.models.hugging_face import build, check, from_hugging_face, token_kinds
-from bench.predict.flops import flops_per_step, training_flops
+from bench.predict.flops import compute_flops_per_step, compute_training_flops
 from bench.spec import RunSpec
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -158,7 +158,7 @@ def test_what_only_our_own_families_can_do_is_refused(fields: dict[str, Any], to
 
 def test_nothing_is_predicted() -> None:
     with pytest.raises(NoPrediction):
-        flops_per_step(spec(config("gpt2")))
+        compute_flops_per_step(spec(config("gpt2")))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -180,9 +180,9 @@ def test_counted_flops_are_those_of_the_closed_form() -> None:
     asked = spec(
         config("bart"), model={"name": "t", "family": "t5", "shape": shape}, sequence={"encoder": 16, "decoder": 8}
     )
-    builder, network = models.load_builder("t5"), models.network(asked.model)
+    builder, network = models.load_builder("t5"), models.build_network(asked.model)
     model = builder.build(asked)
     builder.initialise(model, asked)
     sample = {"input_ids": torch.arange(2, 18).view(1, 16), "labels": torch.arange(2, 10).view(1, 8)}
     assert network is not None
-    assert count_flops(lambda: model(**sample).loss.backward()) == training_flops(network, asked.sequence)
+    assert count_flops(lambda: model(**sample).loss.backward()) == compute_training_flops(network, asked.sequence)

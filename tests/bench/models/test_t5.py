@@ -16,9 +16,9 @@ from transformers import MT5Config, T5Config, T5ForConditionalGeneration, UMT5Co
 from bench.errors import UserError
 from bench.models import t5
 from bench.models.t5.build import build, initialise
-from bench.predict.flops import recomputed_flops, training_flops
+from bench.predict.flops import compute_recomputed_flops, compute_training_flops
 from bench.spec import RunSpec
-from bench.stacks import parameter_count
+from bench.stacks import count_parameters
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 PRESETS = sorted(path.stem for path in CONF.glob("*.yaml") if "family: t5\n" in path.read_text() or path.stem == "tiny")
@@ -69,10 +69,10 @@ def test_a_preset_is_what_its_parameters_say_and_its_flops_are_what_torch_counts
     network = t5.stacks(t5.Shape.model_validate(model["shape"]))
     module = build(spec_of(model["shape"]), torch.device("meta"))
     published = model["parameters"]
-    assert parameter_count(network) == sum(p.numel() for p in module.parameters()) == published
+    assert count_parameters(network) == sum(p.numel() for p in module.parameters()) == published
     few = model["shape"] | {"encoder_layers": 2, "decoder_layers": 1}
     counted = counted_flops(build(spec_of(few), torch.device("meta")), 512, 128)
-    assert training_flops(t5.stacks(t5.Shape.model_validate(few)), {"encoder": 512, "decoder": 128}) == counted
+    assert compute_training_flops(t5.stacks(t5.Shape.model_validate(few)), {"encoder": 512, "decoder": 128}) == counted
 
 
 PRINTED = {
@@ -159,9 +159,9 @@ shapes = st.fixed_dictionaries(
 def test_the_closed_forms_hold_for_any_shape_and_any_lengths(shape: dict[str, Any], encoder: int, decoder: int) -> None:
     network, spec = t5.stacks(t5.Shape.model_validate(shape)), spec_of(shape, activation_checkpointing=True)
     module = build(spec, torch.device("meta"))
-    assert parameter_count(network) == sum(p.numel() for p in module.parameters())
+    assert count_parameters(network) == sum(p.numel() for p in module.parameters())
     sample = {"encoder": encoder, "decoder": decoder}
-    hardware = training_flops(network, sample) + recomputed_flops(network, sample)
+    hardware = compute_training_flops(network, sample) + compute_recomputed_flops(network, sample)
     assert hardware == counted_flops(module, encoder, decoder)
 
 
@@ -172,8 +172,8 @@ def test_recomputation_spares_the_last_matmul_only_where_nothing_behind_it_is_sa
     network, sample = t5.stacks(t5.Shape.model_validate(SMALL)), {"encoder": 12, "decoder": 7}
     module = build(spec_of(SMALL, {"dropout": dropout}, activation_checkpointing=True), torch.device("meta"))
     module.to({"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
-    recomputed = recomputed_flops(network, sample, dropout=dropout, precision=precision)
-    assert training_flops(network, sample) + recomputed == counted_flops(module, 12, 7)
+    recomputed = compute_recomputed_flops(network, sample, dropout=dropout, precision=precision)
+    assert compute_training_flops(network, sample) + recomputed == counted_flops(module, 12, 7)
 
 
 # ---------------------------------------------------------------------------------------------------- build

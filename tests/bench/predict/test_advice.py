@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from bench import config, store
-from bench.predict.advice import Question, advise, standing
-from bench.predict.advice.candidates import Axes, Candidate, Room, look
-from bench.predict.advice.choices import Choice, Estimate, choose
-from bench.predict.advice.difference import slower_by, surely_faster, why
-from bench.predict.advice.measured import Known, known
+from bench import store
+from bench.config import compose
+from bench.predict.advice import AdviceQuestion, advise, rate_doubt
+from bench.predict.advice.candidates import Axes, Candidate, DeviceLimits, search_candidates
+from bench.predict.advice.choices import Choice, StepEstimate, choose
+from bench.predict.advice.difference import compute_extra_share, explain_difference, is_surely_faster
+from bench.predict.advice.measured import MeasuredPoints, collect_measured
 from bench.predict.flops import StepFlops
-from bench.predict.memory import memory
-from bench.predict.step_time import Time, step_time
+from bench.predict.memory import predict_memory
+from bench.predict.step_time import StepTime, predict_step_time
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
 from bench.record import RunRecord
 from bench.spec import Batch, EngineSpec, RunSpec
@@ -26,7 +27,7 @@ H200 = 150_000_000_000
 
 def spec(*overrides: str) -> RunSpec:
     words = ["model=mt5_base", "engine=zero2", "devices_per_node=8", "batch.micro=1", "launcher=slurm", *overrides]
-    return config.request(config.single(words)).spec
+    return compose.compose_request(compose.parse_single(words)).spec
 
 
 BASE = spec()
@@ -47,25 +48,27 @@ def choice(
     total = sum(parts.values())
     computing = sum(seconds for name, seconds in parts.items() if name in ("forward", "recomputation", "backward"))
     low, high = total + (rate[0] - 1) * computing, total + (rate[1] - 1) * computing + hidden_s
-    time = Time(parts, hidden_s, low, high, StepFlops(model=1, hardware=1), tokens, None, "matrix products")
-    candidate = Candidate(BASE.model_copy(update=changes), memory(BASE), fits)
-    return Choice(candidate, time, Estimate(total, low, high, "predicted"))
+    time = StepTime(parts, hidden_s, low, high, StepFlops(model=1, hardware=1), tokens, None, "matrix products")
+    candidate = Candidate(BASE.model_copy(update=changes), predict_memory(BASE), fits)
+    return Choice(candidate, time, StepEstimate(total, low, high, "predicted"))
 
 
 # -- what comes into question
 
 
 def test_micro_batches_double_up_to_the_last_that_may_fit() -> None:
-    found = look([BASE], Axes(nodes=(1,), checkpointing=(False,)), Room(H200, "cuda"))
+    found = search_candidates([BASE], Axes(nodes=(1,), checkpointing=(False,)), DeviceLimits(H200, "cuda"))
     micros = [candidate.spec.batch.micro for candidate in found.candidates]
     assert micros == [2**power for power in range(len(micros))]
     larger = BASE.model_copy(update={"batch": Batch(micro=2 * micros[-1], accumulation=1, global_=16 * micros[-1])})
-    assert memory(larger).fits(H200) is False
-    assert all(candidate.fits == memory(candidate.spec).fits(H200) for candidate in found.candidates)
+    assert predict_memory(larger).fits(H200) is False
+    assert all(candidate.fits == predict_memory(candidate.spec).fits(H200) for candidate in found.candidates)
 
 
 def test_accumulation_fills_the_largest_global_batch_and_never_exceeds_it() -> None:
-    found = look([BASE], Axes(nodes=(1,), checkpointing=(False,), max_global_batch=100), Room(H200, "cuda"))
+    found = search_candidates(
+        [BASE], Axes(nodes=(1,), checkpointing=(False,), max_global_batch=100), DeviceLimits(H200, "cuda")
+    )
     tried = {(c.spec.batch.micro, c.spec.accumulation) for c in found.candidates}
     # 8 ranks: 100 // 8 = 12 micro-steps of 1 sample, 6 of 2, 3 of 4, 1 of 8
     assert tried == {(1, n) for n in (1, 2, 4, 8, 12)} | {(2, n) for n in (1, 2, 4, 6)} | {
@@ -75,22 +78,24 @@ def test_accumulation_fills_the_largest_global_batch_and_never_exceeds_it() -> N
 
 
 def test_a_global_batch_that_is_asked_for_is_kept_exactly() -> None:
-    found = look([BASE], Axes(nodes=(1, 3), checkpointing=(False,), global_batch=64), Room(H200, "cuda"))
+    found = search_candidates(
+        [BASE], Axes(nodes=(1, 3), checkpointing=(False,), global_batch=64), DeviceLimits(H200, "cuda")
+    )
     assert {(c.spec.batch.micro, c.spec.accumulation) for c in found.candidates} == {(1, 8), (2, 4), (4, 2), (8, 1)}
     assert [left.nodes for left in found.undivided] == [3]  # 64 samples and 24 ranks
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
-    found = look([BASE], Axes(nodes=(1,), checkpointing=(False,)), Room(4_000_000_000, "cuda"))
+    found = search_candidates([BASE], Axes(nodes=(1,), checkpointing=(False,)), DeviceLimits(4_000_000_000, "cuda"))
     assert found.candidates == []
-    assert [short.bytes for short in found.short] == [memory(BASE).device[0] - 4_000_000_000]
+    assert [short.bytes for short in found.short] == [predict_memory(BASE).device[0] - 4_000_000_000]
 
 
 def test_a_measured_run_outranks_the_formula_of_memory() -> None:
     axes = Axes(nodes=(1,), checkpointing=(False,), micro=(1,))
-    ran_out = look([BASE], axes, Room(H200, "cuda", seen=lambda point: False))
+    ran_out = search_candidates([BASE], axes, DeviceLimits(H200, "cuda", seen=lambda point: False))
     assert (ran_out.candidates, len(ran_out.short)) == ([], 1)
-    ran = look([BASE], axes, Room(1, "cuda", seen=lambda point: True))
+    ran = search_candidates([BASE], axes, DeviceLimits(1, "cuda", seen=lambda point: True))
     assert [candidate.fits for candidate in ran.candidates] == [True]
 
 
@@ -102,20 +107,20 @@ def test_the_best_depends_on_what_is_asked() -> None:
     four = choice(nodes=4, parts={"forward": 2.0, "all-reduce": 2.0})  # 32 devices: 128
     rows = [one, four]
     tokens = 3.6e6  # 3600 steps: 10 hours (at most 20), and 4 (at most 6)
-    assert advise(Question(), rows).winner is one
-    assert advise(Question(tokens, node_hours=100), rows).winner is four
-    assert advise(Question(tokens, node_hours=23), rows).winner is one  # four may take 6 h of 4 nodes
-    assert advise(Question(tokens, deadline_h=21), rows).winner is one
-    assert advise(Question(tokens, deadline_h=7), rows).winner is four
-    assert advise(Question(tokens, deadline_h=15), rows).winner is four  # one makes it only if all goes well
+    assert advise(AdviceQuestion(), rows).winner is one
+    assert advise(AdviceQuestion(tokens, node_hours=100), rows).winner is four
+    assert advise(AdviceQuestion(tokens, node_hours=23), rows).winner is one  # four may take 6 h of 4 nodes
+    assert advise(AdviceQuestion(tokens, deadline_h=21), rows).winner is one
+    assert advise(AdviceQuestion(tokens, deadline_h=7), rows).winner is four
+    assert advise(AdviceQuestion(tokens, deadline_h=15), rows).winner is four  # one makes it only if all goes well
 
 
 def test_of_two_that_cannot_be_told_apart_the_surer_is_advised() -> None:
     lower, stage_3 = choice("zero1", parts={"forward": 1.0}), choice("zero3", parts={"forward": 0.9})
-    advice = advise(Question(), [stage_3, lower])
-    assert (advice.winner, advice.bolder, advice.ties) == (lower, stage_3, [stage_3])
+    advice = advise(AdviceQuestion(), [stage_3, lower])
+    assert (advice.winner, advice.better_but_less_sure, advice.ties) == (lower, stage_3, [stage_3])
     far = choice("zero3", parts={"forward": 0.5})
-    assert advise(Question(), [lower, far]).winner is far
+    assert advise(AdviceQuestion(), [lower, far]).winner is far
 
 
 def test_of_what_is_as_good_within_a_twentieth_the_fewest_nodes_win_and_then_the_largest_micro_batch() -> None:
@@ -123,34 +128,34 @@ def test_of_what_is_as_good_within_a_twentieth_the_fewest_nodes_win_and_then_the
         return choice(nodes=nodes, micro=micro, tokens=1000 * nodes * micro, parts={"forward": seconds * micro})
 
     one, two, many = on(1, 1.04), on(2, 1.03), on(128, 1.0)
-    assert advise(Question(), [many, two, one]).winner is one
-    assert advise(Question(), [many, two, on(1, 1.06)]).winner is two
-    assert advise(Question(), [many, two, one]).bolder is None, "as good is no better"
+    assert advise(AdviceQuestion(), [many, two, one]).winner is one
+    assert advise(AdviceQuestion(), [many, two, on(1, 1.06)]).winner is two
+    assert advise(AdviceQuestion(), [many, two, one]).better_but_less_sure is None, "as good is no better"
     large = on(1, 1.05, micro=8)
-    advice = advise(Question(), [many, one, large, on(1, 1.2, micro=16)])
+    advice = advise(AdviceQuestion(), [many, one, large, on(1, 1.2, micro=16)])
     assert advice.winner is large
     assert advice.engines[0] is large and advice.nodes == [large, many]
-    assert advise(Question(3.6e8, deadline_h=60), [many, two, one]).winner is many, (
+    assert advise(AdviceQuestion(3.6e8, deadline_h=60), [many, two, one]).winner is many, (
         "the others take 104 and 51.5 to 103 h"
     )
 
 
 def test_what_may_not_fit_wins_only_where_nothing_fits_for_sure() -> None:
     sure, perhaps = choice(parts={"forward": 2.0}), choice(micro=2, parts={"forward": 1.0}, fits=None)
-    advice = advise(Question(), [sure, perhaps])
+    advice = advise(AdviceQuestion(), [sure, perhaps])
     assert (advice.winner, advice.perhaps) == (sure, perhaps)
-    assert advise(Question(), [perhaps]).winner is perhaps
+    assert advise(AdviceQuestion(), [perhaps]).winner is perhaps
 
 
 def test_beyond_every_limit_nothing_stands() -> None:
     slow = choice(parts={"forward": 10.0})
-    assert standing(slow, Question(3.6e6, deadline_h=9)) == 3
+    assert rate_doubt(slow, AdviceQuestion(3.6e6, deadline_h=9)) == 3
 
 
 def test_each_engine_is_shown_at_its_best() -> None:
     rows = [choice("zero2", parts={"forward": s}, micro=m) for s, m in ((3.0, 1), (2.0, 2))]
     rows.append(choice("zero3", parts={"forward": 5.0}))
-    advice = advise(Question(), rows)
+    advice = advise(AdviceQuestion(), rows)
     assert [(row.spec.engine.name, row.estimate.step_s) for row in advice.engines] == [("zero2", 2.0), ("zero3", 5.0)]
 
 
@@ -160,8 +165,8 @@ def test_each_engine_is_shown_at_its_best() -> None:
 def test_doubt_that_both_share_cancels() -> None:
     quick = choice(nodes=1, parts={"forward": 1.0, "all-reduce": 0.1})  # 1.1 to 2.1
     slow = choice(nodes=2, tokens=2000, parts={"forward": 1.0, "all-reduce": 0.2})  # 1.2 to 2.2: they overlap
-    assert surely_faster(quick, slow, per_device=True)
-    assert not surely_faster(slow, quick, per_device=True)
+    assert is_surely_faster(quick, slow, per_device=True)
+    assert not is_surely_faster(slow, quick, per_device=True)
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(1.2, False), (1.25, True)])
@@ -169,37 +174,37 @@ def test_doubt_that_both_share_cancels() -> None:
 def test_other_portions_and_engines_leave_each_its_own_doubt(seconds: float, told: bool, other: dict[str, Any]) -> None:
     assert REHEARSED == (0.9, 1.1)  # 1.1 × 1.0 = 1.1 against 0.9 × 1.2 = 1.08 or 0.9 × 1.25 = 1.125
     one, rival = choice(parts={"forward": 1.0}), choice(parts={"forward": seconds}, **other)
-    assert surely_faster(one, rival, per_device=True) is told
+    assert is_surely_faster(one, rival, per_device=True) is told
 
 
 def test_stage_3_alone_may_compute_as_much_longer_as_it_was_seen_to() -> None:
     other = choice("zero2", parts={"forward": 1.0})
     edge = REHEARSED[0] / CALIBRATED[1]
-    assert surely_faster(choice("zero3", parts={"forward": 0.99 * edge}), other, per_device=True)
-    assert not surely_faster(choice("zero3", parts={"forward": 1.01 * edge}), other, per_device=True)
+    assert is_surely_faster(choice("zero3", parts={"forward": 0.99 * edge}), other, per_device=True)
+    assert not is_surely_faster(choice("zero3", parts={"forward": 1.01 * edge}), other, per_device=True)
 
 
 def test_what_is_better_only_if_communication_hides_is_not_surely_better() -> None:
     hiding = choice(nodes=1, parts={"forward": 1.0}, hidden_s=0.5)
     waiting = choice(nodes=2, tokens=2000, parts={"forward": 1.0, "all-reduce": 0.1})
-    assert not surely_faster(hiding, waiting, per_device=True)
-    assert not surely_faster(waiting, hiding, per_device=True)
+    assert not is_surely_faster(hiding, waiting, per_device=True)
+    assert not is_surely_faster(waiting, hiding, per_device=True)
 
 
 def test_measured_runs_are_compared_by_their_intervals() -> None:
     def measured(low: float, high: float) -> Choice:
         made = choice(parts={"forward": 1.0})
-        return made._replace(estimate=Estimate((low + high) / 2, low, high, "measured", 3))
+        return made._replace(estimate=StepEstimate((low + high) / 2, low, high, "measured", 3))
 
-    assert surely_faster(measured(1.0, 1.1), measured(1.2, 1.3), per_device=True)
-    assert not surely_faster(measured(1.0, 1.2), measured(1.1, 1.3), per_device=True)
+    assert is_surely_faster(measured(1.0, 1.1), measured(1.2, 1.3), per_device=True)
+    assert not is_surely_faster(measured(1.0, 1.2), measured(1.1, 1.3), per_device=True)
 
 
 def test_why_names_the_parts_that_take_longer() -> None:
     base = choice(parts={"forward": 1.0, "backward": 2.0, "all-reduce": 1.0})
     rival = choice(parts={"forward": 1.0, "recomputation": 0.8, "backward": 2.0, "gather": 1.2, "all-reduce": 0.6})
-    assert slower_by(base, rival, per_device=True) == pytest.approx(0.4)
-    assert why(base, rival, per_device=True) == pytest.approx({"gather": 0.3, "recomputation": 0.2})
+    assert compute_extra_share(base, rival, per_device=True) == pytest.approx(0.4)
+    assert explain_difference(base, rival, per_device=True) == pytest.approx({"gather": 0.3, "recomputation": 0.2})
 
 
 # -- measured runs outrank formulas
@@ -225,11 +230,11 @@ def here() -> Any:
 def chosen(record: RunRecord, here: Any, *others: RunRecord) -> Choice:
     """What is believed of a record's point where `others` were measured."""
 
-    def predict(point: RunSpec) -> Time:
-        return step_time(point, here, "cpu")
+    def predict(point: RunSpec) -> StepTime:
+        return predict_step_time(point, here, "cpu")
 
-    found = known(others, record.spec, here, lambda point: predict(point).step_s)
-    return choose(Candidate(record.spec, memory(record.spec, "cpu"), True), found, predict(record.spec))
+    found = collect_measured(others, record.spec, here, lambda point: predict(point).step_s)
+    return choose(Candidate(record.spec, predict_memory(record.spec, "cpu"), True), found, predict(record.spec))
 
 
 def median_s(record: RunRecord) -> float:
@@ -259,7 +264,7 @@ def test_its_neighbours_are_corrected_by_as_much_as_it_was_off(here: Any) -> Non
 def test_runs_of_another_machine_say_nothing(here: Any) -> None:
     record = recorded("zero2")
     elsewhere = here.model_copy(update={"name": "elsewhere"})
-    assert known([record], record.spec, elsewhere, lambda point: 1.0) == Known()
+    assert collect_measured([record], record.spec, elsewhere, lambda point: 1.0) == MeasuredPoints()
 
 
 @pytest.mark.parametrize("changes", [{"evidence": "rehearsed"}, {"drill": True}])
@@ -267,12 +272,14 @@ def test_what_is_no_measurement_says_nothing(here: Any, changes: dict[str, Any])
     record = recorded("zero2")
     if changes.pop("drill", False):
         changes["observations"] = record.observations.model_copy(update={"drill": "slow"})  # type: ignore[union-attr]
-    assert known([record.model_copy(update=changes)], record.spec, here, lambda point: 1.0) == Known()
+    assert (
+        collect_measured([record.model_copy(update=changes)], record.spec, here, lambda point: 1.0) == MeasuredPoints()
+    )
 
 
 def test_a_point_that_ran_out_of_memory_does_not_fit(here: Any) -> None:
     record = recorded("zero2")
     oom = record.model_copy(update={"outcome": record.outcome.model_copy(update={"kind": "oom"})})
-    found = known([oom], record.spec, here, lambda point: 1.0)
+    found = collect_measured([oom], record.spec, here, lambda point: 1.0)
     assert found.fits(record.spec) is False
     assert found.fits(recorded("zero3").spec) is None

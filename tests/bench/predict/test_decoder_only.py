@@ -9,13 +9,14 @@ from saved_tensors import kept_by_autograd
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bench import config, models
+from bench import models
+from bench.config import compose
 from bench.errors import NoPrediction
-from bench.predict.flops import flops_per_step, recomputed_flops, training_flops
-from bench.predict.memory import activations, memory
+from bench.predict.flops import compute_flops_per_step, compute_recomputed_flops, compute_training_flops
+from bench.predict.memory import activations, predict_memory
 from bench.predict.workload import Workload
 from bench.spec import Precision, RunSpec
-from bench.stacks import Attention, Mlp, Stack, Stacks, matrices, modules, parameter_count, tensors
+from bench.stacks import Attention, Mlp, Stack, Stacks, count_parameters, list_matrices, list_modules, list_tensors
 
 TOKENS = 20
 SMALL = {"layers": 3, "width": 48, "heads": 4, "vocab": 96, "positions": 64}
@@ -49,16 +50,18 @@ def loss(model: torch.nn.Module, samples: int) -> torch.Tensor:
 def test_gpt2_has_its_published_parameters_and_those_that_transformers_builds() -> None:
     with torch.device("meta"):
         built = sum(parameter.numel() for parameter in GPT2LMHeadModel(GPT2Config()).parameters())
-    assert parameter_count(network(12, 768, 12, 50257, 1024)) == built == 124_439_808
+    assert count_parameters(network(12, 768, 12, 50257, 1024)) == built == 124_439_808
 
 
 def test_modules_hold_the_parameters_of_transformers_modules_in_their_order() -> None:
     described = network(**SMALL)
-    sizes = {module.weight: tensors(described)[module.size].elements for module in modules(described)}
+    sizes = {module.weight: list_tensors(described)[module.size].elements for module in list_modules(described)}
     sizes.pop(None)
     assert list(sizes.values()) == [parameter.numel() for parameter in built().parameters()]
     counted = Counter(sizes.values())
-    assert [counted[size.elements] for size in tensors(described)] == [size.number for size in tensors(described)]
+    assert [counted[size.elements] for size in list_tensors(described)] == [
+        size.number for size in list_tensors(described)
+    ]
 
 
 def test_matrices_are_those_of_its_projections_and_its_head() -> None:
@@ -66,7 +69,7 @@ def test_matrices_are_those_of_its_projections_and_its_head() -> None:
         tuple(p.shape) for name, p in built().named_parameters() if name.endswith((".c_fc.weight", "attn.weight"))
     }
     shapes |= {tuple(p.shape) for name, p in built().named_parameters() if name.endswith("c_proj.weight")}
-    assert matrices(network(**SMALL)) == {*shapes, (48, 96)}
+    assert list_matrices(network(**SMALL)) == {*shapes, (48, 96)}
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -77,8 +80,8 @@ def test_flops_of_a_sample_are_what_torch_counts(dropout: float, checkpointing: 
     model = built(dropout=dropout, checkpointing=checkpointing)
     with FlopCounterMode(display=False) as counter:
         loss(model, 1).backward()
-    again = recomputed_flops(described, sample, dropout=dropout) if checkpointing else 0
-    assert training_flops(described, sample) + again == counter.get_total_flops()
+    again = compute_recomputed_flops(described, sample, dropout=dropout) if checkpointing else 0
+    assert compute_training_flops(described, sample) + again == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -93,7 +96,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     load = Workload(
         3, (("tokens", TOKENS),), WIDTH[precision], attention, dropout > 0, checkpointing, "cpu", False, None
     )
-    described = activations.segments(network(**SMALL), load)
+    described = activations.list_segments(network(**SMALL), load)
     saved = sum(segment.saved * times for block, times in described for segment in block)
     if checkpointing:  # a checkpoint keeps its random state, which is no tensor that autograd saves
         saved -= 3 * activations.RANDOM_STATE["cpu"]
@@ -107,7 +110,9 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
 
 
 def spec_of(engine: str, **more: Any) -> RunSpec:
-    asked = config.request(config.single([f"engine={engine}", "devices_per_node=4", "launcher=slurm"])).spec
+    asked = compose.compose_request(
+        compose.parse_single([f"engine={engine}", "devices_per_node=4", "launcher=slurm"])
+    ).spec
     return RunSpec.model_validate({
         "model": {"name": "gpt2", "family": "gpt2", "shape": {}},
         "engine": asked.engine,
@@ -119,32 +124,32 @@ def spec_of(engine: str, **more: Any) -> RunSpec:
 @pytest.fixture
 def gpt2(monkeypatch: pytest.MonkeyPatch) -> Stacks:
     described = network(12, 768, 12, 50257, 1024)
-    monkeypatch.setattr(models, "network", lambda model: described)
+    monkeypatch.setattr(models, "build_network", lambda model: described)
     return described
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero1", "zero2", "zero3"])
 def test_a_family_that_describes_its_network_is_predicted_under_every_engine(engine: str, gpt2: Stacks) -> None:
     spec = spec_of(engine)
-    needed = memory(spec, "cuda")
+    needed = predict_memory(spec, "cuda")
     assert all(size >= 0 for phase in needed.phases for size in phase.terms.values())
     whole = 2 * 124_439_808  # bf16; stage 3 has a quarter of it, and small tensors whole
     expected = whole / 4 if engine == "zero3" else whole
     assert needed.phases[1].terms["weights"] == pytest.approx(expected, rel=0.01)
     # PaLM's rule: 6 FLOPs per parameter and token, 12 × layers × width × tokens per token for attention's squares
     rule = 1024 * (6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024)
-    assert flops_per_step(spec).model == pytest.approx(16 * rule, rel=0.002)
+    assert compute_flops_per_step(spec).model == pytest.approx(16 * rule, rel=0.002)
 
 
 def test_logits_of_a_large_vocabulary_are_what_a_gpt2_needs_most_of(gpt2: Stacks) -> None:
     """4 × 1,024 tokens of 50,257 words in fp32 are 0.82 GB: log-probabilities, and two gradients as large."""
-    (backward,) = (phase for phase in memory(spec_of("ddp"), "cuda").phases if phase.name == "backward")
+    (backward,) = (phase for phase in predict_memory(spec_of("ddp"), "cuda").phases if phase.name == "backward")
     assert backward.terms["logits and loss"] == pytest.approx(3 * 4 * 4096 * 50257, rel=0.001)
 
 
 def test_a_network_that_nobody_describes_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "network", lambda model: None)
-    for predicted in (flops_per_step, memory):
+    monkeypatch.setattr(models, "build_network", lambda model: None)
+    for predicted in (compute_flops_per_step, predict_memory):
         with pytest.raises(NoPrediction, match=r"model\.family=gpt2: no prediction"):
             predicted(spec_of("ddp"))
 
@@ -152,4 +157,4 @@ def test_a_network_that_nobody_describes_is_not_predicted(monkeypatch: pytest.Mo
 def test_tokens_that_a_sample_has_none_of_are_not_predicted(gpt2: Stacks) -> None:
     spec = spec_of("ddp", objective="span_corruption", sequence={"encoder": 512, "decoder": 128})
     with pytest.raises(NoPrediction, match="tokens of kind tokens: no prediction: a sample has encoder, decoder"):
-        flops_per_step(spec)
+        compute_flops_per_step(spec)

@@ -7,9 +7,9 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 from analysis.predictions import estimators
-from bench import config
+from bench.config import compose
 from bench.models import t5
-from bench.stacks import tensors
+from bench.stacks import list_tensors
 
 PARAMETERS, LAYER = 2_851_598_337, 32_899_072
 
@@ -18,7 +18,7 @@ PARAMETERS, LAYER = 2_851_598_337, 32_899_072
 @pytest.mark.parametrize("offload", [True, False])
 def test_stage_2_is_deepspeeds(nodes: int, per_node: int, offload: bool) -> None:
     _, per_gpu = estimate_zero2_model_states_mem_needs(PARAMETERS, per_node, nodes, cpu_offload=offload)
-    assert estimators.zero2(PARAMETERS, nodes * per_node, offload=offload) == per_gpu
+    assert estimators.estimate_zero2(PARAMETERS, nodes * per_node, offload=offload) == per_gpu
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (1, 3), (4, 8)])
@@ -27,21 +27,25 @@ def test_stage_3_is_deepspeeds(nodes: int, per_node: int) -> None:
         _, per_gpu, _ = estimate_zero3_model_states_mem_needs(
             PARAMETERS, LAYER, per_node, nodes, cpu_offload=offload, cpu_offload_params=weights
         )
-        ours = estimators.zero3(PARAMETERS, LAYER, nodes * per_node, offload=offload, offload_weights=weights)
+        ours = estimators.estimate_zero3(PARAMETERS, LAYER, nodes * per_node, offload=offload, offload_weights=weights)
         assert ours == per_gpu
 
 
 @pytest.mark.parametrize("name", ["tiny", "t5_3b", "mt5_xxl"])
 def test_the_largest_layer_is_the_largest_matrix(name: str) -> None:
     """DeepSpeed's model_to_params looks for the module that holds most parameters itself; in a T5 each holds one."""
-    shape = config.request(config.single([f"model={name}", "devices_per_node=2", "launcher=slurm"])).spec.model.shape
-    largest = max(size.elements for size in tensors(t5.stacks(t5.Shape.model_validate(shape))))
-    assert estimators.largest_layer(shape) == largest
+    shape = compose.compose_request(
+        compose.parse_single([f"model={name}", "devices_per_node=2", "launcher=slurm"])
+    ).spec.model.shape
+    largest = max(size.elements for size in list_tensors(t5.stacks(t5.Shape.model_validate(shape))))
+    assert estimators.count_largest_layer(shape) == largest
 
 
 def test_an_estimate_is_that_of_the_runs_stage_and_offload() -> None:
     def said(*overrides: str) -> int | None:
-        return estimators.memory(config.request(config.single([*overrides, "devices_per_node=2"])).spec, 1000)
+        return estimators.estimate_memory(
+            compose.compose_request(compose.parse_single([*overrides, "devices_per_node=2"])).spec, 1000
+        )
 
     assert [said(f"engine={engine}") for engine in ("ddp", "zero0", "zero1")] == [None] * 3
     assert said("engine=zero2") == 2 * 1000 + 9 * 1000

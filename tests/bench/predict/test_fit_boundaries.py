@@ -3,8 +3,8 @@
 import pytest
 
 from analysis.predictions import fit_boundaries
-from bench import config
-from bench.predict.memory import memory
+from bench.config import compose
+from bench.predict.memory import predict_memory
 from bench.spec import RunSpec
 
 OLD_T5 = ("model=t5_3b", "precision=fp16", "model.attention=eager", "model.dropout=0.1", "devices_per_node=1")
@@ -41,17 +41,17 @@ AUTO = (  # transformers' values for "auto" at d_model 4096
 def test_a_report_is_read_as_the_configuration_would_have_it(
     model: str, configuration: str, overrides: tuple[str, ...]
 ) -> None:
-    read = next(fit_boundaries.specs(model, fit_boundaries.REPORTS[model, configuration]))
+    read = next(fit_boundaries.list_specs(model, fit_boundaries.REPORTS[model, configuration]))
     lengths = tuple(f"sequence.{kind}={length}" for kind, length in read.sequence.items())
-    composed: RunSpec = config.request(
-        config.single(["devices_per_node=2", *overrides, *lengths, "launcher=slurm"])
+    composed: RunSpec = compose.compose_request(
+        compose.parse_single(["devices_per_node=2", *overrides, *lengths, "launcher=slurm"])
     ).spec
-    assert memory(read) == memory(composed)
+    assert predict_memory(read) == predict_memory(composed)
 
 
 @pytest.mark.parametrize(("device", "machine"), [("V100-16GB", "v100_16"), ("A100-40GB", "a100_40")])
 def test_a_report_and_a_user_mean_the_same_device(device: str, machine: str) -> None:
     assert (
-        config.request([("machine", machine), ("devices_per_node", 2)]).machine.memory_bytes
+        compose.compose_request([("machine", machine), ("devices_per_node", 2)]).machine.memory_bytes
         == fit_boundaries.DEVICE_BYTES[device]
     )

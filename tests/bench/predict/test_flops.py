@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.predict.flops import flops_per_step, training_flops
-from bench.predict.workload import network_of
+from bench.predict.flops import compute_flops_per_step, compute_training_flops
+from bench.predict.workload import get_network
 from bench.spec import RunSpec
 
 SHAPE = {
@@ -27,16 +27,16 @@ def spec_of(**rest: Any) -> RunSpec:
 
 def test_a_step_is_every_sample_of_every_rank_and_micro_step() -> None:
     spec = spec_of(batch={"micro": 4, "accumulation": 3}, nodes=2, devices_per_node=5)
-    step = flops_per_step(spec)
-    assert step.model == step.hardware == 4 * 3 * 10 * training_flops(network_of(spec), spec.sequence)
+    step = compute_flops_per_step(spec)
+    assert step.model == step.hardware == 4 * 3 * 10 * compute_training_flops(get_network(spec), spec.sequence)
 
 
 def test_recomputation_is_hardware_work_only_and_more_of_it_with_dropout_or_fp16() -> None:
     plain, full, fp16 = (
-        flops_per_step(spec_of(activation_checkpointing=True, **rest))
+        compute_flops_per_step(spec_of(activation_checkpointing=True, **rest))
         for rest in ({}, {"dropout": 0.1}, {"precision": "fp16"})
     )
-    assert plain.model == full.model == fp16.model == flops_per_step(spec_of()).model
+    assert plain.model == full.model == fp16.model == compute_flops_per_step(spec_of()).model
     assert plain.model < plain.hardware < full.hardware == fp16.hardware < 4 / 3 * plain.model
 
 

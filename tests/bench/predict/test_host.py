@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench import config
-from bench.predict.memory import memory
-from bench.predict.memory.host import PROCESS_BYTES, Host, host, told
+from bench.config import compose
+from bench.predict.memory import predict_memory
+from bench.predict.memory.host import PROCESS_BYTES, HostMemory, format_host_memory, predict_host_memory
 from bench.spec import RunSpec
 
 XXL = 12_921_057_280
@@ -12,17 +12,17 @@ OFFLOAD = ("engine.offload_optimizer.device=cpu", "optimizer.implementation=nati
 
 
 def asked(*overrides: str) -> RunSpec:
-    return config.request(config.single(["devices_per_node=2", *overrides, "launcher=slurm"])).spec
+    return compose.compose_request(compose.parse_single(["devices_per_node=2", *overrides, "launcher=slurm"])).spec
 
 
-def low(needed: Host | None, *names: str) -> int:
+def low(needed: HostMemory | None, *names: str) -> int:
     assert needed is not None
     return sum(needed.terms[name][0] for name in names)
 
 
 def test_mt5_xxl_offloads_155_gb_of_fp32_states_with_its_gradients_beside() -> None:
     spec = asked("model=mt5_xxl", "engine=zero2", "devices_per_node=8", *OFFLOAD)
-    needed = host(spec)
+    needed = predict_host_memory(spec)
     assert low(needed, "master weights", "optimizer moments") == pytest.approx(12 * XXL, rel=1e-6)
     assert low(needed, "master weights", "optimizer moments") == pytest.approx(155e9, rel=0.001)
     assert low(needed, "gradients") == pytest.approx(4 * XXL, rel=1e-6)
@@ -40,16 +40,16 @@ def test_partial_offload_divides_16_bytes_per_parameter_between_device_and_host(
         "engine.offload_optimizer.pin_memory=false",
     )
     spec = asked(*words, "engine.offload_optimizer.ratio=0.25")
-    needed = host(spec)
+    needed = predict_host_memory(spec)
     assert needed is not None
     assert needed.low - low(needed, "processes") == pytest.approx((2 + 16 * 0.25) * XXL, rel=1e-3)
-    standing = memory(spec).resident - 2 * 50_000_000  # without the bucket
+    standing = predict_memory(spec).resident - 2 * 50_000_000  # without the bucket
     assert standing == pytest.approx((2 + 16 * 0.75) * XXL, rel=1e-3)
 
 
 def test_more_nodes_hold_less_each() -> None:
     words = ("model=mt5_xl", "engine=zero2", "devices_per_node=8", *OFFLOAD)
-    one, four = (host(asked(*words, f"nodes={nodes}")) for nodes in (1, 4))
+    one, four = (predict_host_memory(asked(*words, f"nodes={nodes}")) for nodes in (1, 4))
     assert low(one, "optimizer moments") == pytest.approx(4 * low(four, "optimizer moments"), rel=1e-5)
     assert low(one, "processes") == low(four, "processes") == 8 * PROCESS_BYTES["cuda"][0]
 
@@ -60,14 +60,16 @@ def test_flan_t5_xxl_in_fp32_with_both_offloads_takes_24_bytes_per_parameter() -
         "model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", *OFFLOAD,
         "engine.offload_param.device=cpu",
     )  # fmt: skip
-    needed = host(spec)
+    needed = predict_host_memory(spec)
     assert needed is not None
     assert needed.low - low(needed, "processes") == pytest.approx(267e9, rel=0.002)
 
 
 def test_pinned_memory_may_be_rounded_up_to_a_power_of_two() -> None:
     pinned, pageable = (
-        host(asked("model=mt5_xl", "engine=zero2", *OFFLOAD, f"engine.offload_optimizer.pin_memory={pin}"))
+        predict_host_memory(
+            asked("model=mt5_xl", "engine=zero2", *OFFLOAD, f"engine.offload_optimizer.pin_memory={pin}")
+        )
         for pin in ("true", "false")
     )
     assert pinned is not None
@@ -80,8 +82,8 @@ def test_pinned_memory_may_be_rounded_up_to_a_power_of_two() -> None:
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])
 def test_without_offload_the_host_holds_processes_only(engine: str) -> None:
-    needed = host(asked("model=mt5_xxl", f"engine={engine}", "devices_per_node=8"))
-    assert needed == Host({"processes": (8 * PROCESS_BYTES["cuda"][0], 8 * PROCESS_BYTES["cuda"][1])})
+    needed = predict_host_memory(asked("model=mt5_xxl", f"engine={engine}", "devices_per_node=8"))
+    assert needed == HostMemory({"processes": (8 * PROCESS_BYTES["cuda"][0], 8 * PROCESS_BYTES["cuda"][1])})
 
 
 @pytest.mark.parametrize(("room", "low", "high"), [(80e9, 0, 0), (53e9, 0, 4), (42.5e9, 4, 4)])
@@ -90,7 +92,7 @@ def test_weights_that_a_device_cannot_hold_twice_lie_twice_in_the_host_while_sta
 ) -> None:
     """8 ranks × 2 copies × 2 bytes × 12.9e9 parameters are 413 GB, where the second copy does not fit the device."""
     spec = asked("model=mt5_xxl", "engine=zero2", "nodes=8", "devices_per_node=8")
-    needed = host(spec, "cuda", int(room))
+    needed = predict_host_memory(spec, "cuda", int(room))
     assert needed is not None
     flat = needed.terms.get("flattening", (0, 0))
     assert flat == pytest.approx((8 * low * XXL, 8 * high * XXL), rel=1e-6)
@@ -98,8 +100,8 @@ def test_weights_that_a_device_cannot_hold_twice_lie_twice_in_the_host_while_sta
 
 def test_on_a_cpu_machine_the_ranks_tensors_lie_in_the_hosts_memory() -> None:
     spec = asked("model=tiny", "engine=zero2", "devices_per_node=4", "machine=cpu")
-    peak = max(phase.total for phase in memory(spec, "cpu").phases)
-    assert low(host(spec, "cpu"), "tensors") == 4 * peak
+    peak = max(phase.total for phase in predict_memory(spec, "cpu").phases)
+    assert low(predict_host_memory(spec, "cpu"), "tensors") == 4 * peak
 
 
 def test_with_nvme_nobody_knows() -> None:
@@ -107,13 +109,16 @@ def test_with_nvme_nobody_knows() -> None:
         "model=tiny", "engine=zero3", "engine.offload_optimizer.device=nvme", "engine.offload_optimizer.nvme_path=/x",
         "optimizer.implementation=native",
     )  # fmt: skip
-    assert host(spec) is None
-    assert told(None, 8, 10**12) == "What a node's host needs is unknown."
+    assert predict_host_memory(spec) is None
+    assert format_host_memory(None, 8, 10**12) == "What a node's host needs is unknown."
 
 
 def test_a_reader_is_told_what_fits() -> None:
-    needed = Host({"processes": (8 * 10**9, 16 * 10**9), "gradients": (52 * 10**9, 52 * 10**9)})
-    assert told(needed, 8, None) == "A node's host needs 60–68 GB for 8 ranks (processes 8–16, gradients 52)."
-    assert told(needed, 8, 64 * 10**9).endswith("; it has 64 GB: may fit.")
-    assert told(needed, 8, 50 * 10**9).endswith("; it has 50 GB: does not fit.")
-    assert told(needed, 8, 100 * 10**9).endswith("; it has 100 GB: fits.")
+    needed = HostMemory({"processes": (8 * 10**9, 16 * 10**9), "gradients": (52 * 10**9, 52 * 10**9)})
+    assert (
+        format_host_memory(needed, 8, None)
+        == "A node's host needs 60–68 GB for 8 ranks (processes 8–16, gradients 52)."
+    )
+    assert format_host_memory(needed, 8, 64 * 10**9).endswith("; it has 64 GB: may fit.")
+    assert format_host_memory(needed, 8, 50 * 10**9).endswith("; it has 50 GB: does not fit.")
+    assert format_host_memory(needed, 8, 100 * 10**9).endswith("; it has 100 GB: fits.")

@@ -10,12 +10,13 @@ import pytest
 import torch
 from saved_tensors import kept_by_autograd
 
-from bench import config, store
-from bench.engines.deepspeed.facts import divided_at
+from bench import store
+from bench.config import compose
+from bench.engines.deepspeed.facts import find_division
 from bench.engines.precision import on_device
 from bench.models.t5.build import build, initialise
-from bench.predict.memory import activations, largest_micro_batch, memory
-from bench.predict.workload import network_of, workload
+from bench.predict.memory import activations, find_largest_micro_batch, predict_memory
+from bench.predict.workload import build_workload, get_network
 from bench.prediction_inputs.memory_runs import RecordedRuns
 from bench.spec import RunSpec, canonical
 
@@ -28,7 +29,7 @@ SHAPE = {
 
 
 def asked(*overrides: str) -> RunSpec:
-    return config.request(config.single(["devices_per_node=2", *overrides, "launcher=slurm"])).spec
+    return compose.compose_request(compose.parse_single(["devices_per_node=2", *overrides, "launcher=slurm"])).spec
 
 
 def published(name: str) -> list[dict[str, str]]:
@@ -44,7 +45,7 @@ def test_model_states_are_those_of_zeros_table_to_the_printed_digits(row: dict[s
     elements, ranks = round(float(row["parameters_b"]) * 1e9), int(row["data_parallel"])
     for stage in (1, 2, 3):
         printed = row[f"stage{stage}_gb"]
-        exact = Decimal(divided_at(stage, ranks).state_bytes(elements, "bf16")) / 10**9
+        exact = Decimal(find_division(stage, ranks).state_bytes(elements, "bf16")) / 10**9
         assert Decimal(printed) in {  # some are rounded, some are cut off
             exact.quantize(Decimal(printed), rounding) for rounding in (ROUND_HALF_UP, ROUND_DOWN)
         }
@@ -89,7 +90,7 @@ def test_activations_are_to_the_byte_what_autograd_keeps(
     shape: dict[str, Any], attention: str, dropout: float, precision: str
 ) -> None:
     spec = spec_of(shape, attention, dropout, precision=precision)
-    predicted = activations.segments(network_of(spec), workload(spec, "cpu"))
+    predicted = activations.list_segments(get_network(spec), build_workload(spec, "cpu"))
     saved = sum(segment.saved * times for block, times in predicted for segment in block)
     sum_of_weights = 4 if precision == "fp32" else 2  # the loss's divisor, one number
     assert kept_by_t5(spec) - sum_of_weights == saved
@@ -101,12 +102,12 @@ def test_no_term_is_negative_where_scores_are_smaller_than_the_output(engine: st
     """128 heads, each as wide as 128: with 2 tokens to attend to, an output has 64 times as many elements as scores."""
     words = [f"sequence.{stack}={n}" for stack, n in zip(("encoder", "decoder"), lengths, strict=True)]
     spec = asked("model=t5_11b", f"engine={engine}", "model.attention=eager", "nodes=7", "devices_per_node=3", *words)
-    assert min(size for phase in memory(spec).phases for size in phase.terms.values()) >= 0
+    assert min(size for phase in predict_memory(spec).phases for size in phase.terms.values()) >= 0
 
 
 def test_checkpointing_keeps_a_small_part_of_the_activations_and_runs_one_block_again() -> None:
     plain, checkpointed = (
-        memory(asked("model=mt5_base", "engine=zero2", "batch.micro=8", f"activation_checkpointing={on}"))
+        predict_memory(asked("model=mt5_base", "engine=zero2", "batch.micro=8", f"activation_checkpointing={on}"))
         for on in ("false", "true")
     )
     forward, backward = (phase.terms for phase in checkpointed.phases[1:3])
@@ -122,7 +123,7 @@ def test_checkpointing_keeps_a_small_part_of_the_activations_and_runs_one_block_
 def test_peaks_of_real_runs_are_foretold_within_two_percent(path: Path) -> None:
     record = store.read_record(path)
     assert record.observations is not None
-    ranks, foretold = record.observations.memory, memory(record.spec, "cpu")
+    ranks, foretold = record.observations.memory, predict_memory(record.spec, "cpu")
     for name, value, allowed in [
         ("peak_allocated_bytes", foretold.peak, 0.02),
         ("resident_bytes", foretold.resident, 0.001),
@@ -140,7 +141,7 @@ def recorded() -> list[dict[str, str]]:
 def test_peaks_of_other_shapes_with_checkpointing_accumulation_and_dropout(run: dict[str, str]) -> None:
     spec = asked(*run["overrides"].split())
     assert canonical(spec) == run["spec"], "what was run is what these overrides ask today"
-    foretold = memory(spec, "cpu")
+    foretold = predict_memory(spec, "cpu")
     assert foretold.peak == pytest.approx(int(run["peak_bytes"]), rel=0.04)
     assert foretold.resident == pytest.approx(int(run["resident_bytes"]), rel=0.001)
     # stage 3: gloo's threads may still hold the tensor before the one that is gathered
@@ -156,7 +157,7 @@ def test_every_smoke_run_takes_part() -> None:
 # ---------------------------------------------------------------------------------------------- what fits
 
 V100_16, A100_40 = (
-    config.request([("machine", name), ("devices_per_node", 2)]).machine.memory_bytes or 0
+    compose.compose_request([("machine", name), ("devices_per_node", 2)]).machine.memory_bytes or 0
     for name in ("v100_16", "a100_40")
 )
 RTX_3090 = int(23.69 * 2**30)  # by CUDA's out-of-memory messages
@@ -188,14 +189,14 @@ def test_the_published_boundaries_are_all_looked_at() -> None:
 
 @pytest.mark.parametrize("tokens", [16, 128, 512])  # not stated by the source
 def test_t5_3b_does_not_fit_a_24_gb_card_without_offload(tokens: int) -> None:
-    assert memory(asked("engine=ddp", "batch.micro=1", *OLD_T5, *lengths(tokens))).fits(RTX_3090) is False
+    assert predict_memory(asked("engine=ddp", "batch.micro=1", *OLD_T5, *lengths(tokens))).fits(RTX_3090) is False
 
 
 def test_t5_3b_with_zero2_and_offload_fits_20_samples_and_not_30_at_about_80_tokens() -> None:
     """The source states no lengths; its data are sentences of a translation."""
     stated = ("engine=zero2", "engine.reduce_bucket_size=200000000", *OLD_T5, *OFFLOAD)
     for tokens in (75, 80):
-        micro = largest_micro_batch(asked(*stated, *lengths(tokens)), RTX_3090)
+        micro = find_largest_micro_batch(asked(*stated, *lengths(tokens)), RTX_3090)
         assert 20 <= micro.surely <= micro.perhaps < 30
 
 
@@ -205,7 +206,7 @@ def test_flan_t5_xl_in_fp32_does_not_fit_four_cards_of_16_gb(checkpointing: str)
         "model=t5_v1_1_xl", "engine=zero3", "precision=fp32", "devices_per_node=4", "batch.micro=1", *FLAN,
         f"activation_checkpointing={checkpointing}", *HUGGING_FACE_AUTO[2048],
     )  # fmt: skip
-    assert memory(spec).fits(V100_16) is False
+    assert predict_memory(spec).fits(V100_16) is False
 
 
 def test_flan_t5_xxl_fits_eight_cards_of_40_gb_with_zero3_and_checkpointing() -> None:
@@ -213,7 +214,7 @@ def test_flan_t5_xxl_fits_eight_cards_of_40_gb_with_zero3_and_checkpointing() ->
         "model=t5_v1_1_xxl", "engine=zero3", "precision=bf16", "devices_per_node=8", "batch.micro=8", *FLAN,
         "activation_checkpointing=true", *HUGGING_FACE_AUTO[4096],
     )  # fmt: skip
-    assert memory(spec).fits(A100_40) is True
+    assert predict_memory(spec).fits(A100_40) is True
 
 
 def test_flan_t5_xxl_in_fp32_with_offload_needs_checkpointing_on_cards_of_16_gb() -> None:
@@ -222,19 +223,21 @@ def test_flan_t5_xxl_in_fp32_with_offload_needs_checkpointing_on_cards_of_16_gb(
     per parameter, 267 GB (test_host.py), and each process's copy of the weights while they load."""
     stated = ("model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", "batch.micro=1", *FLAN,
               *OFFLOAD, "engine.offload_param.device=cpu", *HUGGING_FACE_AUTO[4096])  # fmt: skip
-    assert memory(asked(*stated, "activation_checkpointing=false")).fits(V100_16) is False
-    assert memory(asked(*stated, "activation_checkpointing=true")).fits(V100_16) is True
+    assert predict_memory(asked(*stated, "activation_checkpointing=false")).fits(V100_16) is False
+    assert predict_memory(asked(*stated, "activation_checkpointing=true")).fits(V100_16) is True
 
 
 def test_the_largest_micro_batch_fits_and_the_next_one_does_not() -> None:
     spec = asked("model=mt5_xl", "engine=zero3", "devices_per_node=8", "machine=a100_80")
-    micro = largest_micro_batch(spec, 80_000_000_000)
+    micro = find_largest_micro_batch(spec, 80_000_000_000)
     fits = [
-        memory(asked("model=mt5_xl", "engine=zero3", "devices_per_node=8", f"batch.micro={samples}")).fits(80 * 10**9)
+        predict_memory(asked("model=mt5_xl", "engine=zero3", "devices_per_node=8", f"batch.micro={samples}")).fits(
+            80 * 10**9
+        )
         for samples in (micro.surely, micro.perhaps + 1)
     ]
     assert fits == [True, False]
-    assert largest_micro_batch(spec, 10**9) == (0, 0)
+    assert find_largest_micro_batch(spec, 10**9) == (0, 0)
 
 
 MT5_XXL = 12_921_057_280
@@ -248,17 +251,22 @@ def test_stages_1_and_2_make_the_flat_copy_of_the_weights_on_a_device_only_where
     spec = asked("model=mt5_xxl", f"engine={engine}", "nodes=8", "devices_per_node=8", "batch.micro=1")
     built = 2 * MT5_XXL + 2 * 2 * 250_112 * 4096  # with the two embeddings that transformers makes for nothing
     for room, peak in [(None, 4 * MT5_XXL), (80e9, 4 * MT5_XXL), (53e9, None), (A100_40, None)]:
-        needed = memory(spec, "cuda", None if room is None else int(room))
+        needed = predict_memory(spec, "cuda", None if room is None else int(room))
         assert needed.init_peak == pytest.approx(peak or built, rel=1e-3), room
     assert needed.fits(A100_40) is not False, "its steps fit"
-    assert memory(spec, "cpu", A100_40).init_peak == pytest.approx(4 * MT5_XXL, rel=1e-3), "host and device are one"
+    assert predict_memory(spec, "cpu", A100_40).init_peak == pytest.approx(4 * MT5_XXL, rel=1e-3), (
+        "host and device are one"
+    )
 
 
 def test_a_chunked_loss_keeps_gradients_of_states_and_head_in_place_of_logits() -> None:
     """mt5_base, micro-batch 8, bf16: logits of 1,024 tokens and 250,112 words, twice in backward, against the gradient
     of the head, which backward needs anyway, that of the states, and one chunk's logits in bf16 and fp32."""
     whole, chunked = (
-        {phase.name: phase for phase in memory(asked("model=mt5_base", "engine=ddp", "batch.micro=8", *words)).phases}
+        {
+            phase.name: phase
+            for phase in predict_memory(asked("model=mt5_base", "engine=ddp", "batch.micro=8", *words)).phases
+        }
         for words in ((), ("model.loss_chunk_tokens=128",))
     )
     assert whole["backward"].terms["logits and loss"] > 3 * 2 * 1024 * 250_112

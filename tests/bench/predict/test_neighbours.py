@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from bench import store
-from bench.predict.neighbours import UNCORRECTED, Correction, Predicted, correction, identity, nearest, neighbour
+from bench.predict.neighbours import (
+    UNCORRECTED,
+    Correction,
+    PredictedRun,
+    compare_with_prediction,
+    compute_correction,
+    identify_model,
+    select_nearest,
+)
 from bench.record import Outcome, RunRecord
 
 RUNS = Path(__file__).parents[2] / "data/runs"
@@ -31,12 +39,14 @@ def peak_bytes(record: RunRecord) -> int:
 
 def scaled(step: float, memory: float) -> Any:
     """Predictions that are so many times too small."""
-    return lambda record: Predicted(median_s(record) / step, round(peak_bytes(record) / memory))
+    return lambda record: PredictedRun(median_s(record) / step, round(peak_bytes(record) / memory))
 
 
-def corrections(records: Iterable[RunRecord], predict: Callable[[RunRecord], Predicted | None]) -> Correction:
+def corrections(records: Iterable[RunRecord], predict: Callable[[RunRecord], PredictedRun | None]) -> Correction:
     """How far runs were from what is predicted of them."""
-    return correction([found for record in records if (found := neighbour(record, predict(record)))])
+    return compute_correction(
+        [found for record in records if (found := compare_with_prediction(record, predict(record)))]
+    )
 
 
 def test_without_runs_nothing_is_corrected() -> None:
@@ -54,7 +64,7 @@ def test_one_run_corrects_time_but_not_memory() -> None:
 
 
 def test_what_was_not_predicted_corrects_nothing() -> None:
-    assert corrections([ONE, TWO], lambda record: Predicted(None, None)) == (1.0, 1.0, 2)
+    assert corrections([ONE, TWO], lambda record: PredictedRun(None, None)) == (1.0, 1.0, 2)
     assert corrections([ONE, TWO], lambda record: None) == UNCORRECTED
 
 
@@ -67,13 +77,15 @@ def test_only_real_runs_that_ended_well_count(update: dict[str, Any]) -> None:
 
 
 def test_runs_with_the_same_engine_are_preferred_once_there_are_two() -> None:
-    found = neighbour(ONE, scaled(2, 2)(ONE))
+    found = compare_with_prediction(ONE, scaled(2, 2)(ONE))
     assert found
     model, machine = found.model, found.machine
-    assert model == identity(ONE.spec.model.model_dump())
+    assert model == identify_model(ONE.spec.model.model_dump())
     same, other = found._replace(engine="zero2"), found._replace(engine="ddp")
-    assert nearest([same, other], model, "zero2", machine) == [same, other]
-    assert nearest([same, other, same], model, "zero2", machine) == [same, same]
-    assert nearest([same, other], model, "zero3", machine) == [same, other]
-    assert nearest([same, other], model, "zero2", "another machine") == []
-    assert nearest([same, other], identity({"name": "tiny", "shape": {"d_model": 7}}), "zero2", machine) == []
+    assert select_nearest([same, other], model, "zero2", machine) == [same, other]
+    assert select_nearest([same, other, same], model, "zero2", machine) == [same, same]
+    assert select_nearest([same, other], model, "zero3", machine) == [same, other]
+    assert select_nearest([same, other], model, "zero2", "another machine") == []
+    assert (
+        select_nearest([same, other], identify_model({"name": "tiny", "shape": {"d_model": 7}}), "zero2", machine) == []
+    )

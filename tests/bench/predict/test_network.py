@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import config
+from bench.config import compose
 from bench.errors import UserError
 from bench.machine import Calibration, CollectiveTime, Machine
-from bench.predict.step_time.network import Span, at_link_speed, collective_s
+from bench.predict.step_time.network import RankSpan, change_link_speed, compute_collective_s
 
 NODE = Machine(name="node", intra_node_bytes_per_s=1e11, inter_node_bytes_per_s=1e11)
 
@@ -21,43 +21,47 @@ def published(column: str) -> dict[int, float]:
 
 
 def test_one_rank_or_no_payload_takes_no_time() -> None:
-    assert collective_s("all_reduce", 1e9, Span(1, 1), NODE) == 0.0
-    assert collective_s("all_reduce", 0, Span(1, 8), NODE) == 0.0
+    assert compute_collective_s("all_reduce", 1e9, RankSpan(1, 1), NODE) == 0.0
+    assert compute_collective_s("all_reduce", 0, RankSpan(1, 8), NODE) == 0.0
 
 
 def test_a_large_all_gather_inside_a_node_by_hand() -> None:
     # 8 GB, 7/8 of it over a link of 100 GB/s, of which 233.88 / 300 are reached
-    assert collective_s("all_gather", 8e9, Span(1, 8), NODE) == pytest.approx(7e9 / (1e11 * 233.88 / 300))
+    assert compute_collective_s("all_gather", 8e9, RankSpan(1, 8), NODE) == pytest.approx(7e9 / (1e11 * 233.88 / 300))
 
 
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
-    span = Span(4, 32)
-    halves = collective_s("reduce_scatter", 1e8, span, NODE) + collective_s("all_gather", 1e8, span, NODE)
-    assert collective_s("all_reduce", 1e8, span, NODE) == pytest.approx(halves)
+    span = RankSpan(4, 32)
+    halves = compute_collective_s("reduce_scatter", 1e8, span, NODE) + compute_collective_s(
+        "all_gather", 1e8, span, NODE
+    )
+    assert compute_collective_s("all_reduce", 1e8, span, NODE) == pytest.approx(halves)
 
 
 def test_the_smallest_take_as_long_as_those_that_were_published() -> None:
-    tiny, small = (collective_s("all_reduce", size, Span(1, 8), NODE) for size in (8, 2**15))
+    tiny, small = (compute_collective_s("all_reduce", size, RankSpan(1, 8), NODE) for size in (8, 2**15))
     assert tiny == pytest.approx(small)
 
 
 @pytest.mark.parametrize(("machine", "column", "span", "allowed"), [
-    ("a100_80", "a100x8_nvlink3", Span(1, 8), 0.01),  # what it was taken from
-    ("b200", "b200_4nodes_8x50GBs", Span(4, 32), 0.01),
-    ("h200", "h200x8_nvlink4_nvls", Span(1, 8), 0.55),  # its switches add up, and no ring does
+    ("a100_80", "a100x8_nvlink3", RankSpan(1, 8), 0.01),  # what it was taken from
+    ("b200", "b200_4nodes_8x50GBs", RankSpan(4, 32), 0.01),
+    ("h200", "h200x8_nvlink4_nvls", RankSpan(1, 8), 0.55),  # its switches add up, and no ring does
 ])  # fmt: skip
-def test_all_reduces_take_what_was_published(machine: str, column: str, span: Span, allowed: float) -> None:
-    found = config.request([("machine", machine), ("devices_per_node", 8)], None).machine
+def test_all_reduces_take_what_was_published(machine: str, column: str, span: RankSpan, allowed: float) -> None:
+    found = compose.compose_request([("machine", machine), ("devices_per_node", 8)], None).machine
     for payload, bus in published(column).items():
         if 2**18 <= payload <= 2**32:
             seconds = 2 * span.wire * payload / bus
-            assert collective_s("all_reduce", payload, span, found) == pytest.approx(seconds, rel=allowed), payload
+            assert compute_collective_s("all_reduce", payload, span, found) == pytest.approx(seconds, rel=allowed), (
+                payload
+            )
 
 
 def test_a_machine_that_does_not_say_how_fast_its_links_are_is_named() -> None:
     alone = Machine(name="alone", intra_node_bytes_per_s=1e11)
     with pytest.raises(UserError, match=r"machine\.inter_node_bytes_per_s: machine=alone does not say it"):
-        collective_s("all_reduce", 1e9, Span(2, 16), alone)
+        compute_collective_s("all_reduce", 1e9, RankSpan(2, 16), alone)
 
 
 def calibrated(speed: float, *seconds: float) -> Machine:
@@ -70,20 +74,20 @@ def calibrated(speed: float, *seconds: float) -> Machine:
 
 def test_what_was_calibrated_outranks_links_and_is_interpolated() -> None:
     bed = calibrated(1e7, 0.001, 0.101)
-    assert collective_s("all_reduce", 500_500, Span(2, 2), bed) == pytest.approx(0.051)
-    assert collective_s("all_reduce", 2_000_000, Span(2, 2), bed) == pytest.approx(0.202)
-    assert collective_s("all_reduce", 8, Span(2, 2), bed) == 0.001
+    assert compute_collective_s("all_reduce", 500_500, RankSpan(2, 2), bed) == pytest.approx(0.051)
+    assert compute_collective_s("all_reduce", 2_000_000, RankSpan(2, 2), bed) == pytest.approx(0.202)
+    assert compute_collective_s("all_reduce", 8, RankSpan(2, 2), bed) == 0.001
 
 
 def test_two_link_speeds_tell_a_third() -> None:
     # 1 ms of software, and 1 MB on the wire: 0.101 s at 10 MB/s, 0.011 s at 100 MB/s, so 0.026 s at 40 MB/s
     slow, fast = calibrated(1e7, 0.001, 0.101), calibrated(1e8, 0.001, 0.011)
-    between = at_link_speed(slow, fast, 4e7)
-    assert collective_s("all_reduce", 1_000_000, Span(2, 2), between) == pytest.approx(0.026)
+    between = change_link_speed(slow, fast, 4e7)
+    assert compute_collective_s("all_reduce", 1_000_000, RankSpan(2, 2), between) == pytest.approx(0.026)
     assert between.inter_node_bytes_per_s == 4e7
 
 
 def test_one_link_speed_tells_no_other() -> None:
     bed = calibrated(1e7, 0.001, 0.101)
     with pytest.raises(UserError, match="two link speeds"):
-        at_link_speed(bed, bed, 4e7)
+        change_link_speed(bed, bed, 4e7)

@@ -2,19 +2,19 @@
 
 import pytest
 
-from bench import config
+from bench.config import compose
 from bench.errors import UserError
 from bench.machine import Calibration, CollectiveKind, CollectiveTime, Machine, MatmulRate
-from bench.predict.flops import flops_per_step
-from bench.predict.step_time import Time, step_time
+from bench.predict.flops import compute_flops_per_step
+from bench.predict.step_time import StepTime, predict_step_time
 from bench.spec import RunSpec
 
-H200 = config.request([("machine", "h200"), ("devices_per_node", 8)], None).machine
+H200 = compose.compose_request([("machine", "h200"), ("devices_per_node", 8)], None).machine
 POINT = ("model=mt5_base", "devices_per_node=8", "batch.micro=8", "launcher=slurm")
 
 
 def spec(*overrides: str) -> RunSpec:
-    return config.request(config.single([*POINT, *overrides]), None).spec
+    return compose.compose_request(compose.parse_single([*POINT, *overrides]), None).spec
 
 
 def with_links(bytes_per_s: float) -> Machine:
@@ -42,12 +42,12 @@ def cpu(ranks: int, *slowdown: float, gather_s: float = 0.01) -> Machine:
 
 def on_cpu(engine: str, ranks: int) -> RunSpec:
     asked = ["model=tiny", f"engine={engine}", "precision=fp32", f"devices_per_node={ranks}", "machine=cpu"]
-    return config.request(config.single(asked), None).spec
+    return compose.compose_request(compose.parse_single(asked), None).spec
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero1", "zero2", "zero3"])
 def test_parts_add_up_and_lie_in_their_interval(engine: str) -> None:
-    found = step_time(spec(f"engine={engine}"), H200)
+    found = predict_step_time(spec(f"engine={engine}"), H200)
     assert sum(found.parts.values()) == pytest.approx(found.step_s)
     assert found.low_s <= found.step_s <= found.high_s
     assert min(found.parts.values()) > 0
@@ -55,48 +55,48 @@ def test_parts_add_up_and_lie_in_their_interval(engine: str) -> None:
 
 def test_no_pass_is_faster_than_the_best_matmul() -> None:
     asked = spec("engine=zero1")
-    found = step_time(asked, H200)
+    found = predict_step_time(asked, H200)
     ceiling = 1e12 * H200.matmul_ceiling_tflops["bf16"]
-    assert found.parts["forward"] + found.parts["backward"] > flops_per_step(asked).hardware / 8 / ceiling
-    assert found.mfu and found.mfu == pytest.approx(flops_per_step(asked).model / found.step_s / (8 * 989e12))
+    assert found.parts["forward"] + found.parts["backward"] > compute_flops_per_step(asked).hardware / 8 / ceiling
+    assert found.mfu and found.mfu == pytest.approx(compute_flops_per_step(asked).model / found.step_s / (8 * 989e12))
 
 
 def test_checkpointing_adds_a_part_of_its_own() -> None:
-    plain, again = (step_time(spec(f"activation_checkpointing={on}"), H200) for on in ("false", "true"))
+    plain, again = (predict_step_time(spec(f"activation_checkpointing={on}"), H200) for on in ("false", "true"))
     assert "recomputation" not in plain.parts
     assert again.step_s - plain.step_s == pytest.approx(again.parts["recomputation"], rel=0.05)
 
 
 def test_gradients_reduced_behind_backward_are_hidden_but_for_the_last_bucket() -> None:
     fast = with_links(1e15)
-    found = step_time(spec("engine=ddp"), with_links(1e12))
+    found = predict_step_time(spec("engine=ddp"), with_links(1e12))
     assert found.hidden_s > 0
     whole = found.hidden_s + found.parts["all-reduce"]
     embedding = 250_112 * 768 / 582_401_280  # of all gradients, and the last to be complete
     assert found.parts["all-reduce"] == pytest.approx(whole * embedding)
-    assert step_time(spec("engine=ddp"), fast).parts["backward"] == found.parts["backward"]
+    assert predict_step_time(spec("engine=ddp"), fast).parts["backward"] == found.parts["backward"]
 
 
 def test_slow_links_leave_little_hidden_and_bound_the_step() -> None:
-    found = step_time(spec("engine=ddp"), with_links(1e9))
+    found = predict_step_time(spec("engine=ddp"), with_links(1e9))
     assert found.hidden_s <= found.parts["backward"]
     assert found.parts["all-reduce"] > found.parts["backward"]
     assert found.bound == "links inside a node"
 
 
 def test_stage_0_hides_nothing() -> None:
-    assert step_time(spec("engine=zero0"), H200).hidden_s == 0
+    assert predict_step_time(spec("engine=zero0"), H200).hidden_s == 0
 
 
 def test_accumulation_repeats_compute_and_stage_2s_reduction_but_not_the_update() -> None:
-    once, four = (step_time(spec("engine=zero2", f"batch.accumulation={n}"), H200) for n in (1, 4))
+    once, four = (predict_step_time(spec("engine=zero2", f"batch.accumulation={n}"), H200) for n in (1, 4))
     assert four.parts["forward"] == pytest.approx(4 * once.parts["forward"])
     assert four.parts["optimizer"] == once.parts["optimizer"]
     assert four.parts["all-reduce"] > once.parts["all-reduce"]
 
 
 def test_a_rehearsal_replaces_the_rates() -> None:
-    found = step_time(on_cpu("zero1", 2), cpu(2), "cpu", rehearsed_s=0.5)
+    found = predict_step_time(on_cpu("zero1", 2), cpu(2), "cpu", rehearsed_s=0.5)
     passes = [found.parts[name] for name in ("forward", "backward", "optimizer")]
     assert sum(passes) == pytest.approx(0.5)
     # the gradients' one bucket, their norm, the gather of the weights: 10 ms each, and nothing overlaps on a processor
@@ -104,39 +104,39 @@ def test_a_rehearsal_replaces_the_rates() -> None:
 
 
 def test_ranks_that_share_a_processor_slow_each_other_down() -> None:
-    def computing(found: Time) -> float:
+    def computing(found: StepTime) -> float:
         return sum(found.parts[name] for name in ("forward", "backward", "optimizer"))
 
-    alone = step_time(on_cpu("zero0", 1), cpu(1, 1.0, 1.5), "cpu", rehearsed_s=0.2)
-    two = step_time(on_cpu("zero0", 2), cpu(2, 1.0, 1.5), "cpu", rehearsed_s=0.2)
-    four = step_time(on_cpu("zero0", 4), cpu(4, 1.0, 1.5), "cpu", rehearsed_s=0.2)
+    alone = predict_step_time(on_cpu("zero0", 1), cpu(1, 1.0, 1.5), "cpu", rehearsed_s=0.2)
+    two = predict_step_time(on_cpu("zero0", 2), cpu(2, 1.0, 1.5), "cpu", rehearsed_s=0.2)
+    four = predict_step_time(on_cpu("zero0", 4), cpu(4, 1.0, 1.5), "cpu", rehearsed_s=0.2)
     assert [computing(t) for t in (alone, two, four)] == pytest.approx([0.2, 0.3, 0.6])
 
 
 def test_a_straggler_is_a_part_of_the_step() -> None:
-    plain, slowed = (step_time(spec(), H200, straggler=factor) for factor in (1.0, 1.25))
+    plain, slowed = (predict_step_time(spec(), H200, straggler=factor) for factor in (1.0, 1.25))
     own = sum(plain.parts[name] for name in ("forward", "backward", "optimizer"))
     assert slowed.parts["stragglers"] == pytest.approx(own / 4)
 
 
 def test_a_machine_without_a_rate_is_named() -> None:
     with pytest.raises(UserError, match=r"machine=auto does not say peak_tflops\.bf16"):
-        step_time(spec(), Machine(name="auto"))
+        predict_step_time(spec(), Machine(name="auto"))
     with pytest.raises(UserError, match="inter_node_bytes_per_s"):
-        step_time(spec("nodes=2"), H200.model_copy(update={"inter_node_bytes_per_s": None}))
+        predict_step_time(spec("nodes=2"), H200.model_copy(update={"inter_node_bytes_per_s": None}))
 
 
 def test_no_time_is_told_of_offload() -> None:
     asked = spec("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native")
     with pytest.raises(UserError, match="not predicted; measure it"):
-        step_time(asked, H200)
+        predict_step_time(asked, H200)
 
 
 def test_no_time_is_told_of_quantised_collectives() -> None:
     with pytest.raises(UserError, match="quantised"):
-        step_time(spec("engine=zero3", "engine.zero_quantized_weights=true"), H200)
+        predict_step_time(spec("engine=zero3", "engine.zero_quantized_weights=true"), H200)
 
 
 def test_communication_has_a_doubt_of_its_own() -> None:
-    found = step_time(spec("engine=zero0"), H200)
+    found = predict_step_time(spec("engine=zero0"), H200)
     assert found.step_s - found.low_s == pytest.approx(0.23 * found.exposed_s)

@@ -2,22 +2,22 @@
 
 import pytest
 
-from bench import config
+from bench.config import compose
 from bench.models.t5 import Shape
-from bench.predict.flops import recomputed_flops
-from bench.predict.forward import forward, recomputed
-from bench.predict.work import Matmul, Work, backward
-from bench.predict.workload import network_of, workload
+from bench.predict.flops import compute_recomputed_flops
+from bench.predict.forward import compute_forward, compute_recomputed
+from bench.predict.work import Matmul, PassWork, compute_backward
+from bench.predict.workload import build_workload, get_network
 from bench.spec import RunSpec
 
 MODELS = ["tiny", "mt5_small", "mt5_xxl", "t5_3b", "t5_v1_1_xl"]
 
 
 def spec(*overrides: str) -> RunSpec:
-    return config.request(config.single(["batch.micro=3", "devices_per_node=2", *overrides]), None).spec
+    return compose.compose_request(compose.parse_single(["batch.micro=3", "devices_per_node=2", *overrides]), None).spec
 
 
-def flops(work: Work) -> int:
+def flops(work: PassWork) -> int:
     return work.matmul_flops + work.attention_flops
 
 
@@ -37,9 +37,9 @@ def closed_form(shape: Shape, encoder: int, decoder: int) -> tuple[int, int]:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_forward_and_a_backward_pass_have_the_flops_of_the_closed_form(model: str) -> None:
     asked = spec(f"model={model}")
-    there = forward(network_of(asked), workload(asked, "cuda"))
+    there = compute_forward(get_network(asked), build_workload(asked, "cuda"))
     blocks_and_head = closed_form(Shape.model_validate(asked.model.shape), 512, 128)
-    assert flops(there) + flops(backward(there)) == 3 * 3 * sum(blocks_and_head)
+    assert flops(there) + flops(compute_backward(there)) == 3 * 3 * sum(blocks_and_head)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -47,21 +47,21 @@ def test_what_checkpointing_computes_again_are_the_blocks_up_to_the_last_matrix_
     dropout: float,
 ) -> None:
     asked = spec("model=mt5_base", "activation_checkpointing=true", f"model.dropout={dropout}")
-    network, shape = network_of(asked), Shape.model_validate(asked.model.shape)
+    network, shape = get_network(asked), Shape.model_validate(asked.model.shape)
     blocks, _ = closed_form(shape, 512, 128)
     last = 2 * 12 * (512 + 128) * shape.d_ff * shape.d_model
     one = blocks if dropout else blocks - last
-    assert flops(recomputed(network, workload(asked, "cuda"))) == 3 * one
-    assert recomputed_flops(network, asked.sequence, dropout=dropout) == one
+    assert flops(compute_recomputed(network, build_workload(asked, "cuda"))) == 3 * one
+    assert compute_recomputed_flops(network, asked.sequence, dropout=dropout) == one
 
 
 def test_nothing_is_computed_again_without_checkpointing() -> None:
     asked = spec("model=mt5_base")
-    assert recomputed(network_of(asked), workload(asked, "cuda")) == Work()
+    assert compute_recomputed(get_network(asked), build_workload(asked, "cuda")) == PassWork()
 
 
 def test_backward_of_a_product_is_two_products_as_large() -> None:
-    there = Work((Matmul(8, 4, 2, 3),), 10, 100, 5)
-    back = backward(there)
+    there = PassWork((Matmul(8, 4, 2, 3),), 10, 100, 5)
+    back = compute_backward(there)
     assert back.matmuls == (Matmul(8, 2, 4, 3), Matmul(4, 8, 2, 3))
     assert (back.matmul_flops, back.attention_flops) == (2 * there.matmul_flops, 20)

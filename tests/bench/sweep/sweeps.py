@@ -5,24 +5,25 @@ from typing import Any
 
 from ended_well import observed
 
-from bench import config, store
-from bench.launchers.slurm.states import phase
+from bench import store
+from bench.config import compose
+from bench.launchers.slurm.states import find_phase
 from bench.machine import Machine
 from bench.record import Circumstance, Outcome, OutcomeKind, RunRecord
 from bench.scheduling import JobState
 from bench.spec import RunSpec, config_id
 from bench.study import Budget
-from bench.sweep.asked import Point, Rules, Sweep
+from bench.sweep.definition import SweepDefinition, SweepPoint, SweepRules
 
 
 def spec(**overrides: Any) -> RunSpec:
-    return config.request(
+    return compose.compose_request(
         [("model", "tiny"), ("devices_per_node", 2), *((k.replace("__", "."), v) for k, v in overrides.items())]
     ).spec
 
 
-def point(made: RunSpec, limit_min: float = 10, machine: str = "cpu") -> Point:
-    return Point(
+def point(made: RunSpec, limit_min: float = 10, machine: str = "cpu") -> SweepPoint:
+    return SweepPoint(
         config_id=config_id(made),
         line=f"micro {made.batch.micro}",
         machine=machine,
@@ -34,13 +35,15 @@ def point(made: RunSpec, limit_min: float = 10, machine: str = "cpu") -> Point:
     )
 
 
-def sweep(points: list[Point], repeats: int = 1, control: Point | None = None, **rules: Any) -> Sweep:
-    return Sweep(
+def sweep(
+    points: list[SweepPoint], repeats: int = 1, control: SweepPoint | None = None, **rules: Any
+) -> SweepDefinition:
+    return SweepDefinition(
         study="s",
         asked_at="2026-11-21T12:00:00+00:00",
         machines={made.machine: Machine(name=made.machine, device="cpu") for made in points},
         launcher={"name": "slurm"},
-        rules=Rules(budget=Budget(attempts=2), **rules),
+        rules=SweepRules(budget=Budget(attempts=2), **rules),
         points=tuple(points),
         order=tuple((repeat, index) for repeat in range(repeats) for index in range(len(points))),
         controls=(control,) if control else (),
@@ -63,11 +66,11 @@ def attempt(
             outcome=Outcome(kind=kind, reason=f"it was {kind}"),
             observations=observed() if kind == "ok" else None,
         )
-        store.fill(opened / store.RECORD, store.to_json(record))
-        store.release(opened)
+        store.write_reserved(opened / store.RECORD, store.to_json(record))
+        store.release_reserved(opened)
     return opened
 
 
 def queued(state: str = "RUNNING", reason: str = "None", restarts: int = 0) -> JobState:
     """Return a job as a scheduler tells of it."""
-    return JobState("1", "s", None, phase(state), state, reason, restarts=restarts, words="1|s", source="squeue")
+    return JobState("1", "s", None, find_phase(state), state, reason, restarts=restarts, words="1|s", source="squeue")

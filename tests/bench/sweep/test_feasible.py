@@ -7,20 +7,20 @@ import pytest
 from sweeps import attempt, point, spec, sweep
 
 from bench import store
-from bench.dispatch.settle import due, prune
-from bench.dispatch.view import View
-from bench.local.here import Asked, Here
 from bench.machine import Machine
-from bench.predict.memory import memory
+from bench.predict.memory import predict_memory
 from bench.predict.neighbours import UNCORRECTED, Correction
 from bench.spec import RunSpec, config_id
-from bench.sweep.asked import Point, Sweep, union
-from bench.sweep.feasible import far_out, infeasible
-from bench.sweep.forecast import FAR_OUT, Forecast, forecast
-from bench.sweep.neighbourhood import Neighbourhood
-from bench.sweep.policy import PlannedRun, SweepPlan, known
-from bench.sweep.standing import standings
-from bench.sweep.survey import survey
+from bench.sweep.corrections import MeasuredCorrections
+from bench.sweep.definition import SweepDefinition, SweepPoint, merge_sweeps
+from bench.sweep.feasible import find_infeasible_outcome, is_far_out_of_memory
+from bench.sweep.forecast import FAR_OUT_FACTOR, Forecast, predict_forecast
+from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
+from bench.sweep.policy import PlannedRun, SweepPlan, find_skip
+from bench.sweep.snapshot import read_snapshot
+from bench.sweep.status import list_statuses
+from bench.sweep.submission.lost import find_pending, write_outcomes_without_run
+from bench.sweep.submission.state import StudyState
 
 RUNS = Path(__file__).parents[2] / "data/runs"
 FOUR = spec(batch__micro=4)
@@ -31,60 +31,62 @@ def small(memory_bytes: float | None) -> Machine:
 
 
 def told(made: RunSpec = FOUR) -> Forecast:
-    return forecast(made, small(None), "cpu")
+    return predict_forecast(made, small(None), "cpu")
 
 
 def needed(made: RunSpec = FOUR) -> int:
-    return memory(made, "cpu").device[0]
+    return predict_memory(made, "cpu").device[0]
 
 
 def test_far_out_is_a_fifth_above_the_device_and_the_edge_is_run() -> None:
-    assert far_out(told(), small(0.99 * needed() / FAR_OUT))
-    assert not far_out(told(), small(1.01 * needed() / FAR_OUT)), "near the edge"
-    assert not far_out(told(), small(2 * needed()))
+    assert is_far_out_of_memory(told(), small(0.99 * needed() / FAR_OUT_FACTOR))
+    assert not is_far_out_of_memory(told(), small(1.01 * needed() / FAR_OUT_FACTOR)), "near the edge"
+    assert not is_far_out_of_memory(told(), small(2 * needed()))
 
 
 def test_what_nobody_knows_makes_nothing_infeasible() -> None:
-    assert not far_out(told(), small(None))
-    assert not far_out(forecast(FOUR, small(1), None), small(1)), "device not known yet"
-    assert not far_out(None, small(1)), "asked before anything was predicted"
+    assert not is_far_out_of_memory(told(), small(None))
+    assert not is_far_out_of_memory(predict_forecast(FOUR, small(1), None), small(1)), "device not known yet"
+    assert not is_far_out_of_memory(None, small(1)), "asked before anything was predicted"
     unheard = FOUR.model_copy(update={"model": FOUR.model.model_copy(update={"family": "unheard"})})
-    assert forecast(unheard, small(1), "cpu") == Forecast()
+    assert predict_forecast(unheard, small(1), "cpu") == Forecast()
 
 
 def test_measured_neighbours_take_a_prediction_back_or_add_to_it() -> None:
     out, edge = small(needed() / 1.3), small(needed() / 1.1)
-    assert far_out(told(), out) and not far_out(told(), edge)
-    assert not far_out(told(), out, Correction(memory=0.9, runs=2)), "1.3 × 0.9 is below 1.2"
-    assert far_out(told(), edge, Correction(memory=1.15, runs=2)), "1.1 × 1.15 is above 1.2"
-    assert not far_out(told(), small(needed()), Correction(memory=9.0, runs=2)), "the low estimate says that it fits"
+    assert is_far_out_of_memory(told(), out) and not is_far_out_of_memory(told(), edge)
+    assert not is_far_out_of_memory(told(), out, Correction(memory=0.9, runs=2)), "1.3 × 0.9 is below 1.2"
+    assert is_far_out_of_memory(told(), edge, Correction(memory=1.15, runs=2)), "1.1 × 1.15 is above 1.2"
+    assert not is_far_out_of_memory(told(), small(needed()), Correction(memory=9.0, runs=2)), (
+        "the low estimate says that it fits"
+    )
 
 
 def test_the_evidence_is_the_whole_prediction() -> None:
     machine = small(needed() / 2)
-    found = infeasible(point(FOUR).spec, told(), machine, UNCORRECTED)
+    found = find_infeasible_outcome(point(FOUR).spec, told(), machine, UNCORRECTED)
     assert found and found.kind == "infeasible" and found.final
     evidence = found.evidence
     phases = evidence["predicted"]["phases"]
     assert max(sum(terms.values()) for terms in phases.values()) == needed() == evidence["predicted"]["low_bytes"]
     assert evidence["machine"] == {"name": "cpu", "memory_bytes": machine.memory_bytes}
     assert set(evidence["formulas"]) == {"zeroscale", "bench.predict", "bench.engines"}
-    assert infeasible(point(FOUR).spec, told(), small(needed()), UNCORRECTED) is None
+    assert find_infeasible_outcome(point(FOUR).spec, told(), small(needed()), UNCORRECTED) is None
 
 
-def asked(machine: Machine, micros: tuple[int, ...], **rules: Any) -> Sweep:
+def asked(machine: Machine, micros: tuple[int, ...], **rules: Any) -> SweepDefinition:
     made = [spec(batch__micro=micro) for micro in micros]
-    points: list[Point] = [point(one).model_copy(update={"forecast": told(one)}) for one in made]
+    points: list[SweepPoint] = [point(one).model_copy(update={"forecast": told(one)}) for one in made]
     return sweep(points, **rules).model_copy(update={"machines": {"cpu": machine}})
 
 
-def here(folder: Path, made: Sweep) -> Here:
-    wanted = [Asked(key, made, one) for key, one in made.wanted()]
-    return Here(folder, wanted, retry=True, tell=[].append, follow=[].append)
+def here(folder: Path, made: SweepDefinition) -> LocalSweep:
+    wanted = [RequestedRepeat(key, made, one) for key, one in made.wanted()]
+    return LocalSweep(folder, wanted, retry=True, tell=[].append, follow=[].append)
 
 
-def left(one: Here) -> list[PlannedRun]:
-    return [run for run in one.runs if not known(run, SweepPlan(one.runs), one.snapshot())]
+def left(one: LocalSweep) -> list[PlannedRun]:
+    return [run for run in one.runs if not find_skip(run, SweepPlan(one.runs), one.snapshot())]
 
 
 def test_a_point_far_out_gets_its_record_without_a_run_and_that_is_no_measurement(tmp_path: Path) -> None:
@@ -118,40 +120,40 @@ def test_an_answer_that_measured_neighbours_take_back_is_none(tmp_path: Path) ->
     one = here(tmp_path, made)
     assert left(one) == []
     for repeat in range(2):
-        one._neighbourhood.add(_ran(0.9, repeat))
+        one._corrections_by_neighbours.add(_ran(0.9, repeat))
     assert left(one) == one.runs
 
 
-def view_of(folder: Path, made: Sweep) -> View:
-    seen = survey(folder)
-    return View(folder, [made], seen, {}, standings(union([made]), seen, {}))
+def view_of(folder: Path, made: SweepDefinition) -> StudyState:
+    seen = read_snapshot(folder)
+    return StudyState(folder, [made], seen, {}, list_statuses(merge_sweeps([made]), seen, {}))
 
 
 def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if_neighbours_take_it_back(
     tmp_path: Path,
 ) -> None:
     made = asked(small(needed() / 1.3), (4, 1))
-    neighbourhood, one = Neighbourhood(made.points), spec(batch__micro=1)
-    assert prune(view_of(tmp_path, made), neighbourhood) == {"infeasible": 1}
-    assert prune(view_of(tmp_path, made), neighbourhood) == {}, "once"
+    corrections, one = MeasuredCorrections(made.points), spec(batch__micro=1)
+    assert write_outcomes_without_run(view_of(tmp_path, made), corrections) == {"infeasible": 1}
+    assert write_outcomes_without_run(view_of(tmp_path, made), corrections) == {}, "once"
     view = view_of(tmp_path, made)
-    assert {standing.key.config_id: standing.outcome for standing in view.standings} == {
+    assert {point_status.key.config_id: point_status.outcome for point_status in view.statuses} == {
         config_id(FOUR): "infeasible",
         config_id(one): "",
     }
-    assert [standing.key.config_id for standing in due(view, neighbourhood).standings] == [config_id(one)]
+    assert [point_status.key.config_id for point_status in find_pending(view, corrections).statuses] == [config_id(one)]
     for _ in range(2):
-        neighbourhood.add(_ran(0.9, repeat=0))
-    assert neighbourhood.correction(made.points[0]) == (1.0, 1.0, 1), "one run, taken in twice"
-    neighbourhood.add(_ran(0.9, repeat=1))
-    assert {standing.key.config_id for standing in due(view, neighbourhood).standings} == {
+        corrections.add(_ran(0.9, repeat=0))
+    assert corrections.correction(made.points[0]) == (1.0, 1.0, 1), "one run, taken in twice"
+    corrections.add(_ran(0.9, repeat=1))
+    assert {point_status.key.config_id for point_status in find_pending(view, corrections).statuses} == {
         config_id(FOUR),
         config_id(one),
     }
     for _ in range(2):
         attempt(tmp_path, FOUR, "error")
-    tried = due(view_of(tmp_path, made), neighbourhood).standings
-    assert [standing.key.config_id for standing in tried] == [config_id(one)], "as often as the study allows"
+    tried = find_pending(view_of(tmp_path, made), corrections).statuses
+    assert [point_status.key.config_id for point_status in tried] == [config_id(one)], "as often as the study allows"
 
 
 def _ran(ratio: float, repeat: int) -> Any:
@@ -179,6 +181,6 @@ def test_no_recorded_run_would_have_been_lost_on_the_smallest_device_that_held_i
         assert record.observations
         ranks = record.observations.memory
         held = max(max(rank.init_peak_bytes or 0, rank.peak_allocated_bytes or 0) for rank in ranks)
-        found = forecast(record.spec, small(held), "cpu")
-        assert not far_out(found, small(held)), record.config_id
-        assert far_out(found, small(held / 2)), record.config_id
+        found = predict_forecast(record.spec, small(held), "cpu")
+        assert not is_far_out_of_memory(found, small(held)), record.config_id
+        assert is_far_out_of_memory(found, small(held / 2)), record.config_id

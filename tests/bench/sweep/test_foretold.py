@@ -9,11 +9,11 @@ import pytest
 from sweeps import point, spec, sweep
 
 from bench import cli
-from bench.cli.foretold import Foretold
-from bench.dispatch.feed import Fed
+from bench.cli.prediction_text import PredictionText
 from bench.machine import Machine
-from bench.sweep.duration import minutes
-from bench.sweep.forecast import Forecast, Room, Step
+from bench.sweep.duration import compute_minutes
+from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast
+from bench.sweep.submission.submitting import SubmitResult
 
 GPUS = ("model=mt5_xxl", "machine=a100_80", "devices_per_node=8", "launcher=slurm")
 GB = 10**9
@@ -69,7 +69,7 @@ def test_points_that_run_on_this_processor_share_its_memory(
     """Each rank takes its tensors and 0.4 to 0.7 GB of a process."""
     words = ("model=tiny", "machine=cpu", "devices_per_node=3", "precision=fp32")
     for memory_bytes, fits in ((100 * GB, "fits"), (2 * GB, "does not fit")):
-        monkeypatch.setattr("bench.cli.foretold.environment.host_memory_bytes", lambda size=memory_bytes: size)
+        monkeypatch.setattr("bench.cli.prediction_text.environment.host_memory_bytes", lambda size=memory_bytes: size)
         [found] = re.findall(
             r"predicted: ([\d.]+) GB in each rank, (.+) GB of (.+) here with 3 ranks \((.+)\);", dry(capsys, *words)
         )
@@ -78,16 +78,16 @@ def test_points_that_run_on_this_processor_share_its_memory(
         assert (found[2], found[3]) == (f"{memory_bytes / GB:g}", fits)
 
 
-def foretold(limit_min: float, nodes: int = 4, **forecast: Any) -> Foretold:
-    known = {"room": Room(low_bytes=9 * GB, high_bytes=11 * GB, tensor_bytes=8 * GB), **forecast}
+def foretold(limit_min: float, nodes: int = 4, **forecast: Any) -> PredictionText:
+    known = {"room": MemoryForecast(low_bytes=9 * GB, high_bytes=11 * GB, tensor_bytes=8 * GB), **forecast}
     one = point(spec(nodes=nodes), limit_min).model_copy(update={"forecast": Forecast(**known)})
     machine = Machine(name="cpu", device="cpu", memory_bytes=10 * GB)
-    return Foretold(sweep([one], repeats=2).model_copy(update={"machines": {"cpu": machine}}))
+    return PredictionText(sweep([one], repeats=2).model_copy(update={"machines": {"cpu": machine}}))
 
 
 def test_node_hours_are_of_all_repeats_on_all_nodes() -> None:
-    told = foretold(60, step=Step(low_s=1, s=1.5, high_s=2))
-    taken = minutes(spec().measure, 1, 2)
+    told = foretold(60, step=StepForecast(low_s=1, s=1.5, high_s=2))
+    taken = compute_minutes(spec().measure, 1, 2)
     low, high = 2 * 4 * taken.low / 60, 2 * 4 * taken.high / 60
     assert list(told.summary()) == [f"predicted: {low:.3g}–{high:.3g} node-hours for 2 points"]
     assert told.line(0).startswith("    predicted: 9–11 GB of 10 (may fit); 1.5 s a step (1–2), ")
@@ -97,7 +97,10 @@ def test_node_hours_are_of_all_repeats_on_all_nodes() -> None:
 def test_a_submission_says_so_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bench.dispatch.feed.feed", lambda folder, autopilot: Fed([], 0, {}, [], "", None))
+    monkeypatch.setattr(
+        "bench.sweep.submission.submitting.submit_pending",
+        lambda folder, autopilot: SubmitResult([], 0, {}, [], "", None),
+    )
     slow = ("engine=zero3", "batch.micro=64", "sequence.encoder=4096", "launcher.time_limit_min=5")
     assert cli.main(["sweep", *GPUS, *slow, "--no-prune", "--results", str(tmp_path)]) == 0
     told = capsys.readouterr()
@@ -106,5 +109,5 @@ def test_a_submission_says_so_too(
 
 
 def test_a_limit_that_may_not_be_enough_is_said() -> None:
-    told = list(foretold(5, step=Step(low_s=1, s=1.5, high_s=2)).summary())
+    told = list(foretold(5, step=StepForecast(low_s=1, s=1.5, high_s=2)).summary())
     assert told[-1] == "2 points may need more than the time limit: give launcher.time_limit_min"

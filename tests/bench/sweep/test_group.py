@@ -6,30 +6,30 @@ from typing import Any
 import pytest
 from sweeps import point, spec, sweep
 
-from bench.dispatch.group import Grouping
 from bench.errors import UserError
 from bench.scheduling import Mode, SchedulingOptions
-from bench.sweep.asked import Key, Sweep
-from bench.sweep.standing import Standing
+from bench.sweep.definition import RunKey, SweepDefinition
+from bench.sweep.status import PointStatus
+from bench.sweep.submission.batching import JobBatcher
 
 
 def options(mode: Mode, longest_min: int = 1000) -> SchedulingOptions:
     return SchedulingOptions(mode=mode, job_max_min=longest_min, warning_s=60)
 
 
-def waiting(made: Sweep) -> list[Standing]:
-    return [Standing(key, p, made, "waiting", "", "", 0, "") for key, p in made.wanted()]
+def waiting(made: SweepDefinition) -> list[PointStatus]:
+    return [PointStatus(key, p, made, "waiting", "", "", 0, "") for key, p in made.wanted()]
 
 
-def keys(jobs: Sequence[Any]) -> list[Key]:
-    return [todo.key for job in jobs for todo in job.points]
+def keys(jobs: Sequence[Any]) -> list[RunKey]:
+    return [requested.key for job in jobs for requested in job.points]
 
 
 MIXED = sweep([point(spec(nodes=nodes, batch__micro=micro)) for nodes in (1, 2, 4) for micro in (1, 2)])
 
 
 def test_one_job_per_point_asks_for_what_that_point_needs() -> None:
-    made = Grouping(options("point"), None, None).jobs(waiting(MIXED))
+    made = JobBatcher(options("point"), None, None).jobs(waiting(MIXED))
     assert [job.nodes for job in made] == [1, 1, 2, 2, 4, 4]
     assert all(len(job.points) == 1 and job.time_limit_min == 13 for job in made)
     assert len({job.name for job in made}) == 6
@@ -37,39 +37,39 @@ def test_one_job_per_point_asks_for_what_that_point_needs() -> None:
 
 def test_an_array_holds_points_of_equal_resources_and_no_more_than_the_cluster_takes() -> None:
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 24)])
-    made = Grouping(options("array"), 10, None).jobs(waiting(many))
+    made = JobBatcher(options("array"), 10, None).jobs(waiting(many))
     assert [len(job.points) for job in made] == [10, 10, 3]
     assert keys(made) == [key for key, _ in many.wanted()]
     limits = sweep([point(spec(batch__micro=1), 10), point(spec(batch__micro=2), 30)])
-    assert [job.time_limit_min for job in Grouping(options("array"), 10, None).jobs(waiting(limits))] == [13, 33]
+    assert [job.time_limit_min for job in JobBatcher(options("array"), 10, None).jobs(waiting(limits))] == [13, 33]
 
 
 def test_a_packed_job_takes_points_of_one_shape_in_their_order_and_only_as_many_as_can_finish() -> None:
-    made = Grouping(options("packed"), None, None).jobs(waiting(MIXED))
+    made = JobBatcher(options("packed"), None, None).jobs(waiting(MIXED))
     assert [(job.nodes, len(job.points), job.time_limit_min) for job in made] == [(1, 2, 23), (2, 2, 23), (4, 2, 23)]
     long = sweep([point(spec(batch__micro=micro)) for micro in range(1, 10)])
-    made = Grouping(options("packed", 60), None, None).jobs(waiting(long))
+    made = JobBatcher(options("packed", 60), None, None).jobs(waiting(long))
     assert [(len(job.points), job.time_limit_min) for job in made] == [(5, 53), (4, 43)]
-    made = Grouping(options("packed", 60), None, 35).jobs(waiting(long))
+    made = JobBatcher(options("packed", 60), None, 35).jobs(waiting(long))
     assert [len(job.points) for job in made] == [3, 3, 3], "the partition's longest time counts too"
 
 
 def test_a_point_that_can_never_finish_on_the_partition_is_refused_at_once() -> None:
     with pytest.raises(UserError, match="may take a job of 13 min, and the partition allows 12"):
-        Grouping(options("packed"), None, 12).jobs(waiting(MIXED))
+        JobBatcher(options("packed"), None, 12).jobs(waiting(MIXED))
 
 
 def test_the_control_point_is_run_twice_in_every_packed_job() -> None:
     control = point(spec(batch__micro=3), 7)
     made = sweep([point(spec(batch__micro=1))], control=control)
-    [job] = Grouping(options("packed"), None, None).jobs(waiting(made))
+    [job] = JobBatcher(options("packed"), None, None).jobs(waiting(made))
     assert job.control and job.control.config_id == control.config_id
     assert job.time_limit_min == 10 + 2 * 7 + 3
-    assert Grouping(options("point"), None, None).jobs(waiting(made))[0].control is None
+    assert JobBatcher(options("point"), None, None).jobs(waiting(made))[0].control is None
 
 
 def test_repeats_of_a_point_never_share_an_allocation() -> None:
     """Where they did, they would share its nodes, and count as one."""
     thrice = sweep([point(spec(batch__micro=micro)) for micro in (1, 2)], repeats=3)
-    made = Grouping(options("packed"), None, None).jobs(waiting(thrice))
-    assert [[todo.key.repeat for todo in job.points] for job in made] == [[0, 0], [1, 1], [2, 2]]
+    made = JobBatcher(options("packed"), None, None).jobs(waiting(thrice))
+    assert [[requested.key.repeat for requested in job.points] for job in made] == [[0, 0], [1, 1], [2, 2]]

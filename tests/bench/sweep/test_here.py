@@ -5,18 +5,18 @@ from pathlib import Path
 from sweeps import attempt, point, spec, sweep
 
 from bench import store
-from bench.local.here import Asked, Here
-from bench.sweep.policy import PlannedRun, SweepPlan, known
+from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
+from bench.sweep.policy import PlannedRun, SweepPlan, find_skip
 
 
-def here(folder: Path, *micros: int, retry: bool = True) -> Here:
+def here(folder: Path, *micros: int, retry: bool = True) -> LocalSweep:
     made = sweep([point(spec(batch__micro=micro)) for micro in micros])
-    wanted = [Asked(key, made, one) for key, one in made.wanted()]
-    return Here(folder, wanted, retry=retry, tell=[].append, follow=[].append)
+    wanted = [RequestedRepeat(key, made, one) for key, one in made.wanted()]
+    return LocalSweep(folder, wanted, retry=retry, tell=[].append, follow=[].append)
 
 
-def left(one: Here) -> list[PlannedRun]:
-    return [run for run in one.runs if not known(run, SweepPlan(one.runs), one.snapshot())]
+def left(one: LocalSweep) -> list[PlannedRun]:
+    return [run for run in one.runs if not find_skip(run, SweepPlan(one.runs), one.snapshot())]
 
 
 def test_a_pruned_point_is_told_apart_from_one_that_had_its_answer(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_pruned_point_is_told_apart_from_one_that_had_its_answer(tmp_path: Pat
     ended = found.run()
     assert not ended.good, "not everything is ok"
     assert (ended.outcomes, ended.skipped) == ({"oom": 1, "pruned": 1}, 1)
-    assert [a.outcome for a in store.attempts(tmp_path / point(large).config_id)] == ["pruned"]
+    assert [a.outcome for a in store.list_attempts(tmp_path / point(large).config_id)] == ["pruned"]
 
 
 def test_attempts_on_another_machine_do_not_use_up_those_on_this_one(tmp_path: Path) -> None:

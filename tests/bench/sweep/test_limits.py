@@ -8,47 +8,47 @@ import pytest
 from sweeps import attempt, point, spec, sweep
 
 from bench import store
-from bench.dispatch.correct import corrected
-from bench.dispatch.view import View
 from bench.predict.neighbours import Correction
 from bench.record import RunRecord
-from bench.sweep import asked
-from bench.sweep.asked import Point, Sweep
-from bench.sweep.duration import MARGIN, START_S, limit_min, longest_s, shortest_s
-from bench.sweep.forecast import Forecast, Step
-from bench.sweep.neighbourhood import Neighbourhood
-from bench.sweep.standing import standings
-from bench.sweep.survey import survey
+from bench.sweep import definition
+from bench.sweep.corrections import MeasuredCorrections
+from bench.sweep.definition import SweepDefinition, SweepPoint
+from bench.sweep.duration import MARGIN, START_S, compute_limit_min, compute_longest_s, compute_shortest_s
+from bench.sweep.forecast import Forecast, StepForecast
+from bench.sweep.snapshot import read_snapshot
+from bench.sweep.status import list_statuses
+from bench.sweep.submission.state import StudyState
+from bench.sweep.submission.time_limits import extend_time_limits
 
 RUNS = Path(__file__).parents[2] / "data/runs"
 FOUR = spec(batch__micro=4)
-STEP = Step(low_s=0.05, s=0.1, high_s=0.15)
+STEP = StepForecast(low_s=0.05, s=0.1, high_s=0.15)
 """Predicted of FOUR; by the default protocol the limit is 10 + ((60 + 500 + 3) × 3 × 0.15 + 30) / 60 min, of 20. Half
 as slow again, 300 s are over after 445 steps of the window."""
 LIMIT_MIN = 10 + (563 * 3 * 0.15 + 30) / 60
 
 
-def made() -> Sweep:
+def made() -> SweepDefinition:
     update = {"forecast": Forecast(step=STEP), "bound_min": 20.0, "time_limit_min": LIMIT_MIN}
-    predicted: Point = point(FOUR).model_copy(update=update)
+    predicted: SweepPoint = point(FOUR).model_copy(update=update)
     return sweep([predicted]).model_copy(update={"launcher": {"name": "slurm", "setup_min": 10}})
 
 
-class Slower(Neighbourhood):
+class Slower(MeasuredCorrections):
     """Measured runs took so many times as long as predicted."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
-    def correction(self, point: Point) -> Correction:
+    def correction(self, point: SweepPoint) -> Correction:
         return Correction(step=self.factor, runs=3)
 
 
-def limit_of(folder: Path, neighbourhood: Neighbourhood) -> float | None:
-    one, seen = made(), survey(folder)
-    view = View(folder, [one], seen, {}, standings(asked.union([one]), seen, {}))
-    [standing] = corrected(view.standings, view, neighbourhood)
-    return standing.point.time_limit_min
+def limit_of(folder: Path, corrections: MeasuredCorrections) -> float | None:
+    one, seen = made(), read_snapshot(folder)
+    view = StudyState(folder, [one], seen, {}, list_statuses(definition.merge_sweeps([one]), seen, {}))
+    [point_status] = extend_time_limits(view.statuses, view, corrections)
+    return point_status.point.time_limit_min
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_a_point_whose_time_ran_out_gets_the_longest_limit(tmp_path: Path) -> No
 def test_a_limit_that_was_asked_for_stays(tmp_path: Path) -> None:
     one = made()
     plain = one.points[0].model_copy(update={"bound_min": None, "time_limit_min": 7.0})
-    one, seen = one.model_copy(update={"points": (plain,)}), survey(tmp_path)
-    view = View(tmp_path, [one], seen, {}, standings(asked.union([one]), seen, {}))
-    assert corrected(view.standings, view, Slower(9))[0].point.time_limit_min == 7.0
+    one, seen = one.model_copy(update={"points": (plain,)}), read_snapshot(tmp_path)
+    view = StudyState(tmp_path, [one], seen, {}, list_statuses(definition.merge_sweeps([one]), seen, {}))
+    assert extend_time_limits(view.statuses, view, Slower(9))[0].point.time_limit_min == 7.0
 
 
 def recorded() -> list[RunRecord]:
@@ -86,9 +86,9 @@ def test_no_recorded_run_is_cut_by_a_prediction_that_is_too_short_by_half() -> N
         assert record.observations and record.observations.steps
         steps, protocol = record.observations.steps, record.spec.measure
         median = statistics.median(steps.step_s[steps.cut :])
-        assert sum(steps.step_s) <= longest_s(protocol, MARGIN * median / 2), record.config_id
+        assert sum(steps.step_s) <= compute_longest_s(protocol, MARGIN * median / 2), record.config_id
         duration_s = sum(steps.step_s) + sum(record.observations.phases_s.values())
-        assert duration_s <= 60 * limit_min(protocol, median / 2, setup_min=3, bound_min=20), record.config_id
+        assert duration_s <= 60 * compute_limit_min(protocol, median / 2, setup_min=3, bound_min=20), record.config_id
 
 
 def test_recorded_runs_took_as_long_as_their_protocol_says() -> None:
@@ -99,6 +99,6 @@ def test_recorded_runs_took_as_long_as_their_protocol_says() -> None:
         a_block_more = (3 + protocol.block_steps) * max(step_s)  # how many steps make min_s depends on their length
         either = min(protocol.min_steps, math.ceil(protocol.min_s / min(step_s)))  # was enough when they were made
         asked = protocol.model_copy(update={"min_s": 0.0, "min_steps": either})
-        assert shortest_s(asked, min(step_s)) <= sum(step_s) + a_block_more, record.config_id
-        assert sum(step_s) <= longest_s(protocol, max(step_s)), record.config_id
+        assert compute_shortest_s(asked, min(step_s)) <= sum(step_s) + a_block_more, record.config_id
+        assert sum(step_s) <= compute_longest_s(protocol, max(step_s)), record.config_id
         assert sum(record.observations.phases_s.values()) <= 1.01 * START_S[1]

@@ -15,41 +15,41 @@ import pytest
 
 from bench.machine import Machine
 from bench.predict.neighbours import Correction
-from bench.store import Attempt
-from bench.sweep.asked import Key, Point
-from bench.sweep.forecast import Forecast, Room
+from bench.store import RunAttempt
+from bench.sweep.definition import RunKey, SweepPoint
+from bench.sweep.forecast import Forecast, MemoryForecast
 from bench.sweep.policy import (
-    Conclude,
     Decision,
-    Leave,
     PlannedRun,
+    PostponeRun,
+    RecordWithoutRun,
+    SkipRun,
     Snapshot,
-    Start,
+    StartRun,
     SweepPlan,
-    Wait,
-    decisions,
-    given_up,
+    explain_given_up,
+    list_decisions,
     next_run,
 )
-from bench.sweep.pruning import kinships
+from bench.sweep.pruning import find_siblings
 
 _ATTEMPT = re.compile(r"(\w+)(?:#(\d))?(?:@(\w+))?(?:~(\w+))? (\w+)")
 GIB = 2**30
 
 
-def key(run: str) -> Key:
+def key(run: str) -> RunKey:
     name, _, repeat = run.partition("#")
-    return Key(name, "here", int(repeat or 0))
+    return RunKey(name, "here", int(repeat or 0))
 
 
-def attempts(text: str) -> dict[str, list[Attempt]]:
+def attempts(text: str) -> dict[str, list[RunAttempt]]:
     """Return attempts by configuration: `m4 oom, m4#1 ok`."""
-    found: dict[str, list[Attempt]] = {}
+    found: dict[str, list[RunAttempt]] = {}
     for name, repeat, machine, environment, kind in _ATTEMPT.findall(text):
         before = found.setdefault(name, [])
         number = len(before)
         where: dict[str, Any] = {"machine": machine or "here", "environment_id": environment or None}
-        before.append(Attempt(Path(name) / f"{repeat or 0}.{number}", int(repeat or 0), number, kind, kind, **where))
+        before.append(RunAttempt(Path(name) / f"{repeat or 0}.{number}", int(repeat or 0), number, kind, kind, **where))
     return found
 
 
@@ -57,16 +57,18 @@ def runs(text: str, **more: Any) -> list[PlannedRun]:
     """Return the runs of a plan: `m4 m8 m4#1`."""
     keys = [key(run) for run in text.split()]
     spec = {name: {"batch": {"micro": int(name[1:]), "accumulation": 1}} for name, *_ in keys}
-    kin = kinships((one, spec[one.config_id]) for one in keys)
+    kin = find_siblings((one, spec[one.config_id]) for one in keys)
     return [PlannedRun(one, kin[one[:2]], **more) for one in keys]
 
 
 def predicted(run: PlannedRun, needs_gib: float, has_gib: float = 10) -> PlannedRun:
     """Return a run with a prediction of its memory."""
-    room = Room(low_bytes=int(needs_gib * GIB), high_bytes=int(needs_gib * GIB), tensor_bytes=int(needs_gib * GIB))
+    room = MemoryForecast(
+        low_bytes=int(needs_gib * GIB), high_bytes=int(needs_gib * GIB), tensor_bytes=int(needs_gib * GIB)
+    )
     plain: dict[str, Any] = {"config_id": run.key.config_id, "line": "", "machine": "here", "nodes": 1}
     more: dict[str, Any] = {"devices_per_node": 1, "time_limit_min": None, "overrides": (), "spec": {}}
-    point = Point(**plain, **more, forecast=Forecast(room=room))
+    point = SweepPoint(**plain, **more, forecast=Forecast(room=room))
     return run._replace(point=point, machine=Machine(name="here", device="cpu", memory_bytes=int(has_gib * GIB)))
 
 
@@ -74,30 +76,30 @@ def told(decision: Decision) -> str:
     run = decision.run
     name = run.key.config_id + (f"#{run.key.repeat}" if run.key.repeat else "")
     match decision:
-        case Start():
+        case StartRun():
             return f"{'confirm' if run.role == 'confirm' else 'run'} {name}"
-        case Conclude(outcome=outcome):
+        case RecordWithoutRun(outcome=outcome):
             return f"{outcome.kind} {name}"
-        case Wait():
+        case PostponeRun():
             return f"waits {name}"
-        case Leave():
+        case SkipRun():
             return f"left {name}"
 
 
-def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[Attempt]], ends: str) -> list[str]:
+def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]], ends: str) -> list[str]:
     """Go through a plan: attempts end as `ends` says, in order and by point, and well after that."""
     left, passed = attempts(ends), []
     while decision := next_run(plan, snapshot._replace(passed=passed)):
         passed.append(decision)
         name, _, repeat = decision.run.key
         before = tried.setdefault(name, [])
-        if isinstance(decision, Start):
+        if isinstance(decision, StartRun):
             ended = left[name].pop(0).outcome if left.get(name) else "ok"
-        elif isinstance(decision, Conclude):
+        elif isinstance(decision, RecordWithoutRun):
             ended = decision.outcome.kind
         else:
             continue
-        before.append(Attempt(Path(name) / f"{repeat}.{len(before)}", repeat, len(before), ended, "", "here"))
+        before.append(RunAttempt(Path(name) / f"{repeat}.{len(before)}", repeat, len(before), ended, "", "here"))
     return [told(decision) for decision in passed]
 
 
@@ -114,7 +116,7 @@ class Row(NamedTuple):
     seen: dict[str, Any] = {}  # the snapshot's
 
 
-def _busy(name: str) -> Callable[[Key], str]:
+def _busy(name: str) -> Callable[[RunKey], str]:
     return lambda one: "is under way in job 7" if one.config_id == name else ""
 
 
@@ -196,7 +198,7 @@ def test_what_runs_next(name: str) -> None:
     plan = SweepPlan(runs(row.plan, **row.run), **row.sweep)
     snapshot = Snapshot(lambda config_id: tried.get(config_id, []), **row.seen)
     if row.at_once is not None:
-        assert ", ".join(map(told, decisions(plan, snapshot))) == row.at_once
+        assert ", ".join(map(told, list_decisions(plan, snapshot))) == row.at_once
     if row.passes is not None:
         assert ", ".join(walk(plan, snapshot, tried, row.ends)) == row.passes
 
@@ -204,7 +206,7 @@ def test_what_runs_next(name: str) -> None:
 def test_a_second_look_that_does_not_fit_waits_and_the_points_after_it_do_not() -> None:
     plan, tried = SweepPlan(runs("m2 m4", limit_min=10)), attempts("")
     first = next_run(plan, Snapshot(lambda name: tried.get(name, []), left_s=900))
-    assert isinstance(first, Start)
+    assert isinstance(first, StartRun)
     tried |= attempts("m2 oom")
     passed: list[Decision] = [first]
     for left_s in itertools.repeat(300, 2):
@@ -235,19 +237,19 @@ def test_a_prediction_answers_a_point_until_measured_neighbours_take_it_back(
     [run] = runs("m1", attempts=2)
     found = attempts(tried)
     snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=memory, runs=2))
-    assert [told(found) for found in decisions(SweepPlan([predicted(run, needs_gib)]), snapshot)] == [expected]
+    assert [told(found) for found in list_decisions(SweepPlan([predicted(run, needs_gib)]), snapshot)] == [expected]
 
 
 def test_where_predictions_are_not_looked_at_they_stay_as_they_are() -> None:
     """Within an allocation: its points were chosen when it was submitted."""
     found = attempts("m1 infeasible")
     snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=0.1, runs=2))
-    assert [told(found) for found in decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]
+    assert [told(found) for found in list_decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]
 
 
 def test_who_is_given_up_says_why() -> None:
     tried = attempts("m1 error, m1 hang")["m1"]
-    assert given_up(tried, 2) == "after 2 attempts; the last: hang"
-    assert given_up([], 2, submitted=10) == "10 jobs had it, and none of them came to an answer"
-    assert given_up(tried, 3) == "" and given_up([], 2) == ""
-    assert given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), "what is not its fault has an end too"
+    assert explain_given_up(tried, 2) == "after 2 attempts; the last: hang"
+    assert explain_given_up([], 2, submitted=10) == "10 jobs had it, and none of them came to an answer"
+    assert explain_given_up(tried, 3) == "" and explain_given_up([], 2) == ""
+    assert explain_given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), "what is not its fault has an end too"

@@ -7,8 +7,8 @@ from sweeps import attempt, point, spec
 from bench import store
 from bench.record import Outcome
 from bench.spec import RunSpec, config_id
-from bench.sweep.asked import Key
-from bench.sweep.pruning import kinships, pruned, to_confirm
+from bench.sweep.definition import RunKey
+from bench.sweep.pruning import find_pruned_outcome, find_siblings, is_to_confirm
 
 MICROS = (1, 2, 4, 8)
 
@@ -18,17 +18,21 @@ class Rules:
 
     def __init__(self, specs: list[RunSpec], repeats: int = 1) -> None:
         wanted = ((key(made, repeat), point(made).spec) for made in specs for repeat in range(repeats))
-        self._kin = kinships(wanted)
+        self._kin = find_siblings(wanted)
 
-    def by(self, made: Key, folder: Path) -> Outcome | None:
-        return pruned(self._kin[made.config_id, made.machine], lambda config_id: store.attempts(folder / config_id))
+    def by(self, made: RunKey, folder: Path) -> Outcome | None:
+        return find_pruned_outcome(
+            self._kin[made.config_id, made.machine], lambda config_id: store.list_attempts(folder / config_id)
+        )
 
-    def to_confirm(self, made: Key, folder: Path) -> bool:
-        return to_confirm(self._kin[made.config_id, made.machine], lambda config_id: store.attempts(folder / config_id))
+    def to_confirm(self, made: RunKey, folder: Path) -> bool:
+        return is_to_confirm(
+            self._kin[made.config_id, made.machine], lambda config_id: store.list_attempts(folder / config_id)
+        )
 
 
-def key(made: RunSpec, repeat: int = 0) -> Key:
-    return Key(config_id(made), "cpu", repeat)
+def key(made: RunSpec, repeat: int = 0) -> RunKey:
+    return RunKey(config_id(made), "cpu", repeat)
 
 
 def test_a_larger_micro_batch_is_pruned_once_two_runs_have_shown_it(tmp_path: Path) -> None:

@@ -11,22 +11,22 @@ import pytest
 from sweeps import attempt, point, queued, spec, sweep
 
 from bench import store
-from bench.dispatch.settle import settle
-from bench.dispatch.view import look
 from bench.spec import config_id
-from bench.sweep import asked, jobs
-from bench.sweep.asked import Sweep
+from bench.sweep import definition, jobs
+from bench.sweep.definition import SweepDefinition
 from bench.sweep.jobs import Job
-from bench.sweep.reconcile import Traces, outcome
-from bench.sweep.standing import Place, Standing, standings
-from bench.sweep.survey import survey
+from bench.sweep.reconcile import LeftBehind, reconcile_outcome
+from bench.sweep.snapshot import read_snapshot
+from bench.sweep.status import JobTask, PointStatus, list_statuses
+from bench.sweep.submission.lost import finalize_lost
+from bench.sweep.submission.state import read_state
 
 FOUR = spec(batch__micro=4)
 
 
-def stand(folder: Path, made: Sweep, queue: Mapping[Place, Any] | None = None) -> list[Standing]:
+def stand(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, Any] | None = None) -> list[PointStatus]:
     folder.mkdir(exist_ok=True)
-    return standings(asked.union([made]), survey(folder), queue or {})
+    return list_statuses(definition.merge_sweeps([made]), read_snapshot(folder), queue or {})
 
 
 def heartbeat(folder: Path, *, pid: int = os.getpid(), host: str = "elsewhere", step: int = 7) -> None:
@@ -35,9 +35,9 @@ def heartbeat(folder: Path, *, pid: int = os.getpid(), host: str = "elsewhere", 
     (folder / store.HEARTBEAT).write_text(json.dumps(beat))
 
 
-def submit(folder: Path, made: Sweep, mode: str = "packed") -> str:
-    todo = tuple(made.todo(p, repeat) for repeat, index in made.order for p in [made.points[index]])
-    job = Job(name="s-1", mode=mode, nodes=1, devices_per_node=2, time_limit_min=10, points=todo)  # type: ignore[arg-type]
+def submit(folder: Path, made: SweepDefinition, mode: str = "packed") -> str:
+    requested = tuple(made.requested(p, repeat) for repeat, index in made.order for p in [made.points[index]])
+    job = Job(name="s-1", mode=mode, nodes=1, devices_per_node=2, time_limit_min=10, points=requested)  # type: ignore[arg-type]
     jobs.write(folder, job)
     return job.name
 
@@ -133,12 +133,12 @@ def test_a_bad_file_of_one_attempt_is_named_and_the_rest_of_the_study_is_shown(t
     attempt(tmp_path, other, "ok")
     folder = attempt(tmp_path, FOUR, None)
     made = sweep([point(FOUR), point(other)])
-    asked.write(tmp_path, made)
+    definition.write(tmp_path, made)
     for content in WRONG:
         (folder / name).write_bytes(content.replace(b"HERE", os.uname().nodename.encode()))
-        view = look(tmp_path)
-        assert view.standings[1].state == "answered" and view.standings[0].outcome == "", content
-        assert settle(view) == 0
+        view = read_state(tmp_path)
+        assert view.statuses[1].state == "answered" and view.statuses[0].outcome == "", content
+        assert finalize_lost(view) == 0
         if name in (store.RECORD, store.CIRCUMSTANCE, store.SPEC, store.HEARTBEAT):
             assert [error.path for error in view.seen.unreadable] == [folder / name], content
             assert "\n" not in str(view.seen.unreadable[0])
@@ -147,15 +147,15 @@ def test_a_bad_file_of_one_attempt_is_named_and_the_rest_of_the_study_is_shown(t
 @pytest.mark.parametrize("name", ["job.json", "handle", "allocation.0.json"])
 def test_a_bad_file_of_a_job_keeps_nobody_from_the_others(tmp_path: Path, name: str) -> None:
     made = sweep([point(FOUR)])
-    asked.write(tmp_path, made)
+    definition.write(tmp_path, made)
     submit(tmp_path, made)
     for content in WRONG:
         folder = tmp_path / jobs.FOLDER / "s-0"
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-        view = look(tmp_path, ask=False)
+        view = read_state(tmp_path, ask=False)
         assert [job.points for job in view.seen.jobs if job.name == "s-1"] != [()]
-        settle(view)
+        finalize_lost(view)
         assert view.spent_node_hours() == 0.0
         if name == "job.json":
             assert [error.path.name for error in view.seen.unreadable] == ["job.json"], content
@@ -172,7 +172,7 @@ def test_a_configuration_that_may_not_be_looked_into_is_named(tmp_path: Path, mo
         return look_into(path)
 
     monkeypatch.setattr(os, "scandir", refused)  # root, who may run this, may look into anything
-    seen = survey(tmp_path)
+    seen = read_snapshot(tmp_path)
     assert [(error.path, error.why) for error in seen.unreadable] == [(tmp_path / "closed", "Permission denied")]
     assert list(seen.tried) == [config_id(FOUR)]
 
@@ -182,6 +182,6 @@ def test_what_an_attempt_left_counts_for_its_outcome_only_where_it_can_be_read(t
     for content in WRONG:
         (folder / store.INTERRUPTED).write_bytes(content)
         (folder / store.HEARTBEAT).write_bytes(content)
-        found = outcome(Traces.read(folder), None, restarted=False)
+        found = reconcile_outcome(LeftBehind.read(folder), None, restarted=False)
         assert found.kind in ("error", "cancelled"), content
         store.to_json(found)

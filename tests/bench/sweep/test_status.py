@@ -12,7 +12,7 @@ from sweeps import attempt, point, spec, sweep
 from bench import store
 from bench.launchers.slurm.states import SQUEUE_FORMAT
 from bench.record import OutcomeKind
-from bench.sweep import asked, jobs
+from bench.sweep import definition, jobs
 from bench.sweep.jobs import Job
 
 
@@ -23,7 +23,7 @@ def zeroscale(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_status_shows_every_point_and_succeeds_once_all_are_answered(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
-    asked.write(tmp_path, sweep([point(four), point(eight)]))
+    definition.write(tmp_path, sweep([point(four), point(eight)]))
     attempt(tmp_path, four, "ok")
     told = zeroscale("status", str(tmp_path))
     assert told.returncode == 1
@@ -38,7 +38,7 @@ def test_status_shows_every_point_and_succeeds_once_all_are_answered(tmp_path: P
 @pytest.mark.processes
 def test_a_record_that_cannot_be_read_is_named_and_no_answer(tmp_path: Path) -> None:
     four, eight = spec(batch__micro=4), spec(batch__micro=8)
-    asked.write(tmp_path, sweep([point(four), point(eight)]))
+    definition.write(tmp_path, sweep([point(four), point(eight)]))
     attempt(tmp_path, four, "ok")
     torn = attempt(tmp_path, eight, "ok") / "record.json"
     torn.write_bytes(torn.read_bytes()[:-200])
@@ -72,12 +72,12 @@ def test_a_job_that_was_put_back_is_known_until_its_points_are_answered_and_canc
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: OutcomeKind
 ) -> None:
     study, made = tmp_path / "study", sweep([point(spec())])
-    asked.write(study, made)
-    points = (made.todo(made.points[0], 0),)
+    definition.write(study, made)
+    points = (made.requested(made.points[0], 0),)
     job = Job(name="s-1", mode="point", nodes=1, devices_per_node=1, time_limit_min=9, points=points)
     folder = jobs.write(study, job)
-    jobs.note_handle(folder, "7")
-    jobs.end(jobs.begin(folder, jobs.Allocation("7", None, 0, 1, 100.0, None)), 200.0)
+    jobs.write_handle(folder, "7")
+    jobs.end_allocation(jobs.begin_allocation(folder, jobs.AllocationPeriod("7", None, 0, 1, 100.0, None)), 200.0)
     attempt(study, spec(), outcome, job="s-1", restart=0)
     cancelled = put_back(tmp_path, monkeypatch, "s-1")
     told = json.loads(zeroscale("status", str(study), "--json").stdout)
@@ -92,8 +92,8 @@ def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_in: int, outcome: OutcomeKind
 ) -> None:
     study, made = tmp_path / "study", sweep([point(spec())])
-    asked.write(study, made)
-    points = (made.todo(made.points[0], 0),)
+    definition.write(study, made)
+    points = (made.requested(made.points[0], 0),)
     job = Job(name="s-1", mode="point", nodes=1, devices_per_node=1, time_limit_min=9, points=points)
     jobs.write(study, job)
     folder = attempt(study, spec(), None, job="s-1", restart=begun_in)
@@ -104,8 +104,8 @@ def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last
 
 def test_what_was_asked_twice_at_the_same_moment_is_kept_twice(tmp_path: Path) -> None:
     made = sweep([point(spec())])
-    assert asked.write(tmp_path, made) != asked.write(tmp_path, made)
-    assert len(asked.read(tmp_path)) == 2
+    assert definition.write(tmp_path, made) != definition.write(tmp_path, made)
+    assert len(definition.read(tmp_path)) == 2
 
 
 @pytest.mark.processes
@@ -120,7 +120,7 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
     """How long that takes is for the benchmark."""
     made = spec()
     points = [point(made).model_copy(update={"config_id": f"{number:010x}"}) for number in range(10_000)]
-    asked.write(tmp_path, sweep(points))
+    definition.write(tmp_path, sweep(points))
     record = (attempt(tmp_path / "one", made, "ok") / "record.json").read_bytes()
     for one in points:
         folder = tmp_path / one.config_id / "0.0"
@@ -133,7 +133,7 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_sweep_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Path) -> None:
     """An earlier version wrote an infinite limit, which JSON has none for, as null."""
-    asked.write(tmp_path, sweep([point(spec())]))
+    definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
     [good] = (tmp_path / "sweeps").glob("*.json")
     plain = json.loads(good.read_bytes())

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.engine_costs import ModelSizes
-from bench.stacks import Module, Tensors
+from bench.stacks import EqualTensors, WeightModule
 
 Array = NDArray[np.int64]
 
 
-class Limits(NamedTuple):
+class GatheringLimits(NamedTuple):
     """DeepSpeed's options that decide, in elements."""
 
     prefetch: int
@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     checkpointing: bool
 
 
-class Walk(NamedTuple):
+class PassReplay(NamedTuple):
     """What lives at each stop of a pass, one row per stop. Tensors that ranks pad are counted by size, in the columns
     of the model's `tensors`."""
 
@@ -45,21 +45,21 @@ class Walk(NamedTuple):
     gathered: int  # elements, in the whole pass
 
 
-class Stop(NamedTuple):
+class WeightFetch(NamedTuple):
     """One fetch: a module in forward, run again for its backward, or in backward."""
 
-    module: Module
+    module: WeightModule
     releases: bool  # its weight may go afterwards
     completes: bool  # the weight's gradient is complete afterwards
 
 
 @functools.lru_cache(maxsize=256)
-def replay(model: ModelSizes, limits: Limits) -> tuple[Walk, Walk]:
+def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, PassReplay]:
     """Return forward and backward of a step."""
     modules, sizes = model.modules, model.tensors
-    forward = [Stop(module, True, False) for module in modules]
-    stops = [*forward, *_backward(modules, limits.checkpointing)]
-    weights, bucket = Weights(stops, sizes, limits), Bucket(sizes, limits)
+    forward = [WeightFetch(module, True, False) for module in modules]
+    stops = [*forward, *_list_backward(modules, limits.checkpointing)]
+    weights, bucket = WeightCoordinator(stops, sizes, limits), Bucket(sizes, limits)
     rows, done = [], [(0, 0)]
     for number, stop in enumerate(stops, 1):
         weights.fetch()
@@ -72,34 +72,34 @@ def replay(model: ModelSizes, limits: Limits) -> tuple[Walk, Walk]:
     rows.append((stops[-1].module.segment, *gathered, bucket.waiting, *bucket.content))  # what is left, at the end
     _, half, end = done
     back = end[0] - half[0], end[1] - half[1]
-    return _walk(rows[: len(forward)], len(sizes), *half), _walk(rows[len(forward) :], len(sizes), *back)
+    return _build_pass(rows[: len(forward)], len(sizes), *half), _build_pass(rows[len(forward) :], len(sizes), *back)
 
 
-def _walk(rows: list[tuple[int, ...]], sizes: int, gathers: int, gathered: int) -> Walk:
+def _build_pass(rows: list[tuple[int, ...]], sizes: int, gathers: int, gathered: int) -> PassReplay:
     segment, exact, padded, fresh, reduced = np.split(np.array(rows, np.int64), [1, 2, 2 + sizes, 3 + sizes], axis=1)
-    return Walk(segment[:, 0], exact[:, 0], padded, fresh[:, 0], reduced, gathers, gathered)
+    return PassReplay(segment[:, 0], exact[:, 0], padded, fresh[:, 0], reduced, gathers, gathered)
 
 
-def _backward(modules: Sequence[Module], checkpointing: bool) -> Iterator[Stop]:
+def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iterator[WeightFetch]:
     """Yield the stops of backward. A checkpointed block is run again once its last weight is there, up to that one."""
     for block, members in itertools.groupby(reversed(modules), key=lambda module: module.block):
         backward = list(members)
-        again: list[Module] = []
+        again: list[WeightModule] = []
         if checkpointing and block is not None:
             last = next(number for number, module in enumerate(backward) if module.weight is not None)
-            yield from (Stop(module, False, False) for module in backward[: last + 1])
+            yield from (WeightFetch(module, False, False) for module in backward[: last + 1])
             again = backward[:last:-1]
             backward = backward[last:]
-        yield from (Stop(module, True, False) for module in again)
+        yield from (WeightFetch(module, True, False) for module in again)
         # whatever an index enters gets no gradient, so that nothing tells DeepSpeed that its backward is over
         for module in backward:
-            yield Stop(module, not module.indexed, module.completes and module.weight is not None)
+            yield WeightFetch(module, not module.indexed, module.completes and module.weight is not None)
 
 
-class Weights:
+class WeightCoordinator:
     """The coordinator's books: what is whole, what is on its way, and what comes next."""
 
-    def __init__(self, stops: Sequence[Stop], sizes: Sequence[Tensors], limits: Limits) -> None:
+    def __init__(self, stops: Sequence[WeightFetch], sizes: Sequence[EqualTensors], limits: GatheringLimits) -> None:
         self.exact, self.padded = 0, [0] * len(sizes)
         self.gathers, self.gathered = 0, 0
         self._limits, self._step, self._available = limits, 0, 0
@@ -199,7 +199,7 @@ class _Pack(NamedTuple):
 class Bucket:
     """Gradients on their way to be reduced."""
 
-    def __init__(self, sizes: Sequence[Tensors], limits: Limits) -> None:
+    def __init__(self, sizes: Sequence[EqualTensors], limits: GatheringLimits) -> None:
         self.nothing = (0,) * len(sizes)
         self.content, self.waiting = self.nothing, 0
         self._sizes, self._limits, self._elements = sizes, limits, 0

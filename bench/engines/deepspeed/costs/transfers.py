@@ -18,7 +18,7 @@ OVERFLOW_BYTES = 1
 """Whether a gradient below fp32 was infinite on any rank, at stages 1 and 2."""
 
 
-def transfers(run: ZeroRun) -> list[Transfer]:
+def list_transfers(run: ZeroRun) -> list[Transfer]:
     """Return what one rank moves in an optimizer step; nothing where it is alone."""
     if run.ranks == 1:
         return []
@@ -28,12 +28,12 @@ def transfers(run: ZeroRun) -> list[Transfer]:
         gradients = Transfer("all_reduce", "update", run.width * run.elements, calls, 1, False, run.ranks)
         return [gradients, norm] if run.width == FULL else [gradients]  # else every rank has the norm of all
     if run.stage == 3:
-        return [*_partitioned(run), norm]
+        return [*_list_partitioned(run), norm]
     overflow = [] if run.width == FULL else [norm._replace(payload_bytes=OVERFLOW_BYTES)]
-    return [*_replicated(run), norm, *overflow]
+    return [*_list_replicated(run), norm, *overflow]
 
 
-def _replicated(run: ZeroRun) -> list[Transfer]:
+def _list_replicated(run: ZeroRun) -> list[Transfer]:
     """Stages 1 and 2: buckets are all-reduced, at stage 1 in the last micro-step only; updated weights are gathered.
 
     Without overlap_comm stage 1 reduces after backward, stage 2 where the bucket is full. On a CPU nothing overlaps.
@@ -41,12 +41,12 @@ def _replicated(run: ZeroRun) -> list[Transfer]:
     passes = run.accumulation if run.stage == 2 else 1
     whole, last = run.width * run.elements, run.width * run.largest  # the embedding's gradient is complete last
     return [
-        Transfer("all_reduce", "backward", whole, _buckets(run), passes, _overlaps(run), run.ranks, last),
+        Transfer("all_reduce", "backward", whole, _count_buckets(run), passes, _has_overlap(run), run.ranks, last),
         Transfer("all_gather", "update", run.width * run.part * run.ranks, 1, 1, False, run.ranks),
     ]
 
 
-def _partitioned(run: ZeroRun) -> list[Transfer]:
+def _list_partitioned(run: ZeroRun) -> list[Transfer]:
     """Stage 3: weights are gathered ahead of forward and, those let go in between, of backward, as its coordinator does
     it; gradients scattered; the tensors that are never divided gathered after the update.
 
@@ -62,17 +62,19 @@ def _partitioned(run: ZeroRun) -> list[Transfer]:
         )
         for when, walk in zip(PASSES, walks, strict=True)
     ]  # fmt: skip
-    scattered = Transfer("reduce_scatter", "backward", whole, _buckets(run), passes, _overlaps(run), run.ranks, largest)
+    scattered = Transfer(
+        "reduce_scatter", "backward", whole, _count_buckets(run), passes, _has_overlap(run), run.ranks, largest
+    )
     small = run.width * run.small
     kept = Transfer("all_gather", "update", small, run.small_tensors, 1, False, run.ranks)  # each by itself
     return [transfer for transfer in (*found, scattered, kept) if transfer.payload_bytes]
 
 
-def _overlaps(run: ZeroRun) -> bool:
+def _has_overlap(run: ZeroRun) -> bool:
     """Whether a bucket is reduced while backward goes on."""
     return bool(run.options.overlap_comm) and run.device == "cuda"
 
 
-def _buckets(run: ZeroRun) -> int:
+def _count_buckets(run: ZeroRun) -> int:
     """Calls that reduce all gradients; a tensor larger than the bucket goes by itself."""
     return run.large_tensors + -(-(run.elements - run.large) // (run.options.reduce_bucket_size or run.elements))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.engine_costs import CUDA_BASE_BYTES, ModelSizes, count_elements
-from bench.engines.deepspeed.costs.gathering import Limits
+from bench.engines.deepspeed.costs.gathering import GatheringLimits
 from bench.engines.deepspeed.options import OffloadOptimizer, OffloadParam, Options
 from bench.spec import WIDTH, Device, OptimizerSpec, RunSpec
-from bench.stacks import Tensors, padded
+from bench.stacks import EqualTensors, pad_elements
 
 ALIGNMENT = 2
 """Elements of which stages 1 and 2 give each rank a multiple (nccl_start_alignment_factor)."""
@@ -40,7 +40,7 @@ class ZeroRun(NamedTuple):
 
     def padded(self, elements: int) -> int:
         """Elements of a tensor that stage 3 divides: as many on every rank."""
-        return padded(elements, self.ranks)
+        return pad_elements(elements, self.ranks)
 
     @property
     def optimizer_tier(self) -> OffloadOptimizer | None:
@@ -71,10 +71,10 @@ class ZeroRun(NamedTuple):
         return None if low != high else high
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> GatheringLimits:
         """What decides what stage 3 gathers when."""
         o = self.options
-        return Limits(
+        return GatheringLimits(
             prefetch=o.stage3_prefetch_bucket_size or 0,
             live=o.stage3_max_live_parameters or 0,
             reuse=o.stage3_max_reuse_distance or 0,
@@ -85,7 +85,7 @@ class ZeroRun(NamedTuple):
         )
 
 
-def zero_run(
+def build_zero_run(
     options: Options, spec: RunSpec, model: ModelSizes, device: Device, room: int | None = None, *,
     rehearsed: bool = False,
 ) -> ZeroRun:  # fmt: skip
@@ -101,11 +101,11 @@ def zero_run(
         model=model,
         elements=model.elements,
         largest=model.largest,
-        small=sum(padded(size.elements, ranks) * size.number for size in small),
+        small=sum(pad_elements(size.elements, ranks) * size.number for size in small),
         small_tensors=sum(size.number for size in small),
         large=count_elements(large),
         large_tensors=sum(size.number for size in large),
-        part=_part(options.stage, ranks, model.elements, model.tensors),
+        part=_count_part(options.stage, ranks, model.elements, model.tensors),
         ranks=ranks,
         width=WIDTH[spec.precision],
         accumulation=spec.accumulation,
@@ -117,10 +117,10 @@ def zero_run(
     )
 
 
-def _part(stage: int, ranks: int, elements: int, sizes: Sequence[Tensors]) -> int:
+def _count_part(stage: int, ranks: int, elements: int, sizes: Sequence[EqualTensors]) -> int:
     """Elements on one rank. Stages 1 and 2 divide one flat tensor, stage 3 every tensor by itself; both pad."""
     if stage == 0:
         return elements
     if stage < 3:
-        return padded(elements, ALIGNMENT * ranks) // ranks
-    return sum(padded(size.elements, ranks) // ranks * size.number for size in sizes)
+        return pad_elements(elements, ALIGNMENT * ranks) // ranks
+    return sum(pad_elements(size.elements, ranks) // ranks * size.number for size in sizes)

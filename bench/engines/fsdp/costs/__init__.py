@@ -5,12 +5,12 @@ Imports no torch. Formulas follow what torch 2.13 allocates and begins; nothing 
 
 from typing import NamedTuple
 
-from bench.engine_costs import BackwardWork, Beside, ByteRange, EngineStep, ModelSizes, Terms, total_bytes
+from bench.engine_costs import BackwardWork, ByteRange, EngineStep, ModelSizes, SegmentBytes, Terms, sum_bytes
 from bench.engines.fsdp.costs import passes
 from bench.engines.fsdp.costs.fsdp_run import FsdpRun, fsdp_run, state_bytes
 from bench.engines.fsdp.costs.transfers import transfers
 from bench.engines.fsdp.options import Options
-from bench.engines.precision.costs import adamw_bytes
+from bench.engines.precision.costs import count_adamw_bytes
 from bench.errors import UserError
 from bench.spec import FULL, Device, RunSpec
 
@@ -36,12 +36,12 @@ class FsdpMemory(NamedTuple):
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.part - largest // run.ranks), "working memory": drawn}
         ready = {"weights": FULL * run.part, "working memory": run.width * largest // run.ranks}
-        return built if run.offloaded else max(built, ready, key=total_bytes)
+        return built if run.offloaded else max(built, ready, key=sum_bytes)
 
-    def forward(self, segments: int) -> Beside:
+    def forward(self, segments: int) -> SegmentBytes:
         return passes.forward(self.run)
 
-    def backward(self, work: BackwardWork) -> Beside:
+    def backward(self, work: BackwardWork) -> SegmentBytes:
         return passes.backward(self.run, work)
 
     def after_backward(self) -> int:
@@ -50,7 +50,7 @@ class FsdpMemory(NamedTuple):
     def update(self) -> Terms:
         if self.run.offloaded:
             return {}
-        working = adamw_bytes(self.run.optimizer, self.run.device, self.run.sizes.shards)
+        working = count_adamw_bytes(self.run.optimizer, self.run.device, self.run.sizes.shards)
         return self.resident() | {"gradients": FULL * self.run.part, "working memory": working}
 
     def host(self) -> dict[str, ByteRange]:

@@ -8,7 +8,7 @@ import numpy as np
 from bench.engine_costs import Array, ModelSizes
 from bench.engines.fsdp.options import Options, shard_ranks
 from bench.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
-from bench.stacks import Tensors
+from bench.stacks import EqualTensors
 
 OUTSIDE = -1
 """The block of a segment that is in none."""
@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
 
     root: int  # what is in no block
     blocks: Array  # in the order of forward
-    shards: tuple[Tensors, ...]  # parameters as one rank has them
+    shards: tuple[EqualTensors, ...]  # parameters as one rank has them
     of: Array  # the block of each segment
 
 
@@ -89,7 +89,7 @@ def _sizes(model: ModelSizes, ranks: int) -> Sizes:
     return Sizes(
         root=root.padded(ranks),
         blocks=np.array([block.padded(ranks) for block in blocks], np.int64),
-        shards=tuple(Tensors(matrix.padded(ranks) // ranks, number) for matrix, number in matrices),
+        shards=tuple(EqualTensors(matrix.padded(ranks) // ranks, number) for matrix, number in matrices),
         of=np.array([block_of[segment] for segment in range(len(block_of))], np.int64),
     )
 

@@ -8,12 +8,12 @@ one's is gathered ahead. What a gradient is reduced from stays until the next re
 
 import numpy as np
 
-from bench.engine_costs import Array, BackwardWork, Beside
+from bench.engine_costs import Array, BackwardWork, SegmentBytes
 from bench.engines.fsdp.costs.fsdp_run import OUTSIDE, FsdpRun
 from bench.spec import FULL
 
 
-def forward(run: FsdpRun) -> Beside:
+def forward(run: FsdpRun) -> SegmentBytes:
     """Return what lives during the forward pass of the last micro-step."""
     of, until = run.sizes.of, _last_block(run)
     whole, root = run.width * run.sizes.blocks, run.width * run.sizes.root
@@ -25,10 +25,10 @@ def forward(run: FsdpRun) -> Beside:
     gathered = root + np.where(of == OUTSIDE, outside, inside) + _kept(run, until - (of != OUTSIDE))
     gathered[0] = max(gathered[0], (1 + run.gloo) * root_flat + int(_cast(run, np.array(run.sizes.root))))
     none = np.zeros_like(of)
-    return Beside(none + _earlier_gradients(run), none, gathered)
+    return SegmentBytes(none + _earlier_gradients(run), none, gathered)
 
 
-def backward(run: FsdpRun, work: BackwardWork) -> Beside:
+def backward(run: FsdpRun, work: BackwardWork) -> SegmentBytes:
     """Return what lives during each segment's backward, its own gradients included."""
     of, until = run.sizes.of, _last_block(run)
     blocks = run.sizes.blocks
@@ -41,7 +41,7 @@ def backward(run: FsdpRun, work: BackwardWork) -> Beside:
     outside = np.where(until == OUTSIDE, 0, ahead[until] * (1 + run.gloo * begins))
     gathered = root + np.where(of == OUTSIDE, outside, inside) + _kept(run, until - (of != OUTSIDE))
     gradients = _own_gradients(run, work) + _other_gradients(run, until)
-    return Beside(gradients, _reductions(run, work, until), gathered)
+    return SegmentBytes(gradients, _reductions(run, work, until), gathered)
 
 
 def after_backward(run: FsdpRun) -> int:

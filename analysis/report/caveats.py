@@ -1,0 +1,116 @@
+"""How sure the answers are: the doubts about a whole set of runs, one sentence each, worst first."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from analysis.flags import FLAGS
+from analysis.formats.numbers import format_significant
+from analysis.report.drifts import ControlPointDrift
+from analysis.report.provenance import Provenance
+from analysis.report.setup import format_outcomes
+from analysis.results import Results
+from analysis.scaling.best import Best
+from analysis.stats.compare import LEAST_RUNS, TOO_FEW
+from analysis.stats.drift import LEAST_CONTROLS
+from analysis.summary import Row
+from analysis.table import list_rows
+from analysis.verify import is_reference
+from bench.engines import REFERENCE
+
+
+def list_caveats(
+    results: Results, found: Sequence[Best], drifted: Sequence[ControlPointDrift], origin: Provenance
+) -> list[str]:
+    """Return what a reader must know before believing a number of the set."""
+    runs, summary = list_rows(results.table), list_rows(results.summary)
+    references = {one for one, spec in results.specs.items() if is_reference(spec)}
+    return [
+        *_list_repeat_caveats(summary),
+        *_list_comparison_caveats(found),
+        *_list_drift_caveats(drifted),
+        *_list_failure_caveats(summary),
+        *_list_loss_caveats([row for row in runs if row["config_id"] not in references]),
+        *_list_flag_caveats(runs),
+        *_list_environment_caveats(origin),
+    ]
+
+
+def _list_repeat_caveats(summary: Sequence[Row]) -> Iterable[str]:
+    counts = [row["n"] for row in summary if row["n"]]
+    if counts and max(counts) == 1:
+        yield (
+            "Every configuration ran once (n = 1): its interval says how steady that run was, not what another run "
+            "would give."
+        )
+    elif counts and min(counts) < 6:
+        yield (
+            f"Configurations ran {min(counts)} to {max(counts)} times: below 6 repeats no 95 % interval between them "
+            "exists, and their range is shown with its own level."
+        )
+
+
+def _list_comparison_caveats(found: Sequence[Best]) -> Iterable[str]:
+    units = Counter(rival.comparison.unit for best in found for rival in best.rivals)
+    if units["step"]:
+        yield (
+            f"{units['step']:,} of {units.total():,} comparisons with a fastest configuration have {TOO_FEW}, for want "
+            f"of {LEAST_RUNS} allocations on both sides: effect and interval are of these runs, not of configurations."
+        )
+
+
+def _list_drift_caveats(drifted: Sequence[ControlPointDrift]) -> Iterable[str]:
+    told = [one for one in drifted if one.drift.interval is not None]
+    if moved := [one for one in told if one.drift.detected]:
+        yield (
+            f"In {len(moved)} of {len(told)} cases the same configuration, run again and again in one allocation, "
+            f"drifted by more than two runs of it differ: at most {_worst(moved)} at the end. What was measured far "
+            "apart in time is in doubt by that much."
+        )
+    elif told:
+        yield (
+            "No drift was detected: the same configuration, run again and again in one allocation, changed by no more "
+            f"than two runs of it differ ({len(told)} cases)."
+        )
+    if few := [one for one in drifted if one.drift.interval is None]:
+        yield (
+            f"In {len(few)} cases the same configuration ran {LEAST_CONTROLS - 2} or {LEAST_CONTROLS - 1} times in one "
+            f"allocation: too few to tell drift from what two runs differ anyhow, at most {_worst(few)} at the end."
+        )
+
+
+def _worst(drifted: Sequence[ControlPointDrift]) -> str:
+    worst = max(drifted, key=lambda one: abs(one.drift.change))
+    sign, change = "+" if worst.drift.change > 0 else "−", format_significant(100 * abs(worst.drift.change), 2)
+    return f"{worst.configuration} in {worst.allocation}, {sign}{change} %"
+
+
+def _list_failure_caveats(summary: Sequence[Row]) -> Iterable[str]:
+    ended = Counter(row["outcome"] for row in summary if not row["n"])
+    if ended:
+        yield f"{ended.total():,} of {len(summary):,} configurations have no number: {format_outcomes(ended)}."
+
+
+def _list_loss_caveats(runs: Sequence[Row]) -> Iterable[str]:
+    others = [row for row in runs if row["outcome"] == "ok"]
+    verified = sum("unverified" not in row["flags"].split() for row in others)
+    if others:
+        yield f"{verified:,} of {len(others):,} ok runs of other engines have losses verified beside {REFERENCE}."
+
+
+def _list_flag_caveats(runs: Sequence[Row]) -> Iterable[str]:
+    good = [row["flags"].split() for row in runs if row["outcome"] == "ok"]
+    counts = Counter(flag for flags in good for flag in flags if flag != "unverified")
+    for flag in FLAGS:
+        if counts[flag]:
+            yield f"{counts[flag]:,} of {len(good):,} ok runs carry the flag {flag}: such a run {FLAGS[flag].meaning}."
+
+
+def _list_environment_caveats(origin: Provenance) -> Iterable[str]:
+    if len(origin.machines) > 1:
+        differ = ", ".join(fact.name for fact in origin.unlike) or "their name only"
+        yield f"{len(origin.machines)} machines, never pooled; they differ in {differ}."
+    if len(origin.classes) > 1:
+        differ = ", ".join(fact.name for fact in origin.differences)
+        yield f"{len(origin.classes)} environment classes, never pooled; they differ in {differ}."
+    if origin.unknown:
+        yield f"{origin.unknown:,} runs ended before their environment was looked at."

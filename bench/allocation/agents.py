@@ -1,0 +1,104 @@
+"""How the conductor tells the other nodes which point to run, and hears that they are ready for the next.
+
+They meet at a port that the conductor names in the job's folder. All tasks of an array share that folder, and a job
+that was put back into the queue finds it as it was, so the file has the name of its allocation, and whoever comes has
+to be of the same one.
+"""
+
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import store
+from bench.runtime.connection import Connection, TokenListener
+from bench.runtime.transport import Rendezvous
+
+_POLL_S = 0.1
+_READY_S = 30.0  # after a point, for a node's ranks to be gone
+
+
+def build_meeting_path(folder: Path, allocation: str) -> Path:
+    """Return the file in a job's folder that says where the supervisors of one of its allocations meet."""
+    return folder / f"meeting-{allocation}.json"
+
+
+class JobAgents:
+    """The conductor's side: one line to every other supervisor of the allocation."""
+
+    def __init__(self, count: int, host: str, folder: Path, allocation: str, patience_s: float) -> None:
+        """`host` is where this supervisor is found; `allocation` names what no other start of any job has."""
+        self._connections: dict[int, Connection] = {}
+        self.hosts: dict[int, str] = {}
+        self._count, self._allocation = count, allocation
+        if count:
+            self._gather(host, build_meeting_path(folder, allocation), patience_s)
+
+    def _gather(self, host: str, meeting_path: Path, patience_s: float) -> None:
+        listener, until = TokenListener(self._count), time.monotonic() + patience_s
+        try:
+            point = {"host": host, "port": listener.port, "token": listener.token}
+            store.write_atomically(meeting_path, json.dumps(point).encode(), mode=0o600)
+            while len(self._connections) < self._count:
+                for connection, hello in listener.accept_known():
+                    self._accept(connection, hello)
+                if time.monotonic() > until:
+                    missing = sorted(set(range(1, self._count + 1)) - set(self._connections))
+                    raise TimeoutError(f"supervisors {missing} did not come within {patience_s:.0f} s")
+                time.sleep(_POLL_S)
+        finally:
+            listener.close()
+            meeting_path.unlink(missing_ok=True)
+
+    def _accept(self, connection: Connection, hello: dict[str, Any]) -> None:
+        """Take one who knows the token in, unless it is of another allocation: what it would measure is not ours."""
+        number, host = int(hello["number"]), str(hello["host"])
+        if hello.get("allocation") == self._allocation:
+            self._connections[number], self.hosts[number] = connection, host
+        else:
+            connection.close()
+            refused = f"{host} was turned away: it is of allocation {hello.get('allocation')}, and this is"
+            print(refused, self._allocation, file=sys.stderr, flush=True)
+
+    def run(self, folder: Path, point: Rendezvous) -> None:
+        """Have every member run the attempt in `folder`."""
+        for connection in self._connections.values():
+            connection.send({"run": str(folder), "point": point._asdict()})
+
+    def wait(self) -> list[str]:
+        """Wait until every member is ready for the next point; return the hosts that do not answer any more."""
+        until, busy = time.monotonic() + _READY_S, set(self._connections)
+        while busy and time.monotonic() < until:
+            for number in list(busy):
+                ready = any("ready" in message for message in self._connections[number].take())
+                if ready or self._connections[number].closed:
+                    busy.discard(number)
+            time.sleep(_POLL_S)
+        return [
+            self.hosts[number]
+            for number, connection in self._connections.items()
+            if connection.closed or number in busy
+        ]
+
+    def send_end(self) -> None:
+        """Send everybody home."""
+        for connection in self._connections.values():
+            connection.send({"end": True})
+
+
+def join_leader(folder: Path, allocation: str, number: int, host: str, patience_s: float) -> Connection:
+    """Join the conductor of an allocation of the job in `folder`; TimeoutError if there is none."""
+    until, meeting_path = time.monotonic() + patience_s, build_meeting_path(folder, allocation)
+    while True:
+        try:
+            point: dict[str, Any] = json.loads(meeting_path.read_bytes())
+            connection = Connection(socket.create_connection((point["host"], point["port"]), timeout=10))
+        except (OSError, ValueError) as error:  # not there yet
+            if time.monotonic() > until:
+                raise TimeoutError(f"the first node could not be reached within {patience_s:.0f} s") from error
+            time.sleep(_POLL_S)
+        else:
+            connection.send({"token": point["token"], "allocation": allocation, "number": number, "host": host})
+            return connection

@@ -1,0 +1,227 @@
+"""The supervisor on an allocation's first node: goes through the points of a job, each in fresh processes."""
+
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from bench import store
+from bench.allocation.agents import JobAgents
+from bench.allocation.health import NodeHealth
+from bench.errors import UserError
+from bench.measure.environment import classify, compute_environment_id, find_device_kind
+from bench.record import Circumstance, Outcome, RunRecord
+from bench.runtime.coordinator import RunCoordinator
+from bench.runtime.fork_client import ForkServer
+from bench.runtime.node import count_supervisors
+from bench.runtime.outcome import list_survivors
+from bench.runtime.transport import Rendezvous
+from bench.scheduling import JobContext
+from bench.sweep import jobs, reconcile, snapshot
+from bench.sweep.definition import RequestedRun, RunKey
+from bench.sweep.policy import (
+    Decision,
+    PlannedRun,
+    PostponeRun,
+    RecordWithoutRun,
+    SkipRun,
+    Snapshot,
+    StartRun,
+    SweepPlan,
+    next_run,
+)
+
+_END_MARGIN_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
+
+
+class JobLeader:
+    """Leads one allocation of a job. Whatever happens to one point is its record, and the next one follows."""
+
+    def __init__(self, folder: Path, context: JobContext) -> None:
+        self.job, self.context, self.folder = jobs.read(folder), context, folder
+        self.study_folder = folder.parent.parent
+        self.requested = self.job.requested(context.task)
+        self.began_at = time.time()
+        self.ends_at = context.end(self.job.time_limit_min, self.began_at)
+        first = self.requested[0].circumstance
+        self.device = first.machine.device or find_device_kind()
+        self.environment_id = compute_environment_id(classify(self.device, self.job.devices_per_node))
+        self.server = ForkServer(self.device)
+        self.host = socket.gethostname()
+        self.patience_s = first.limits.startup_s
+        self.health = NodeHealth(self.study_folder)
+        self.interrupted_by: int | None = None
+        self.supervisor: RunCoordinator | None = None
+        self.agents: JobAgents | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def run(self) -> int:
+        """Go through the points; return 0 unless the allocation itself came to a bad end."""
+        spent = jobs.AllocationPeriod(
+            self.context.job_id, self.context.task, self.context.restart, self.job.nodes, self.began_at, None
+        )
+        note = jobs.begin_allocation(self.folder, spent)
+        try:
+            with contextlib.closing(self.server):
+                self._finalize_earlier()
+                self.server.wait_until_ready()
+                return self._go_through()
+        except (OSError, UserError) as error:  # a full disk, a node that never came
+            return _report_failure(str(error))
+        finally:
+            if self.agents:
+                self.agents.send_end()
+            with contextlib.suppress(OSError):
+                jobs.end_allocation(note, time.time())
+
+    def _go_through(self) -> int:
+        network = self.requested[0].circumstance.network
+        others = count_supervisors(self.requested[0].spec, self.job.span) - 1
+        address, allocation = network.address(self.host), self.context.allocation
+        self.agents = JobAgents(others, address, self.folder, allocation, self.patience_s)
+        plan = self._plan()
+        passed: list[Decision] = []
+        while decision := next_run(plan, self._snapshot(passed)):
+            if self.interrupted_by:
+                break
+            passed.append(decision)
+            if reason := self._carry_out(decision):
+                return _report_failure(reason)
+        return 1 if self.interrupted_by else 0
+
+    def _plan(self) -> SweepPlan:
+        """Return what this allocation goes through; predictions were looked at when it was submitted."""
+        control = self.job.control
+        return SweepPlan(
+            [self._build_planned(requested) for requested in self.requested],
+            self._build_planned(control) if control else None,
+        )
+
+    def _build_planned(self, requested: RequestedRun) -> PlannedRun:
+        return PlannedRun(
+            requested.key,
+            requested.kin,
+            prune=self.job.prune,
+            limit_min=requested.circumstance.limits.time_limit_min or 0.0,
+            environment_id=self.environment_id,
+            reopened=requested.again,
+        )
+
+    def _snapshot(self, passed: Sequence[Decision]) -> Snapshot:
+        """Return what the study's folder and the clock show now."""
+        warning_s = float(self.requested[0].circumstance.launcher.get("warning_s", 0))
+        left_s = self.ends_at - time.time() - _END_MARGIN_S - warning_s
+        return Snapshot(self._tried, busy=self._busy, left_s=left_s, passed=passed)
+
+    def _carry_out(self, decision: Decision) -> str:
+        """Do what was decided; return why the allocation has to end, empty if it goes on."""
+        run = decision.run
+        requested = self.job.control if run.role == "control" else None
+        requested = requested or next(requested for requested in self.requested if requested.key == run.key)
+        match decision:
+            case StartRun():
+                self._run_attempt(requested)
+                if self.agents and (lost := self.agents.wait()):
+                    return f"{', '.join(lost)} cannot be reached any more"
+                if reason := self.health.format_excluded():
+                    return f"{reason}; its node is left out from now on"
+            case RecordWithoutRun(outcome=outcome):
+                folder = self.study_folder / requested.config_id
+                store.finalize(
+                    store.open_attempt(folder, requested.spec, self._circumstance(requested)).folder, outcome
+                )
+                _print_progress(requested, outcome.reason)
+            case PostponeRun(why=why) | SkipRun(why=why):
+                _print_progress(requested, why)
+        return ""
+
+    def _busy(self, key: RunKey) -> str:
+        """Return who else measures a point now; empty: nobody."""
+        elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key)
+        return f"is under way in job {elsewhere.job or 'of another scheduler'}" if elsewhere else ""
+
+    def _run_attempt(self, requested: RequestedRun) -> None:
+        """Make one attempt at a point, on all nodes."""
+        config_folder = self.study_folder / requested.config_id
+        attempt = store.open_attempt(
+            config_folder, requested.spec, self._circumstance(requested), new_repeat=requested.control
+        )
+        if not requested.control and (
+            rival := snapshot.find_rival_attempt(config_folder, requested.key, before=attempt.attempt)
+        ):
+            reason = f"job {rival.job} was faster by a moment: {rival.attempt.folder.name}"
+            store.finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
+            return
+        self.supervisor = RunCoordinator(
+            attempt.folder,
+            announce=lambda point: self._announce(attempt.folder, point),
+            span=self.job.span,
+            start=self.server.start,
+            scheduled=True,
+            ends_at=self.ends_at,
+            handle_signals=False,
+        )
+        if self.interrupted_by:
+            self.supervisor.interrupt(self.interrupted_by)
+        record = self.supervisor.run()
+        left = list_survivors(self.supervisor.states())
+        self.supervisor = None
+        self.server.reap()
+        _print_progress(requested, _format_end(record))
+        self.health.examine(record, left, attempt.folder)
+
+    def _announce(self, folder: Path, point: Rendezvous) -> None:
+        if self.agents:
+            self.agents.run(folder, point)
+
+    def _circumstance(self, requested: RequestedRun) -> Circumstance:
+        """Return a point's circumstances with what is known only here."""
+        place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
+        more = {**place, "restart": self.context.restart, "started": "forked", "control": requested.control}
+        launcher = requested.circumstance.launcher | more
+        machine = requested.circumstance.machine.on(self.device)
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        return requested.circumstance.model_copy(
+            update={"launcher": launcher, "machine": machine, "started_at": started_at}
+        )
+
+    def _finalize_earlier(self) -> None:
+        """Conclude what this job began before it was put back into the queue."""
+        begun = [*self.requested, *([self.job.control] if self.job.control else [])] if self.context.restart else []
+        for requested in begun:
+            for attempt in store.list_attempts(self.study_folder / requested.config_id):
+                found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
+                if found and (found.job, found.task) == (self.job.name, self.context.task):
+                    left_behind = reconcile.LeftBehind.read(attempt.folder)
+                    store.finalize(attempt.folder, reconcile.reconcile_outcome(left_behind, None, restarted=True))
+
+    def _tried(self, config_id: str) -> list[store.RunAttempt]:
+        return store.list_attempts(self.study_folder / config_id)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted_by = number
+        if self.supervisor:
+            self.supervisor.interrupt(number)
+
+
+def _print_progress(requested: RequestedRun, what: str) -> None:
+    key = requested.key
+    print(f"{datetime.now(UTC):%H:%M:%S}  {key.config_id} repeat {key.repeat}: {what}", flush=True)
+
+
+def _format_end(record: RunRecord | None) -> str:
+    if record is None:
+        return "interrupted; the scheduler knows why"
+    outcome = record.outcome
+    return f"{outcome.kind}: {outcome.reason}" if outcome.reason else str(outcome.kind)
+
+
+def _report_failure(reason: str) -> int:
+    print(f"this allocation ends: {reason}", file=sys.stderr, flush=True)
+    return 1

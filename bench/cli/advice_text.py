@@ -1,0 +1,233 @@
+"""How advice is told to a reader: the winner, its rivals and why, what was left out, how sure it is."""
+
+import shlex
+from collections.abc import Iterator
+
+from bench import terminal
+from bench.advising.search import Answer
+from bench.formatting import (
+    describe_choice,
+    describe_lengths,
+    format_count,
+    format_interval,
+    format_number,
+    format_percent,
+    list_overrides,
+)
+from bench.predict.advice import CLOSE, Advice, format_hours, rate_doubt
+from bench.predict.advice.candidates import Axes
+from bench.predict.advice.choices import Choice
+from bench.predict.advice.difference import compute_extra_share, explain_difference
+from bench.predict.memory import format_gigabytes, host
+from bench.predict.workload import get_network
+from bench.sweep.planning import target
+
+_EVIDENCE = {
+    "measured": "measured, n = {runs}",
+    "corrected": "predicted, and corrected by {runs} measured runs",
+    "predicted": "predicted, and nothing was measured",
+}
+_SHOWN_REASONS = 2
+USUAL_TOKENS = 2**20
+"""Of an optimizer step, all kinds together: mT5's pre-training (arXiv 2010.11934), 16 times T5's (1910.10683)."""
+_FAR = 2
+"""Times the usual from which a batch is named."""
+
+
+def format_text(answer: Answer) -> str:
+    """Return the answer for a reader."""
+    advice = answer.advice
+    parts = [
+        _format_head(answer),
+        _format_winner(answer),
+        _format_table(advice, "each engine at its best", advice.engines),
+    ]
+    if len(advice.nodes) > 1:
+        parts.append(_format_table(advice, "each number of nodes at its best", advice.nodes))
+    if answer.rejected:
+        parts.append("\n".join(["left out", *(f"  {item.what}: {item.why}" for item in answer.rejected)]))
+    return "\n\n".join([*parts, "\n".join(["how sure", *(f"  {line}" for line in list_caveats(answer))])])
+
+
+def _format_head(answer: Answer) -> str:
+    spec, question = answer.advice.winner.spec, answer.query.question
+    where = f"nodes of {format_count(spec.devices_per_node, 'device')} of {answer.request.machine.name}"
+    tokens = f"{question.tokens:g} tokens, " if question.tokens else ""
+    return (
+        f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}\n"
+        f"asked: {tokens}{question.objective}; {answer.looked_at} candidates"
+    )
+
+
+def _format_winner(answer: Answer) -> str:
+    winner = answer.advice.winner
+    estimate, time = winner.estimate, winner.time
+    needed = "–".join(map(format_gigabytes, winner.candidate.memory.device))
+    rates = (time.tokens / seconds for seconds in (estimate.step_s, estimate.high_s, estimate.low_s))
+    fits = "may fit" if winner.candidate.fits is None else "fits"
+    rows = [
+        ("step", f"{format_interval(estimate.step_s, estimate.low_s, estimate.high_s)} s, {_format_evidence(winner)}"),
+        ("bound by", time.bound),
+        ("tokens/s", format_interval(*rates)),
+        ("MFU", "unknown, as the machine's peak is" if time.mfu is None else f"{100 * time.mfu / winner.scale:.3g} %"),
+        ("memory", f"{needed} of {format_gigabytes(answer.request.machine.memory_bytes or 0)} GB: {fits}"),
+        *_list_training_rows(answer),
+    ]
+    table = terminal.align(rows, least=(12,), gap=0, indent=2)
+    return f"→ {winner.spec.engine.name}, {describe_choice(winner.spec)}\n{table}"
+
+
+def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
+    """Return what the asked tokens take."""
+    winner, question = answer.advice.winner, answer.query.question
+    spec, estimate = winner.spec, winner.estimate
+    hours = [question.hours(winner, seconds) for seconds in (estimate.step_s, estimate.low_s, estimate.high_s)]
+    known = [value for value in hours if value is not None]
+    if not known:
+        return []
+    rows = [
+        ("steps", f"{question.steps(winner):,}"),
+        ("time", f"{format_hours(known[0])} ({format_hours(known[1])}–{format_hours(known[2])})"),
+        ("node-hours", format_interval(*(spec.nodes * value for value in known))),
+    ]
+    if answer.query.price:
+        rows.append(("cost", format_interval(*(answer.query.price * spec.world_size * value for value in known))))
+    return rows
+
+
+def _format_table(advice: Advice, title: str, choices: list[Choice]) -> str:
+    head = ["engine", "nodes", "micro × acc", "checkpoint", "s/step", "tokens/s/device"]
+    head += ["time"] if advice.question.tokens else []
+    rows = [head, *([*_build_row(advice, choice), _format_note(advice, choice)] for choice in choices)]
+    return f"{title}\n{terminal.align(rows, indent=2)}"
+
+
+def _build_row(advice: Advice, choice: Choice) -> list[str]:
+    spec, step_s = choice.spec, choice.estimate.step_s
+    hours = advice.question.hours(choice, step_s)
+    return [
+        spec.engine.name,
+        str(spec.nodes),
+        f"{spec.batch.micro} × {spec.accumulation}",
+        "yes" if spec.activation_checkpointing else "no",
+        format_number(step_s),
+        format_number(choice.time.tokens / step_s / spec.world_size),
+        *([] if hours is None else [format_hours(hours)]),
+    ]
+
+
+def _format_note(advice: Advice, choice: Choice) -> str:
+    """Return how a rival compares with the winner, and why."""
+    winner, question = advice.winner, advice.question
+    if choice is winner:
+        return "the answer"
+    own_doubt = rate_doubt(choice, question)
+    if own_doubt > rate_doubt(winner, question):
+        return {1: "within the limits only if all goes well", 2: "may not fit", 3: "beyond the limits"}[own_doubt]
+    share = compute_extra_share(winner, choice, per_device=question.per_device)
+    share_text = f"{format_percent(share)} {'device-time' if question.per_device else 'time'}"
+    if abs(share) < CLOSE:
+        return f"as good ({share_text})"
+    if question.per_device or choice.spec.world_size == winner.spec.world_size:  # else it is the number of devices
+        parts = list(explain_difference(winner, choice, per_device=question.per_device).items())[:_SHOWN_REASONS]
+        share_text += ": " * bool(parts) + ", ".join(f"{name} {format_percent(part)}" for name, part in parts)
+    return share_text if advice.is_distinct(choice) else f"cannot be told apart ({share_text})"
+
+
+def list_caveats(answer: Answer) -> list[str]:
+    """Return what the answer stands on, what cannot be told, and what would tell it."""
+    advice, winner, axes = answer.advice, answer.advice.winner, answer.query.axes
+    basis = (
+        "a calibration of this machine" if answer.request.machine.calibration else "the machine's published ceilings"
+    )
+    lines = [f"The time of a step is {_format_evidence(winner)}; formulas stand on {basis}."]
+    if rate_doubt(winner, advice.question) == 1:
+        lines.append("Within the limits only if all goes well: the slow end of the interval is beyond them.")
+    if winner.candidate.fits is None:
+        lines.append("Nothing fits for sure; this may fit.")
+    if ties := _list_ties(advice):
+        lines.append(f"Cannot be told apart from the answer: {'; '.join(ties)}.")
+    if better_but_less_sure := advice.better_but_less_sure:
+        by = format_percent(compute_extra_share(winner, better_but_less_sure, per_device=advice.question.per_device))
+        lines.append(
+            f"Foretold to take less, but less sure: {better_but_less_sure.spec.engine.name}, {describe_choice(better_but_less_sure.spec)}: {by}."
+        )
+    if (better := advice.perhaps) is not None:
+        lines.append(
+            f"Better, if it {_format_condition(better)}: {better.spec.engine.name}, {describe_choice(better.spec)}."
+        )
+    lines += [
+        *_list_search_ends(axes, winner),
+        *_list_batch_caveats(winner),
+        *_list_precision_caveats(winner),
+        *_list_host_caveats(answer),
+    ]
+    if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
+        lines.append("Accumulation was not tried, for it makes the global batch larger: say max_global_batch=2048.")
+    if winner.estimate.evidence != "measured":
+        lines.append(f"To be surer: {shlex.join(['zeroscale', 'sweep', *_list_measuring_overrides(answer)])}")
+    return lines
+
+
+def _list_ties(advice: Advice) -> list[str]:
+    """Return the ties, the node counts of each engine together."""
+    nodes: dict[str, set[int]] = {}
+    for tie in advice.ties:
+        nodes.setdefault(tie.spec.engine.name, set()).add(tie.spec.nodes)
+    return [
+        f"{engine} on {', '.join(map(str, sorted(found)))} {'node' if max(found) == 1 else 'nodes'}"
+        for engine, found in nodes.items()
+    ]
+
+
+def _list_search_ends(axes: Axes, winner: Choice) -> Iterator[str]:
+    max_nodes = max(axes.nodes)
+    if len(axes.nodes) > 1 and winner.spec.nodes == max_nodes:
+        yield f"Searched up to {format_count(max_nodes, 'node')}: say nodes={max_nodes},{2 * max_nodes} to look further."
+
+
+def _list_batch_caveats(winner: Choice) -> Iterator[str]:
+    """Yield a line on a global batch that is far above the usual: what it learns per token is not predicted."""
+    spec, tokens = winner.spec, winner.time.tokens
+    if tokens > _FAR * USUAL_TOKENS:
+        usual = 2 ** ((USUAL_TOKENS * spec.global_batch // tokens).bit_length() - 1)
+        yield (
+            f"A step of {tokens:,} tokens is far above the usual, for mT5 {USUAL_TOKENS:,}; how much a larger batch "
+            f"learns per token is not predicted: max_global_batch={usual} keeps to that."
+        )
+
+
+def _list_precision_caveats(winner: Choice) -> Iterator[str]:
+    spec = winner.spec
+    if spec.precision == "fp16" and get_network(spec).clamps_fp16:
+        trouble = f"{spec.model.family.upper()} in fp16 often diverges, since its activations overflow"
+        yield f"{trouble}: take bf16 where the device has it, else fp32."
+
+
+def _list_host_caveats(answer: Answer) -> Iterator[str]:
+    """Yield a line on the host where the winner's weights are flattened there."""
+    spec, machine = answer.advice.winner.spec, answer.request.machine
+    needed = host.predict_host_memory(spec, target.find_predicted_device(answer.request), machine.memory_bytes)
+    if needed and needed.terms.get("flattening"):
+        yield host.format_host_memory(needed, spec.devices_per_node, machine.host_memory_bytes)
+
+
+def _format_condition(choice: Choice) -> str:
+    low, high = choice.candidate.memory.device
+    return (
+        f"fits, for it needs {format_gigabytes(low)}–{format_gigabytes(high)} GB"
+        if choice.candidate.fits is None
+        else "keeps to the limits"
+    )
+
+
+def _list_measuring_overrides(answer: Answer) -> list[str]:
+    """Return the overrides that measure the winner, and with it the engines that are told apart by nothing else."""
+    winner = answer.advice.winner.spec
+    rivals = [tie.spec for tie in answer.advice.ties if list_overrides(tie.spec) == list_overrides(winner)]
+    engines = dict.fromkeys(spec.engine.name for spec in (winner, *rivals))
+    return [*answer.query.texts, f"engine={','.join(engines)}", *list_overrides(winner)]
+
+
+def _format_evidence(choice: Choice) -> str:
+    return _EVIDENCE[choice.estimate.evidence].format(runs=choice.estimate.runs)

@@ -1,0 +1,141 @@
+"""How a sweep is told before and after it is started."""
+
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench import launchers
+from bench.cli.prediction_text import PredictionText
+from bench.config.compose import Expansion
+from bench.formatting import format_count
+from bench.spec import RunSpec
+from bench.sweep import jobs
+from bench.sweep.definition import SweepDefinition
+from bench.sweep.jobs import Job
+from bench.sweep.local.local_sweep import SweepResult
+from bench.sweep.status import PointStatus
+from bench.sweep.submission import submitting
+from bench.sweep.submission.batching import JobBatcher
+
+
+def format_json(sweep: SweepDefinition) -> str:
+    """Return every repeat of every point in order, for another program."""
+    predictions = PredictionText(sweep)
+    plain = [
+        {
+            "config_id": key.config_id,
+            "repeat": key.repeat,
+            "nodes": point.nodes,
+            "time_limit_min": point.time_limit_min,
+            "overrides": point.overrides,
+            "predicted": predictions.plain(index),
+            "spec": RunSpec.model_validate(point.spec).model_dump(mode="json", by_alias=True),
+        }
+        for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
+    ]
+    return json.dumps(plain, indent=1)
+
+
+def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path) -> str:
+    """Return every point in order, what was left out, and what would be submitted."""
+    predictions = PredictionText(sweep)
+    planned = _plan_jobs(sweep, predictions) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
+    script = {requested.key: f"job {number}" for number, job in enumerate(planned, 1) for requested in job.points}
+    lines = []
+    for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True):
+        limit = f"  limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
+        lines.append(f"{point.line}  repeat {key.repeat}{limit}" + (f"  {script[key]}" if key in script else ""))
+        lines.append(predictions.line(index))
+    lines += [f"left out by {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()]
+    if expansion.merged:
+        lines.append(f"the same as another: {format_count(expansion.merged, 'point')}")
+    lines += _format_scripts(sweep, planned, folder) if planned else []
+    lines += predictions.summary()
+    if planned:
+        hours = sum(job.nodes * job.time_limit_min * (len(job.points) if job.mode == "array" else 1) for job in planned)
+        jobs_text = f"{format_count(len(sweep.order), 'point')} in {format_count(len(planned), 'job')}"
+        hours_text = f"{hours / 60:.1f} node-hours if all of them use their whole time limit"
+        lines.append(f"{jobs_text}, {hours_text}; nothing submitted")
+    else:
+        lines.append(f"{format_count(len(sweep.order), 'point')}, nothing started")
+    return "\n".join(lines)
+
+
+def _plan_jobs(sweep: SweepDefinition, predictions: PredictionText) -> list[Job]:
+    """Return the jobs as they would be submitted to a cluster without limits of its own: planning asks nobody."""
+    waiting = [
+        PointStatus(key, point, sweep, "waiting", "", "", 0, "")
+        for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
+        if not predictions.infeasible(index)
+    ]
+    _, options = submitting.load_launcher(sweep)
+    return JobBatcher(options).jobs(waiting)
+
+
+def _format_scripts(sweep: SweepDefinition, planned: list[Job], folder: Path) -> list[str]:
+    """Return the script of the first job of every kind; others differ in their folder and time limit alone."""
+    (launcher, options), kinds = submitting.load_launcher(sweep), Counter(map(_get_job_kind, planned))
+    lines, predictions = [], set()
+    for number, job in enumerate(planned, 1):
+        if _get_job_kind(job) not in predictions:
+            predictions.add(_get_job_kind(job))
+            where = (folder / jobs.FOLDER / job.name).resolve()
+            script = "".join(submitting.plan_job(job, where, options, launcher).files.values())
+            lines += ["", f"── script of job {number}, {kinds[_get_job_kind(job)]} of this kind", script.rstrip(), ""]
+    return lines
+
+
+def _get_job_kind(job: Job) -> tuple[Any, ...]:
+    return job.nodes, job.devices_per_node, job.mode
+
+
+def format_ended(done: SweepResult, *, as_json: bool) -> str:
+    """Return how the points of a sweep here ended."""
+    if as_json:
+        plain = {
+            "study": done.folder.name,
+            "outcomes": done.outcomes,
+            "skipped": done.skipped,
+            "folder": str(done.folder),
+        }
+        return json.dumps(plain)
+    predictions = ", ".join(f"{number} {kind}" for kind, number in done.outcomes.most_common())
+    return f"{predictions}; {done.skipped} already had an answer; {done.folder}"
+
+
+def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bool) -> str:
+    """Return what was submitted, what was settled meanwhile, and what comes next."""
+    if as_json:
+        return json.dumps(
+            {
+                "folder": str(folder),
+                "submitted": [
+                    {"job": number, "name": job.name, "points": len(job.points)} for job, number in done.submitted
+                ],
+                "concluded": done.concluded,
+                "pruned": done.without_run.get("pruned", 0),
+                "infeasible": done.without_run.get("infeasible", 0),
+                "left": len(done.left),
+                "why_left": done.why_left,
+                "autopilot": done.autopilot,
+            }
+        )
+    lines = [
+        f"job {number}: {format_count(len(job.points), 'point')}, {format_count(job.nodes, 'node')} × {job.devices_per_node}, "
+        f"at most {job.time_limit_min} min{' each' if job.mode == 'array' else ''}  {folder / jobs.FOLDER / job.name}"
+        for job, number in done.submitted
+    ]
+    if done.concluded:
+        lines.append(f"recorded now: {format_count(done.concluded, 'attempt')} that had left no record")
+    lines += [f"not to be run ({kind}): {format_count(number, 'point')}" for kind, number in done.without_run.items()]
+    if done.left:
+        go_on = (
+            "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {shlex.quote(str(folder))}"
+        )
+        lines.append(f"still to come: {format_count(len(done.left), 'point')} ({done.why_left}); {go_on}")
+    if done.autopilot:
+        lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
+    lines.append(f"how it goes: zeroscale status {shlex.quote(str(folder))}" if done.submitted else "nothing to submit")
+    return "\n".join(lines)

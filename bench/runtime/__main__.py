@@ -1,0 +1,18 @@
+"""`python -m bench.runtime FOLDER [NODE]`, once per node; NODE is 0 by default.
+
+The exit code is 0 if the attempt in FOLDER ended `ok`, on other nodes if their ranks did.
+"""
+
+import sys
+from pathlib import Path
+
+from bench.runtime.agent import NodeAgent
+from bench.runtime.coordinator import RunCoordinator
+
+folder, number = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+if number:
+    good = NodeAgent(folder, number).run()
+else:
+    record = RunCoordinator(folder).run()
+    good = record is not None and record.outcome.kind == "ok"
+sys.exit(0 if good else 1)

@@ -1,0 +1,123 @@
+"""Ranks forked from a process that has done their imports: a point of a packed job costs little beside its steps.
+
+`python -m bench.runtime.fork_server DESCRIPTOR DEVICE`, started by a supervisor, which asks for ranks over the socket of that
+number. This process imports, and touches neither a device nor a tensor: one tensor operation here would start threads
+that no child inherits, and every child would hang.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from bench import plugins
+from bench.runtime import worker
+
+_PR_SET_PDEATHSIG = 1
+# What libraries import only when it is first used. DeepSpeed's Muon imports torch's compiler, 2.6 s of every start.
+_LATE = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+)
+_MESSAGE_BYTES = 16
+_DESCRIPTORS = 16
+
+
+def main() -> None:
+    """Import, say so, and fork a rank for every request until the supervisor hangs up."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    preload(sys.argv[2])
+    gc.collect()
+    gc.freeze()  # what is imported need not be copied only because a child's collector looks at it
+    connection.send(b"{}")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, _DESCRIPTORS)
+        if not message:
+            return
+        with os.fdopen(descriptors.pop(0), "rb") as file:
+            file.seek(0)
+            request = json.load(file)
+        connection.send(json.dumps({"pid": fork(request, descriptors)}).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def preload(device: str) -> None:
+    """Import whatever a rank will; `device` is "cpu" or "cuda"."""
+    os.environ["DS_ACCELERATOR"] = device
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
+    kinds: tuple[plugins.Kind[Any], ...] = (
+        plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY, plugins.FAMILY_BUILDER,
+    )  # fmt: skip
+    for kind in kinds:
+        list(plugins.list_usable(kind))  # one that is broken fails the runs that ask for it, not all
+    measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
+    libraries = ["torch.distributed", "torch.nn.parallel", "deepspeed", "transformers"]
+    for name in (*libraries, *measuring):
+        importlib.import_module(name)
+    for name in _LATE:
+        with contextlib.suppress(ImportError):  # another version may have another order; then the rank imports it
+            importlib.import_module(name)
+
+
+def fork(request: dict[str, Any], descriptors: Sequence[int]) -> int:
+    """Start a rank and return its process id. It is forked twice, so that it becomes a child of the supervisor (which
+    adopts orphans) and can be waited for there."""
+    ours, theirs = os.pipe()
+    supervisor = os.getppid()
+    middle = os.fork()
+    if middle == 0:
+        itself = os.getpid()  # asked for here: the rank may be adopted before it could ask who its parent is
+        rank = os.fork()
+        if rank == 0:
+            _become_rank(request, descriptors, itself, supervisor)
+        os.write(theirs, str(rank).encode())
+        os._exit(0)
+    os.close(theirs)
+    answer = os.read(ours, 32)
+    os.close(ours)
+    os.waitpid(middle, 0)
+    return int(answer)
+
+
+def _become_rank(request: dict[str, Any], descriptors: Sequence[int], middle: int, supervisor: int) -> NoReturn:
+    """Run the worker in this process as if it had been started with its environment and descriptors."""
+    while os.getppid() == middle:  # until the supervisor has adopted it
+        time.sleep(0.001)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)  # it died before it could take this process with it
+    os.setsid()
+    output, *others = descriptors
+    for target in (sys.stdout.fileno(), sys.stderr.fileno()):
+        os.dup2(output, target)
+    os.close(int(sys.argv[1]))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.environ.update({name: str(number) for name, number in zip(request["descriptors"], others, strict=True)})
+    sys.argv = ["bench.runtime.worker", *request["arguments"]]
+    _apply_environment()
+    worker.main()
+    os._exit(1)  # the worker ends the process itself
+
+
+def _apply_environment() -> None:
+    """Do what libraries would have read from the environment while they were imported."""
+    import torch
+
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""From typed evidence to an outcome: pure, so that every case is a line in a test."""
+
+import signal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from bench.record import Outcome, OutcomeKind
+
+StopReason = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
+
+
+class RankState(NamedTuple):
+    """How one rank is or ended, and where it was when it last said so."""
+
+    rank: int
+    exit_code: int | None  # negative: killed by that signal; None: still running
+    stopped: bool  # by its supervisor, so its end is no evidence
+    failure: dict[str, Any] | None  # what it said of its exception
+    phase: str
+    step: int  # -1 outside the loop
+    pid: int = 0
+    silent_s: float = 0.0  # since its last beat
+    stacks: str = ""  # what it printed when it was asked where it stands
+    host: str = ""
+    survived: bool = False  # SIGKILL, and for seconds
+    oom_kills: int = 0  # of its supervisor's control group, by the kernel's out-of-memory killer, meanwhile
+
+    @property
+    def where(self) -> str:
+        return f"in {self.phase}" + (f" at step {self.step}" if self.step >= 0 else "")
+
+
+_NAMED = 8  # ranks in one line
+
+# A lost peer makes the others fail too: what can be a consequence stands behind what cannot.
+_ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_error")
+
+
+def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_stopped: str) -> Outcome:
+    """Decide the outcome of a run that left no record.
+
+    `stop` is why the supervisor ended the ranks, if it did so before any rank was lost.
+    """
+    lost = [state for state in states if not state.stopped and state.exit_code != 0]
+    evidence: dict[str, Any] = {"ranks": [_build_rank_evidence(state) for state in lost]}
+    if stacks := {str(state.rank): state.stacks for state in states if state.stacks}:
+        evidence["stacks"] = stacks
+    if left := list_survivors(states):
+        evidence["survivors"] = [{"rank": state.rank, "pid": state.pid, "host": state.host} for state in left]
+    if stop:
+        return Outcome(kind=stop, reason=why_stopped, evidence=evidence)
+    if not lost:
+        return Outcome(kind="error", reason="every rank ended, and none wrote a record", evidence=evidence)
+    cause = min(lost, key=_compute_cause_order)
+    if cause.failure:
+        evidence["traceback"] = cause.failure["traceback"]
+    if oom_kills := {state.host: state.oom_kills for state in states if state.oom_kills}:
+        evidence["oom_kills"] = oom_kills
+    return Outcome(kind=_classify_rank(cause), reason=_format_reason(cause), evidence=evidence)
+
+
+def list_survivors(states: Sequence[RankState]) -> list[RankState]:
+    """Return the ranks that SIGKILL did not end. Their devices and memory are not free."""
+    return [state for state in states if state.survived]
+
+
+def format_furthest_behind(states: Sequence[RankState]) -> str:
+    """Name the ranks that the others wait for in a hang; the silent ones may all be victims. Within a step, fetching
+    its data comes before computing."""
+
+    def progress(state: RankState) -> tuple[int, bool]:
+        return state.step, state.phase != "fetch"
+
+    last = min(map(progress, states))
+    behind = [state for state in states if progress(state) == last]
+    named = ", ".join(str(state.rank) for state in behind[:_NAMED]) + (", …" if len(behind) > _NAMED else "")
+    return f"furthest behind: rank{'s' if len(behind) > 1 else ''} {named} {behind[0].where}"
+
+
+def _classify_rank(state: RankState) -> OutcomeKind:
+    if state.failure:
+        kind: OutcomeKind = state.failure["outcome"]
+        return kind
+    killed = state.exit_code == -signal.SIGKILL
+    return "host_oom" if killed and state.oom_kills else "error"
+
+
+def _compute_cause_order(state: RankState) -> tuple[int, bool]:
+    # Killed from outside comes before an exception of the same kind, which may be the echo of a lost peer.
+    return _ORDER.index(_classify_rank(state)), state.failure is not None
+
+
+def _format_reason(state: RankState) -> str:
+    if state.failure:
+        message = str(state.failure["message"]).strip().splitlines() or [""]
+        return f"rank {state.rank} {state.where}: {state.failure['exception']}: {message[0][:300]}"
+    code = state.exit_code
+    if code is not None and code < 0:
+        killer = " by the kernel's out-of-memory killer" if state.oom_kills and code == -signal.SIGKILL else ""
+        return f"rank {state.rank} was killed by {signal.Signals(-code).name}{killer} {state.where}"
+    return f"rank {state.rank} exited with {code} {state.where}"
+
+
+def _build_rank_evidence(state: RankState) -> dict[str, Any]:
+    failure_fields = {k: v for k, v in (state.failure or {}).items() if k != "traceback"}
+    code = state.exit_code
+    how = {"signal": signal.Signals(-code).name} if code is not None and code < 0 else {"exit_code": code}
+    return {"rank": state.rank, **how, "phase": state.phase, "step": state.step, **failure_fields}

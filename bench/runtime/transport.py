@@ -1,0 +1,168 @@
+"""How the supervisors of one run keep in touch: node 0's leads, the others report to it over TCP.
+
+What a rank says of its failure reaches only its own node's supervisor; the others see a lost peer at best. So every
+node reports its ranks to the lead, which alone decides how the run ends. The lead listens on a port that the system
+gave it and writes it into the run's folder: nothing has to be agreed on beforehand, and no port can collide.
+"""
+
+import contextlib
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench import store
+from bench.runtime.connection import Connection, TokenListener
+from bench.runtime.outcome import RankState
+
+SILENCE_S = 10.0
+"""A node that has not reported for so long is lost: a link that was cut closes no connection."""
+_RENDEZVOUS_POLL_S = 0.2
+_REPORT_S = 1.0
+_FLUSH_S = 5.0
+
+
+class Rendezvous(NamedTuple):
+    """Where node 0 is to be found: `rendezvous.json`, which is gone when the run has ended."""
+
+    host: str
+    ranks_port: int  # of the store through which the ranks find each other
+    crew_port: int
+    token: str  # of this attempt, so that nobody reports to a stranger who got the same port
+
+    def write(self, folder: Path) -> None:
+        store.write_atomically(folder / store.RENDEZVOUS, json.dumps(self._asdict()).encode(), mode=0o600)
+
+    @classmethod
+    def wait(cls, folder: Path, timeout_s: float) -> "Rendezvous":
+        """Wait until node 0 has said where it is; TimeoutError if it never does."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            with contextlib.suppress(FileNotFoundError):
+                return cls(**json.loads((folder / store.RENDEZVOUS).read_text()))
+            time.sleep(_RENDEZVOUS_POLL_S)
+        raise TimeoutError(f"node 0 did not say within {timeout_s:.0f} s where it is")
+
+
+class ConnectedAgent:
+    """Another node as the lead sees it."""
+
+    def __init__(self, line: Connection, host: str) -> None:
+        self.line, self.host = line, host
+        self.heard_at = time.monotonic()
+        self.ranks: list[RankState] = []
+        self.done = False  # it has said that all its ranks have ended, and has nothing more to say
+        self.interrupted_by: int | None = None  # the signal that somebody sent it
+
+    def receive(self, messages: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
+        """Take in its reports; return its ranks' output as (rank, line)."""
+        output = []
+        for message in messages:
+            self.heard_at = time.monotonic()
+            self.ranks = [RankState(**state) for state in message["ranks"]]
+            self.done = bool(message["done"])
+            self.interrupted_by = message["interrupted_by"]
+            output += [(int(rank), str(line).encode()) for rank, line in message["output"]]
+        return output
+
+
+class CoordinatorServer:
+    """Node 0's side. With a single node there is nobody to lead, and nothing listens."""
+
+    def __init__(self, nodes: int, host: str) -> None:
+        self.nodes, self.host = nodes, host
+        self.agents: dict[int, ConnectedAgent] = {}
+        self._began = time.monotonic()
+        self._listener = TokenListener(nodes - 1) if nodes > 1 else None
+
+    @property
+    def port(self) -> int:
+        return self._listener.port if self._listener else 0
+
+    @property
+    def token(self) -> str:
+        return self._listener.token if self._listener else ""
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """Take what the members have sent; return their ranks' output as (rank, line)."""
+        for line, hello in self._listener.accept_known() if self._listener else ():
+            self.agents[int(hello["node"])] = ConnectedAgent(line, str(hello["host"]))
+        output = []
+        for agent in self.agents.values():
+            output += agent.receive(agent.line.take())
+            agent.line.keep_alive()
+        return output
+
+    def lost(self) -> str | None:
+        """Return why a node counts as lost, or None."""
+        now = time.monotonic()
+        for node, agent in self.agents.items():
+            if agent.line.closed and not agent.done:
+                return f"node {node} ({agent.host}) closed its connection"
+            if not agent.done and now - agent.heard_at > SILENCE_S:
+                return f"node {node} ({agent.host}) has not been heard of for {now - agent.heard_at:.0f} s"
+        return None
+
+    def find_absent(self, patience_s: float) -> str | None:
+        """Return which nodes have not come within `patience_s`, or None."""
+        missing = [node for node in range(1, self.nodes) if node not in self.agents]
+        if missing and time.monotonic() - self._began > patience_s:
+            return f"nodes {missing} did not come within {patience_s:.0f} s"
+        return None
+
+    @property
+    def interrupted_by(self) -> int | None:
+        """The signal that somebody sent to one of the members."""
+        return next((agent.interrupted_by for agent in self.agents.values() if agent.interrupted_by), None)
+
+    def request_stop(self, *, stacks: bool) -> None:
+        """Have every member end its ranks, after printing their stacks if asked."""
+        for agent in self.agents.values():
+            agent.line.send({"stop": True, "stacks": stacks})
+
+    def close(self) -> None:
+        """Hang up."""
+        for agent in self.agents.values():
+            agent.line.close()
+        if self._listener:
+            self._listener.close()
+
+
+class AgentClient:
+    """Another node's side of the connection to the lead."""
+
+    def __init__(self, rendezvous: Rendezvous, node: int, host: str) -> None:
+        self._connection = Connection(socket.create_connection((rendezvous.host, rendezvous.crew_port), timeout=30))
+        self._connection.send({"token": rendezvous.token, "node": node, "host": host})
+        self._reported_at = -_REPORT_S
+
+    def due(self) -> bool:
+        """Whether it is time for the next report; send what is left of the last one."""
+        self._connection.flush()
+        return time.monotonic() - self._reported_at >= _REPORT_S
+
+    def report(
+        self, ranks: list[RankState], output: list[tuple[int, str]], *, done: bool, interrupted_by: int | None
+    ) -> None:
+        """Tell the lead how this node's ranks are."""
+        self._reported_at = time.monotonic()
+        states = [state._asdict() for state in ranks]
+        self._connection.send({"ranks": states, "output": output, "done": done, "interrupted_by": interrupted_by})
+
+    def stop_request(self) -> dict[str, Any] | None:
+        """Return the lead's order to stop, if one came; a lead that is gone orders it too."""
+        stop_request = [message for message in self._connection.take() if message]
+        if stop_request:
+            return stop_request[-1]
+        gone = self._connection.closed or time.monotonic() - self._connection.heard_at > SILENCE_S
+        return {"stop": True, "stacks": False} if gone else None
+
+    def close(self) -> None:
+        """Hang up, after what was said has gone."""
+        until = time.monotonic() + _FLUSH_S
+        while self._connection.sending and time.monotonic() < until:
+            time.sleep(_FLUSH_S / 100)
+            self._connection.flush()
+        self._connection.take()  # a connection closed with something unread is reset, and loses what is still on its way
+        self._connection.close()

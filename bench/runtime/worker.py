@@ -1,0 +1,311 @@
+"""What every rank runs: spec.json → build → measure → files.
+
+`python -m bench.runtime.worker FOLDER`, started by a supervisor.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from bench import data, engines, job_context, layout, models, store
+from bench.measure import allocation, devices, environment, rendezvous
+from bench.measure.channel import STARTED_AT, Channel
+from bench.measure.failures import Refused
+from bench.measure.faults import InjectedFault
+from bench.record import Circumstance, EnvironmentClass, Observations, RunRecord
+from bench.spec import RunSpec, config_id
+
+if TYPE_CHECKING:
+    from bench.measure.inspection import Inspection
+    from bench.measure.loop import Series
+
+
+def main() -> None:
+    """Measure the attempt in the folder named on the command line; a failure is told to the supervisor."""
+    channel = Channel.open()
+    status, rank = 0, None
+    try:
+        rank = RankWorker(Path(sys.argv[1]), channel)
+        rank.measure()
+    except BaseException as error:
+        channel.fail(error, rank.device_memory(error) if rank else None)
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # all is written; taking down loaders and process groups could only wait for lost peers
+
+
+class RankWorker:
+    """One rank of one attempt."""
+
+    def __init__(self, folder: Path, channel: Channel) -> None:
+        self.folder, self.channel = folder, channel
+        self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
+        self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
+        self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        self.rehearses = self.circumstance.rehearsed_rank is not None
+        self.drill = InjectedFault.read_environment()
+        self.injected_at = -1  # step
+        self.recorded = False
+        self.phases_s = {"start": time.time() - float(os.environ.get(STARTED_AT, time.time()))}
+
+    def measure(self) -> None:
+        """The whole attempt."""
+        self.join()
+        self.build()
+        series = self.train()
+        inspects = series.stopped != "invalid" and self.spec.measure.inspect
+        # from here on the measurement is safe, whatever happens to a closer look at it
+        self.report(series, None, store.UNINSPECTED if inspects else None)
+        if inspects:
+            self.report(series, self.inspect(), None)
+
+    def join(self) -> None:
+        """Find the device, meet the other ranks, and look at what lies between them."""
+        with self.phase("imports"):
+            from bench.measure import link, memory, peers, transport
+            from bench.measure.device import find_device
+
+            self.peers: peers.Peers = peers.NoPeers() if self.rehearses else peers.ProcessGroupPeers()
+            devices = 1 if self.rehearses else self.spec.devices_per_node
+            self.device = find_device(self.circumstance.machine, devices, self.local_rank)
+            os.environ["DS_ACCELERATOR"] = self.device.type  # else DeepSpeed guesses from what is installed
+            memory.install_counter(self.device)
+            self.engine_builder = engines.load_builder(self.spec.engine.backend)
+            self.family = models.load_builder(self.spec.model.family)
+        with self.phase("rendezvous"):
+            self.rendezvous()
+            self.describe_environment()
+            self.look_around()
+        if (within_s := self.circumstance.limits.quiet_within_s) is not None:
+            with self.phase("quiet"):
+                self.surroundings.wait_until_quiet(within_s, self.peers, lambda: self.channel.beat("quiet"))
+        with self.phase("link"):
+            self.link = None if self.rehearses else link.measure_link(self.device, self.spec)
+            if self.link and self.spec.nodes > 1:
+                transport.check(self.link, self.circumstance.network, self.circumstance.machine)
+
+    def build(self) -> None:
+        """Open the data, build the model inside its engine, and make sure that it is the one it is called."""
+        import torch
+
+        from bench.measure import memory
+
+        spec = self.spec
+        with self.phase("data"):
+            self.source = data.load(spec.data.source)
+            self.batches = self.source.micro_batches(spec, layout.place(spec, self.rank).data)
+            self.data_facts = self.source.describe(spec) if self.peers.is_main else {}
+        with memory.trace_memory(self.device) as self.initialisation:
+            with self.phase("model"):
+                module = self.family.build(spec, self.engine_builder.construction(spec))
+                self.check_parameters(module)
+                self.family.initialise(module, spec, self.engine_builder.whole)
+                if self.drill:
+                    self.drill.attach(self.rank, module)
+            with self.phase("engine"):
+                self.engine = self.engine_builder.build(module, spec)
+                engines.check_members(self.engine, spec)
+        # What is random from here on, dropout, follows from the seed: each rank draws its own, repeats the same again.
+        torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
+        self.parameters = self.check_parameters(module)
+        self.trainable_parameters = int(self.engine_builder.parameter_count(engines.trained(module)))
+        self.initialisation_rss = memory.read_peak_rss_bytes()
+
+    def train(self) -> "Series":
+        """Warm up and measure."""
+        from bench.measure import loop, memory, observe
+        from bench.measure.clock import create_clock
+        from bench.measure.collectives import wait_for
+        from bench.measure.surroundings import Surrounded
+
+        opened: list[bool] = []
+        self.warmup_peak: int | None = None
+
+        def open_window() -> None:
+            self.warmup_peak = memory.read_peak_bytes(self.device)
+            memory.reset_peak(self.device)
+            opened.append(True)
+            wait_for(self.device)
+            self.surroundings.open()
+
+        memory.reset_peak(self.device)  # that of the initialisation is kept for itself
+        clock = create_clock(self.device)
+        with_loss = engines.facts(self.spec).loss_ranks
+        self.trainer = loop.Trainer(
+            self.spec, self.engine, self.batches, clock, self.device, self.position, self.peers,
+            has_loss=with_loss is None or self.rank in with_loss,
+        )  # fmt: skip
+        series = loop.Series(tuple(self.spec.sequence), None if self.rehearses else with_loss)
+        with self.write_steps_if_terminated(series):
+            loop.run(self.trainer, self.spec, open_window, series, self.surroundings.look)
+        wait_for(self.device)
+        self.surrounded = self.surroundings.close() if opened else Surrounded()
+        self.devices_after = tuple(devices.read_states()) if self.device.type == "cuda" else ()
+        self.memory = observe.build_rank_memory(
+            self.rank, self.device, self.initialisation, self.initialisation_rss, self.warmup_peak, bool(opened)
+        )
+        return series
+
+    @contextlib.contextmanager
+    def write_steps_if_terminated(self, series: "Series") -> Iterator[None]:
+        """Write the steps so far if somebody ends this run before it has its record: a scheduler, say, that wants the
+        nodes back."""
+        from bench.measure import observe
+
+        def write_and_end(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            with contextlib.suppress(Exception):  # between two blocks there may be nothing whole to write
+                store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
+            os.kill(os.getpid(), number)
+
+        if self.peers.is_main:
+            signal.signal(signal.SIGTERM, write_and_end)
+        yield
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def look_around(self) -> None:
+        """Learn where the other ranks are: whatever else runs there are others."""
+        from bench.measure.surroundings import Surroundings
+
+        node = self.rank // self.spec.devices_per_node
+        watches = self.local_rank == 0 or self.rehearses
+        self.surroundings = Surroundings(self.rank, node, self.device_uuid(), self.peers, watches_node=watches)
+
+    def device_uuid(self) -> str | None:
+        """Return the name under which the driver knows this rank's device; None on a CPU."""
+        import torch
+
+        if self.device.type != "cuda":
+            return None
+        return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
+
+    def device_memory(self, error: BaseException) -> dict[str, int | None] | None:
+        """Return what fills this rank's device as it fails; None on a CPU, and of a device that does not answer."""
+        with contextlib.suppress(Exception):
+            from bench.measure import memory
+
+            if self.device.type == "cuda":
+                return memory.shortage(self.device, error, self.surroundings.other_bytes())
+        return None
+
+    def inspect(self) -> "Inspection":
+        """Look closer at a few untimed steps."""
+        from bench.measure import inspection
+
+        self.channel.beat("inspection")
+        members, unknown = engines.facts(self.spec).members, models.build_network(self.spec.model) is None
+        return inspection.inspect(self.trainer, self.engine, members, self.device, counts_flops=unknown)
+
+    def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
+        """Gather what every rank saw on rank 0, which writes it down; `uninspected` is why there was no closer look."""
+        from bench.measure import observe
+
+        self.channel.beat("record")
+        views = self.peers.gather(observe.RankView(self.memory, self.phases_s, seen, self.surrounded))
+        if self.peers.is_main:
+            observed = observe.build_observations(
+                self.spec,
+                series,
+                views,
+                parameters=self.parameters,
+                trainable_parameters=self.trainable_parameters,
+                uninspected=uninspected,
+                engine_config=self.engine.config(),
+                link=self.link,
+                data=self.data_facts,
+                drill=self.drill.text if self.drill else None,
+            )
+            self.write(observe.drop_unknown(observed) if self.rehearses else observed, series)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a part of the way from start to first step."""
+        self.channel.beat(name)
+        begin = time.perf_counter()
+        yield
+        self.phases_s[name] = time.perf_counter() - begin
+
+    def position(self, phase: str, step: int) -> None:
+        """Show where in its steps this rank is; let a drill strike."""
+        self.channel.beat(phase, step)
+        if self.drill and phase == "fetch" and step > self.injected_at:  # once a step, of several micro-batches
+            self.injected_at = step
+            self.drill.inject(self.rank, step)
+
+    def rendezvous(self) -> None:
+        """Form the process group. A rehearsal's only pretends to have others."""
+        import torch.distributed as dist
+
+        if self.rehearses:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.spec.world_size)
+        else:
+            patience = rendezvous.compute_timeout(self.circumstance.limits)
+            rendezvous.join(self.rank, self.spec.world_size, self.device, patience)
+
+    def describe_environment(self) -> None:
+        """Write environment.json at once, so that a run that fails later is known by its environment class too."""
+        import torch
+
+        position: dict[str, Any] = {
+            "rank": self.rank,
+            "host": socket.gethostname(),
+            "affinity": sorted(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "device": self.device_uuid(),
+        }
+        ranks: list[dict[str, Any]] = self.peers.gather(position)
+        job = job_context.find_job(os.environ).context
+        places: list[allocation.RankPlace] = self.peers.gather(allocation.RankPlace.of(position["host"], job))
+        found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_uuid())
+        classes: list[EnvironmentClass] = self.peers.gather(found)
+        if self.peers.is_main:
+            hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
+            description = environment.probe(found, hosts, {"ranks": ranks}, job)
+            store.write_json(self.folder / store.ENVIRONMENT, description)
+            self.environment = description
+            allocation.check(places, job.nodelist)
+            environment.check_alike(classes)
+
+    def check_parameters(self, module: Any) -> int:
+        """Count the model's parameters, partitions included; refuse one that is not what its name says."""
+        expected = models.count_expected_parameters(self.spec.model)
+        found = int(self.engine_builder.parameter_count(module.parameters()))
+        if expected is not None and found != expected:
+            raise Refused(f"{self.spec.model.name} has {found} parameters where {expected} were expected")
+        return found
+
+    def write(self, observed: Observations, series: "Series") -> None:
+        """Write the steps, then the record: where a record is, the attempt is complete. Its own it may write again."""
+        from bench.measure import observe
+
+        with contextlib.suppress(OSError):  # a full disk: the record alone has room kept for it, and says the rest
+            store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
+        record = RunRecord(
+            config_id=config_id(self.spec),
+            evidence="rehearsed" if self.rehearses else "measured",
+            spec=self.spec,
+            circumstance=self.circumstance,
+            environment=self.environment.model_copy(update={"devices_after": self.devices_after}),
+            outcome=observe.build_outcome(series),
+            observations=observed,
+        )
+        if self.recorded:
+            store.write_json(self.folder / store.RECORD, record)
+        else:
+            self.recorded = store.write_reserved(self.folder / store.RECORD, store.to_json(record))
+
+
+if __name__ == "__main__":
+    main()

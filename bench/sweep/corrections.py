@@ -1,0 +1,59 @@
+"""What the measured runs of a study say of the predictions for its other points."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench import store
+from bench.predict import neighbours
+from bench.predict.neighbours import UNCORRECTED, Correction, Neighbour, PredictedRun
+from bench.record import RunRecord
+from bench.store import RunAttempt
+from bench.sweep.definition import SweepPoint
+
+
+class MeasuredCorrections:
+    """The measured runs of a study beside their predictions; grows as the study goes on."""
+
+    def __init__(self, points: Iterable[SweepPoint], attempts: Iterable[RunAttempt] = ()) -> None:
+        """`attempts` are those made so far; they are read once somebody asks for a correction."""
+        self._points = {(point.config_id, point.machine): point for point in points}
+        self._unread = iter(attempts)
+        self._known: dict[tuple[str, str, int, int], Neighbour] = {}  # by run: one may be taken in twice
+        self._corrections: dict[tuple[str, str, str], Correction] = {}
+
+    def add(self, record: RunRecord) -> None:
+        """Take in one run."""
+        around = record.circumstance
+        point = self._points.get((record.config_id, around.machine.name))
+        if point and (neighbour := neighbours.compare_with_prediction(record, _build_predicted(point))):
+            self._known[record.config_id, around.machine.name, around.repeat, around.attempt] = neighbour
+            self._corrections.clear()
+
+    def correction(self, point: SweepPoint) -> Correction:
+        """Return by how much the prediction for a point is to be corrected."""
+        for attempt in self._unread:
+            if attempt.outcome == "ok" and (record := _read_record(attempt.folder / store.RECORD)):
+                self.add(record)
+        if not self._known:
+            return UNCORRECTED
+        model, engine = point.spec["model"], point.spec["engine"]
+        place = neighbours.identify_model(model), engine["name"], point.machine
+        if place not in self._corrections:
+            self._corrections[place] = neighbours.compute_correction(
+                neighbours.select_nearest([*self._known.values()], *place)
+            )
+        return self._corrections[place]
+
+
+def _build_predicted(point: SweepPoint) -> PredictedRun | None:
+    if point.forecast is None:
+        return None
+    step, room = point.forecast.step, point.forecast.room
+    return PredictedRun(step.s if step else None, room.tensor_bytes if room else None)
+
+
+def _read_record(path: Path) -> RunRecord | None:
+    try:
+        return store.read_record(path)
+    except (OSError, store.Unreadable):
+        return None

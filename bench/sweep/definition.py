@@ -1,0 +1,178 @@
+"""What a sweep was asked to measure: written down whole before anything starts, so that it can be resumed by anyone."""
+
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pydantic_core
+from pydantic import ValidationError
+
+from bench import store
+from bench.errors import UserError
+from bench.machine import Machine
+from bench.record import Circumstance, Limits, Network
+from bench.scheduling import SchedulingOptions
+from bench.spec import Frozen, Name, Positive, RunSpec
+from bench.study import Budget
+from bench.sweep.forecast import Forecast
+from bench.sweep.pruning import Siblings
+
+FOLDER = "sweeps"
+
+
+class RunKey(NamedTuple):
+    """What can have an answer: one repeat of a configuration on a machine."""
+
+    config_id: str
+    machine: str
+    repeat: int
+
+
+class RequestedRun(Frozen):
+    """One attempt that is to be made; its repeat is known, its attempt number only when it is claimed."""
+
+    spec: RunSpec
+    circumstance: Circumstance
+    config_id: str
+    control: bool = False
+    again: bool = False  # it has an answer, which is to be confirmed
+    kin: Siblings | None = None
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.config_id, self.circumstance.machine.name, self.circumstance.repeat)
+
+
+class SweepPoint(Frozen):
+    """One configuration. Its spec stays plain until it is needed: listing ten thousand points decodes none."""
+
+    config_id: str
+    line: str  # of the listing
+    machine: Name
+    nodes: Positive
+    devices_per_node: Positive
+    time_limit_min: float | None  # of one attempt
+    bound_min: float | None = None  # the longest limit it may get; None: its limit was asked for
+    forecast: Forecast | None = None  # None: asked before anything was predicted
+    overrides: tuple[str, ...]
+    spec: dict[str, Any]
+
+
+class SweepRules(Frozen):
+    """How a sweep goes about its points."""
+
+    budget: Budget = Budget()
+    prune: bool = True
+    max_queued: Positive | None = None  # jobs of ours in the queue at a time
+
+
+class SweepDefinition(Frozen):
+    """Everything one `zeroscale sweep` asked for."""
+
+    study: Name
+    question: str = ""
+    asked_at: str  # ISO 8601, UTC
+    machines: dict[str, Machine]
+    launcher: dict[str, Any]  # name and options
+    limits: Limits = Limits()
+    network: Network = Network()
+    rules: SweepRules = SweepRules()
+    points: tuple[SweepPoint, ...]
+    order: tuple[tuple[int, int], ...]  # (repeat, index of a point), as they are to run
+    controls: tuple[SweepPoint, ...] = ()  # the control point, once for every shape of allocation
+
+    @property
+    def scheduling(self) -> SchedulingOptions:
+        """What is ours of the launcher's options."""
+        ours = {key: self.launcher[key] for key in SchedulingOptions.model_fields if key in self.launcher}
+        return SchedulingOptions.model_validate(ours)
+
+    def wanted(self) -> Iterator[tuple[RunKey, SweepPoint]]:
+        """Yield everything that is to have an answer, in order."""
+        for repeat, index in self.order:
+            point = self.points[index]
+            yield RunKey(point.config_id, point.machine, repeat), point
+
+    def requested(
+        self, point: SweepPoint, repeat: int, *, control: bool = False, again: bool = False, kin: Siblings | None = None
+    ) -> RequestedRun:
+        """Return one attempt at a point, ready to be started."""
+        limits = self.limits.model_copy(update={"time_limit_min": point.time_limit_min})
+        circumstance = Circumstance(
+            study=self.study,
+            question=self.question,
+            repeat=repeat,
+            attempt=0,
+            machine=self.machines[point.machine],
+            launcher=self.launcher,
+            limits=limits,
+            network=self.network,
+            overrides=point.overrides,
+        )
+        spec = RunSpec.model_validate(point.spec)
+        return RequestedRun(
+            spec=spec, circumstance=circumstance, config_id=point.config_id, control=control, again=again, kin=kin
+        )
+
+    def control(self, nodes: int, devices_per_node: int) -> SweepPoint | None:
+        """Return the control point for allocations of this shape, if the study has one."""
+        fitting = (p for p in self.controls if (p.nodes, p.devices_per_node) == (nodes, devices_per_node))
+        return next(fitting, None)
+
+
+def write(study_folder: Path, sweep: SweepDefinition) -> Path:
+    """Write down what was asked; a sweep asked again at the same moment gets a file of its own."""
+    folder = study_folder / FOLDER
+    stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while not store.write_reserved(path := folder / f"{stem}-{number}.json", store.to_json(sweep)):
+            number += 1
+    except OSError as error:
+        raise store.build_unwritable_error(study_folder, error) from error
+    return path
+
+
+def read(study_folder: Path) -> list[SweepDefinition]:
+    """Return what was asked in a study's folder, oldest first; UserError where nothing was.
+
+    A file that is no sweep of this version is named on standard error, once, and left out.
+    """
+    files = [_read_sweep(path) for path in sorted((study_folder / FOLDER).glob("*.json"))]
+    found = [file for file in files if isinstance(file, SweepDefinition)]
+    if files and not found:
+        raise next(file for file in files if isinstance(file, UserError))
+    if not found:
+        rule = "no sweep was asked for in this folder" if study_folder.is_dir() else "no such folder"
+        raise UserError(str(study_folder), rule, "give the folder of a study, e.g. results/runs/smoke")
+    return found
+
+
+@functools.lru_cache(maxsize=64)  # written once and never changed
+def _read_sweep(path: Path) -> SweepDefinition | UserError:
+    try:
+        return SweepDefinition.model_validate(pydantic_core.from_json(path.read_bytes()))
+    except (OSError, ValueError, RecursionError) as error:
+        unreadable = UserError(
+            str(path), f"not a sweep of this version ({_format_reason(error)})", "remove it and ask again"
+        )
+        print(f"zeroscale: {unreadable}", file=sys.stderr)
+        return unreadable
+
+
+def _format_reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    return str(error).partition("\n")[0]
+
+
+def merge_sweeps(sweeps: Sequence[SweepDefinition]) -> dict[RunKey, tuple[SweepDefinition, SweepPoint]]:
+    """Return everything that is to have an answer; what was asked more than once, as it was asked last."""
+    wanted: dict[RunKey, tuple[SweepDefinition, SweepPoint]] = {}
+    for sweep in sweeps:
+        for key, point in sweep.wanted():
+            wanted[key] = (sweep, point)
+    return wanted

@@ -1,0 +1,76 @@
+"""One attempt at a point here: started, followed, and seen to its end."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench import launchers, store
+from bench.launching import Work
+from bench.record import Outcome, RunRecord
+from bench.sweep.definition import RequestedRun
+from bench.sweep.local import lock
+from bench.sweep.local.watching import Watch
+from bench.terminal import Progress
+
+_POLL_S = 0.1
+
+
+class MeasuredRun(NamedTuple):
+    """An attempt that has ended."""
+
+    folder: Path
+    record: RunRecord
+
+
+def run_attempt(
+    requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
+) -> MeasuredRun:
+    """Run one attempt to its end; return its folder and its record. `follow` hears how far it is.
+
+    Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again. Where the launcher's
+    options have a `lock`, it waits for other local runs of this user first.
+    """
+
+    def wait(text: str) -> None:
+        follow(Progress(text))
+
+    with lock.alone(wait) if requested.circumstance.launcher.get("lock") else contextlib.nullcontext():
+        return _measure(requested, study_folder, follow, new_repeat=new_repeat)
+
+
+def _measure(
+    requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool
+) -> MeasuredRun:
+    update: dict[str, Any] = {"started_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    if requested.control:
+        update["launcher"] = requested.circumstance.launcher | {"control": True}
+    circumstance = requested.circumstance.model_copy(update=update)
+    again = new_repeat or requested.control
+    try:
+        folder = store.open_attempt(
+            study_folder / requested.config_id, requested.spec, circumstance, new_repeat=again
+        ).folder
+    except OSError as error:
+        raise store.build_unwritable_error(study_folder, error) from error
+    options = dict(requested.circumstance.launcher)
+    launcher = launchers.load_starting(str(options.pop("name")))
+    work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))
+    handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
+    interrupted, watch = False, Watch(folder, requested.spec.measure)
+    while not launcher.poll(handle):
+        try:
+            time.sleep(_POLL_S)
+            follow(watch.look())
+        except KeyboardInterrupt:
+            if not interrupted:
+                print("zeroscale: ending the run in good order …", file=sys.stderr)
+            interrupted = True
+            launcher.cancel(handle)
+    if interrupted:
+        raise KeyboardInterrupt
+    reason = "its supervisor died and left no record; run.log may tell more"
+    return MeasuredRun(folder, store.finalize(folder, Outcome(kind="error", reason=reason)))

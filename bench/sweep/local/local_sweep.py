@@ -1,0 +1,172 @@
+"""Go through the points of a sweep on this machine, one after the other."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import store
+from bench.formatting import describe_point, describe_result, duration
+from bench.measure.environment import classify, compute_environment_id, find_device_kind
+from bench.record import Outcome
+from bench.sweep import skipped
+from bench.sweep.corrections import MeasuredCorrections
+from bench.sweep.definition import RequestedRun, RunKey, SweepDefinition, SweepPoint
+from bench.sweep.local import attempt
+from bench.sweep.policy import (
+    Decision,
+    PlannedRun,
+    RecordWithoutRun,
+    SkipRun,
+    Snapshot,
+    StartRun,
+    SweepPlan,
+    build_planned_run,
+    find_skip,
+    next_run,
+)
+from bench.sweep.pruning import Siblings, find_siblings
+from bench.terminal import Progress
+
+TextCallback = Callable[[str], None]
+Follow = Callable[[Progress], None]
+
+
+class RequestedRepeat(NamedTuple):
+    """One repeat of one point."""
+
+    key: RunKey
+    sweep: SweepDefinition
+    point: SweepPoint
+
+
+class SweepResult(NamedTuple):
+    """How the points of a sweep ended."""
+
+    folder: Path
+    outcomes: Counter[str]  # those that had their answer before too
+    skipped: int  # points that had their answer before
+
+    @property
+    def good(self) -> bool:
+        """Whether everything that was asked for ended `ok`."""
+        return set(self.outcomes) == {"ok"}
+
+
+class LocalSweep:
+    """A sweep under way: carries out what the policy decides, and shows how long the rest may take."""
+
+    def __init__(
+        self, folder: Path, repeats: list[RequestedRepeat], *, retry: bool, tell: TextCallback, follow: Follow
+    ) -> None:
+        """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
+        point that ends, `follow` how far the one under way is."""
+        self.folder, self._tell, self._follow = folder, tell, follow
+        self._repeats = {one.key: one for one in repeats}
+        kin = find_siblings((one.key, one.point.spec) for one in repeats)
+        self.runs = [_plan_repeat(one, kin[one.key[:2]], retry) for one in repeats]
+        self._attempts: dict[str, list[store.RunAttempt]] = {}
+        tried = (
+            attempt
+            for config_id in {one.key.config_id for one in repeats}
+            for attempt in self._read_attempts(config_id)
+        )
+        self._corrections_by_neighbours = MeasuredCorrections((one.point for one in repeats), tried)
+        self._control: RequestedRun | None = None
+        self._passed: list[Decision] = []
+        self.kinds: list[str] = []
+        self.seconds: list[float] = []
+        self._skipped = 0
+
+    def run(self) -> SweepResult:
+        """Measure what has no answer yet; return how everything that was asked for ended."""
+        plan, number = self._plan(), 0
+        while decision := next_run(plan, self.snapshot()):
+            self._passed.append(decision)
+            match decision:
+                case StartRun(run):
+                    number += 1
+                    self._measure(self._request(run), number, max(number, len(plan.runs)))
+                case RecordWithoutRun(run, outcome):
+                    self._conclude(run, outcome)
+                case SkipRun():
+                    self._skip(decision)
+        return SweepResult(self.folder, Counter(self.kinds), self._skipped)
+
+    def _plan(self) -> SweepPlan:
+        """Count what has its answer already; return the rest, with the control point of its first."""
+        everything, snapshot = SweepPlan(self.runs), self.snapshot()
+        left: list[PlannedRun] = []
+        for run in self.runs:
+            if leave := find_skip(run, everything, snapshot):
+                self._skip(leave)
+            else:
+                left.append(run)
+        sweep = self._repeats[left[0].key].sweep if left else None
+        if sweep and sweep.controls:
+            self._control = sweep.requested(sweep.controls[0], 0, control=True)
+        return SweepPlan(left, PlannedRun(self._control.key) if self._control else None)
+
+    def snapshot(self) -> Snapshot:
+        """Return what the folder shows now, and what this sweep has gone through."""
+        return Snapshot(self._read_attempts, self._corrections_by_neighbours.correction, passed=self._passed)
+
+    def _request(self, run: PlannedRun) -> RequestedRun:
+        """Return the attempt that is to be made at a run."""
+        if run.role == "control" and self._control:
+            return self._control
+        one = self._repeats[run.key]
+        return one.sweep.requested(one.point, run.key.repeat)
+
+    def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
+        """Record that a point need not run."""
+        skipped.write_outcome(self.folder, self._request(run), outcome)
+        self._attempts.pop(run.key.config_id, None)
+        self.kinds.append(outcome.kind)
+        line = self._repeats[run.key].point.line
+        self._tell(f"{line}  repeat {run.key.repeat}\n    {outcome.kind}: {outcome.reason}")
+
+    def _skip(self, leave: SkipRun) -> None:
+        """Count a point by the answer that it has already."""
+        if leave.attempt:
+            self.kinds.append(str(leave.attempt.outcome))
+        self._skipped += 1
+
+    def _read_attempts(self, config_id: str) -> list[store.RunAttempt]:
+        """Return the attempts at a configuration, read again only after another."""
+        if config_id not in self._attempts:
+            self._attempts[config_id] = store.list_attempts(self.folder / config_id)
+        return self._attempts[config_id]
+
+    def _left(self, runs: int, since_s: float) -> str:
+        """Return how long this run and so many more may take, by those before; empty where there were none."""
+        if not self.seconds:
+            return ""
+        each_s = statistics.median(self.seconds)
+        return f"about {duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
+
+    def _measure(self, requested: RequestedRun, number: int, count: int) -> None:
+        line, begin = describe_point(requested.spec, requested.config_id), time.monotonic()
+
+        def follow(run: Progress) -> None:
+            done, more = number - 1 + (run.share or 0.0), count - number
+            left = self._left(more, time.monotonic() - begin) or (run.left if more == 0 else "")
+            self._follow(Progress(f"[{number}/{count}] {run.what}  {line}", done / count, left))
+
+        _, record = attempt.run_attempt(requested, self.folder, follow)
+        self._attempts.pop(requested.config_id, None)
+        self._corrections_by_neighbours.add(record)
+        self.seconds.append(time.monotonic() - begin)
+        self.kinds.append(record.outcome.kind)
+        what = "control" if requested.control else f"repeat {record.circumstance.repeat}"
+        self._tell(f"[{number}/{count}] {line}  {what}\n    {describe_result(record)}")
+
+
+def _plan_repeat(one: RequestedRepeat, kin: Siblings, retry: bool) -> PlannedRun:
+    """Return one repeat of one point as the policy sees it: an answer holds on this machine in this environment."""
+    device = one.sweep.machines[one.key.machine].device or find_device_kind()
+    environment = compute_environment_id(classify(device, one.point.devices_per_node))
+    attempts = None if retry else one.sweep.rules.budget.attempts
+    return build_planned_run(one.sweep, one.key, one.point, kin, attempts, environment)

@@ -1,0 +1,176 @@
+"""What the folder of a study shows: every attempt, those without a record a little closer, and every job."""
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import AwareDatetime, BaseModel, ValidationError
+
+from bench import store
+from bench.record import Circumstance
+from bench.spec import RunSpec
+from bench.sweep import definition, exclusions, jobs
+from bench.sweep.definition import RunKey
+
+FRESH_S = 90.0
+"""A heartbeat is written every few seconds; a file system that stalls for a while must not look like a death."""
+_NO_POINTS = (definition.FOLDER, jobs.FOLDER, exclusions.FOLDER)
+
+
+class HeartbeatRank(BaseModel):
+    """What a heartbeat says of one rank."""
+
+    phase: str = ""
+    step: int = -1  # outside the loop
+
+
+class LastHeartbeat(BaseModel):
+    """What an attempt last said of itself; the rest of the file is for people."""
+
+    at: AwareDatetime
+    host: str
+    supervisor: int
+    ranks: tuple[HeartbeatRank, ...] = ()
+
+
+class AttemptOrigin(BaseModel):
+    """By whom an attempt was started, from the launcher's options in its circumstances."""
+
+    job: str = ""  # empty for one that no scheduler started
+    task: int | None = None
+    restart: int = 0
+
+
+class UnfinishedAttempt(NamedTuple):
+    """An attempt without a record: under way, or dead and not yet reconciled."""
+
+    key: RunKey
+    attempt: store.RunAttempt
+    job: str  # empty for one that no scheduler started
+    task: int | None
+    restart: int
+    heartbeat: LastHeartbeat | None
+    seen_at: float  # seconds since the epoch: its last sign of life
+
+    @property
+    def fresh(self) -> bool:
+        return time.time() - self.seen_at < FRESH_S
+
+    @property
+    def dead_here(self) -> bool:
+        """Whether its supervisor ran on this machine and is gone."""
+        if not self.heartbeat or self.heartbeat.host != os.uname().nodename:
+            return False
+        return not Path(f"/proc/{self.heartbeat.supervisor}").exists()
+
+    def doing(self) -> str:
+        """Return what it does, and how long ago it said so."""
+        if not self.heartbeat or not self.heartbeat.ranks:
+            return "starting"
+        behind = min(self.heartbeat.ranks, key=lambda rank: rank.step)
+        step = f" step {behind.step}" if behind.step >= 0 else ""
+        return f"{behind.phase}{step}, {time.time() - self.seen_at:.0f} s ago"
+
+
+class StudySnapshot(NamedTuple):
+    """A study's folder at one moment."""
+
+    folder: Path
+    tried: dict[str, list[store.RunAttempt]]  # by config_id
+    open: dict[RunKey, list[UnfinishedAttempt]]
+    jobs: list[jobs.Submitted]
+    unreadable: list[store.Unreadable]  # files that count as not there, and folders
+
+    def of(self, key: RunKey) -> list[store.RunAttempt]:
+        """Return the attempts at a point that have a record, oldest first."""
+        tried = self.tried.get(key.config_id, ())
+        return [a for a in tried if a.outcome and (a.repeat, a.machine) == (key.repeat, key.machine)]
+
+
+def read_snapshot(folder: Path) -> StudySnapshot:
+    """Look at everything in a study's folder once."""
+    submitted, unreadable = jobs.list_submitted(folder)
+    seen = StudySnapshot(folder, {}, {}, submitted, unreadable)
+    for entry in os.scandir(folder):
+        if entry.is_dir() and entry.name not in _NO_POINTS:
+            try:
+                seen.tried[entry.name] = store.list_attempts(Path(entry.path))
+            except OSError as error:
+                seen.unreadable.append(store.Unreadable(Path(entry.path), error.strerror or str(error)))
+    for config_id, attempts in seen.tried.items():
+        for attempt in attempts:
+            if attempt.outcome is None:
+                _add_unfinished(seen, config_id, attempt)
+    return seen
+
+
+def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttempt) -> None:
+    """Add an attempt without a record that can be read."""
+    if attempt.unreadable:
+        seen.unreadable.append(store.Unreadable(attempt.folder / store.RECORD, attempt.unreadable))
+        return
+    try:
+        found = _read_unfinished(config_id, attempt)
+        seen.open.setdefault(found.key, []).append(found)
+        last = attempt.folder / store.HEARTBEAT
+        if found.heartbeat is None and last.exists():
+            seen.unreadable.append(store.Unreadable(last, "not a heartbeat"))
+    except FileNotFoundError:
+        pass  # it was only just claimed
+    except store.Unreadable as error:
+        seen.unreadable.append(error)
+
+
+def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
+    """Return what an attempt without a record says of itself; None for one that was only just claimed, or that cannot
+    be read."""
+    if attempt.unreadable:
+        return None
+    with contextlib.suppress(FileNotFoundError, store.Unreadable):
+        return _read_unfinished(config_id, attempt)
+    return None
+
+
+def _read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt:
+    """Return what an attempt without a record says of itself; FileNotFoundError or Unreadable where its record could
+    not be concluded from that."""
+    path = attempt.folder / store.CIRCUMSTANCE
+    circumstance = store.read_value(path, Circumstance)
+    store.read_value(attempt.folder / store.SPEC, RunSpec)
+    try:
+        place = AttemptOrigin.model_validate(circumstance.launcher)
+    except ValidationError as error:
+        raise store.Unreadable(path, "launcher: no job, task and restart") from error
+    key = RunKey(config_id, circumstance.machine.name, attempt.repeat)
+    last = read_heartbeat(attempt.folder)
+    seen_at = last.at.timestamp() if last else path.stat().st_mtime
+    return UnfinishedAttempt(key, attempt, place.job, place.task, place.restart, last, seen_at)
+
+
+def read_heartbeat(folder: Path) -> LastHeartbeat | None:
+    """Return what an attempt last said of itself; None where it has said nothing that can be read."""
+    with contextlib.suppress(FileNotFoundError, store.Unreadable):
+        return store.read_value(folder / store.HEARTBEAT, LastHeartbeat)
+    return None
+
+
+def find_rival_attempt(config_folder: Path, key: RunKey, before: int | None = None) -> UnfinishedAttempt | None:
+    """Return another attempt at a point that is under way; of those claimed `before` ours if that is given."""
+    for attempt in store.list_attempts(config_folder):
+        if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):
+            found = read_unfinished(key.config_id, attempt)
+            if found and found.key == key and found.fresh and not found.dead_here:
+                return found
+    return None
+
+
+def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
+    """Return the node-hours that jobs have had so far, failures included."""
+    seconds = 0.0
+    for job in submitted:
+        for _, allocation in jobs.list_allocations(job.folder):
+            seconds += allocation.nodes * ((allocation.ended_at or time.time()) - allocation.began_at)
+    return seconds / 3600

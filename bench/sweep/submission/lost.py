@@ -1,0 +1,112 @@
+"""Records without a run, for attempts that ended without leaving one and for points that need not run, and what is due
+after that."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bench import store
+from bench.record import Outcome
+from bench.scheduling import JobState
+from bench.sweep import jobs, reconcile, skipped
+from bench.sweep.corrections import MeasuredCorrections
+from bench.sweep.policy import (
+    Decision,
+    PostponeRun,
+    RecordWithoutRun,
+    Snapshot,
+    StartRun,
+    SweepPlan,
+    build_planned_run,
+    list_decisions,
+)
+from bench.sweep.snapshot import UnfinishedAttempt
+from bench.sweep.status import JobTask, PointStatus
+from bench.sweep.submission.state import StudyState
+
+
+def finalize_lost(view: StudyState) -> int:
+    """Give every attempt that ended without a record the one it should have left; return how many."""
+    concluded = 0
+    for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
+        if (outcome := _decide_lost_outcome(attempt, view.queue)) is not None:
+            with contextlib.suppress(store.Unreadable):  # somebody has just written a bad one; the next look names it
+                store.finalize(attempt.attempt.folder, outcome)
+                concluded += 1
+    for job in view.seen.jobs:
+        for path, allocation in jobs.list_allocations(job.folder):
+            state = view.queue.get((job.name, allocation.task))
+            restarted = state is not None and (state.restarts or 0) > allocation.restart
+            if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
+                # hidden ones are about to be renamed, and may be gone
+                written = (file for file in job.folder.iterdir() if not file.name.startswith("."))
+                last_write = max(file.stat().st_mtime for file in written)
+                known = state.ended_at if state and not restarted else None
+                jobs.end_allocation(path, known or max(last_write, allocation.began_at))
+    return concluded
+
+
+def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, JobState]) -> Outcome | None:
+    """Return how an attempt without a record ended, or None while it may still go on."""
+    left_behind = reconcile.LeftBehind.read(attempt.attempt.folder)
+    if not attempt.job:
+        return reconcile.reconcile_outcome(left_behind, None, restarted=False) if attempt.dead_here else None
+    state = queue.get((attempt.job, attempt.task))
+    if state is None:
+        return None if attempt.fresh else reconcile.reconcile_outcome(left_behind, None, restarted=False)
+    restarted = (state.restarts or 0) > attempt.restart
+    if state.live:
+        # A job counts as put back before its processes are asked to end: they may still have something to say.
+        silent = attempt.fresh and not left_behind.interrupted
+        return reconcile.reconcile_outcome(left_behind, state, restarted=True) if restarted and not silent else None
+    return reconcile.reconcile_outcome(
+        left_behind, None if restarted else state, restarted=restarted
+    )  # of a later start
+
+
+def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrections) -> Counter[str]:
+    """Record which points need not run; return how many of each outcome."""
+    count: Counter[str] = Counter()
+    for point_status, decision in _decide_all(view, corrections):
+        if isinstance(decision, RecordWithoutRun):
+            skipped.write_outcome(
+                view.folder, point_status.sweep.requested(point_status.point, point_status.key.repeat), decision.outcome
+            )
+            count[decision.outcome.kind] += 1
+    return count
+
+
+class PendingPoints(NamedTuple):
+    """The points to be started, in order, and why none of them may be now; empty if they may."""
+
+    statuses: list[PointStatus]
+    why_not_now: str
+
+
+def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingPoints:
+    """Return the points to be started: those that wait, those that a second run shall confirm, and those that were
+    called infeasible before measured neighbours took that back."""
+    decided = [
+        (s, decision) for s, decision in _decide_all(view, corrections) if isinstance(decision, StartRun | PostponeRun)
+    ]
+    waits = (decision.why for _, decision in decided if isinstance(decision, PostponeRun))
+    return PendingPoints([point_status for point_status, _ in decided], next(waits, ""))
+
+
+def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tuple[PointStatus, Decision]]:
+    """Return what the policy decides about every point of a study as it stands."""
+    kin, node_hours = view.kin(), view.sweeps[-1].rules.budget.node_hours
+    runs = [
+        build_planned_run(s.sweep, s.key, s.point, kin[s.key[:2]], s.sweep.rules.budget.attempts) for s in view.statuses
+    ]
+    taken = {s.key: s.why or "in a job" for s in view.statuses if s.job or s.state in ("running", "pending")}
+    snapshot = Snapshot(
+        view.tried,
+        corrections.correction,
+        busy=lambda key: taken.get(key, ""),
+        submitted=Counter(key for job in view.seen.jobs for key, _ in job.points),
+        spent_node_hours=0.0 if node_hours is None else view.spent_node_hours(),
+    )
+    plan = SweepPlan(runs, confirm_answered=True, node_hours=node_hours)
+    return list(zip(view.statuses, list_decisions(plan, snapshot), strict=True))
