@@ -133,7 +133,10 @@ _FACTS = (
     Column("engine", "engine, a file of conf/engine", "", "text", lambda r: r.spec.engine.name),
     Column("precision", "of weights and activations in forward and backward", "", "text", lambda r: r.spec.precision),
     Column(
-        "activation_checkpointing", "activations are recomputed in backward", "", "truth",
+        "activation_checkpointing",
+        "activations are recomputed in backward",
+        "",
+        "truth",
         lambda r: r.spec.activation_checkpointing,
     ),
     Column("data", "data source, a file of conf/data", "", "text", lambda r: r.spec.data.name),
@@ -146,15 +149,19 @@ _FACTS = (
     Column("global_batch", "samples per optimizer step", "samples", "integer", lambda r: r.spec.global_batch),
     Column("encoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _encoder_tokens),
     Column("decoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _decoder_tokens),
-    Column("padding_tokens", "contained in the two before; mean over the window", "tokens", "number", _count_padding_tokens),
+    Column(
+        "padding_tokens", "contained in the two before; mean over the window", "tokens", "number", _count_padding_tokens
+    ),
     Column("evidence", "measured, rehearsed (one real rank) or predicted", "", "text", lambda r: r.evidence),
     Column("outcome", "how the run ended", "", "text", lambda r: r.outcome.kind),
     Column("slowest_rank", "rank that the others wait for, if one stands out", "", "integer", find_slowest_rank),
     Column("slowest_host", "the host of that rank", "", "text", _find_slowest_host),
-    Column("slowest_link_node", "node whose link is slow, if one stands out: its host", "", "text", _find_slowest_link_node),
+    Column(
+        "slowest_link_node", "node whose link is slow, if one stands out: its host", "", "text", _find_slowest_link_node
+    ),
     Column("reason", "why it ended so; empty when ok", "", "text", lambda r: r.outcome.reason),
     Column("flags", "doubts about the row, separated by spaces", "", "text", lambda r: ""),  # analysis.table fills it
-)  # fmt: skip
+)
 
 _LATER = (
     Column("objective", "what is learned, a file of conf/objective", "", "text", lambda r: r.spec.objective),

@@ -61,9 +61,7 @@ class EngineFacts:
     loss_ranks: tuple[int, ...] | None = None  # where `train_step` returns a loss; None: on every rank
     rehearsal: Rehearsal = _NOT_REHEARSED
     members: frozenset[Member] = frozenset()  # what it can do that an engine need not
-    compiled_ops: tuple[
-        str, ...
-    ] = ()  # what a run loads, in an order in which they can be built (bench.preparation.extensions)
+    compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)
     works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = (
         None  # what bench.training_export writes; None: nothing

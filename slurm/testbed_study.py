@@ -61,8 +61,8 @@ def _measure(rate: str, args: argparse.Namespace) -> bool:
     what was asked of one rate must not run at another.
     """
     results = args.results / rate
-    study, asked = str(results / "testbed"), ("study=testbed", f"machine=testbed_{rate}", "--results", str(results))
-    if _testbed("link", args.name, "all", "--rate", rate) or _zeroscale("sweep", *asked):
+    study, words = str(results / "testbed"), ("study=testbed", f"machine=testbed_{rate}", "--results", str(results))
+    if _testbed("link", args.name, "all", "--rate", rate) or _zeroscale("sweep", *words):
         return False
     if _zeroscale("status", study, "--wait") == 0:
         return True

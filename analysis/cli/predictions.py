@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    told = "the folder results of a checkout; default: that of this checkout, or ./results"
-    parser.add_argument("results", nargs="?", type=Path, metavar="DIR", help=told)
+    help_text = "the folder results of a checkout; default: that of this checkout, or ./results"
+    parser.add_argument("results", nargs="?", type=Path, metavar="DIR", help=help_text)
     parser.add_argument(
         "--out", type=Path, default=Path("results/predictions"), metavar="DIR", help="default: %(default)s"
     )

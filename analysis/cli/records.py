@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folders to read."""
-    told = f"default: {RESULTS}"
-    parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help=told)
+    help_text = f"default: {RESULTS}"
+    parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help=help_text)
 
 
 def read(paths: Sequence[Path]) -> "Results":

@@ -40,8 +40,8 @@ def _build_group_key(fields: Fields) -> tuple[str, ...]:
 
 def _find_varying_fields(members: Sequence[Fields]) -> Iterator[str]:
     for name in dict.fromkeys(name for fields in members for name in fields):
-        told_anyhow = name in _MAIN or any(name.startswith(prefix) for prefix in _IMPLIED)
-        if not told_anyhow and len({fields.get(name) for fields in members}) > 1:
+        is_always_named = name in _MAIN or any(name.startswith(prefix) for prefix in _IMPLIED)
+        if not is_always_named and len({fields.get(name) for fields in members}) > 1:
             yield name
 
 

@@ -34,9 +34,15 @@ def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
     """Return a row under HEAD."""
     held = {"broken": ": breaks the gate", "open": ": inconclusive"}.get(line.held or "", "")
     return (
-        name, line.status + held, _format_time(line, "a"), _format_time(line, "b"), format_time_change(line), describe_ground(line),
-        _format_peak_change(line), "; ".join(list_remarks(line)) or MISSING,
-    )  # fmt: skip
+        name,
+        line.status + held,
+        _format_time(line, "a"),
+        _format_time(line, "b"),
+        format_time_change(line),
+        describe_ground(line),
+        _format_peak_change(line),
+        "; ".join(list_remarks(line)) or MISSING,
+    )
 
 
 def format_time_change(line: PairResult) -> str:

@@ -85,9 +85,15 @@ def summarise_comparison(comparison: PredictionComparison) -> ComparisonSummary:
     within_bounds &= comparison.excused and all(point.reason for point in wrong) if wrong else True
     undecided = sum(point.verdict == "not testable" for point in points)
     return ComparisonSummary(
-        len(points), len(wrong), undecided, mean, min(errors, default=None), max(errors, default=None), _compute_mean(rivals),
+        len(points),
+        len(wrong),
+        undecided,
+        mean,
+        min(errors, default=None),
+        max(errors, default=None),
+        _compute_mean(rivals),
         "nothing to compare" if undecided == len(points) else "holds" if within_bounds else "missed",
-    )  # fmt: skip
+    )
 
 
 def _compute_mean(values: list[float]) -> float | None:

@@ -71,9 +71,14 @@ def _format_summary_row(comparison: PredictionComparison, totals: ComparisonSumm
     mean = MISSING if totals.mean is None else f"{totals.mean:.2f}{_format_unit(comparison)}"
     counts = (totals.points, totals.exceptions, totals.not_testable)
     return (
-        comparison.title, *map(str, counts), mean, _format_error_range(comparison, totals), _format_bound(comparison), totals.verdict,
+        comparison.title,
+        *map(str, counts),
+        mean,
+        _format_error_range(comparison, totals),
+        _format_bound(comparison),
+        totals.verdict,
         _format_rival(comparison, totals),
-    )  # fmt: skip
+    )
 
 
 def _format_rival(comparison: PredictionComparison, totals: ComparisonSummary) -> str:

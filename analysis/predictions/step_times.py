@@ -58,14 +58,30 @@ def compare(recorded: RecordedRuns) -> list[PredictionComparison]:
     blind = [one for one in found if one.rate not in (SLOW, FAST)]
     by_rates = [one._replace(predicted_s=one.by_rates_s) for one in found]
     return [
-        _compare_times("step_times_blind", "at a link rate that was not calibrated", blind, BLIND + _format_inside(blind), REHEARSALS),
-        _compare_times("step_times", "at link rates that were calibrated", calibrated, SEEN + _format_inside(calibrated), REHEARSALS),
+        _compare_times(
+            "step_times_blind",
+            "at a link rate that was not calibrated",
+            blind,
+            BLIND + _format_inside(blind),
+            REHEARSALS,
+        ),
+        _compare_times(
+            "step_times",
+            "at link rates that were calibrated",
+            calibrated,
+            SEEN + _format_inside(calibrated),
+            REHEARSALS,
+        ),
         _compare_times("step_times_by_rates", "without a rehearsal", by_rates, ALL, RATES_ALONE)._replace(why=STAGE_3),
         PredictionComparison(
-            "stage_order", "Testbed: the order of the stages", ORDER, tuple(list_order_points(found)),
-            bound="right wherever measured intervals do not overlap", why=CLOSE,
+            "stage_order",
+            "Testbed: the order of the stages",
+            ORDER,
+            tuple(list_order_points(found)),
+            bound="right wherever measured intervals do not overlap",
+            why=CLOSE,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _format_inside(found: Sequence[PredictedStep]) -> str:

@@ -59,17 +59,17 @@ def _list_comparison_caveats(found: Sequence[Best]) -> Iterable[str]:
 
 
 def _list_drift_caveats(drifted: Sequence[ControlPointDrift]) -> Iterable[str]:
-    told = [one for one in drifted if one.drift.interval is not None]
-    if moved := [one for one in told if one.drift.detected]:
+    known = [one for one in drifted if one.drift.interval is not None]
+    if moved := [one for one in known if one.drift.detected]:
         yield (
-            f"In {len(moved)} of {len(told)} cases the same configuration, run again and again in one allocation, "
+            f"In {len(moved)} of {len(known)} cases the same configuration, run again and again in one allocation, "
             f"drifted by more than two runs of it differ: at most {_worst(moved)} at the end. What was measured far "
             "apart in time is in doubt by that much."
         )
-    elif told:
+    elif known:
         yield (
             "No drift was detected: the same configuration, run again and again in one allocation, changed by no more "
-            f"than two runs of it differ ({len(told)} cases)."
+            f"than two runs of it differ ({len(known)} cases)."
         )
     if few := [one for one in drifted if one.drift.interval is None]:
         yield (

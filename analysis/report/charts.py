@@ -169,9 +169,14 @@ def _build_chart_point(x: float, row: Row, quantity: ChartQuantity, index: int, 
     value, (low, high) = _compute_value(row, quantity), _compute_ends(row, quantity)
     hollow = quantity.interval and row[f"{quantity.column}_low"] is None
     return {
-        "x": x, "y": value, "above": high - value, "below": value - low, "symbol": choose_symbol(index) + "-open" * hollow,
-        "hovertext": format_hover(row, quantity.column), "customdata": _build_custom_data(row, page),
-    }  # fmt: skip
+        "x": x,
+        "y": value,
+        "above": high - value,
+        "below": value - low,
+        "symbol": choose_symbol(index) + "-open" * hollow,
+        "hovertext": format_hover(row, quantity.column),
+        "customdata": _build_custom_data(row, page),
+    }
 
 
 def _build_gap_trace(
@@ -186,12 +191,17 @@ def _build_gap_trace(
     anywhere = dict.fromkeys(("micro", "nodes", "devices_per_node", "outcome"))
     never = {"f": find_place(next(row for row in rows if row) | anywhere, page.facets), "c": None}
     return {
-        "type": "scatter", "mode": "text", "yaxis": "y2", "x": [position for position, _ in missing],
-        "y": [line] * len(missing), "text": [format_reason(row) for _, row in missing],
+        "type": "scatter",
+        "mode": "text",
+        "yaxis": "y2",
+        "x": [position for position, _ in missing],
+        "y": [line] * len(missing),
+        "text": [format_reason(row) for _, row in missing],
         "textfont": {"color": [choose_colour(index) if row else "#7F7F7F" for _, row in missing], "size": 10},
-        "hoverinfo": "text", "hovertext": [format_hover(row, quantity.column) if row else "not run" for _, row in missing],
+        "hoverinfo": "text",
+        "hovertext": [format_hover(row, quantity.column) if row else "not run" for _, row in missing],
         "customdata": [_build_custom_data(row, page) if row else never for _, row in missing],
-    }  # fmt: skip
+    }
 
 
 def _build_layout(

@@ -30,7 +30,7 @@ class ReportFindings(NamedTuple):
     crossovers: Sequence[Crossover]
     drifts: Sequence[ControlPointDrift]
     origin: Provenance
-    asked: tuple[str, ...]  # by the studies, in their own words
+    questions: tuple[str, ...]  # by the studies, in their own words
 
 
 def compute_findings(results: Results, price: float | None = None) -> ReportFindings:
@@ -49,7 +49,7 @@ def compute_findings(results: Results, price: float | None = None) -> ReportFind
         crossovers=find_crossovers(results),
         drifts=find_drifts(results),
         origin=build_provenance(results, [one.machine for one in around]),
-        asked=tuple(dict.fromkeys(one.question for one in around if one.question)),
+        questions=tuple(dict.fromkeys(one.question for one in around if one.question)),
     )
 
 

@@ -116,7 +116,8 @@ def _describe_rivals(rivals: Sequence[Rival], one_is: str, several_are: str) -> 
     first = rivals[0]
     if len(rivals) == 1:
         return f"{describe_choice(first.row)} {one_is}: {_format_effect(first.comparison)}"
-    return f"{len(rivals):,} others {several_are}, the next of them {describe_choice(first.row)}: {_format_effect(first.comparison)}"
+    nearest = f"{describe_choice(first.row)}: {_format_effect(first.comparison)}"
+    return f"{len(rivals):,} others {several_are}, the next of them {nearest}"
 
 
 def _format_effect(comparison: Comparison) -> str:

@@ -34,12 +34,35 @@ def build_charts(summary: pd.DataFrame, curves: Sequence[ScalingCurve], page: Pa
     by_question, by_micro = panels.group_by_question(summary), panels.group_by_micro(summary)
     peak = build_memory_quantity([row for group in by_question for row in group.rows])
     found = [
-        build_chart("throughput", "Throughput by micro-batch", _INTERVALS, _build_groups(by_question, _build_place_key), MICRO, RATE, page),
-        build_chart("step_time", "Step time by engine and nodes", _INTERVALS, _build_groups(by_micro, _build_work_key), NODES, STEP, page),
-        build_chart("memory", "Memory by engine and micro-batch", "Peak over steady steps, on the rank with most.",
-              _build_groups(by_question, _get_model), MICRO, peak, page),
+        build_chart(
+            "throughput",
+            "Throughput by micro-batch",
+            _INTERVALS,
+            _build_groups(by_question, _build_place_key),
+            MICRO,
+            RATE,
+            page,
+        ),
+        build_chart(
+            "step_time",
+            "Step time by engine and nodes",
+            _INTERVALS,
+            _build_groups(by_micro, _build_work_key),
+            NODES,
+            STEP,
+            page,
+        ),
+        build_chart(
+            "memory",
+            "Memory by engine and micro-batch",
+            "Peak over steady steps, on the rank with most.",
+            _build_groups(by_question, _get_model),
+            MICRO,
+            peak,
+            page,
+        ),
         *(_build_scaling_chart(law, curves, page) for law in ("weak", "strong")),
-    ]  # fmt: skip
+    ]
     return [one for one in found if one.panels]
 
 

@@ -81,7 +81,7 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
     asking = [find_place(one.question, page_facets) for one in found.best]
     return {
         "studies": sorted({row["study"] for row in found.rows}),
-        "questions": found.asked,
+        "questions": found.questions,
         "measured": _find_measured_days(left.values()) if len(left) == len(found.rows) else (),
         "asked": describe_setup(found.rows),
         "answers": answers if few else [],

@@ -78,42 +78,63 @@ _Source = tuple[ColumnHeading, Callable[[Row], TableCell]]
 
 def build_runs_table(rows: Sequence[Row]) -> TextTable:
     """Return the run table in the columns that people look at first, where any run has a value for them."""
-    told = [name for name in _RUN if any(row[name] not in (None, "") for row in rows)]
-    return _build_text_table("runs", "Runs", [_find_source(name, rows) for name in told if _is_shown(name, rows)], rows)
+    known = [name for name in _RUN if any(row[name] not in (None, "") for row in rows)]
+    return _build_text_table(
+        "runs", "Runs", [_find_source(name, rows) for name in known if _is_shown(name, rows)], rows
+    )
 
 
 def build_configurations_table(rows: Sequence[Row]) -> TextTable:
     """Return the summary: what was measured, n, medians with their intervals, memory and flags."""
     sources = [
-        _find_source("config_id", rows), *(_find_source(name, rows) for name in ("model",) if _is_shown(name, rows)),
-        (ColumnHeading("engine", meaning="with what sets it apart"), lambda row: _build_text_cell(describe_series(row))),
+        _find_source("config_id", rows),
+        *(_find_source(name, rows) for name in ("model",) if _is_shown(name, rows)),
+        (
+            ColumnHeading("engine", meaning="with what sets it apart"),
+            lambda row: _build_text_cell(describe_series(row)),
+        ),
         *(_find_source(name, rows) for name in _WHAT if _is_shown(name, rows)),
-        (ColumnHeading("n", meaning="allocations behind it", number=True), lambda row: TableCell(f"{row['n']}", row["n"])),
-        *(_find_source(name, rows) for name in ("sample_s", "step_s")), _build_interval_source("step_s", rows),
+        (
+            ColumnHeading("n", meaning="allocations behind it", number=True),
+            lambda row: TableCell(f"{row['n']}", row["n"]),
+        ),
+        *(_find_source(name, rows) for name in ("sample_s", "step_s")),
+        _build_interval_source("step_s", rows),
         *(_find_source(name, rows) for name in ("step_s_p99", "step_s_max", "tokens_per_s")),
         _build_interval_source("tokens_per_s", rows),
-        (ColumnHeading("intervals", meaning="level and kind"), lambda row: _build_text_cell(_format_row_interval_kind(row))),
-        *(_find_source(name, rows) for name in ("peak_allocated_bytes", "cost_per_million_tokens") if _has_value(name, rows)),
+        (
+            ColumnHeading("intervals", meaning="level and kind"),
+            lambda row: _build_text_cell(_format_row_interval_kind(row)),
+        ),
+        *(
+            _find_source(name, rows)
+            for name in ("peak_allocated_bytes", "cost_per_million_tokens")
+            if _has_value(name, rows)
+        ),
         _find_source("flags", rows),
-    ]  # fmt: skip
+    ]
     return _build_text_table("configurations", "Configurations", sources, rows)
 
 
-def build_best_table(told: Sequence[AnswerText], rows: Sequence[Row]) -> TextTable:
+def build_best_table(answers: Sequence[AnswerText], rows: Sequence[Row]) -> TextTable:
     """Return the answer to every question; `rows` are what was measured."""
     words = ("question", "fastest", "throughput", "interval", "not told apart from it", "with too few repeats",
              "least memory", "peak allocated", "without a number")  # fmt: skip
     head = [ColumnHeading(word) for word in words]
     head[2] = ColumnHeading("throughput", _find_unit(list_columns()["tokens_per_s"], rows), number=True)
-    return TextTable("best", "Best per question", tuple(head), tuple(map(_build_answer_row, told)))
+    return TextTable("best", "Best per question", tuple(head), tuple(map(_build_answer_row, answers)))
 
 
 def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
     """Return speed-up, efficiency and serial fraction, a row per node count of every curve."""
     head = (
-        *_CURVE, ColumnHeading("nodes", number=True), ColumnHeading("speed-up", number=True), ColumnHeading("efficiency", number=True),
-        ColumnHeading("serial fraction", "Karp–Flatt", number=True), ColumnHeading("flags"),
-    )  # fmt: skip
+        *_CURVE,
+        ColumnHeading("nodes", number=True),
+        ColumnHeading("speed-up", number=True),
+        ColumnHeading("efficiency", number=True),
+        ColumnHeading("serial fraction", "Karp–Flatt", number=True),
+        ColumnHeading("flags"),
+    )
     rows = [_build_scaling_row(curve, point) for curve in curves for point in curve.points]
     return TextTable("scaling", "Scaling", head, tuple(rows))
 
@@ -121,11 +142,13 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
 def build_law_table(curves: Sequence[ScalingCurve]) -> TextTable:
     """Return the universal scalability law of every curve that has enough node counts."""
     head = (
-        *_CURVE, ColumnHeading("rate of one node", "samples/s", number=True),
+        *_CURVE,
+        ColumnHeading("rate of one node", "samples/s", number=True),
         ColumnHeading("contention", "σ", "part of the work that waits for its turn", number=True),
         ColumnHeading("coherency", "κ", "what each pair of nodes costs", number=True),
-        ColumnHeading("more nodes hurt beyond", "nodes", "– where no peak is within reach", number=True), ColumnHeading("rests on"),
-    )  # fmt: skip
+        ColumnHeading("more nodes hurt beyond", "nodes", "– where no peak is within reach", number=True),
+        ColumnHeading("rests on"),
+    )
     rows = [_build_law_row(curve, fit) for curve in curves if (fit := curve.fit)]
     return TextTable("scalability_law", "Universal scalability law", head, tuple(rows))
 
@@ -133,7 +156,10 @@ def build_law_table(curves: Sequence[ScalingCurve]) -> TextTable:
 def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
     """Return what becomes of two stages as nodes are added."""
     rows = [
-        (*_build_curve_cells(row, f"{one.law}, {one.batch}", " against ".join(one.names)), _build_text_cell(one.told))
+        (
+            *_build_curve_cells(row, f"{one.law}, {one.batch}", " against ".join(one.names)),
+            _build_text_cell(one.sentence),
+        )
         for one in found
         if (row := one.any_row)
     ]
@@ -159,12 +185,12 @@ def _build_curve_cells(row: Row, scaling: str, fixed_work: str) -> tuple[TableCe
     )
 
 
-def _build_answer_row(told: AnswerText) -> tuple[TableCell, ...]:
-    rest = (told.interval, "; ".join(told.tied), told.undecided, told.leanest, told.peak, told.failed)
+def _build_answer_row(answer: AnswerText) -> tuple[TableCell, ...]:
+    rest = (answer.interval, "; ".join(answer.tied), answer.undecided, answer.leanest, answer.peak, answer.failed)
     return (
-        _build_text_cell(told.name),
-        _build_text_cell(told.fastest or "none"),
-        TableCell(told.rate, told.tokens_per_s),
+        _build_text_cell(answer.name),
+        _build_text_cell(answer.fastest or "none"),
+        TableCell(answer.rate, answer.tokens_per_s),
         *map(_build_text_cell, rest),
     )
 
@@ -173,11 +199,11 @@ def _build_scaling_row(curve: ScalingCurve, point: CurvePoint) -> tuple[TableCel
     row = point.row
     numbers = (point.speedup, point.efficiency, point.serial_fraction)
     nodes = TableCell(f"{point.nodes}", point.nodes)
-    told = [_build_estimate_cell(number) for number in numbers]
+    cells = [_build_estimate_cell(number) for number in numbers]
     if not row["n"]:
-        told[0] = _build_text_cell(str(row["outcome"]).replace("_", " "))
+        cells[0] = _build_text_cell(str(row["outcome"]).replace("_", " "))
     what = _build_curve_cells(row, f"{curve.law}, {curve.batch}", curve.name)
-    return *what, nodes, *told, _build_text_cell(row["flags"])
+    return *what, nodes, *cells, _build_text_cell(row["flags"])
 
 
 def _build_estimate_cell(estimate: IntervalEstimate | None) -> TableCell:

@@ -32,9 +32,20 @@ from analysis.stats.compare import TOO_FEW, Comparison, Verdict
 from analysis.summary import Row
 
 COLUMNS = (
-    *WHERE, *PLACE, *TIME, *add_interval_names("tokens_per_s"), "peak_allocated_bytes", "standing", *add_interval_names("ratio"), *BASIS,
-    "pareto", *add_interval_names("memory_ratio"), "memory_verdict", "flags", "reason",
-)  # fmt: skip
+    *WHERE,
+    *PLACE,
+    *TIME,
+    *add_interval_names("tokens_per_s"),
+    "peak_allocated_bytes",
+    "standing",
+    *add_interval_names("ratio"),
+    *BASIS,
+    "pareto",
+    *add_interval_names("memory_ratio"),
+    "memory_verdict",
+    "flags",
+    "reason",
+)
 
 Place = Literal["front", "tied", "dominated", "too few repeats to tell"]
 """Front: none that needs no more memory is faster. Tied: one is, but not detectably. Dominated: detectably. Or one is,

@@ -2,7 +2,7 @@
 
 The table has a row per node count of each pair of curves, one and other: what was asked of either as `one_*` and
 `other_*`, the ratio of seconds per sample, the one's over the other's, the verdict on the one, and whether and where
-they cross in a word (found) and in a sentence (told).
+they cross in a word (found) and in a sentence.
 """
 
 import itertools
@@ -61,8 +61,8 @@ class Crossover(NamedTuple):
     @property
     def between(self) -> tuple[tuple[int, int], ...]:
         """Node counts between which the detectably faster one becomes the detectably slower one."""
-        told = [node_comparison for node_comparison in self.node_comparisons if node_comparison.verdict in _DECIDED]
-        pairs = itertools.pairwise(told)
+        decided = [node_comparison for node_comparison in self.node_comparisons if node_comparison.verdict in _DECIDED]
+        pairs = itertools.pairwise(decided)
         return tuple((one.nodes, other.nodes) for one, other in pairs if one.verdict != other.verdict)
 
     @property
@@ -76,7 +76,7 @@ class Crossover(NamedTuple):
         return "none seen" if settled else "cannot be told"
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """In words, e.g. "zero3 overtakes zero2 between 2 and 4 nodes"."""
         one, other = self.engines
         if self.found == "between":
@@ -125,9 +125,9 @@ def build_crossover_table(found: Sequence[Crossover]) -> pd.DataFrame:
 def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
     met = list(_compare_at_nodes(one, other, pace))
     compared = [node_comparison.comparison for node_comparison in met if node_comparison.comparison]
-    told = iter(verdicts(compared))
+    decided = iter(verdicts(compared))
     judged = tuple(
-        node_comparison._replace(verdict=next(told)) if node_comparison.comparison else node_comparison
+        node_comparison._replace(verdict=next(decided)) if node_comparison.comparison else node_comparison
         for node_comparison in met
     )
     names = (engines.describe_engine(one.spec, other.spec), engines.describe_engine(other.spec, one.spec))
@@ -159,9 +159,16 @@ def _group_by_engine(found: Sequence[Track]) -> dict[str, list[Track]]:
 def _build_cells(crossover: Crossover, node_comparison: NodeComparison) -> Row:
     sides = {"one": node_comparison.one or {}, "other": node_comparison.other or {}}
     return {
-        **sides["other"], **sides["one"], "nodes": node_comparison.nodes,
-        "law": crossover.law, "batch": crossover.batch, "found": crossover.found, "told": crossover.told,
+        **sides["other"],
+        **sides["one"],
+        "nodes": node_comparison.nodes,
+        "law": crossover.law,
+        "batch": crossover.batch,
+        "found": crossover.found,
+        "told": crossover.sentence,
         **dict(zip(sides, crossover.names, strict=True)),
         **{f"{side}_{name}": row.get(name) for side, row in sides.items() for name in _SIDE},
-        **build_ratio_cells("ratio", node_comparison.comparison), **build_basis_cells(node_comparison.comparison), "verdict": node_comparison.verdict,
-    }  # fmt: skip
+        **build_ratio_cells("ratio", node_comparison.comparison),
+        **build_basis_cells(node_comparison.comparison),
+        "verdict": node_comparison.verdict,
+    }

@@ -153,11 +153,17 @@ def _build_point_cells(curve: ScalingCurve, point: CurvePoint) -> Row:
 
 def _build_fit_cells(curve: ScalingCurve, fit: LawFit) -> Row:
     return {
-        **curve.points[0].row, **_build_name_cells(curve), "measured_nodes": join_numbers(fit.measured), "misfit": fit.misfit,
+        **curve.points[0].row,
+        **_build_name_cells(curve),
+        "measured_nodes": join_numbers(fit.measured),
+        "misfit": fit.misfit,
         "rejected": "yes" if fit.rejected else "no",
-        **build_interval_cells("rate_one_node", fit.rate), **build_interval_cells("contention", fit.contention), **build_interval_cells("coherency", fit.coherency),
-        **build_interval_cells("peak_nodes", fit.peak), **build_basis_cells(fit.rate),
-    }  # fmt: skip
+        **build_interval_cells("rate_one_node", fit.rate),
+        **build_interval_cells("contention", fit.contention),
+        **build_interval_cells("coherency", fit.coherency),
+        **build_interval_cells("peak_nodes", fit.peak),
+        **build_basis_cells(fit.rate),
+    }
 
 
 def _build_name_cells(curve: ScalingCurve) -> Row:

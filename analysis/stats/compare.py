@@ -68,8 +68,8 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
     runs = len(one), len(other)
     if enough(one) and enough(other):
         means, others = ([float(np.mean(run)) for run in runs] for runs in (one, other))
-        told = of_runs(one, other, level, blocked=blocked)
-        return Comparison(*told, superiority(means, others), "run", runs, _noises(means, others, blocked=blocked))
+        ratio = of_runs(one, other, level, blocked=blocked)
+        return Comparison(*ratio, superiority(means, others), "run", runs, _noises(means, others, blocked=blocked))
     steps, others = ([step for run in runs for step in run] for runs in (one, other))
     return Comparison(*of_steps(steps, others, level), superiority(steps, others), "step", runs)
 
@@ -90,8 +90,8 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
     """
     known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p for one in known]
-    told = iter(corrected(gaps, [one.noises for one in known], own))
-    return [_verdict(one.ratio, next(told), level) if one.decides else TOO_FEW for one in comparisons]
+    judged = iter(corrected(gaps, [one.noises for one in known], own))
+    return [_verdict(one.ratio, next(judged), level) if one.decides else TOO_FEW for one in comparisons]
 
 
 def _noises(one: Sequence[float], other: Sequence[float], *, blocked: bool) -> tuple[Noise, ...]:

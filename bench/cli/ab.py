@@ -41,7 +41,7 @@ from bench.spec import RunSpec
 _SMALL = {
     "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
 }  # fmt: skip
-"""Of the smoke study, where nothing else is asked for."""
+"""Of the smoke study, where nothing else is chosen for."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,16 +75,16 @@ def run(args: argparse.Namespace) -> int:
         across += ["versions", "container"] if a.environment or b.environment else []
         stages = rounds.looks(args.rounds, args.most_rounds or args.rounds)
         turns = rounds.order_runs(stages[-1], args.seed)
-        asked = argparse.Namespace(**vars(args) | {
+        chosen = argparse.Namespace(**vars(args) | {
             "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
             "exact": True, "paired": True, "looks": len(stages),
         })  # fmt: skip
         for done, until in zip([0, *stages], stages, strict=False):
             well = rounds.run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
-            if not well or until == stages[-1] or _load_compare().judge(asked).verdict != "INCONCLUSIVE":
+            if not well or until == stages[-1] or _load_compare().judge(chosen).verdict != "INCONCLUSIVE":
                 break
     print(results, file=sys.stderr)
-    code: int = _load_compare().run(asked)
+    code: int = _load_compare().run(chosen)
     return code
 
 

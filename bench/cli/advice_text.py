@@ -150,7 +150,8 @@ def list_caveats(answer: Answer) -> list[str]:
     if better_but_less_sure := advice.better_but_less_sure:
         by = format_percent(compute_extra_share(winner, better_but_less_sure, per_device=advice.question.per_device))
         lines.append(
-            f"Foretold to take less, but less sure: {better_but_less_sure.spec.engine.name}, {describe_choice(better_but_less_sure.spec)}: {by}."
+            f"Foretold to take less, but less sure: {better_but_less_sure.spec.engine.name}, "
+            f"{describe_choice(better_but_less_sure.spec)}: {by}."
         )
     if (better := advice.perhaps) is not None:
         lines.append(
@@ -183,7 +184,8 @@ def _list_ties(advice: Advice) -> list[str]:
 def _list_search_ends(axes: Axes, winner: Choice) -> Iterator[str]:
     max_nodes = max(axes.nodes)
     if len(axes.nodes) > 1 and winner.spec.nodes == max_nodes:
-        yield f"Searched up to {format_count(max_nodes, 'node')}: say nodes={max_nodes},{2 * max_nodes} to look further."
+        more = f"nodes={max_nodes},{2 * max_nodes}"
+        yield f"Searched up to {format_count(max_nodes, 'node')}: say {more} to look further."
 
 
 def _list_batch_caveats(winner: Choice) -> Iterator[str]:

@@ -152,8 +152,8 @@ def _format_verdict(one: Prediction, needed: MemoryPrediction) -> str:
     micro, machine = one.largest_micro_batch(), one.point.composed.machine
     if micro and machine.memory_bytes:
         lines.append(
-            f"{machine.name} has {format_gigabytes(machine.memory_bytes)} GB: {_format_fits(one)}. Largest micro-batch: "
-            f"{micro.surely or 'none'} surely, {micro.perhaps or 'none'} perhaps."
+            f"{machine.name} has {format_gigabytes(machine.memory_bytes)} GB: {_format_fits(one)}. "
+            f"Largest micro-batch: {micro.surely or 'none'} surely, {micro.perhaps or 'none'} perhaps."
         )
     doubt = _DOUBT
     if one.device == "cuda":

@@ -84,7 +84,8 @@ class PredictionText:
             unknown = f", {len(runs) - len(known)} unknown" if len(known) < len(runs) else ""
             yield f"predicted: {_format_range(low, high)} node-hours for {format_count(len(known), 'point')}{unknown}"
         if left := len(self._sweep.order) - len(runs):
-            yield f"predicted far out of memory: {format_count(left, 'point')} recorded as infeasible; --no-prune runs all"
+            points = format_count(left, "point")
+            yield f"predicted far out of memory: {points} recorded as infeasible; --no-prune runs all"
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:

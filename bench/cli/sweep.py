@@ -28,8 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="measure also what a smaller micro-batch or a prediction says cannot fit",
     )
     options.add_autopilot(parser)
-    told = "at most N of the sweep's jobs in the queue"
-    parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=told)
+    help_text = "at most N of the sweep's jobs in the queue"
+    parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=help_text)
     parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
     parser.add_argument("--begin", metavar="WHEN", help="start no job before, as the scheduler takes it: 20:00")
 

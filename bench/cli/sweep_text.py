@@ -123,7 +123,8 @@ def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bo
             }
         )
     lines = [
-        f"job {number}: {format_count(len(job.points), 'point')}, {format_count(job.nodes, 'node')} × {job.devices_per_node}, "
+        f"job {number}: {format_count(len(job.points), 'point')}, "
+        f"{format_count(job.nodes, 'node')} × {job.devices_per_node}, "
         f"at most {job.time_limit_min} min{' each' if job.mode == 'array' else ''}  {folder / jobs.FOLDER / job.name}"
         for job, number in done.submitted
     ]

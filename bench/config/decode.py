@@ -125,7 +125,8 @@ def _check_model(spec: RunSpec) -> None:
     shape = decode_cached(family.Shape, spec.model.shape)
     read = family.token_kinds(shape)
     if tuple(spec.sequence) != read:
-        rule = f"a model of family {spec.model.family} learns from {_format_tokens(read)}, it gives {_format_tokens(spec.sequence)}"
+        given = _format_tokens(spec.sequence)
+        rule = f"a model of family {spec.model.family} learns from {_format_tokens(read)}, it gives {given}"
         known = objectives.list_matching(read)
         raise UserError(
             f"objective={spec.objective}", rule, suggest_nearest("", known) if known else "choose another model"

@@ -148,9 +148,17 @@ def _run_swept(session: StudySession, name: str, *overrides: str) -> bool:
 
 
 PARTS: dict[str, Callable[[StudySession], bool]] = {
-    "check": run_tests, "sweep": run_sweep, "tuning": run_tuning, "plain": run_plain_loops, "repeats": run_repeats, "rehearsals": run_rehearsals,
-    "overhead": measure_overhead, "calibrate": run_calibration, "xxl": run_xxl, "report": write_reports,
-}  # fmt: skip
+    "check": run_tests,
+    "sweep": run_sweep,
+    "tuning": run_tuning,
+    "plain": run_plain_loops,
+    "repeats": run_repeats,
+    "rehearsals": run_rehearsals,
+    "overhead": measure_overhead,
+    "calibrate": run_calibration,
+    "xxl": run_xxl,
+    "report": write_reports,
+}
 """By name, in the order in which they are worth most to somebody whose time may end."""
 
 

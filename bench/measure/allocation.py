@@ -26,9 +26,8 @@ def check(places: Sequence[RankPlace], nodelist: str) -> None:
     first, *others = places
     for place in others:
         if place[1:] != first[1:]:
-            raise Refused(
-                f"{place.host} is of job {_format_place(place)}, and the first node {first.host} of {_format_place(first)}"
-            )
+            reason = f"{place.host} is of job {_format_place(place)}, and the first node {first.host} of "
+            raise Refused(reason + _format_place(first))
     if strangers := find_foreign(tuple(dict.fromkeys(place.host for place in places)), nodelist):
         raise Refused(f"{', '.join(strangers)} is not of this job's allocation, which has {nodelist}")
 

@@ -25,11 +25,11 @@ def throttled_s(root: Path = Path("/")) -> float | None:
     around it, in seconds added up over cores; None where no group counts it."""
     found = []
     for folder in _around("cpu", root):
-        told = _numbers(folder / "cpu.stat")
-        if "throttled_usec" in told:
-            found.append(told["throttled_usec"] / 1e6)
-        elif "throttled_time" in told:
-            found.append(told["throttled_time"] / 1e9)
+        counters = _numbers(folder / "cpu.stat")
+        if "throttled_usec" in counters:
+            found.append(counters["throttled_usec"] / 1e6)
+        elif "throttled_time" in counters:
+            found.append(counters["throttled_time"] / 1e9)
     return max(found, default=None)
 
 

@@ -11,7 +11,7 @@ from bench.measure import devices
 from bench.record import DeviceUse
 
 
-class Watch:
+class DeviceWatch:
     """Looks at a device between the blocks of a window: each look takes about a millisecond, off the clock."""
 
     def __init__(self, rank: int, uuid: str, own: Collection[int]) -> None:
@@ -31,10 +31,10 @@ class Watch:
 
     def look(self) -> None:
         """Between two blocks."""
-        told = devices.state(self._uuid)
-        self._clocks += [told["sm_clock_mhz"]] if told["sm_clock_mhz"] is not None else []
-        self._temperatures += [told["temperature_c"]] if told["temperature_c"] is not None else []
-        self._used += [told["used_bytes"]] if told["used_bytes"] is not None else []
+        state = devices.state(self._uuid)
+        self._clocks += [state["sm_clock_mhz"]] if state["sm_clock_mhz"] is not None else []
+        self._temperatures += [state["temperature_c"]] if state["temperature_c"] is not None else []
+        self._used += [state["used_bytes"]] if state["used_bytes"] is not None else []
 
     def close(self) -> tuple[DeviceUse, float | None, float | None]:
         """Return what the device did since `open`, the energy that it has used in joules, and over how many seconds."""

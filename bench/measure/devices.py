@@ -64,8 +64,8 @@ def others(device: int | str, own: Collection[int]) -> Others:
         return Others()
     if any(process.pid in own for process in found) or not found:
         foreign = [process for process in found if process.pid not in own]
-        told = [process.usedGpuMemory for process in foreign]
-        return Others(len(foreign), None if None in told else sum(told))
+        used = [process.usedGpuMemory for process in foreign]
+        return Others(len(foreign), None if None in used else sum(used))
     return Others(len(found) - 1, 0 if len(found) == 1 else None)
 
 
@@ -73,7 +73,7 @@ def throttled_s(device: int | str) -> dict[str, float]:
     """Return for how long a device has been held back so far, in seconds by reason: `power` by its power cap, `thermal`
     by its temperature."""
     reasons = {"power": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
-    told = {
+    values = {
         reason: _ask_device(
             device,
             lambda nvml, handle, policy=policy: (  # type: ignore[misc]
@@ -82,14 +82,14 @@ def throttled_s(device: int | str) -> dict[str, float]:
         )
         for reason, policy in reasons.items()
     }
-    return {reason: seconds for reason, seconds in told.items() if seconds is not None}
+    return {reason: seconds for reason, seconds in values.items() if seconds is not None}
 
 
 def state(device: int | str) -> dict[str, float | None]:
     """Return how a device is now: its clock in MHz, its temperature in °C, its memory in use by all in bytes."""
-    asked = {name: _QUESTIONS[name] for name in ("sm_clock_mhz", "temperature_c")}
-    asked["used_bytes"] = lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
-    return {name: _ask_device(device, question) for name, question in asked.items()}
+    questions = {name: _QUESTIONS[name] for name in ("sm_clock_mhz", "temperature_c")}
+    questions["used_bytes"] = lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
+    return {name: _ask_device(device, question) for name, question in questions.items()}
 
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {

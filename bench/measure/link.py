@@ -38,7 +38,7 @@ def measure_link(device: torch.device, spec: RunSpec) -> Link:
     if world == 1:
         return link
     tensor = torch.ones(size // 4, device=device)
-    seconds, told = [], dict[str, Any]()
+    seconds, fields = [], dict[str, Any]()
     dist.barrier()
     before = transport.sent_bytes()
     for _ in range(_REPEATS + 1):
@@ -49,12 +49,12 @@ def measure_link(device: torch.device, spec: RunSpec) -> Link:
         seconds.append(time.perf_counter() - begin)
         tensor.fill_(1.0)
     seconds.pop(0)  # opens the connections
-    told["bus_bytes_per_s"] = 2 * (world - 1) / world * size / statistics.median(seconds)
+    fields["bus_bytes_per_s"] = 2 * (world - 1) / world * size / statistics.median(seconds)
     if spec.nodes > 1:
-        told |= _carried(before, spec, size)
+        fields |= _carried(before, spec, size)
         ranks = probe_ranks(device, spec)
-        told |= {"ranks_bytes_per_s": ranks, "nodes_bytes_per_s": ranks[:: spec.devices_per_node]}
-    return link.model_copy(update=told)
+        fields |= {"ranks_bytes_per_s": ranks, "nodes_bytes_per_s": ranks[:: spec.devices_per_node]}
+    return link.model_copy(update=fields)
 
 
 def _carried(before: dict[str, int], spec: RunSpec, payload_bytes: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Whereabouts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class LoadReading:
     """What the kernel has counted up to a moment, in seconds."""
 
     at: float  # monotonic
@@ -66,7 +66,7 @@ class Monitor:
         self._sessions = {rank.session for rank in near}
         self._cores = {core for rank in near for core in rank.cores}
 
-    def read(self) -> Reading | None:
+    def read(self) -> LoadReading | None:
         """Return what is counted up to now: some milliseconds' work; None on a system that does not tell."""
         try:
             cores = list(_processors(self._root, self._cores))
@@ -74,12 +74,12 @@ class Monitor:
         except (OSError, ValueError):
             return None
         idle, used, stolen = (sum(times) for times in zip(*cores, strict=True)) if cores else (0.0, 0.0, 0.0)
-        pressure = {name: told for name in _RESOURCES if (told := _pressure_s(self._root, name)) is not None}
+        pressure = {name: seconds for name in _RESOURCES if (seconds := _pressure_s(self._root, name)) is not None}
         held = throttled_s(self._root)
-        return Reading(time.monotonic(), len(cores), idle, used, stolen, own, pressure, held)
+        return LoadReading(time.monotonic(), len(cores), idle, used, stolen, own, pressure, held)
 
 
-def between(node: int, before: Reading | None, after: Reading | None) -> NodeLoad | None:
+def between(node: int, before: LoadReading | None, after: LoadReading | None) -> NodeLoad | None:
     """Return what others took between two readings; None where there are none."""
     if before is None or after is None or after.at <= before.at:
         return None

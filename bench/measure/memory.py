@@ -115,16 +115,16 @@ def shortage(device: torch.device, error: BaseException, others_bytes: int | Non
     """Return what fills a GPU as a rank runs out of its memory, in bytes, and what was lacking: `asked` by the
     allocation that failed, in its exception's own words, of which `free` was there. `others` is somebody else's."""
     compiler_output = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", str(error))
-    asked = (
+    wanted = (
         round(float(compiler_output[1]) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(compiler_output[2]))
         if compiler_output
         else None
     )
     free, total = torch.cuda.mem_get_info(device)
     return {
-        "asked_bytes": asked,
+        "asked_bytes": wanted,
         "free_bytes": free,
-        "lacking_bytes": max(0, asked - free) if asked is not None else None,
+        "lacking_bytes": max(0, wanted - free) if wanted is not None else None,
         "total_bytes": total,
         "allocated_bytes": torch.cuda.memory_allocated(device),
         "reserved_bytes": torch.cuda.memory_reserved(device),

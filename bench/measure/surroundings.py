@@ -33,8 +33,8 @@ class Surroundings:
         self._rank, self._node, self._uuid = rank, node, uuid
         self._ranks: list[Whereabouts] = peers.broadcast(peers.gather(Whereabouts.of_this_process()))
         self._monitor = Monitor(self._ranks) if watches_node else None
-        self._opened: load.Reading | None = None
-        self._use = device_use.Watch(rank, uuid, self._numbers()) if uuid else None
+        self._opened: load.LoadReading | None = None
+        self._use = device_use.DeviceWatch(rank, uuid, self._numbers()) if uuid else None
 
     def wait_until_quiet(self, within_s: float, peers: Peers, still_here: Callable[[], None]) -> None:
         """Return once others take less of every node than makes a run `busy`; raise Refused where they do not within
@@ -45,8 +45,8 @@ class Surroundings:
             before = self._read()
             time.sleep(_LOOK_S)
             seen = load.between(self._node, before, self._read())
-            found = [told for told in peers.gather(seen) if told is not None]
-            noisy = [told for told in found if (taken(told) or 0.0) > BUSY_SHARE]
+            found = [seen_load for seen_load in peers.gather(seen) if seen_load is not None]
+            noisy = [seen_load for seen_load in found if (taken(seen_load) or 0.0) > BUSY_SHARE]
             why = f"others take {100 * (taken(noisy[0]) or 0):.0f} % of node {noisy[0].node}" if noisy else ""
             why, over = peers.broadcast((why, time.monotonic() >= until))
             if not why:
@@ -81,5 +81,5 @@ class Surroundings:
         here = Whereabouts.of_this_process()
         return {rank.session for rank in self._ranks if rank[:2] == here[:2]} | {os.getpid()}
 
-    def _read(self) -> load.Reading | None:
+    def _read(self) -> load.LoadReading | None:
         return self._monitor.read() if self._monitor else None

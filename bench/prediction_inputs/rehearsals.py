@@ -64,12 +64,12 @@ class RehearsalCase(NamedTuple):
 def list_cases() -> Iterator[RehearsalCase]:
     """Every stage and world size."""
     small, large, checkpointed = (1, False), (4, False), (4, True)
-    asked = [
+    combinations = [
         (3, "small", small), (3, "small", checkpointed), (3, "ample", large),
         (2, "small", small), (2, "small", checkpointed), (1, "small", large), (0, "small", small),
     ]  # fmt: skip
     for shape, precision, ranks in itertools.product(SHAPES, ("bf16", "fp32"), (1024, 64, 8, 1, 2, 512)):
-        for stage, buckets, (micro, checkpointing) in asked:
+        for stage, buckets, (micro, checkpointing) in combinations:
             yield RehearsalCase(stage, precision, ranks, micro, checkpointing, shape, buckets)
 
 

@@ -36,9 +36,9 @@ def prepare(
 ) -> Iterator[Check]:
     """Stage what a study's points need, then check it, or only check; return the findings, which are made as they are
     read. Raises UserError at once for what contradicts itself."""
-    chosen, asked = _points(study, overrides, config_dir)
-    wanted = collect_needs(asked, architectures(build_for, asked[0]))
-    image = outside_of(asked[0])
+    chosen, requests = _points(study, overrides, config_dir)
+    wanted = collect_needs(requests, architectures(build_for, requests[0]))
+    image = outside_of(requests[0])
     if image and offline:
         rule = f"jobs run in {image}, and this is outside of it"
         raise UserError("--offline", rule, "leave it out: then a job is written that checks inside")
@@ -47,10 +47,10 @@ def prepare(
     modes: tuple[StagerMode, ...] = ("check",) if offline else ("stage",) if image else ("stage", "check")
 
     def findings() -> Iterator[Check]:
-        complete = yield from _staged(modes, wanted, asked[0], follow)
-        if complete and not offline and launchers.load(asked[0].launcher).QUEUES:
+        complete = yield from _staged(modes, wanted, requests[0], follow)
+        if complete and not offline and launchers.load(requests[0].launcher).QUEUES:
             folder = (results / chosen.name / "prepare" / "node").resolve()  # as deep as the folder of any other job
-            yield _write_job(folder, _words(study, overrides, config_dir, folder), chosen.name, asked[0], image)
+            yield _write_job(folder, _words(study, overrides, config_dir, folder), chosen.name, requests[0], image)
 
     return findings()
 
@@ -58,16 +58,18 @@ def prepare(
 def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None) -> tuple[Study, list[Request]]:
     """Return every point of the study or of the comma lists, its control point included."""
     chosen, given = find_study(study, overrides, config_dir, "prepare")
-    asked = [point.asked for point in compose.compose_points(chosen, given, config_dir, target.find_device).points]
+    requests = [
+        point.composed for point in compose.compose_points(chosen, given, config_dir, target.find_device).points
+    ]
     if control := list_control_pairs(chosen, given):
-        asked.append(compose.compose_request(control, config_dir))
-    if len({request.launcher_options.model_dump_json() for request in asked}) > 1:
+        requests.append(compose.compose_request(control, config_dir))
+    if len({request.launcher_options.model_dump_json() for request in requests}) > 1:
         raise UserError("launcher", "points have several", "call prepare once for each")
-    return chosen, asked
+    return chosen, requests
 
 
 def _staged(
-    modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], asked: Request, follow: Callable[[str], None]
+    modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[str], None]
 ) -> Generator[Check, None, bool]:
     """Yield what staging and checking find, each thing once; return whether nothing was missing after staging. What
     cannot be staged need not be checked."""
@@ -75,7 +77,7 @@ def _staged(
     for mode in modes:
         found: set[Check] = set()
         for kind in wanted:
-            for finding in process.run_checks(mode, kind, python(asked), variables(mode, asked), follow):
+            for finding in process.run_checks(mode, kind, python(request), variables(mode, request), follow):
                 if finding not in found:  # kinds of node share much
                     found.add(finding)
                     yield finding
@@ -96,10 +98,10 @@ def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None
     return ("prepare", *named, *format_overrides(overrides), "--offline", *elsewhere)
 
 
-def _write_job(folder: Path, words: tuple[str, ...], study: str, asked: Request, image: str | None) -> Check:
+def _write_job(folder: Path, words: tuple[str, ...], study: str, request: Request, image: str | None) -> Check:
     """Write the job that checks where runs will be, with all that a site file says of it; return how to submit it."""
     work = Work(f"{study}-prepare", folder, "bench.cli", words, devices_per_node=1, time_limit_min=_NODE_MIN)
-    plan = launchers.load(asked.launcher).plan(work, asked.launcher_options)
+    plan = launchers.load(request.launcher).plan(work, request.launcher_options)
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in plan.files.items():
         store.write_atomically(path, text.encode(errors="surrogateescape"))

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import data, engines, launchers
+from bench import data, engines, extensions, launchers
 from bench.config.compose import Request
 from bench.errors import UserError
-from bench.preparation import extensions
 from bench.preparation.process import StagerMode
 from bench.preparation.staging import StagingNeeds
 from bench.scheduling import JobSetup, SchedulingOptions
@@ -20,18 +19,18 @@ from bench.sweep.planning import target
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
-def collect_needs(asked: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
+def collect_needs(requests: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
     """Return what points need by kind of node, each thing once."""
     kinds: dict[tuple[str, tuple[str, ...]], dict[str, list[RunSpec]]] = {}
     seen = set()
-    for request in asked:
+    for request in requests:
         operations = engines.facts(request.spec).compiled_ops
         kind = kinds.setdefault((_device(request), operations), {"data": [], "models": []})
         for part, key in _keys(request.spec).items():
             if key not in seen:
                 seen.add(key)
                 kind[part].append(request.spec)
-    elsewhere = launchers.load(asked[0].launcher).QUEUES
+    elsewhere = launchers.load(requests[0].launcher).QUEUES
     found = []
     for (device, names), specs in kinds.items():
         every = architectures if extensions.has_gpu_kernel(names, device) else (None,)
@@ -48,27 +47,27 @@ def _keys(spec: RunSpec) -> dict[str, str]:
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
 
 
-def _device(asked: Request) -> str:
-    return target.find_device(asked) or _setup(asked).device or "cpu"
+def _device(request: Request) -> str:
+    return target.find_device(request) or _setup(request).device or "cpu"
 
 
-def _setup(asked: Request) -> JobSetup:
+def _setup(request: Request) -> JobSetup:
     """Return what the jobs' commands run in; where there are no jobs, nothing but what is here."""
-    launcher, options = launchers.load_queueing(asked.launcher), asked.launcher_options
+    launcher, options = launchers.load_queueing(request.launcher), request.launcher_options
     return launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
 
 
-def outside_of(asked: Request) -> str | None:
+def outside_of(request: Request) -> str | None:
     """Return the container image of the jobs, unless this runs in one already."""
-    return None if extensions.IMAGE in os.environ else _setup(asked).image
+    return None if extensions.IMAGE in os.environ else _setup(request).image
 
 
-def architectures(listed: Sequence[str] | None, asked: Request) -> list[str | None]:
+def architectures(listed: Sequence[str] | None, request: Request) -> list[str | None]:
     """Return the GPU architectures to build for; None is that of the GPU here."""
     if listed is None:
         return [None]
     given = f"--arch {','.join(listed)}"
-    available = variables("check", asked)
+    available = variables("check", request)
     if variable := available.get(extensions.ARCHITECTURES):
         rule = f"jobs will find {extensions.ARCHITECTURES}={variable} in their environment, and build for that"
         raise UserError(given, rule, "unset the variable, or leave --arch out")
@@ -80,18 +79,18 @@ def architectures(listed: Sequence[str] | None, asked: Request) -> list[str | No
     return [*listed]
 
 
-def variables(mode: StagerMode, asked: Request) -> dict[str, str]:
+def variables(mode: StagerMode, request: Request) -> dict[str, str]:
     """Return the environment in which to stage or check: that of a job, with or without a network."""
-    given = _setup(asked).variables
+    given = _setup(request).variables
     offline = dict.fromkeys(_OFFLINE, "1")
     if mode == "check":
         return dict(os.environ) | given | offline
     return dict(os.environ) | {name: value for name, value in given.items() if name not in offline}
 
 
-def python(asked: Request) -> tuple[str, ...]:
+def python(request: Request) -> tuple[str, ...]:
     """Return the jobs' own Python where it can be named from here: not in a container, and not found by modules."""
-    setup = _setup(asked)
+    setup = _setup(request)
     command = setup.python
     if not command or not Path(command[0]).is_absolute() or setup.image:
         return (sys.executable,)

@@ -20,11 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from bench import data, models
+from bench import data, extensions, models
 from bench.checks import Check
 from bench.errors import UserError
 from bench.measure.environment import read_version
-from bench.preparation import extensions
 from bench.spec import Frozen, RunSpec
 
 _LIBRARIES = ("torch", "transformers", "datasets", "deepspeed")

@@ -1,8 +1,8 @@
 """Ranks forked from a process that has done their imports: a point of a packed job costs little beside its steps.
 
-`python -m bench.runtime.fork_server DESCRIPTOR DEVICE`, started by a supervisor, which asks for ranks over the socket of that
-number. This process imports, and touches neither a device nor a tensor: one tensor operation here would start threads
-that no child inherits, and every child would hang.
+`python -m bench.runtime.fork_server DESCRIPTOR DEVICE`, started by a supervisor, which asks for ranks over
+the socket of that number. This process imports, and touches neither a device nor a tensor: one tensor operation here
+would start threads that no child inherits, and every child would hang.
 """
 
 import contextlib

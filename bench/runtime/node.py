@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import engines
+from bench import engines, extensions
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, SharedHeartbeat, strip_folders
 from bench.measure.environment import find_device_kind
 from bench.measure.failures import count_oom_kills
-from bench.preparation import extensions
 from bench.processes import build_module_command
 from bench.record import Circumstance
 from bench.runtime.outcome import RankState

@@ -164,5 +164,5 @@ class AgentClient:
         while self._connection.sending and time.monotonic() < until:
             time.sleep(_FLUSH_S / 100)
             self._connection.flush()
-        self._connection.take()  # a connection closed with something unread is reset, and loses what is still on its way
+        self._connection.take()  # a connection closed with something unread is reset, and loses what is on its way
         self._connection.close()

@@ -81,7 +81,7 @@ class StudySnapshot(NamedTuple):
     folder: Path
     tried: dict[str, list[store.RunAttempt]]  # by config_id
     open: dict[RunKey, list[UnfinishedAttempt]]
-    jobs: list[jobs.Submitted]
+    jobs: list[jobs.SubmittedJob]
     unreadable: list[store.Unreadable]  # files that count as not there, and folders
 
     def of(self, key: RunKey) -> list[store.RunAttempt]:

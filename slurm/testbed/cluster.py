@@ -27,7 +27,7 @@ _PACKAGE = {  # which Debian package has the program
 
 
 def refuse_without_programs() -> None:
-    """Raise `Refused` naming the Debian packages that are not installed."""
+    """Raise `RefusedCommand` naming the Debian packages that are not installed."""
     missing = sorted({package for program, package in _PACKAGE.items() if not shutil.which(program)})
     if missing:
         raise RefusedCommand(

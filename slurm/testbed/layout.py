@@ -75,7 +75,7 @@ class Layout:
         return "127.0.0.1 localhost\n" + "".join(f"{self.address(name)} {name}\n" for name in self.machines)
 
     def check(self) -> None:
-        """Raise `Refused` for the first option that cannot work."""
+        """Raise `RefusedCommand` for the first option that cannot work."""
         check_name(self.name)
         check_shape(self.rate, self.burst)
         for option in fields(self):
@@ -103,7 +103,7 @@ class Layout:
 
 
 def check_name(name: str) -> None:
-    """Raise `Refused` for a name that could clash with another testbed's, or is too long.
+    """Raise `RefusedCommand` for a name that could clash with another testbed's, or is too long.
 
     All names are made of this one, which ends with a letter, and a number; the kernel takes 15 characters for an
     interface, and 64 nodes need two digits.
@@ -113,13 +113,13 @@ def check_name(name: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `Refused` for a folder that slurm.conf or a socket's path, of 108 characters at most, cannot hold."""
+    """Raise `RefusedCommand` for a folder that slurm.conf or a path of 108 characters (a socket) cannot hold."""
     if not re.fullmatch(r"[A-Za-z0-9_./+-]{1,80}", str(folder)):
         raise RefusedCommand(f"--dir {folder}", "must be at most 80 letters, digits and any of _ . / + -")
 
 
 def check_shape(rate: str, burst: str) -> None:
-    """Raise `Refused` unless the kernel's token bucket takes this rate and burst; the rate `none` shapes nothing."""
+    """Raise `RefusedCommand` unless the kernel takes this rate and burst; the rate `none` shapes nothing."""
     if rate != "none" and not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+)?[kmg]bit", rate):
         raise RefusedCommand(
             f"--rate {rate}", "must be a number with kbit, mbit or gbit, or none", "for example 400mbit"

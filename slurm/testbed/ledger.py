@@ -71,7 +71,7 @@ def create(folder: Path, layout: Layout) -> Ledger:
 
 
 def read(folder: Path) -> Ledger:
-    """Return a testbed's ledger; raises `Refused` where there is none, or one that root did not write."""
+    """Return a testbed's ledger; raises `RefusedCommand` where there is none, or one that root did not write."""
     try:
         owner = folder.stat().st_uid  # /tmp is everybody's: a stranger's ledger must not tell root what to kill
         state = json.loads((folder / _FILE).read_text())

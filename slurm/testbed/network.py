@@ -29,7 +29,7 @@ def _run(*command: str) -> str:
 
 
 def refuse_existing(layout: Layout) -> None:
-    """Raise `Refused` if anything that would be made is there already."""
+    """Raise `RefusedCommand` if anything that would be made is there already."""
     used = [f"namespace {name}" for name in layout.machines if (_ROOT / name).exists()]
     used += [f"folder {_ETC / name}" for name in layout.machines if (_ETC / name).exists()]
     if Path("/sys/class/net", layout.login_interface).exists():

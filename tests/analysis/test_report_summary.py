@@ -129,7 +129,7 @@ def test_the_studies_are_quoted_in_their_own_words_and_a_price_makes_costs() -> 
     record = at("ddp", 0.1)
     asking = record.model_copy(update={"circumstance": type(record.circumstance).model_validate(around)})
     found: ReportFindings = compute_findings(results(asking), price=3.6)
-    assert found.asked == ("Which?",)
+    assert found.questions == ("Which?",)
     # 400 tokens/s on 2 devices at 3.6 an hour: 0.002 a second, 5 for a million
     assert [row["cost_per_million_tokens"] for row in found.rows] == [pytest.approx(5.0)]
     assert found.summary["cost_per_million_tokens"].tolist() == [pytest.approx(5.0)]

@@ -86,7 +86,8 @@ def test_nothing_is_begun_when_the_time_is_over_and_what_runs_is_ended_in_good_o
     composed = tmp_path / "asked"
     program = (
         "import pathlib, signal, sys, time\n"
-        f"signal.signal(signal.SIGINT, lambda *_: (pathlib.Path({str(composed)!r}).write_text('to end'), sys.exit(1)))\n"
+        f"composed = pathlib.Path({str(composed)!r})\n"
+        "signal.signal(signal.SIGINT, lambda *_: (composed.write_text('to end'), sys.exit(1)))\n"
         "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\n"
         "time.sleep(60)"
     )

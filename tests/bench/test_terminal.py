@@ -10,7 +10,7 @@ import pytest
 
 from bench import terminal
 from bench.spec import MeasureSpec
-from bench.sweep.local.watching import Watch
+from bench.sweep.local.watching import AttemptWatch
 from bench.terminal import Progress
 
 
@@ -69,12 +69,12 @@ def test_a_log_gets_no_progress() -> None:
 
 def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
     protocol = MeasureSpec(warmup_max_steps=10, min_steps=5, max_steps=20, max_s=1000)
-    watch = Watch(Path("nowhere"), protocol)
+    watch = AttemptWatch(Path("nowhere"), protocol)
     assert watch.of_step(0, 100.0, "steps") == Progress("steps 0")
     # 30 steps of half a second at most, ten of them made
     assert watch.of_step(10, 105.0, "steps") == Progress("steps 10", pytest.approx(1 / 3), "at most 10 s left")
     # a slow one: its window is over after two seconds
-    watch = Watch(Path("nowhere"), protocol.model_copy(update={"max_s": 2.0}))
+    watch = AttemptWatch(Path("nowhere"), protocol.model_copy(update={"max_s": 2.0}))
     watch.of_step(0, 0.0, "fetch")
     assert watch.of_step(10, 10.0, "fetch") == Progress("fetch 10", pytest.approx(10 / 12), "at most 2 s left")
     assert watch.of_step(20, 20.0, "fetch") == Progress("fetch 20", 0.99, "at most 0 s left"), "it goes on all the same"

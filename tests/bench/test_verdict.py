@@ -118,7 +118,7 @@ def test_host_memory_that_cannot_be_pinned_is_none_of_the_devices() -> None:
 LOSES_ITS_LOADER = """
 import multiprocessing, os, signal
 from torch.utils.data import DataLoader
-from bench.measure.failures import outcome_of
+from bench.measure.failures import classify_error
 batches = iter(DataLoader(range(10**9), num_workers=1, multiprocessing_context="fork"))
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises wherever the process stands just then
 try:
@@ -127,7 +127,7 @@ try:
     while True:
         next(batches)
 except Exception as error:
-    print(*(outcome_of(error, kills)[0] for kills in (0, 1)), flush=True)
+    print(*(classify_error(error, kills)[0] for kills in (0, 1)), flush=True)
     os._exit(0)
 """
 

@@ -18,7 +18,7 @@ from torch.nn import Module, ModuleList, Parameter
 from bench.engines import trained
 from bench.engines.fsdp import checkpoint, shards
 from bench.engines.fsdp.options import Options, options_of, shard_ranks
-from bench.engines.fsdp.update import Update
+from bench.engines.fsdp.update import ShardedUpdate
 from bench.engines.precision import torch_dtype
 from bench.spec import RunSpec
 
@@ -60,7 +60,7 @@ class FullyShardedEngine:
         self._spec, self._options = spec, options
         self._module: Any = _divided(module, spec, options)
         self._copies = spec.data_parallel // shard_ranks(options, spec)
-        self._update = Update(trained(module), spec.optimizer)
+        self._update = ShardedUpdate(trained(module), spec.optimizer)
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses, count = [], self._spec.accumulation

@@ -16,7 +16,7 @@ SMALLEST = 1e-6
 """What torch.nn.utils.clip_grads_with_norm_ adds to a norm before it divides by it."""
 
 
-class Update:
+class ShardedUpdate:
     """Updates `parameters` from their gradients, which FSDP has reduced and divided as it divided them."""
 
     def __init__(self, parameters: Sequence[Parameter], optimizer: OptimizerSpec) -> None:

@@ -47,8 +47,8 @@ def check(shape: Shape, spec: RunSpec) -> None:
         f"model.compile={model.compile}": model.compile != "none",
         f"model.attention={model.attention}": model.attention == "flex",
     }
-    for value, asked in ours.items():
-        if asked:
+    for value, wanted in ours.items():
+        if wanted:
             raise UserError(value, f"a model of {family} is built by transformers, which lacks it", "leave it out")
     positions = model.shape.get("max_position_embeddings", model.shape.get("n_positions"))
     for kind, length in spec.sequence.items():

@@ -67,8 +67,8 @@ def _interpolate(shapes: CalibratedShapes, products: tuple[Matmul, ...]) -> floa
     """Return the seconds of `products` at the rates of their nearest calibrated shapes, all at once."""
     if not products:
         return 0.0
-    asked = np.log2([product[:3] for product in products])
-    distance = ((asked[:, None, :] - shapes.sizes) ** 2).sum(axis=2)
+    wanted = np.log2([product[:3] for product in products])
+    distance = ((wanted[:, None, :] - shapes.sizes) ** 2).sum(axis=2)
     nearest = distance.argsort(axis=1)[:, :NEIGHBOURS]
     weights = 1 / np.maximum(np.take_along_axis(distance, nearest, 1), 1e-6)  # a calibrated shape outweighs others
     rates = 2 ** ((shapes.rates[nearest] * weights).sum(axis=1) / weights.sum(axis=1))

@@ -13,7 +13,7 @@ from bench.launching import Work
 from bench.record import Outcome, RunRecord
 from bench.sweep.definition import RequestedRun
 from bench.sweep.local import lock
-from bench.sweep.local.watching import Watch
+from bench.sweep.local.watching import AttemptWatch
 from bench.terminal import Progress
 
 _POLL_S = 0.1
@@ -60,7 +60,7 @@ def _measure(
     launcher = launchers.load_starting(str(options.pop("name")))
     work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))
     handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
-    interrupted, watch = False, Watch(folder, requested.spec.measure)
+    interrupted, watch = False, AttemptWatch(folder, requested.spec.measure)
     while not launcher.poll(handle):
         try:
             time.sleep(_POLL_S)

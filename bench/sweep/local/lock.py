@@ -68,7 +68,8 @@ def _holder(file: IO[str]) -> str:
     """Return who has the lock, as far as it has said so."""
     try:
         file.seek(0)
-        told = json.loads(file.read())
-        return f"process {int(told['pid'])} ({told['command']}), since {time.time() - float(told['since']):.0f} s ago"
+        holder = json.loads(file.read())
+        since_s = time.time() - float(holder["since"])
+        return f"process {int(holder['pid'])} ({holder['command']}), since {since_s:.0f} s ago"
     except (OSError, ValueError, KeyError, TypeError):
         return "another run"

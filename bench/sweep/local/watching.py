@@ -11,7 +11,7 @@ from bench.terminal import Progress
 _NEARLY = 0.99  # of a run that has taken as long as it may, and goes on
 
 
-class Watch:
+class AttemptWatch:
     """Looks at one attempt again and again. A run says at which step it is, and its protocol how long it may go on."""
 
     def __init__(self, folder: Path, protocol: MeasureSpec) -> None:

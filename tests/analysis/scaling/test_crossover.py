@@ -27,12 +27,12 @@ def test_a_crossover_lies_between_two_measured_node_counts() -> None:
     found = only(*engines({1: 1.0, 2: 1.2, 4: 1.6}, {1: 1.1, 2: 1.3, 4: 1.5}))
     assert [node_comparison.verdict for node_comparison in found.node_comparisons] == ["faster", "faster", "slower"]
     assert (found.found, found.between) == ("between", ((2, 4),))
-    assert found.told == "zero3 overtakes zero2 between 2 and 4 nodes"
+    assert found.sentence == "zero3 overtakes zero2 between 2 and 4 nodes"
 
 
 def test_falling_behind_is_the_other_one_overtaking() -> None:
     found = only(*engines({1: 1.1, 2: 1.2}, {1: 1.0, 2: 1.3}))
-    assert found.told == "zero2 overtakes zero3 between 1 and 2 nodes"
+    assert found.sentence == "zero2 overtakes zero3 between 1 and 2 nodes"
 
 
 def test_where_they_tie_in_between_it_lies_somewhere_around() -> None:
@@ -44,13 +44,13 @@ def test_where_they_tie_in_between_it_lies_somewhere_around() -> None:
 def test_they_may_cross_twice() -> None:
     found = only(*engines({1: 1.0, 2: 1.2, 4: 1.5}, {1: 1.1, 2: 1.1, 4: 1.6}))
     assert found.between == ((1, 2), (2, 4))
-    assert found.told == "zero3 overtakes zero2 between 1 and 2 nodes; zero2 overtakes zero3 between 2 and 4 nodes"
+    assert found.sentence == "zero3 overtakes zero2 between 1 and 2 nodes; zero2 overtakes zero3 between 2 and 4 nodes"
 
 
 def test_none_is_seen_where_the_ends_agree() -> None:
     found = only(*engines({1: 1.0, 2: 1.2, 4: 1.4}, {1: 1.1, 2: 1.2, 4: 1.5}))
     assert found.found == "none seen"
-    assert found.told == "no crossover seen: zero2 is faster than zero3 on 1 to 4 nodes"
+    assert found.sentence == "no crossover seen: zero2 is faster than zero3 on 1 to 4 nodes"
 
 
 def test_it_cannot_be_told_where_they_tie_at_an_end() -> None:
@@ -104,12 +104,12 @@ def test_offload_is_no_property_of_a_stage() -> None:
     three = with_options(engines({}, {1: 1.1, 2: 1.3}), offload_optimizer={"device": "cpu"})
     assert find_crossovers(results(*engines({1: 1.2, 2: 1.2}, {}), *three)) == []
     two = with_options(engines({1: 1.2, 2: 1.2}, {}), offload_optimizer={"device": "cpu"})
-    assert only(*two, *three).told == "zero2 overtakes zero3 between 1 and 2 nodes"
+    assert only(*two, *three).sentence == "zero2 overtakes zero3 between 1 and 2 nodes"
 
 
 def test_an_option_of_one_stage_alone_that_is_not_its_presets_is_named() -> None:
     three = with_options(engines({}, {1: 1.1, 2: 1.3}), stage3_prefetch_bucket_size=1)
-    told = only(*engines({1: 1.2, 2: 1.2}, {}), *three).told
+    told = only(*engines({1: 1.2, 2: 1.2}, {}), *three).sentence
     assert told == "zero2 overtakes zero3 (stage3_prefetch_bucket_size=1) between 1 and 2 nodes"
 
 
@@ -122,7 +122,7 @@ def test_two_allocations_tell_of_no_crossover() -> None:
         "cannot be told",
         {TOO_FEW},
     )
-    assert found.told == "whether zero2 and zero3 cross cannot be told: too few repeats to tell"
+    assert found.sentence == "whether zero2 and zero3 cross cannot be told: too few repeats to tell"
 
 
 def test_environments_do_not_meet_although_a_run_failed_before_its_own_was_known() -> None:
@@ -139,7 +139,7 @@ def test_at_the_best_micro_batch_samples_per_second_decide() -> None:
     records += measured(asked(2, engine="zero3", micro=4), 1.8)
     records += out_of_memory(asked(2, engine="zero2", micro=4))
     (found,) = (one for one in find_crossovers(results(*records)) if one.batch == "best micro-batch")
-    assert found.told == "zero3 overtakes zero2 between 1 and 2 nodes"
+    assert found.sentence == "zero3 overtakes zero2 between 1 and 2 nodes"
     last = found.node_comparisons[-1]
     assert last.one is not None
     assert last.other is not None

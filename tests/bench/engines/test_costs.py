@@ -27,8 +27,8 @@ def facts(spec): return EngineFacts(label="Toy")
 TALKING = """
 from bench.engine_facts import EngineFacts
 from bench.engines.ddp import Options, check, costs
-def memory(spec, model, device, room, rehearsed): return costs.memory(spec, model, device)
-def step(spec, model, device): return costs.step(spec, model)
+def memory(spec, model, device, room, rehearsed): return costs.predict_memory(spec, model, device)
+def step(spec, model, device): return costs.predict_step(spec, model)
 def facts(spec): return EngineFacts(label="Toy", memory=memory, step=step)
 """
 WHY = "engine.backend=toy: no prediction: it does not say what memory it needs; measure it"
