@@ -9,7 +9,7 @@ from bench import launchers, store
 from bench.advising import remedies
 from bench.advising.questions import AdviceQuery
 from bench.advising.rejected import Rejected, build_nothing_fits_error, list_rejected
-from bench.config import compose
+from bench.config import compose, decode
 from bench.config.compose import Request
 from bench.errors import UserError
 from bench.formatting import format_count
@@ -79,7 +79,9 @@ def _compose_requests(query: AdviceQuery, config_dir: Path | None, rejected: lis
         pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *query.overrides, ("engine", engine)]
         try:
             request = compose.compose_request(pairs, config_dir)
-            predict_memory(request.spec, target.find_predicted_device(request))
+            device = target.find_predicted_device(request)
+            predict_memory(request.spec, device)
+            decode.check_rank(request, device)
             found[request.spec.engine.name] = request
         except UserError as error:
             if query.chosen:

@@ -94,7 +94,7 @@ def test_what_falls_short_in_one_respect_is_an_analogue_whatever_it_shows(falls_
 @pytest.mark.parametrize(("on_eight", "verdict"), [(0.3, "contradicted"), (0.9, "reproduced")])
 def test_the_study_of_the_paper_tests_its_first_claim(on_eight: float, verdict: str) -> None:
     """Every point of one model and stage: a step takes a second, of the same 256 samples less on more nodes."""
-    points = [point.asked.spec for point in compose.compose_points(compose.read_study("paper"), []).points]
+    points = [point.composed.spec for point in compose.compose_points(compose.read_study("paper"), []).points]
     times = {1: 1.5, 2: 1.0, 4: 0.5, 8: on_eight}
     records = [
         run(

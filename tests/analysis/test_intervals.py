@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 from bench.formatting import describe_result
 from bench.measure.window import find_stop_reason
 from bench.spec import MeasureSpec
-from bench.statistics import effective_size, median_interval, series_interval, signs
+from bench.statistics import LIKELY, effective_size, is_changing, median_interval, series_interval, signs
 
 approx_nan = pytest.approx(math.nan, nan_ok=True)
 
@@ -79,7 +79,8 @@ def test_the_interval_that_ends_a_window_is_printed_flagged_and_tabled(seed: int
         else ("95 %" not in describe_result(record))
     )
     narrow = found is not None and bool(found[1] - found[0] <= width * np.median(window))
-    assert (find_stop_reason(window, 10.0, MeasureSpec(width=width)) == "width") is narrow
+    settled = narrow and not is_changing(window, width, LIKELY)
+    assert (find_stop_reason(window, 20.0, MeasureSpec(width=width)) == "width") is settled
     assert ("wide" not in row["flags"].split()) is narrow
 
 

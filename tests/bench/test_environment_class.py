@@ -12,9 +12,9 @@ from bench.record import EnvironmentClass
 
 TELL = """
 import os, sys
-from bench.measure.environment import classify, environment_id
+from bench.measure.environment import classify, compute_environment_id
 os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-print(environment_id(classify("cpu", 2)))
+print(compute_environment_id(classify("cpu", 2)))
 """
 HERE = sorted(os.sched_getaffinity(0))
 

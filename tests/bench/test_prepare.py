@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from bench import cli, engines, extensions, needs, process
+from bench import cli, engines, extensions
 from bench.config import compose
 from bench.config.compose import Request
 from bench.errors import UserError
+from bench.preparation import needs, process
 
 TOKENIZER = "somebody/small-t5"
 TEXT = ("machine=cpu", "data=text", "sequence.encoder=64", "sequence.decoder=32")
