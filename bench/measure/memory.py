@@ -91,8 +91,9 @@ def count_reachable_bytes(device: torch.device) -> int:
             continue
         for tensor in (candidate, candidate.grad if candidate.is_leaf and candidate.requires_grad else None):
             if tensor is not None and tensor.device.type == device.type and tensor.layout is torch.strided:
-                storage = tensor.untyped_storage()
-                with contextlib.suppress(RuntimeError):  # stand-ins of torch.compile hold nothing, and say so
+                # stand-ins of torch.compile and of function transforms hold nothing, and say so
+                with contextlib.suppress(RuntimeError, NotImplementedError):
+                    storage = tensor.untyped_storage()
                     storages[storage.data_ptr()] = storage.nbytes()
     storages.pop(0, None)  # empty storages
     return sum(storages.values())
