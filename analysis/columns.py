@@ -1,6 +1,6 @@
 """The columns of the run table: what each means and its unit, in one place.
 
-Facts are read off a record and documented here; quantities are derived, one file each in `analysis/metrics`, and
+Facts are read off a record and documented here; quantities are derived, in `analysis/metrics`, and
 documented there. Unknown is missing, never 0 or -1.
 """
 

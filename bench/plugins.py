@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from bench.engine_facts import EngineFacts
 from bench.errors import UserError, suggest_nearest
 from bench.launching import LaunchPlan, StandaloneScript, Work
-from bench.record import Limits, RunRecord
+from bench.record import Limits
 from bench.scheduling import ClusterLimits, JobContext, JobSetup, JobState, SchedulingOptions
 from bench.spec import Device, RunSpec
 from bench.stacks import Stacks
@@ -328,18 +328,11 @@ class StandaloneLauncherPlugin(QueueingLauncherPlugin, Protocol):
 
 
 class MetricPlugin(Protocol):
-    """A quantity derived from one record: a file of analysis/metrics. Its name is that of the column."""
+    """Quantities derived from one record: a file of analysis/metrics."""
 
-    LABEL: str
-    """A few words."""
-
-    UNIT: str
-    BETTER: Literal["more", "less", "neither"]
-    """Which way is better."""
-
-    def value(self, record: RunRecord) -> float | None:
-        """Return the quantity, None where the record does not say it. The declared return type is the column's."""
-        ...
+    METRICS: Sequence[Any]
+    """Of `analysis.metrics.Metric`: its column, a few words, its unit, which way is better ("more", "less", "neither"),
+    and a function of the record that returns None where the record does not say it."""
 
 
 class FigurePlugin(Protocol):

@@ -1,6 +1,5 @@
-"""One file per derived quantity; its name is the name of the column.
-
-A new file is a new column, with nothing to register; `bench.plugins.MetricPlugin` says what is in it.
+"""Quantities derived from a record, each a column. A file holds those of one kind; a new file is new columns, with
+nothing to register (`bench.plugins.MetricPlugin`).
 """
 
 import functools
@@ -8,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_type_hints
 
 from bench import plugins
+from bench.errors import UserError
 from bench.record import RunRecord
 
 Better = Literal["more", "less", "neither"]
@@ -21,16 +21,20 @@ class Metric(NamedTuple):
     unit: str
     better: Better
     value: Callable[[RunRecord], float | None]
-    whole: bool  # an integer
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is an integer, as the return type of `value` says."""
+        return bool(get_type_hints(self.value)["return"] == int | None)
 
 
 @functools.cache
 def load_metrics() -> dict[str, Metric]:
-    """Return every metric by name."""
-    return {name: _load_metric(name) for name in plugins.list_names(plugins.METRIC)}
-
-
-def _load_metric(name: str) -> Metric:
-    metric = plugins.load(plugins.METRIC, name)
-    whole = get_type_hints(metric.value)["return"] == int | None
-    return Metric(name, metric.LABEL, metric.UNIT, metric.BETTER, metric.value, whole)
+    """Return every metric by name; UserError for a name that stands twice."""
+    found: dict[str, Metric] = {}
+    for file in plugins.list_names(plugins.METRIC):
+        for metric in plugins.load(plugins.METRIC, file).METRICS:
+            if metric.name in found:
+                raise UserError(f"metric {metric.name}", f"{file} has it and another file as well", "rename one")
+            found[metric.name] = metric
+    return dict(sorted(found.items()))

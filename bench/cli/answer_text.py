@@ -15,7 +15,7 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str]) -> 
         log = folder / store.LOG
         return [str(folder), *([f"next: look into {log}"] if log.exists() else [])]
     # By their names, for nothing here knows the analysis.
-    rate = importlib.import_module("analysis.metrics.tokens_per_s").value(record)
+    rate = importlib.import_module("analysis.metrics.throughput").compute_tokens_per_s(record)
     of = record.spec.sequence
     kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
     flags = importlib.import_module("analysis.flags")

@@ -46,7 +46,7 @@ def columns_page() -> str:
             "is empty, never 0.",
             "## Facts\n\nRead off the record.",
             table(("column", "meaning", "unit"), [(code(c.name), plain(c.meaning), plain(c.unit)) for c in facts]),
-            "## Quantities\n\nDerived, one file of `analysis/metrics` each.",
+            "## Quantities\n\nDerived, by `analysis/metrics`.",
             table(
                 ("column", "meaning", "unit", "better is"),
                 [

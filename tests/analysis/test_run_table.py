@@ -200,10 +200,11 @@ def test_types_know_what_is_missing() -> None:
 
 
 def test_a_new_file_is_a_new_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "loss_at_end.py").write_text(
-        'LABEL, UNIT, BETTER = "last loss", "", "less"\n'
-        "def value(record) -> float | None:\n"
+    (tmp_path / "losses.py").write_text(
+        "from analysis.metrics import Metric\n"
+        "def read_last_loss(record) -> float | None:\n"
         "    return record.observations.steps.loss[-1] if record.observations else None\n"
+        'METRICS = (Metric("loss_at_end", "last loss", "", "less", read_last_loss),)\n'
     )
     monkeypatch.setattr(metrics_package, "__path__", [*metrics_package.__path__, str(tmp_path)])
     _forget_metrics()
