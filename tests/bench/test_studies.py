@@ -14,7 +14,15 @@ from bench.spec import GPU_WARMUP, MeasureSpec
 from bench.study import Study, list_control_pairs
 
 STUDIES = sorted(path.stem for path in (compose.find_conf_folder() / "study").glob("*.yaml"))
-ON_A_CLUSTER = ["data_loading", "paper", "precision", "strong_scaling", "weak_scaling"]
+ON_A_CLUSTER = [
+    "data_loading",
+    "fsdp_beside_zero",
+    "gpt2_3b_v100",
+    "paper",
+    "precision",
+    "strong_scaling",
+    "weak_scaling",
+]
 SMOKE_RECORDS = Path(__file__).parents[1] / "data/runs/smoke"
 
 
