@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.errors import UserError
-from bench.store import RESULTS, Unreadable
+from bench.files import RESULTS
+from bench.store import Unreadable
 from bench.study import Study
 from bench.terminal import Progress
 

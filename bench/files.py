@@ -6,6 +6,9 @@ import os
 import stat
 from pathlib import Path
 
+RESULTS = Path("results/runs")
+"""Folder of all studies' results, where no other is given."""
+
 
 def open_regular(path: str, flags: int) -> int:
     """Open a file, as the `opener` of `open`; OSError for what is no regular file, links included."""

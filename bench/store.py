@@ -24,8 +24,6 @@ from bench.migrations import migrate
 from bench.record import SCHEMA_VERSION, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
 
-RESULTS = Path("results/runs")
-"""Folder of all studies' results, where no other is given."""
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
 STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json", "rendezvous.json"
 INTERRUPTED = "interrupted.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UserError
-from bench.store import RESULTS
+from bench.files import RESULTS
 
 if TYPE_CHECKING:
     from analysis.results import Results

@@ -12,6 +12,7 @@ from bench.advising.rejected import Rejected, build_nothing_fits_error, list_rej
 from bench.config import compose, decode
 from bench.config.compose import Request
 from bench.errors import UserError
+from bench.files import RESULTS
 from bench.formatting import format_count
 from bench.plugins import StandaloneLauncherPlugin
 from bench.predict.advice import Advice, advise, format_hours, measured, rate_doubt
@@ -22,7 +23,6 @@ from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
 from bench.record import RunRecord
 from bench.spec import Device, RunSpec
-from bench.store import RESULTS
 from bench.sweep.planning import target
 
 

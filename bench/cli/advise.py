@@ -23,7 +23,7 @@ from bench.advising import questions, search
 from bench.advising.search import Answer
 from bench.cli import advice_text, options
 from bench.cli.advice_json import format_json
-from bench.store import RESULTS
+from bench.files import RESULTS
 from bench.sweep.planning import target
 
 __doc__ = __doc__.format(words=questions.format_help())

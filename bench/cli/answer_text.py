@@ -19,7 +19,7 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str]) -> 
     of = record.spec.sequence
     kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
     flags = importlib.import_module("analysis.flags")
-    raised = flags.flags(record)
+    raised = flags.list_flags(record)
     return [
         *([f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []),
         *([f"flags: {', '.join(raised)}"] if raised else []),

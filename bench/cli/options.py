@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.store import RESULTS
+from bench.files import RESULTS
 
 JSON = "print JSON for another program"
 

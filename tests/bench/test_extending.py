@@ -217,7 +217,9 @@ def test_an_installed_package_brings_an_objective_through_every_verb(elsewhere: 
     results = ("--results", str(elsewhere.results))
     assert "summed_lm" in elsewhere.zeroscale("sweep", *words, *own, *results, "--dry-run")
     assert "A device needs" in elsewhere.zeroscale("predict", *words, *own)
-    assert "causal_lm, continuation, seq2seq, span_corruption, summed_lm" in elsewhere.zeroscale("doctor")
+    assert "causal_lm, causal_lm_documents, continuation, seq2seq, span_corruption, summed_lm" in elsewhere.zeroscale(
+        "doctor"
+    )
     elsewhere.zeroscale("sweep", *words, *own, *results)
     (record,) = (store.read_record(path) for path in store.find_records([elsewhere.results]))
     assert record.outcome.kind == "ok" and record.observations and record.observations.steps

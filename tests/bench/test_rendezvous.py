@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from bench.measure.rendezvous import join, patience
+from bench.measure.rendezvous import compute_timeout, join
 from bench.record import Limits
 
 cpu = torch.device("cpu")
-join(0, 1, cpu, patience(Limits(startup_s=3600)))
+join(0, 1, cpu, compute_timeout(Limits(startup_s=3600)))
 groups = [dist.group.WORLD, dist.new_group([0])]
 waits = [c10d._get_default_store().timeout, *(group._get_backend(cpu).options._timeout for group in groups)]
 print(*(wait.total_seconds() for wait in waits))

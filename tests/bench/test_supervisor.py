@@ -124,14 +124,14 @@ def test_a_rank_that_nothing_can_end_is_left_behind_and_named_in_the_record(tmp_
 
 _ORPHAN = """
 import os, signal, time
-from bench.runtime.process import end_with_parent
+from bench.runtime.process import set_parent_death_signal
 
 if os.fork() == 0:
     parent = os.getpid()
     if os.fork() == 0:
         while os.getppid() == parent:
             time.sleep(0.01)
-        end_with_parent(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL)
         print("lives on")
     os._exit(0)
 os.wait()

@@ -98,7 +98,7 @@ def test_ranks_do_not_race(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text " * 1000)
     code = (
         "import sys; from bench.data.pipeline import corpus\n"
-        "print(corpus.load(corpus.Selection(files=(sys.argv[1],))).sha256)"
+        "print(corpus.load(corpus.CorpusSelection(files=(sys.argv[1],))).sha256)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "a.txt")]
     environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "0"}
