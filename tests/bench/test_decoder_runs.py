@@ -25,7 +25,8 @@ RUNS = {
     "llama_tiny": (("engine=ddp", "activation_checkpointing=true"), ("engine=zero1", BUCKET), ("engine=zero3", BUCKET)),
 }
 PEAK = {"ddp": 0.03, "zero1": 0.10, "zero2": 0.10, "zero3": 0.05}
-"""How far predicted peaks were from real ones: what gloo copies may be alive at the peak or not; stages 1 and 2 in fp32 need up to a tenth less than is predicted."""
+"""How far predicted peaks were from real ones: what gloo copies may be alive at the peak or not, and stages 1 and 2 in
+fp32 need up to a tenth less than is predicted."""
 
 
 def zeroscale(*words: str, code: int = 0) -> str:
