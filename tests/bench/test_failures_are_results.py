@@ -62,7 +62,7 @@ def test_a_rank_that_sleeps_is_a_hang_with_every_ranks_stacks(zeroscale_run: Sta
     assert record.outcome.reason.endswith("furthest behind: rank 1 in fetch at step 2")
     stacks = record.outcome.evidence["stacks"]
     assert set(stacks) == {"0", "1"}
-    assert "in strike" in stacks["1"], "the sleeping rank's stack shows where it sleeps"
+    assert "in inject" in stacks["1"], "the sleeping rank's stack shows where it sleeps"
     assert "train_step" in stacks["0"], "the waiting rank's stack shows what it waits in"
 
 

@@ -77,7 +77,7 @@ dist.barrier()
 began = time.perf_counter()
 found = link.probe_ranks(torch.device("cpu"), spec)
 took = time.perf_counter() - began
-carried = link.probe(torch.device("cpu"), SimpleNamespace(nodes=nodes, devices_per_node=1, world_size=nodes))
+carried = link.measure_link(torch.device("cpu"), SimpleNamespace(nodes=nodes, devices_per_node=1, world_size=nodes))
 print(json.dumps([found, took, carried.transport, carried.sent_bytes]))
 """
 

@@ -119,7 +119,7 @@ def test_a_hang_has_the_stacks_of_every_node(nodes: Callable[..., Nodes]) -> Non
     record = nodes((*ENDLESS, "engine=ddp"), hang_s=6, ZEROSCALE_DRILL=drill).record()
     assert record.outcome.kind == "hang"
     assert record.outcome.reason.endswith("furthest behind: rank 1 in fetch at step 2")
-    assert "in strike" in record.outcome.evidence["stacks"]["1"]
+    assert "in inject" in record.outcome.evidence["stacks"]["1"]
 
 
 def test_a_node_whose_supervisor_dies_is_a_node_failure(nodes: Callable[..., Nodes]) -> None:
