@@ -169,7 +169,7 @@ def compute_step_flops(record: RunRecord, kind: Literal["model", "hardware"]) ->
 
 
 def compute_utilisation(record: RunRecord, kind: Literal["model", "hardware"]) -> float | None:
-    """Return `tflops_per_device` divided by the machine's dense peak in the run's precision; None for no known peak."""
+    """Return `compute_tflops_per_device` divided by the dense peak in the run's precision; None for no known peak."""
     rate, peak = (
         compute_tflops_per_device(record, kind),
         record.circumstance.machine.peak_tflops.get(record.spec.precision),

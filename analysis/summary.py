@@ -39,7 +39,7 @@ Row = dict[str, Any]
 Allocations = Sequence[Sequence[Row]]
 
 ANSWERING = ("study", "repeat", "attempt", "outcome", "flags")
-"""What decides which runs answer; see `answering`."""
+"""What decides which runs answer; see `select_answering`."""
 
 KEY = ("config_id", "environment_id", "machine", "evidence")
 _WHAT = (

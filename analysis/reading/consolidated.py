@@ -58,7 +58,7 @@ class _CachedRows(NamedTuple):
     skipped: list[str]
 
     def files(self) -> Iterator[tuple[str, int, int]]:
-        """Yield every `File` that the rows come from, as a plain tuple: there are many."""
+        """Yield every `RecordFile` that the rows come from, as a plain tuple: there are many."""
         return zip(*(self.rows.core.column(name).to_pylist() for name in (FILE, SIZE, CHANGED)), strict=True)
 
 

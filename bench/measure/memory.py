@@ -66,7 +66,7 @@ def read_live_bytes(device: torch.device) -> int | None:
 
 
 def read_peak_bytes(device: torch.device) -> int | None:
-    """Return the largest `live_bytes` since `forget_peak`."""
+    """Return the largest `read_live_bytes` since `reset_peak`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     library = _load_cpu_allocator()
@@ -83,7 +83,7 @@ def reset_peak(device: torch.device) -> None:
 
 def count_reachable_bytes(device: torch.device) -> int:
     """Return the bytes of all distinct storages on `device` that Python can reach, gradients included: an independent
-    count to hold `live_bytes` against. It misses what only C++ holds, and counts what other allocators gave."""
+    count to hold `read_live_bytes` against. It misses what only C++ holds, and counts what other allocators gave."""
     gc.collect()
     storages: dict[int, int] = {}
     for candidate in gc.get_objects():

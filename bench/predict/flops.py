@@ -43,7 +43,7 @@ def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
 def compute_recomputed_flops(
     network: Stacks, sample: Mapping[str, int], *, dropout: float = 0.0, precision: Precision = "bf16"
 ) -> int:
-    """Return the matmul FLOPs for one sample that checkpointing every block adds to `training_flops`.
+    """Return the matmul FLOPs for one sample that checkpointing every block adds to `compute_training_flops`.
 
     torch stops a recomputation at the last tensor that backward needs. That is the input of the block's last
     matmul, which is not run again, unless something behind it keeps a tensor as well: the mask of dropout, or the

@@ -1,8 +1,8 @@
 """What a sweep runs next: decided here alone, for local runs, packed allocations and submission. Pure.
 
 A local run and an allocation go through their plan once, one decision at a time (`next_run`); submission takes all
-decisions that can be taken now (`decisions`). Both come from `decide`, and nothing here reads, writes or asks the time:
-the caller shows what there is (`Snapshot`) and carries out what is decided.
+decisions that can be taken now (`list_decisions`). Both come from `decide`, and nothing here reads, writes or asks the
+time: the caller shows what there is (`Snapshot`) and carries out what is decided.
 """
 
 from collections.abc import Callable, Mapping, Sequence
