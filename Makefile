@@ -23,7 +23,7 @@ wheels: $(INSTALLED)
 	$(BIN)/python -m bench.gpu_study.wheels $(WHEELS)
 
 # Two tests at a time; what measures time has both cores for itself, afterwards.
-TWO_AT_A_TIME := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+TWO_AT_A_TIME := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Before every commit: all that needs no process besides those of the tests.
 check: lint

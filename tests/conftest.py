@@ -19,12 +19,9 @@ SLURM = Path(__file__).parent / "slurm"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where two work at the tests (`--dist loadgroup`): a file is for one of them, since its tests share what takes
-    long to make; so are all files on Slurm, which share testbeds and mostly wait. What takes longest comes first."""
+    """What takes longest comes first. Two work at the tests, each at a file of its own (`--dist loadfile`), since the
+    tests of a file share what takes long to make."""
     starting = {item.path for item in items if item.get_closest_marker("processes")}
-    for item in items:
-        slurm = SLURM in item.path.parents
-        item.add_marker(pytest.mark.xdist_group("slurm" if slurm else item.path.name))
     items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting))
 
 

@@ -5,7 +5,6 @@ the socket of that number. This process imports, and touches neither a device no
 would start threads that no child inherits, and every child would hang.
 """
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -19,15 +18,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from bench import plugins
+from bench.engines.deepspeed.library import preload_deepspeed
 from bench.runtime import worker
 
 _PR_SET_PDEATHSIG = 1
-# What libraries import only when it is first used. DeepSpeed's Muon imports torch's compiler, 2.6 s of every start.
-_LATE = (
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "deepspeed.runtime.zero.stage_1_and_2",
-    "deepspeed.runtime.zero.stage3",
-)
 _MESSAGE_BYTES = 16
 _DESCRIPTORS = 16
 
@@ -61,12 +55,9 @@ def preload(device: str) -> None:
     for kind in kinds:
         list(plugins.list_usable(kind))  # one that is broken fails the runs that ask for it, not all
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
-    libraries = ["torch.distributed", "torch.nn.parallel", "deepspeed", "transformers"]
-    for name in (*libraries, *measuring):
+    for name in ("torch.distributed", "torch.nn.parallel", "transformers", *measuring):
         importlib.import_module(name)
-    for name in _LATE:
-        with contextlib.suppress(ImportError):  # another version may have another order; then the rank imports it
-            importlib.import_module(name)
+    preload_deepspeed()
 
 
 def fork(request: dict[str, Any], descriptors: Sequence[int]) -> int:

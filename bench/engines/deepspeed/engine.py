@@ -5,7 +5,6 @@ divides each micro-step's loss by the accumulation and steps at its end, so `tra
 """
 
 import copy
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn import Module, Parameter
 
 from bench.engines import trained
 from bench.engines.deepspeed.config import build_deepspeed_config
+from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
 from bench.engines.precision import on_device
 from bench.spec import RunSpec
@@ -27,7 +27,7 @@ def construction(spec: RunSpec) -> AbstractContextManager[Any]:
     options = decode_options(spec)
     if options.stage < 3:
         return on_device(spec.precision)
-    partitioned: AbstractContextManager[Any] = _load_deepspeed().zero.Init(
+    partitioned: AbstractContextManager[Any] = load_deepspeed().zero.Init(
         config_dict_or_path=build_deepspeed_config(options, spec)
     )
     return partitioned
@@ -35,7 +35,7 @@ def construction(spec: RunSpec) -> AbstractContextManager[Any]:
 
 def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
     """Return a context in which `parameters` are whole on every rank; rank 0's changes to them stay. Collective."""
-    gathered: AbstractContextManager[Any] = _load_deepspeed().zero.GatheredParameters(parameters, modifier_rank=0)
+    gathered: AbstractContextManager[Any] = load_deepspeed().zero.GatheredParameters(parameters, modifier_rank=0)
     return gathered  # does nothing for parameters that are not partitioned
 
 
@@ -47,27 +47,13 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 def build(module: Module, spec: RunSpec) -> "ZeroEngine":
     """Hand `module` to deepspeed.initialize; the process group exists."""
     config = build_deepspeed_config(decode_options(spec), spec)
-    engine, *_ = _load_deepspeed().initialize(
+    engine, *_ = load_deepspeed().initialize(
         model=module,
         model_parameters=trained(module),
         config=copy.deepcopy(config),
         dist_init_required=False,
     )
     return ZeroEngine(engine, config)
-
-
-def _load_deepspeed() -> Any:
-    """Return the deepspeed package, its communication bound to the process group that exists."""
-    import deepspeed
-
-    if not deepspeed.comm.is_initialized():
-        # torch 2.13 says so in every collective that DeepSpeed calls, thousands of times per step at stage 3
-        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-        # On a CPU DeepSpeed compiles an all-reduce over shared memory for half a minute (comm/torch.py, build_shm_op).
-        # Inference alone calls it, and not where no operator is marked compatible; nothing else reads the marks.
-        deepspeed.ops.__compatible_ops__ = {}
-        deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False, verbose=False)
-    return deepspeed
 
 
 class ZeroEngine:
