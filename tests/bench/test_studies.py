@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from bench.config import compose
 from bench.config.compose import Expansion
 from bench.errors import UserError
 from bench.spec import GPU_WARMUP, MeasureSpec
-from bench.study import Study, list_control_pairs
+from bench.study import list_control_pairs
 
 STUDIES = sorted(path.stem for path in (compose.find_conf_folder() / "study").glob("*.yaml"))
 ON_A_CLUSTER = [
@@ -181,18 +180,3 @@ def test_a_file_that_is_no_study_is_refused_in_one_line(text: str, told: str, tm
         compose.read_study(str(file))
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_ten_thousand_points_are_expanded_decoded_and_checked_in_ten_seconds() -> None:
-    """Of this process's time: what others do on the machine is not counted."""
-    axes = {
-        "model": ["mt5_small", "mt5_base", "mt5_large", "mt5_xl", "mt5_xxl"],
-        "engine": ["ddp", "zero0", "zero1", "zero2", "zero3"],
-        "batch.micro": list(range(1, 11)),
-        "devices_per_node": [1, 2, 4, 8],
-        "seed": list(range(10)),
-    }
-    study = Study(name="s", axes=axes, exclude=("engine.stage == 0 and precision == 'fp16'",))
-    begin = time.process_time()
-    assert len(compose.compose_points(study, []).points) == 10_000
-    assert time.process_time() - begin < 10

@@ -93,7 +93,7 @@ def cases(*, whole: bool) -> dict[str, Case]:
         found[f"compare {before} {after}"] = partial(answer, *words)
     for words in (("status",), ("status", "--json"), ("resume",), ("cancel",)):
         found[f"{' '.join(words)} of a submitted study"] = partial(_submitted, *words)
-    found |= {f"report {name}": partial(_report, name) for name in (_REPORTED if whole else _REPORTED[:2])}
+    found |= {f"report {name}": partial(_report, name) for name in (_REPORTED if whole else _REPORTED[:1])}
     return found
 
 

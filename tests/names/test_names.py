@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path for folder in ("bench", "analysis", "slurm") for path in (ROOT / folder).rglob("*.py"))
-TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in FILES}
 ROWS = [row for row in csv.reader((ROOT / "tests/names/renames.csv").read_text().splitlines()) if row[0] != "kind"]
 
 # Words of our own, where the field has others: no part of an identifier.
@@ -37,6 +37,23 @@ INTERFACE = {"asked_at", "crew_port", "drill", "kin", "_kin"}
 OF_CONTRACTS = {"Options", "Shape"}
 
 
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    """Return the syntax tree of every file by its path from the root."""
+    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in FILES}
+
+
+@functools.cache
+def words() -> dict[str, set[str]]:
+    """Return where each word of an identifier stands: `path: identifier`."""
+    found = defaultdict(set)
+    for path, tree in trees().items():
+        for name in identifiers(tree):
+            for word in name.lower().split("_"):
+                found[word].add(f"{path}: {name}")
+    return found
+
+
 def identifiers(tree: ast.AST) -> Iterator[str]:
     """Yield every name that a file gives to something."""
     for node in ast.walk(tree):
@@ -52,13 +69,7 @@ def identifiers(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("word", sorted(BANNED))
 def test_no_identifier_is_made_of_a_word_of_our_own(word: str) -> None:
-    found = {
-        f"{path}: {name}"
-        for path, tree in TREES.items()
-        for name in identifiers(tree)
-        if word in name.lower().split("_") and name not in INTERFACE
-    }
-    assert not found
+    assert {place for place in words()[word] if place.split(": ")[1] not in INTERFACE} == set()
 
 
 def test_no_module_that_moved_is_at_its_old_place() -> None:
@@ -79,7 +90,7 @@ def test_what_was_renamed_stays_renamed() -> None:
     moved = {old: new for kind, _, old, new in ROWS if kind == "module"}
     defined = {
         (".".join(path.with_suffix("").parts).removesuffix(".__init__"), node.name)
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.iter_child_nodes(tree)
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
@@ -91,7 +102,7 @@ def test_what_was_renamed_stays_renamed() -> None:
 
 def test_a_class_name_stands_once() -> None:
     places = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name not in OF_CONTRACTS:
                 places[node.name].append(str(path))
