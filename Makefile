@@ -22,15 +22,15 @@ gpu-study: $(INSTALLED)
 wheels: $(INSTALLED)
 	$(BIN)/python -m bench.gpu_study.wheels $(WHEELS)
 
-# Two tests at a time; what measures time has both cores for itself, afterwards.
-TWO_AT_A_TIME := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two tests at a time, and one on Slurm, which mostly waits (tests/conftest.py); what measures time is alone, afterwards.
+TOGETHER := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 # Before every commit: all that needs no process besides those of the tests.
 check: lint
-	$(BIN)/pytest $(TWO_AT_A_TIME) -m "not processes"
+	$(BIN)/pytest $(TOGETHER) -m "not processes"
 
 test: lint
-	$(BIN)/pytest $(TWO_AT_A_TIME) -m "not timed" --durations 20
+	$(BIN)/pytest $(TOGETHER) --numprocesses 3 -m "not timed" --durations 20
 	$(BIN)/pytest -m timed --durations 20
 
 lint: $(INSTALLED)

@@ -1,10 +1,13 @@
+import gc
 import os
 import signal
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("patient", deadline=None)  # an example may take long on a busy machine, and be right
 settings.load_profile("patient")
@@ -18,11 +21,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLURM = Path(__file__).parent / "slurm"
 
 
+class ByFile(LoadScopeScheduling):
+    """Who takes which tests: a file is one worker's, since its tests share what takes long to make; so is all of Slurm,
+    which shares testbeds and mostly waits."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "slurm" if path.startswith("tests/slurm/") else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first. Two work at the tests, each at a file of its own (`--dist loadfile`), since the
-    tests of a file share what takes long to make."""
+    """What takes longest comes first."""
     starting = {item.path for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no search for garbage has to go through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 # local runs of a session of tests wait for each other, and not for those of another

@@ -243,7 +243,7 @@ def _compose(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> t
     something in it is to be resolved."""
     _check_folder(config_dir)
     for group, name in choices:
-        yaml_file.read(_find_file(group, name, config_dir), f"{group}={format_in_one_line(name)}")
+        _check_group_file(group, name, config_dir)
     overrides = [f"{group}={name}" for group, name in choices]
     if config_dir:
         path = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
@@ -264,6 +264,12 @@ def _compose(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> t
                 _format_choices(choices), rule, "let the file begin without `@package`, and with keys of its group"
             )
     return {str(key): value for key, value in plain.items()}, _is_unresolved(plain)
+
+
+@functools.cache
+def _check_group_file(group: str, name: str, config_dir: Path | None) -> None:
+    """Raise UserError for a file that cannot be read; once for all choices that it is part of."""
+    yaml_file.read(_find_file(group, name, config_dir), f"{group}={format_in_one_line(name)}")
 
 
 def _format_choices(choices: Sequence[tuple[str, str]]) -> str:
