@@ -11,7 +11,7 @@ from bench.gpu_study.session import StudySession
 
 SHORT = (
     "measure.warmup_steps=2", "measure.warmup_max_steps=4", "measure.block_steps=2", "measure.min_steps=4",
-    "measure.max_steps=4",
+    "measure.min_s=0", "measure.max_steps=4",
 )  # fmt: skip
 """The protocol of rehearsals and trials: they time nothing that is to be compared."""
 TINY = ("model=tiny", "precision=fp32", "sequence.encoder=32", "sequence.decoder=16", *SHORT)
