@@ -40,6 +40,23 @@ def quota_cores(root: Path = Path("/")) -> float | None:
     return min((quota for quota in quotas if quota), default=None)
 
 
+def find_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return (used, allowed) of the memory of this process's group and of each one around it that has a limit, in
+    bytes. What a version calls unlimited is more than any machine has."""
+    found = []
+    for folder in _around("memory", root):
+        for used, allowed in (
+            ("memory.current", "memory.max"),
+            ("memory.usage_in_bytes", "memory.limit_in_bytes"),
+        ):  # of either version
+            try:
+                numbers = [int((folder / name).read_text()) for name in (used, allowed)]
+            except (OSError, ValueError):  # `max` is no number
+                continue
+            found.append((numbers[0], numbers[1]))
+    return [(used, allowed) for used, allowed in found if allowed < 2**60]
+
+
 def _around(controller: str, root: Path) -> Iterator[Path]:
     """Yield the folders of this process's group for a controller, and of the groups around it."""
     for own in own_groups(controller, root):

@@ -21,7 +21,6 @@ class DeviceWatch:
         self._temperatures: list[float] = []
         self._processes = 0
         self._bytes: list[int] = []
-        self._used: list[float] = []
 
     def open(self) -> None:
         """The window begins."""
@@ -34,7 +33,6 @@ class DeviceWatch:
         state = devices.state(self._uuid)
         self._clocks += [state["sm_clock_mhz"]] if state["sm_clock_mhz"] is not None else []
         self._temperatures += [state["temperature_c"]] if state["temperature_c"] is not None else []
-        self._used += [state["used_bytes"]] if state["used_bytes"] is not None else []
 
     def close(self) -> tuple[DeviceUse, float | None, float | None]:
         """Return what the device did since `open`, the energy that it has used in joules, and over how many seconds."""
@@ -58,11 +56,6 @@ class DeviceWatch:
             other_bytes=max(self._bytes, default=None),
         )
         return use, energy, None if energy is None else seconds
-
-    @property
-    def peak_used_bytes(self) -> float | None:
-        """The most that all processes together had on the device at any look."""
-        return max(self._used, default=None)
 
     def _look_at_others(self) -> None:
         others = devices.others(self._uuid, self._own)

@@ -17,6 +17,7 @@ class WrongTransport(Refused):
     """What lies between the nodes is not what the site says: nothing measured over it would be of this machine."""
 
 
+OUT_OF_MEMORY: tuple[OutcomeKind, ...] = ("oom", "host_oom")
 _TYPES: dict[str, OutcomeKind] = {
     "OutOfMemoryError": "oom",  # torch: the device's allocator
     "MemoryError": "host_oom",
