@@ -1,4 +1,8 @@
-"""Flags: the doubts that a row of the run table carries, each with its rule in one table."""
+"""Flags: the doubts that a row of the run table carries, each with its rule in one table; and beside them notes.
+
+A doubt says that a number may be of something else than was asked: a change that was not over, another's work. A note
+says how wide or how well known the interval is that stands beside it, which is no doubt: the number is what it says.
+"""
 
 import statistics
 from collections.abc import Callable
@@ -25,6 +29,11 @@ class Flag(NamedTuple):
 def list_flags(record: RunRecord) -> tuple[str, ...]:
     """Return the flags that a record raises by itself, in the table's order."""
     return tuple(name for name, flag in FLAGS.items() if flag.raised(record))
+
+
+def list_notes(record: RunRecord) -> tuple[str, ...]:
+    """Return the notes of a record, in the table's order."""
+    return tuple(name for name, note in NOTES.items() if note.raised(record))
 
 
 def _has_injected_fault(record: RunRecord) -> bool:
@@ -112,10 +121,6 @@ FLAGS = {
         "was timed before its steps were steady: the warm-up's budget ended first, or they changed within the window",
         _is_unsteady,
     ),
-    "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _is_wide),
-    "few": Flag(
-        f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _has_few_steps
-    ),
     "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _has_skipped_steps),
     "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _has_memory_drift),
     "uninspected": Flag(
@@ -134,6 +139,14 @@ FLAGS = {
     "dirty": Flag("was made by code with uncommitted changes", _is_dirty),
 }
 """In the order of the column. `unverified` depends on the other runs: `analysis.verify` decides it."""
+
+NOTES = {
+    "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _is_wide),
+    "few": Flag(
+        f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _has_few_steps
+    ),
+}
+"""In the order of their own column."""
 
 NO_MEASUREMENT = ("drill", "foreign_hosts")
 """Flags of runs whose numbers answer nothing, however they ended."""
