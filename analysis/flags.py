@@ -13,7 +13,7 @@ from analysis.stats.series import FEW, few
 from bench.nodelist import find_foreign
 from bench.others import BUSY_SHARE, is_busy
 from bench.record import RunRecord
-from bench.statistics import is_changing
+from bench.statistics import SURE, SUSPECTED, is_changing
 
 _SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
 _DRIFT = 0.01
@@ -49,7 +49,9 @@ def _is_unsteady(record: RunRecord) -> bool:
     steps, timed = record.observations.steps if record.observations else None, get_window(record)
     if timed is None or steps is None:
         return False
-    return not steps.steady or is_changing(timed.step_s, record.spec.measure.width)
+    # A window that ended because it was narrow had no hint of a change; of one that a budget ended, less is proof.
+    level = SUSPECTED if _is_wide(record) or _has_few_steps(record) else SURE
+    return not steps.steady or is_changing(timed.step_s, record.spec.measure.width, level)
 
 
 def _is_wide(record: RunRecord) -> bool:

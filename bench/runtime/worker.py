@@ -190,11 +190,9 @@ class RankWorker:
 
     def device_uuid(self) -> str | None:
         """Return the name under which the driver knows this rank's device; None on a CPU."""
-        import torch
+        from bench.measure.device import read_driver_name
 
-        if self.device.type != "cuda":
-            return None
-        return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
+        return read_driver_name(self.device)
 
     def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
         """Return what fills the memory that has run out; None of a device that does not answer."""

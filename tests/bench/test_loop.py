@@ -289,8 +289,8 @@ class Alone(TwoRanks):
 
 
 def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
-    protocol = {"warmup_steps": 2, "warmup_max_steps": 8, "block_steps": 2, "min_steps": 6, "min_s": 0}
-    spec = a_spec(measure=protocol | {"max_steps": 12, "width": 1e-9} | measure, devices_per_node=1)
+    protocol = {"warmup_steps": 2, "warmup_max_steps": 8, "block_steps": 2, "min_steps": 12, "min_s": 0}
+    spec = a_spec(measure=protocol | {"max_steps": 12} | measure, devices_per_node=1)
     clock, engine, series = DeviceClock(lambda: PlaceInQueue(device), device.drain), OnDevice(device), Series(())
     clock.blocks_ahead = ahead
     trainer = Trainer(spec, engine, batches(), clock, CPU, lambda *at: None, Alone(device))
@@ -344,7 +344,7 @@ def test_what_is_under_way_when_a_window_is_narrow_enough_belongs_to_it() -> Non
 
 def test_the_seconds_of_a_window_come_before_its_budget_of_steps() -> None:
     """On a GPU 500 steps of 5 ms are 2.5 s: shorter than its clock takes to settle."""
-    quick = timed_on(Device(step_s=0.005, launch_s=0.001), max_steps=20, min_s=0.5)
+    quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, max_steps=20, min_s=0.5)
     assert quick.stopped == "steps" and 0.5 <= quick.window_s < 0.53
     assert len(quick.ranks) - quick.warmup >= 100
 
