@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -60,7 +60,7 @@ class DeviceEvent(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has come here, whatever stands behind."""
 
-    def elapsed_time(self, later: "DeviceEvent") -> float:
+    def elapsed_time(self, later: Any, /) -> float:
         """Return the milliseconds from here to a later event."""
         ...
 
@@ -70,7 +70,8 @@ class DeviceClock:
     work in its queue and the host runs ahead as it would untimed; nothing waits for the device as a whole.
 
     A block's own first event keeps the time out in which a host that is slower than its device was busy between two
-    blocks: where the device has work, it follows the last step of the block before at once.
+    blocks: where the device has work, it follows the last step of the block before at once. Of such a host's block the
+    first step is longer by what the device computes in a step, and no more.
     """
 
     blocks_ahead = 1

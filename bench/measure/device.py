@@ -1,5 +1,7 @@
 """The device of a rank, refused where it is not what the spec and the machine say."""
 
+from typing import Any
+
 import torch
 
 from bench.machine import Machine
@@ -30,7 +32,8 @@ def read_driver_name(device: torch.device) -> str | None:
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip is None:
         return f"GPU-{properties.uuid}"
-    address = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    address: list[Any] = [getattr(properties, name, None) for name in names]
     return None if None in address else "{:04x}:{:02x}:{:02x}.0".format(*address)
 
 

@@ -212,7 +212,7 @@ def test_a_new_file_is_a_new_column(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         table = run_table([run(), failed("oom")])
     finally:
         _forget_metrics()
-    assert list(table.columns) == [*ISSUE[:-2], "loss_at_end", *ISSUE[-2:]]
+    assert list(table.columns) == [*ISSUE[:-3], "loss_at_end", *ISSUE[-3:]]
     assert table.loss_at_end[0] == 4.0
     assert pd.isna(table.loss_at_end[1])
 

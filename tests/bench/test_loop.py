@@ -323,11 +323,12 @@ def test_the_event_that_is_waited_for_is_that_of_the_block_before() -> None:
     assert [later - earlier for earlier, later in itertools.pairwise(ends)] == pytest.approx([0.2] * 5)
 
 
-def test_what_the_harness_does_between_blocks_is_not_timed_where_the_host_is_the_slower() -> None:
-    """Launching takes 50 ms, computing 10: a step takes 50 ms untimed. The 30 ms between blocks are left out."""
+def test_what_the_harness_does_between_blocks_is_left_out_where_the_host_is_the_slower() -> None:
+    """Launching takes 50 ms, computing 10: a step takes 50 ms untimed. Of the 30 ms between blocks no more is timed
+    than the device computes in a step."""
     series = timed_on(Device(step_s=0.01, launch_s=0.05, between_s=0.03))
     assert series.step_s[series.warmup + 1 :: 2] == pytest.approx([0.05] * 6)
-    assert series.step_s[series.warmup :: 2] == pytest.approx([0.06] * 6)
+    assert all(0.0499 < first < 0.0601 for first in series.step_s[series.warmup :: 2])
 
 
 def test_a_window_on_a_device_has_no_more_steps_than_its_budget() -> None:
@@ -339,7 +340,7 @@ def test_a_window_on_a_device_has_no_more_steps_than_its_budget() -> None:
 def test_what_is_under_way_when_a_window_is_narrow_enough_belongs_to_it() -> None:
     series = timed_on(Device(step_s=0.1, launch_s=0.01), width=0.5, min_steps=6, max_steps=100)
     assert series.stopped == "width"
-    assert len(series.ranks) - series.warmup == 8, "three blocks were seen, and one was under way"
+    assert len(series.ranks) - series.warmup == 10, "four blocks were seen, and one was under way"
 
 
 def test_the_seconds_of_a_window_come_before_its_budget_of_steps() -> None:

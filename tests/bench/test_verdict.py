@@ -64,7 +64,7 @@ def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
             "live_bytes": 60, "reserved_bytes": 64, "others_bytes": 12}  # fmt: skip
     in_bytes = {name: value * 2**30 if isinstance(value, int) else value for name, value in told.items()}
     short = ending(1, 1, "oom")
-    short.failure = (short.failure or {}) | {"shortage": in_bytes}
+    short = short._replace(failure=(short.failure or {}) | {"shortage": in_bytes})
     outcome = classify_outcome([ending(0, 1, "comm_error"), short], None, "")
     assert outcome.shortage == MemoryShortage(rank=1, **in_bytes)
     assert outcome.reason == (
