@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+_MEMORY = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))  # by version
+_UNLIMITED = 2**60
+
 
 def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     """Return the folders in which the group of this process for a controller, of either version, may be found, the
@@ -45,16 +48,13 @@ def find_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
     bytes. What a version calls unlimited is more than any machine has."""
     found = []
     for folder in _around("memory", root):
-        for used, allowed in (
-            ("memory.current", "memory.max"),
-            ("memory.usage_in_bytes", "memory.limit_in_bytes"),
-        ):  # of either version
+        for names in _MEMORY:
             try:
-                numbers = [int((folder / name).read_text()) for name in (used, allowed)]
+                used, allowed = (int((folder / name).read_text()) for name in names)
             except (OSError, ValueError):  # `max` is no number
                 continue
-            found.append((numbers[0], numbers[1]))
-    return [(used, allowed) for used, allowed in found if allowed < 2**60]
+            found += [(used, allowed)] if allowed < _UNLIMITED else []
+    return found
 
 
 def _around(controller: str, root: Path) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import engines, extensions
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, SharedHeartbeat, strip_folders
-from bench.measure.environment import VISIBLE, find_device_kind
+from bench.measure.environment import find_device_kind
 from bench.measure.failures import count_oom_kills
 from bench.processes import build_module_command
 from bench.record import Circumstance
@@ -167,7 +167,7 @@ class NodeRanks:
             "PYTHONUNBUFFERED": "1",
         }
         if self._circumstance.machine.device == "cpu":
-            given |= dict.fromkeys(VISIBLE, "")  # no library may take a GPU that the run is not about
+            given["CUDA_VISIBLE_DEVICES"] = ""  # no library may take a GPU that the run is not about, AMD's neither
         return chosen | dict(os.environ) | given
 
 
