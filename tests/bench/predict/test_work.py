@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils.checkpoint import checkpoint
 
 from bench.config import compose
