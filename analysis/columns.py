@@ -37,7 +37,7 @@ ORDER = (
     "hardware_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_allocated_spread_bytes",
     "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes", "data_wait_s", "data_wait_share", "compute_s",
     "slowest_over_median", "energy_j_per_million_tokens", "cost_per_million_tokens", "slowest_rank", "slowest_host",
-    "slowest_link_node", "reason", "flags",
+    "slowest_link_node", "reason", "flags", "notes",
 )  # fmt: skip
 """The columns in order; a metric that is not named here comes before `reason`, by its name."""
 
@@ -57,7 +57,7 @@ def list_columns() -> dict[str, Column]:
         m.name: _build_metric_column(m) for m in load_metrics().values()
     }
     new = sorted(known.keys() - set(ORDER))
-    return {name: known[name] for name in (*ORDER[:-2], *new, *ORDER[-2:])}
+    return {name: known[name] for name in (*ORDER[:-3], *new, *ORDER[-3:])}
 
 
 def list_all_columns() -> dict[str, Column]:
@@ -161,6 +161,9 @@ _FACTS = (
     ),
     Column("reason", "why it ended so; empty when ok", "", "text", lambda r: r.outcome.reason),
     Column("flags", "doubts about the row, separated by spaces", "", "text", lambda r: ""),  # analysis.table fills it
+    Column(
+        "notes", "how wide or how well known the interval of its step time is", "", "text", lambda r: ""
+    ),  # analysis.reading fills it
 )
 
 _LATER = (

@@ -1,4 +1,8 @@
-"""Flags: the doubts that a row of the run table carries, each with its rule in one table."""
+"""Flags: the doubts that a row of the run table carries, each with its rule in one table; and beside them notes.
+
+A doubt says that a number may be of something else than was asked: a change that was not over, another's work. A note
+says how wide or how well known the interval is that stands beside it, which is no doubt: the number is what it says.
+"""
 
 import statistics
 from collections.abc import Callable
@@ -9,7 +13,7 @@ from analysis.stats.series import FEW, few
 from bench.nodelist import find_foreign
 from bench.others import BUSY_SHARE, is_busy
 from bench.record import RunRecord
-from bench.statistics import is_changing
+from bench.statistics import SURE, SUSPECTED, is_changing
 
 _SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
 _DRIFT = 0.01
@@ -27,6 +31,11 @@ def list_flags(record: RunRecord) -> tuple[str, ...]:
     return tuple(name for name, flag in FLAGS.items() if flag.raised(record))
 
 
+def list_notes(record: RunRecord) -> tuple[str, ...]:
+    """Return the notes of a record, in the table's order."""
+    return tuple(name for name, note in NOTES.items() if note.raised(record))
+
+
 def _has_injected_fault(record: RunRecord) -> bool:
     return record.observations is not None and record.observations.drill is not None
 
@@ -40,7 +49,9 @@ def _is_unsteady(record: RunRecord) -> bool:
     steps, timed = record.observations.steps if record.observations else None, get_window(record)
     if timed is None or steps is None:
         return False
-    return not steps.steady or is_changing(timed.step_s, record.spec.measure.width)
+    # A window that ended because it was narrow had no hint of a change; of one that a budget ended, less is proof.
+    level = SUSPECTED if _is_wide(record) or _has_few_steps(record) else SURE
+    return not steps.steady or is_changing(timed.step_s, record.spec.measure.width, level)
 
 
 def _is_wide(record: RunRecord) -> bool:
@@ -112,10 +123,6 @@ FLAGS = {
         "was timed before its steps were steady: the warm-up's budget ended first, or they changed within the window",
         _is_unsteady,
     ),
-    "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _is_wide),
-    "few": Flag(
-        f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _has_few_steps
-    ),
     "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _has_skipped_steps),
     "memory_drift": Flag("counted memory that is more than 1 % off the tensors that can be reached", _has_memory_drift),
     "uninspected": Flag(
@@ -134,6 +141,14 @@ FLAGS = {
     "dirty": Flag("was made by code with uncommitted changes", _is_dirty),
 }
 """In the order of the column. `unverified` depends on the other runs: `analysis.verify` decides it."""
+
+NOTES = {
+    "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _is_wide),
+    "few": Flag(
+        f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _has_few_steps
+    ),
+}
+"""In the order of their own column."""
 
 NO_MEASUREMENT = ("drill", "foreign_hosts")
 """Flags of runs whose numbers answer nothing, however they ended."""

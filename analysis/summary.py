@@ -16,8 +16,8 @@ interval_kind     "within the run" for n = 1: what more steps there would give, 
                   repeats" for fewer, where no 95 % interval exists; or missing
 interval_level    0.95, or the probability that a range of so few holds the median
 interval_n        what the interval rests on: the steps of the one run, or the repeats
-flags             of any of the runs behind the numbers, and `mixed` where other repeats ended otherwise; without `few`
-                  from three allocations on, for it doubts an interval within a run
+flags             of any of the runs behind the numbers, and `mixed` where other repeats ended otherwise
+notes             of any of these runs; without `few` from three allocations on, for it is of an interval within a run
 """
 
 import statistics
@@ -58,7 +58,7 @@ _KINDS: dict[str, Kind] = {
 COLUMNS = (
     *KEY, *_WHAT, "variant", "n", "runs", "outcome", "sample_s", "step_s", "step_s_low", "step_s_high", "tokens_per_s",
     "tokens_per_s_low", "tokens_per_s_high", "interval_kind", "interval_level", "interval_n", *_MEDIANS, *_MAXIMA,
-    "flags", "reason",
+    "flags", "notes", "reason",
 )  # fmt: skip
 
 
@@ -86,7 +86,8 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
         **_compute_timing(allocations),
         **{name: _compute_median(allocations, name) for name in _MEDIANS},
         **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
-        "flags": _join_flags(good, answers, allocations),
+        "flags": _join_flags(good, answers),
+        "notes": _join_notes(good, allocations),
         "reason": known["reason"],
     }
 
@@ -167,10 +168,13 @@ def _compute_medians(allocations: Allocations, name: str) -> list[float]:
     return [statistics.median(values) for values in known if values]
 
 
-def _join_flags(good: Sequence[Row], answers: Sequence[Row], allocations: Allocations) -> str:
+def _join_flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
-    if enough(allocations):
-        raised = [flag for flag in raised if flag != "few"]
     if good and len(good) < len(answers):
         raised.append("mixed")
     return " ".join(dict.fromkeys(raised))
+
+
+def _join_notes(good: Sequence[Row], allocations: Allocations) -> str:
+    notes = [note for row in good for note in row["notes"].split()]
+    return " ".join(dict.fromkeys(note for note in notes if note != "few" or not enough(allocations)))

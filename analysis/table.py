@@ -22,7 +22,7 @@ _MISSING = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_
 _PARSE: Mapping[Kind, Callable[[str], Any]] = {
     "text": parse_cell, "integer": int, "number": float, "truth": "True".__eq__,
 }  # fmt: skip
-_NEVER_MISSING = ("reason", "flags")  # empty says that there is none
+_NEVER_MISSING = ("reason", "flags", "notes")  # empty says that there is none
 
 
 class JudgedTable(NamedTuple):

@@ -2,7 +2,7 @@
 
 import statistics
 
-from bench.record import RunRecord
+from bench.record import MemoryShortage, RunRecord
 from bench.spec import OBJECTIVE, RunSpec
 
 
@@ -38,6 +38,28 @@ def describe_result(record: RunRecord) -> str:
     memory = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     peak = f", {max(memory) / 2**20:.1f} MiB peak" if memory else ""
     return f"ok: {statistics.median(window):.4g} s per step{doubt}, n = {len(window)}{peak}"
+
+
+def describe_shortage(shortage: MemoryShortage) -> str:
+    """Describe in one line what memory ran out of and what filled it, in GiB."""
+
+    def gib(count: int) -> str:
+        return f"{count / 2**30:.3g}"
+
+    known = shortage.model_dump(exclude_none=True)
+    asked = {"asked_bytes": "asked for {} GiB", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
+    filled = {
+        "total_bytes": "of {} in all",
+        "live_bytes": "{} live in tensors",
+        "reserved_bytes": "{} reserved",
+        "resident_bytes": "{} resident",
+        "others_bytes": "{} of others",
+    }
+    parts = [
+        ", ".join(words.format(gib(known[name])) for name, words in some.items() if name in known)
+        for some in (asked, filled)
+    ]
+    return f"{shortage.where} memory: {'; '.join(filter(None, parts))}"
 
 
 def describe_lengths(spec: RunSpec) -> str:

@@ -2,7 +2,8 @@
 and those who read.
 
 A run that uses all of its cores has what others leave: its steps take 1 / (1 - share) as long. On two cores beside
-others that took 60 to 86 % of them, five runs of one point did so within a fifth, from 0.34 to 1.02 s a step.
+others that took 60 to 86 % of them, five runs of one point did so within a fifth, from 0.34 to 1.02 s a step. Runs of
+the smoke study alone on two cores find 0.6 to 1.3 % with others; two such studies at once 49 to 50 % with each other.
 """
 
 from bench.record import NodeLoad, Observations

@@ -31,16 +31,37 @@ FINAL: frozenset[OutcomeKind] = frozenset({"ok", "invalid", "oom", "host_oom", "
 Evidence = Literal["measured", "rehearsed", "predicted"]
 
 
+class MemoryShortage(Frozen):
+    """What filled the memory that ran out on a rank, and what was lacking, in bytes as it failed."""
+
+    rank: int
+    where: Literal["device", "host"]
+    asked_bytes: int | None = None  # by the allocation that failed, in its exception's own words
+    lacking_bytes: int | None = None  # of those
+    free_bytes: int | None = None  # of the device; of the host or of the narrowest limit on this process
+    total_bytes: int | None = None  # of the same
+    live_bytes: int | None = None  # in tensors of this rank
+    peak_bytes: int | None = None  # the most that were live so far in this phase
+    reserved_bytes: int | None = None  # by the caching allocator, live ones included; None on a host
+    resident_bytes: int | None = None  # resident set of this rank; None on a device
+    others_bytes: int | None = None  # of processes on the device that are not of the run
+
+
 class Outcome(Frozen):
     """How an attempt ended, and the typed evidence that this was decided from."""
 
     kind: OutcomeKind
     reason: str = ""  # one line for the table; empty when ok
     evidence: dict[str, Any] = {}
+    shortage: MemoryShortage | None = None  # where memory ran out and the rank could still tell
 
     @property
     def final(self) -> bool:
         return self.kind in FINAL
+
+    @model_serializer(mode="wrap")
+    def _as_before_where_nothing_ran_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in serialize(self).items() if key != "shortage" or value is not None}
 
 
 class Limits(Frozen):

@@ -137,7 +137,7 @@ class MeasureSpec(Frozen):
     block_steps: Positive = 5  # rank 0 decides between blocks whether to go on
     min_steps: Positive = 30  # the window has at least so many steps …
     min_s: float = Field(20.0, ge=0)  # … and so many seconds, unless a budget ends it before
-    max_steps: Positive = 500
+    max_steps: Positive = 500  # it ends after so many, once it has its seconds
     max_s: float = Field(300.0, gt=0)
     width: float = Field(0.02, gt=0)  # asked width of the median's 95 % interval, relative to the median
     inspect: bool = True  # untimed steps after the window: memory by event, bytes per collective

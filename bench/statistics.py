@@ -28,7 +28,7 @@ LEAST = 6
 """Independent values that a median's interval needs: of fewer not even the extremes hold it at 95 %."""
 
 
-SURE, LIKELY = 0.998, 0.95
+SURE, SUSPECTED, LIKELY = 0.998, 0.99, 0.95
 """Of a change at one place; among all places the likeliest is taken."""
 
 

@@ -19,12 +19,35 @@ def compute_step_s(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
     `blocks` are the numbers of steps between two barriers, in order: all ranks begin a block together, and its steps
     add up to the time that the slowest rank needs for all of them.
     """
-    own = np.asarray(own_s, float)
-    if own.shape[1] == 1:
-        return [float(seconds) for seconds in own[:, 0]]
-    parts = np.split(own, np.cumsum(list(blocks))[:-1])
-    completed = (part.cumsum(axis=0).max(axis=1) for part in parts if len(part))
-    return [float(step) for ends in completed for step in np.diff(ends, prepend=0.0)]
+    own, times = np.asarray(own_s, float), StepTimes()
+    for part in np.split(own, np.cumsum(list(blocks))[:-1]):
+        times.append(part, together=True)
+    return times.step_s
+
+
+class StepTimes:
+    """The seconds of each step, from every rank's own, as blocks of them come in."""
+
+    def __init__(self) -> None:
+        self.step_s: list[float] = []
+        self._own_s = np.zeros(0)  # by rank, since all of them began together
+        self._completed_s = 0.0  # by the slowest of them
+
+    def append(self, own_s: ArrayLike, *, together: bool) -> None:
+        """Add a block: every rank's own seconds, an array of (steps, ranks). All ranks began it `together`, or each
+        as soon as it had done the block before."""
+        own = np.asarray(own_s, float)
+        if len(own) == 0:
+            return
+        if own.shape[1] == 1:
+            self.step_s += [float(seconds) for seconds in own[:, 0]]
+            return
+        if together:
+            self._own_s, self._completed_s = np.zeros(own.shape[1]), 0.0
+        ends = self._own_s + own.cumsum(axis=0)
+        completed = ends.max(axis=1)
+        self.step_s += [float(step) for step in np.diff(completed, prepend=self._completed_s)]
+        self._own_s, self._completed_s = ends[-1], float(completed[-1])
 
 
 def list_block_lengths(steps: int, cut: int, protocol: MeasureSpec) -> list[int]:

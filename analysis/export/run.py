@@ -19,7 +19,7 @@ Parameter = str | bool | int | float
 
 _TAGS = (
     "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "evidence",
-    "outcome", "reason", "flags", "slowest_rank", "slowest_host", "slowest_link_node",
+    "outcome", "reason", "flags", "notes", "slowest_rank", "slowest_host", "slowest_link_node",
 )  # fmt: skip
 _SERIES = ("step_s", "data_wait_s", "loss", "gradient_norm")
 

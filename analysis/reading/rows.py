@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from analysis import verify
 from analysis.columns import Column, Kind, list_all_columns
-from analysis.flags import list_flags
+from analysis.flags import list_flags, list_notes
 from bench.record import Outcome, RunRecord
 
 FILE, SIZE, CHANGED = "file", "file_size", "file_changed_ns"
@@ -137,7 +137,7 @@ def _list_tolerances(precision: "pa.DictionaryArray") -> Any:
 
 def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
     cells = {name: column.value(record) for name, column in known.items()}
-    cells["flags"] = " ".join(list_flags(record))
+    cells["flags"], cells["notes"] = " ".join(list_flags(record)), " ".join(list_notes(record))
     return {n: float(v) if known[n].kind == "number" and v is not None else v for n, v in cells.items()}
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from analysis.flags import FLAGS
+from analysis.flags import FLAGS, NOTES
 from analysis.formats.numbers import format_significant
 from analysis.report.drifts import ControlPointDrift
 from analysis.report.provenance import Provenance
@@ -103,6 +103,10 @@ def _list_flag_caveats(runs: Sequence[Row]) -> Iterable[str]:
     for flag in FLAGS:
         if counts[flag]:
             yield f"{counts[flag]:,} of {len(good):,} ok runs carry the flag {flag}: such a run {FLAGS[flag].meaning}."
+    noted = Counter(note for row in runs if row["outcome"] == "ok" for note in row["notes"].split())
+    for note in NOTES:
+        if noted[note]:
+            yield f"{noted[note]:,} of {len(good):,} ok runs carry the note {note}: such a run {NOTES[note].meaning}."
 
 
 def _list_environment_caveats(origin: Provenance) -> Iterable[str]:

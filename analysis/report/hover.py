@@ -20,6 +20,7 @@ def format_hover(row: Row, column: str) -> str:
         *(_list_numbers(row, column) if row["n"] else [_format_failure(row)]),
     ]
     lines += [f"flags: {row['flags']}"] if row["flags"] else []
+    lines += [f"notes: {row['notes']}"] if row.get("notes") else []
     bold, *rest = (html.escape(line, quote=False) for line in [*lines, f"configuration {row['config_id']}"])
     return "<br>".join([f"<b>{bold}</b>", *rest])
 

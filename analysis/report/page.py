@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from analysis.columns import list_columns
-from analysis.flags import FLAGS
+from analysis.flags import FLAGS, NOTES, Flag
 from analysis.questions import describe_choice, format_ranks
 from analysis.report import summary_tables
 from analysis.report.analogue import HEAD, Analogue
@@ -69,7 +69,8 @@ def render_page(
         drawn=[figure._replace(svg=Markup(figure.svg)) for figure in drawn],
         **_build_failures(found, page_facets, left),
         origin=found.origin,
-        flags=[(flag, FLAGS[flag].meaning, count) for flag, count in _count_flags(found.rows).items()],
+        flags=_count("flags", FLAGS, found.rows),
+        notes=_count("notes", NOTES, found.rows),
         columns=list_columns().values(),
     )
 
@@ -186,6 +187,7 @@ def _build_failure(row: Row, left: Evidence, page_facets: Sequence[Facet]) -> di
     }
 
 
-def _count_flags(rows: Sequence[Row]) -> dict[str, int]:
-    counts = Counter(flag for row in rows for flag in row["flags"].split())
-    return {flag: counts[flag] for flag in FLAGS if counts[flag]}
+def _count(column: str, known: Mapping[str, Flag], rows: Sequence[Row]) -> list[tuple[str, str, int]]:
+    """Return the names in a column with their meaning and how many runs have them, in the order of `known`."""
+    counts = Counter(name for row in rows for name in row[column].split())
+    return [(name, flag.meaning, counts[name]) for name, flag in known.items() if counts[name]]

@@ -1,8 +1,10 @@
 """Rates of the products that models are made of: `linear` of so many tokens with each of their matrices, forward."""
 
+import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from bench.calibrate.timing import time_call
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
 TOKENS = (128, 512, 2048, 8192, 16384)
 """Rows: from a decoder's few to a large micro-batch."""
 
+Shape = tuple[int, int, int]
+"""(m, k, n): so many rows, of so many numbers each, to rows of n."""
+
 _CALLS = 4  # that a shape costs at least: two to warm up, two to time
+_PART = 0.1  # of the time left is what one shape may cost, as long as others fit
 _BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -26,8 +32,63 @@ def list_products(networks: Iterable[Stacks]) -> tuple[tuple[int, int], ...]:
 
 
 def sort_shapes(products: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Return every (m, k, n), those of few FLOPs first: where the time ends, the largest are missing."""
+    """Return every (m, k, n), those of few FLOPs first."""
     return sorted(((m, k, n) for m in TOKENS for k, n in products), key=lambda shape: (count_flops(*shape), shape))
+
+
+def spread(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return shapes in an order of which every beginning lies evenly among all: by their numbers' bits from the last to
+    the first (van der Corput's sequence). Where the time ends, none is missing without others like it."""
+    bits = max(1, (len(shapes) - 1).bit_length())
+    turned = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))
+    return [shapes[number] for number in turned if number < len(shapes)]
+
+
+def measure_within(
+    shapes: Sequence[Shape], time_product: Callable[[Shape], float], seconds: float, clock: Callable[[], float]
+) -> dict[Shape, float]:
+    """Return the FLOP/s of as many shapes as fit in `seconds` of a clock, and of one at least: spread over all, those
+    that would take much of the time only when no other is left. What one costs is told by the nearest that is known."""
+    until, waiting = clock() + seconds, spread(shapes)
+    rates, known = dict[Shape, float](), list[tuple[int, float]]()  # FLOPs with their rate, sorted
+    while shape := _choose_next(waiting, known, until - clock()):
+        waiting.remove(shape)
+        rates[shape] = count_flops(*shape) / time_product(shape)
+        insort(known, (count_flops(*shape), rates[shape]))
+    return rates
+
+
+def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], left_s: float) -> Shape | None:
+    """Return the first shape that takes a small part of the time left, or else the first that fits; None for none."""
+    if not known:
+        return waiting[0] if waiting else None
+    costs = [(shape, _CALLS * count_flops(*shape) / _guess_rate(shape, known)) for shape in waiting]
+    for part in (_PART, 1.0):
+        for shape, cost_s in costs:
+            if cost_s <= part * left_s:
+                return shape
+    return None
+
+
+def _guess_rate(shape: Shape, known: Sequence[tuple[int, float]]) -> float:
+    """Return the rate of the shape with the nearest FLOPs, by their ratio."""
+    flops = math.log(count_flops(*shape))
+    return min(known, key=lambda one: abs(math.log(one[0]) - flops))[1]
+
+
+def describe_unmeasured(
+    products: Sequence[tuple[int, int]], precisions: Sequence[Precision], rates: Sequence[MatmulRate]
+) -> str | None:
+    """Say which shapes were not measured, for want of time or of memory; None where all were."""
+    asked = sort_shapes(products)
+    measured = {(rate.precision, rate.m, rate.k, rate.n) for rate in rates}
+    texts = []
+    for precision in precisions:
+        missing = [count_flops(*shape) for shape in asked if (precision, *shape) not in measured]
+        if missing:
+            sizes = f"of {missing[0]:.2g} to {missing[-1]:.2g} FLOP"
+            texts.append(f"{len(missing)} of {len(asked)} matmul shapes in {precision}, {sizes}")
+    return "; ".join(texts) or None
 
 
 def count_flops(m: int, k: int, n: int) -> int:
@@ -67,15 +128,14 @@ def get_dtype(precision: Precision) -> "torch.dtype":
 def _measure_rates(
     precision: Precision, products: Sequence[tuple[int, int]], device: "torch.device", seconds: float
 ) -> list[MatmulRate]:
-    until, room, rates = time.perf_counter() + seconds, _compute_room_bytes(device), list[MatmulRate]()
-    for m, k, n in sort_shapes(products):
-        if _BYTES[precision] * (m * k + k * n + m * n) > room:
-            continue
-        if rates and _CALLS * count_flops(m, k, n) / (rates[-1].tflops * 1e12) > until - time.perf_counter():
-            break
-        rate = count_flops(m, k, n) / _time_product(m, k, n, precision, device)
-        rates.append(MatmulRate(precision=precision, m=m, k=k, n=n, tflops=rate / 1e12))
-    return rates
+    room = _compute_room_bytes(device)
+    fitting = [(m, k, n) for m, k, n in sort_shapes(products) if _BYTES[precision] * (m * k + k * n + m * n) <= room]
+    rates = measure_within(fitting, lambda shape: _time_product(*shape, precision, device), seconds, time.perf_counter)
+    return [
+        MatmulRate(precision=precision, m=m, k=k, n=n, tflops=rates[m, k, n] / 1e12)
+        for m, k, n in fitting
+        if (m, k, n) in rates
+    ]
 
 
 def _time_product(m: int, k: int, n: int, precision: Precision, device: "torch.device") -> float:

@@ -122,6 +122,7 @@ def format_calibration(machine: Machine) -> str:
         )
         latency = min(row.s for row in reduced)
         rows.append((f"all-reduce, {nodes} × {ranks // nodes}", f"from {latency * 1e6:.4g} µs, {speed}"))
+    rows += [("not measured", text)] if (text := found.made.get("not_measured")) else []
     heading = f"{machine.name}: {found.made.get('device')}, threads of a rank: {found.made.get('threads')}"
     return f"{heading}\n{terminal.align(rows, least=(22,), gap=0, indent=2)}"
 

@@ -13,7 +13,7 @@ from bench import store
 from bench.calibrate import attention, collectives, contention, host_link, launches, matmul, memory
 from bench.calibrate.request import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult, Part
 from bench.machine import Calibration
-from bench.measure.environment import classify, read_version
+from bench.measure.environment import classify, name_collectives, read_version
 from bench.measure.failures import Refused
 from bench.record import Limits
 
@@ -85,7 +85,12 @@ def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "
         "ranks": f"{request.nodes} × {request.ranks_per_node}",
         "threads": str(torch.get_num_threads()),  # of each rank; OMP_NUM_THREADS decides
         "parts": ", ".join(request.parts),
-        "backend": "nccl" if device.type == "cuda" else "gloo",
+        "not_measured": matmul.describe_unmeasured(
+            request.products, matmul.list_precisions(request.machine, device), found["matmul"]
+        )
+        if "matmul" in found
+        else None,
+        "backend": name_collectives() if device.type == "cuda" else "gloo",
         "zeroscale": read_version("zeroscale"),
         **{name: classification.versions[name] for name in ("torch", "cuda", "nccl", "driver")},
     }

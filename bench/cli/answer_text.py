@@ -19,11 +19,13 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str]) -> 
     of = record.spec.sequence
     kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
     flags = importlib.import_module("analysis.flags")
-    raised = flags.list_flags(record)
+    raised, notes = flags.list_flags(record), flags.list_notes(record)
     return [
         *([f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []),
         *([f"flags: {', '.join(raised)}"] if raised else []),
         *(f"  {name}: the run {flags.FLAGS[name].meaning}" for name in raised),
+        *([f"notes: {', '.join(notes)}"] if notes else []),
+        *(f"  {name}: the run {flags.NOTES[name].meaning}" for name in notes),
         str(folder),
         *_list_next_commands(record, folder.parents[1], overrides),
     ]

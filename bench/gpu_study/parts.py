@@ -3,25 +3,29 @@ measures nothing again that is."""
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.gpu_study import best
 from bench.gpu_study.session import StudySession
 
 SHORT = (
     "measure.warmup_steps=2", "measure.warmup_max_steps=4", "measure.block_steps=2", "measure.min_steps=4",
-    "measure.max_steps=4",
+    "measure.min_s=0", "measure.max_steps=4",
 )  # fmt: skip
 """The protocol of rehearsals and trials: they time nothing that is to be compared."""
 TINY = ("model=tiny", "precision=fp32", "sequence.encoder=32", "sequence.decoder=16", *SHORT)
 """In place of every model in a trial."""
+CLOCK = {"data.pin_memory": [False, True], "measure.block_steps": [5, 50]}
+"""What the clock and the way of batches may cost: blocks of 50 steps have a tenth of the boundaries of those of 5."""
 FEW = {"model": ["tiny"], "engine": ["ddp", "zero2"], "batch.micro": [2]}
 """In place of a study's axes in a trial."""
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 REHEARSED_MODELS, STAGES, WORLD_SIZES, DEVICES_PER_NODE = ("mt5_xl", "mt5_xxl"), (3, 2, 1), (8, 512, 64), 8
 REPORTED = (
-    "single_gpu", "single_gpu_tuning", "expandable_segments/single_gpu_fast", "single_gpu_xxl", "plain", "rehearsals",
+    "single_gpu", "single_gpu_tuning", "clock", "expandable_segments/single_gpu_fast", "single_gpu_xxl", "plain",
+    "rehearsals",
 )  # fmt: skip
 """Folders of results."""
 PLAIN = (("mt5_xl", 8), ("mt5_large", 16))
@@ -59,6 +63,16 @@ def run_tuning(session: StudySession) -> bool:
     apart = f"{session.results}/expandable_segments"  # another setting is another question, and no repeat of it
     fast = ("sweep", "study=single_gpu_fast", f"machine={session.machine}", "--results", apart, *tiny)
     return session.module("bench.cli", *fast, environment=EXPANDABLE) and tuned
+
+
+def compare_clocks(session: StudySession) -> bool:
+    """Whether blocks of steps, or batches from page-locked memory, change the time of a step: the same point four ways,
+    three times each."""
+    point = {"model": "mt5_base", "engine": "ddp", "batch.micro": 16, "devices_per_node": 1, "launcher": "local"}
+    window = {"measure.warmup_max_steps": 100, "measure.min_steps": 100}
+    study = _write_study(session, "clock", point if session.trial else point | window, CLOCK, repeats=3)
+    tiny = [word for word in _list_tiny_overrides(session) if not word.startswith("measure.block_steps=")]
+    return _run_swept(session, "clock", f"study={study}", *_list_context_overrides(session), *tiny)
 
 
 def run_plain_loops(session: StudySession) -> bool:
@@ -151,6 +165,7 @@ PARTS: dict[str, Callable[[StudySession], bool]] = {
     "check": run_tests,
     "sweep": run_sweep,
     "tuning": run_tuning,
+    "clock": compare_clocks,
     "plain": run_plain_loops,
     "repeats": run_repeats,
     "rehearsals": run_rehearsals,
@@ -172,10 +187,16 @@ def _list_tiny_overrides(session: StudySession) -> tuple[str, ...]:
 
 def _write_trial_study(session: StudySession, name: str) -> Path:
     """Write a study of two tiny points in the place of another; return its file."""
+    return _write_study(session, name, {"launcher": "local", "devices_per_node": 1}, FEW)
+
+
+def _write_study(
+    session: StudySession, name: str, base: Mapping[str, Any], axes: Mapping[str, Any], repeats: int = 1
+) -> Path:
+    """Write a study and return its file."""
     file = session.results / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    base = {"launcher": "local", "devices_per_node": 1}
-    file.write_text(json.dumps({"name": name, "base": base, "axes": FEW}))
+    file.write_text(json.dumps({"name": name, "base": dict(base), "axes": dict(axes), "repeats": repeats}))
     return file.rename(file.with_suffix(".yaml"))  # JSON is YAML
 
 

@@ -13,10 +13,11 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bench.measure.failures import classify_error, count_oom_kills
+from bench.measure.failures import OUT_OF_MEMORY, classify_error, count_oom_kills
+from bench.record import MemoryShortage, OutcomeKind
 
 # What a supervisor hands to its ranks in their environment: file descriptors, and a time.
 PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"
@@ -25,6 +26,10 @@ STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervis
 STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
 _TRACEBACK_CHARACTERS = 8000
 _SLOT = struct.Struct("<dq48s")  # one rank's pulse
+
+
+FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
+"""Returns what filled the memory that an exception of this outcome says was out; None where nobody can tell."""
 
 
 class RankProgress(NamedTuple):
@@ -83,12 +88,15 @@ class Channel:
         if self._heartbeat:
             self._heartbeat.write(self._slot, phase, step)
 
-    def fail(self, error: BaseException, device: Mapping[str, Any] | None = None) -> None:
-        """Say what ended this rank: the typed evidence of its outcome. `device` is what its device's memory held."""
+    def fail(self, error: BaseException, find_shortage: FindShortage = lambda kind, error: None) -> None:
+        """Say what ended this rank: the typed evidence of its outcome; where memory ran out, also what filled it."""
         if self._pipe is None:
             return
-        others_bytes = device.get("others_bytes") if device else None
-        kind, rule = classify_error(error, count_oom_kills() - self._oom_kills, others_bytes)
+        oom_kills = count_oom_kills() - self._oom_kills
+        kind, rule = classify_error(error, oom_kills)
+        shortage = find_shortage(kind, error) if kind in OUT_OF_MEMORY else None
+        if shortage:
+            kind, rule = classify_error(error, oom_kills, shortage.others_bytes)
         message: dict[str, Any] = {
             "outcome": kind,
             "rule": rule,
@@ -97,8 +105,8 @@ class Channel:
             "phase": self.phase,
             "traceback": strip_folders("".join(traceback.format_exception(error)))[-_TRACEBACK_CHARACTERS:],
         }
-        if device and "memory" in rule.lower():
-            message["device_memory"] = dict(device)
+        if shortage:
+            message["shortage"] = shortage.model_dump(exclude_none=True, exclude={"rank"})
         line = (json.dumps(message) + "\n").encode()
         while line:
             line = line[os.write(self._pipe, line) :]

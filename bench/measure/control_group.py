@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+_MEMORY = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))  # by version
+_UNLIMITED = 2**60
+
 
 def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     """Return the folders in which the group of this process for a controller, of either version, may be found, the
@@ -38,6 +41,20 @@ def quota_cores(root: Path = Path("/")) -> float | None:
     those around it; None where there is none."""
     quotas = (_quota(folder) for folder in _around("cpu", root))
     return min((quota for quota in quotas if quota), default=None)
+
+
+def find_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return (used, allowed) of the memory of this process's group and of each one around it that has a limit, in
+    bytes. What a version calls unlimited is more than any machine has."""
+    found = []
+    for folder in _around("memory", root):
+        for names in _MEMORY:
+            try:
+                used, allowed = (int((folder / name).read_text()) for name in names)
+            except (OSError, ValueError):  # `max` is no number
+                continue
+            found += [(used, allowed)] if allowed < _UNLIMITED else []
+    return found
 
 
 def _around(controller: str, root: Path) -> Iterator[Path]:

@@ -1,51 +1,54 @@
-"""NVIDIA devices as the driver's own library (NVML) tells of them: names, clocks, power, energy. Empty without any."""
+"""The GPUs of this machine as the library of their driver tells of them: names, clocks, power, energy. None without."""
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
+
+from bench.measure.amd_driver import AmdDriver
+from bench.measure.device_driver import STATE, DeviceDriver, Question
+from bench.measure.nvidia_driver import NvidiaDriver
 
 
 @functools.cache
-def _load_nvml() -> Any:
-    """Return the initialised NVML module, or None where there is no driver to ask."""
-    try:
-        import pynvml
+def _load_driver() -> DeviceDriver | None:
+    """Return the driver of the first maker that has a device here, or None."""
+    found: list[DeviceDriver | None] = [NvidiaDriver.load(), AmdDriver.load()]
+    return next((driver for driver in found if driver and driver.count()), None)
 
-        pynvml.nvmlInit()
-    except Exception:  # no package, no driver, no permission: each means that nothing can be asked
-        return None
-    return pynvml
+
+def _ask(device: int | str, question: Question) -> Any:
+    driver = _load_driver()
+    return driver.ask(device, question) if driver else None
 
 
 def count_devices() -> int:
-    """Return the number of NVIDIA devices."""
-    nvml = _load_nvml()
-    return int(nvml.nvmlDeviceGetCount()) if nvml else 0
+    """Return the number of devices."""
+    driver = _load_driver()
+    return driver.count() if driver else 0
 
 
 def read_name(device: int | str) -> str | None:
-    """Return what the device calls itself, e.g. "NVIDIA H200". Devices are known by the driver's index or by UUID."""
-    answer: str | None = _ask_device(device, lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)))
+    """Return what the device calls itself, e.g. "NVIDIA H200". Devices are known by the driver's number, or by UUID;
+    those of AMD by their PCI address."""
+    answer: str | None = _ask(device, "name")
     return answer
 
 
 def read_driver_version() -> str | None:
     """Return the driver's version."""
-    nvml = _load_nvml()
-    return str(nvml.nvmlSystemGetDriverVersion()) if nvml else None
+    driver = _load_driver()
+    return driver.version() if driver else None
 
 
 def read_memory_bytes(device: int | str = 0) -> int | None:
     """Return the memory of a device that nobody uses."""
-    answer: int | None = _ask_device(device, lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
+    answer: int | None = _ask(device, "free_bytes")
     return answer
 
 
 def read_energy_j(device: int | str) -> float | None:
     """Return the energy a device has used since its driver was loaded, in joules; None where it keeps no count."""
-    answer: float | None = _ask_device(
-        device, lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-    )
+    answer: float | None = _ask(device, "energy_j")
     return answer
 
 
@@ -59,63 +62,27 @@ class Others(NamedTuple):
 def others(device: int | str, own: Collection[int]) -> Others:
     """Return who else computes on a device; `own` are process numbers of the run. In a container the driver may know
     its processes by other numbers: then those that are more than one are others, and their memory is unknown."""
-    found = _ask_device(device, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    found: list[tuple[int, int | None]] | None = _ask(device, "processes")
     if found is None:
         return Others()
-    if any(process.pid in own for process in found) or not found:
-        foreign = [process for process in found if process.pid not in own]
-        used = [process.usedGpuMemory for process in foreign]
-        return Others(len(foreign), None if None in used else sum(used))
+    if any(number in own for number, _ in found) or not found:
+        used = [taken for number, taken in found if number not in own]
+        return Others(len(used), None if None in used else sum(taken for taken in used if taken is not None))
     return Others(len(found) - 1, 0 if len(found) == 1 else None)
 
 
-def throttled_s(device: int | str) -> dict[str, float]:
-    """Return for how long a device has been held back so far, in seconds by reason: `power` by its power cap, `thermal`
-    by its temperature."""
-    reasons = {"power": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
-    values = {
-        reason: _ask_device(
-            device,
-            lambda nvml, handle, policy=policy: (  # type: ignore[misc]
-                nvml.nvmlDeviceGetViolationStatus(handle, getattr(nvml, policy)).violationTime / 1e9
-            ),
-        )
-        for reason, policy in reasons.items()
-    }
-    return {reason: seconds for reason, seconds in values.items() if seconds is not None}
+def count_throttled(device: int | str) -> dict[str, float]:
+    """Return counts that grow while a device is held back, `power` by its power cap and `thermal` by its temperature,
+    and `all`, which grows always: between two looks, a reason's part of that is its share of the time."""
+    answer: dict[str, float] | None = _ask(device, "throttled")
+    return answer or {}
 
 
 def state(device: int | str) -> dict[str, float | None]:
-    """Return how a device is now: its clock in MHz, its temperature in °C, its memory in use by all in bytes."""
-    questions = {name: _QUESTIONS[name] for name in ("sm_clock_mhz", "temperature_c")}
-    questions["used_bytes"] = lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
-    return {name: _ask_device(device, question) for name, question in questions.items()}
-
-
-_QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "name": lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)),
-    "sm_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-    "memory_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-    "power_cap_w": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
-    "temperature_c": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-    "throttle_reasons": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-}
+    """Return how a device is now: its clock in MHz and its temperature in °C."""
+    return {"sm_clock_mhz": _ask(device, "sm_clock_mhz"), "temperature_c": _ask(device, "temperature_c")}
 
 
 def read_states() -> list[dict[str, Any]]:
     """Return name, clocks in MHz, power cap in W and temperature in °C of every device, now."""
-    return [
-        {key: _ask_device(index, question) for key, question in _QUESTIONS.items()} for index in range(count_devices())
-    ]
-
-
-def _ask_device(device: int | str, question: Callable[[Any, Any], Any]) -> Any:
-    nvml = _load_nvml()
-    if not nvml:
-        return None
-    try:
-        by_index = isinstance(device, int)
-        handle = nvml.nvmlDeviceGetHandleByIndex(device) if by_index else nvml.nvmlDeviceGetHandleByUUID(device)
-        return question(nvml, handle)
-    except nvml.NVMLError:
-        return None  # there is no such device, or it does not tell
+    return [{question: _ask(number, question) for question in STATE} for number in range(count_devices())]

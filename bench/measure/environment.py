@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,13 @@ _PACKAGES = (
     "triton",
 )  # fmt: skip
 _VARIABLES = re.compile(
-    r"(NCCL|GLOO|TORCH_NCCL|OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)"
+    r"(NCCL|GLOO|TORCH_NCCL|OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+|(HIP|ROCR)_VISIBLE_DEVICES|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)"
     r"|(PYTORCH|TORCH)_\w*ALLOC_CONF|TORCH(DYNAMO|INDUCTOR)_(?!CACHE_DIR)\w+|NVIDIA_TF32_OVERRIDE|CUBLAS(LT)?_WORKSPACE_\w+"
     r"|ZEROSCALE_DRILL|HF_(HUB_OFFLINE|DATASETS_OFFLINE)|LD_PRELOAD|TRANSFORMERS_OFFLINE"
 )
+
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that hide GPUs; torch for AMD's obeys all of them."""
 
 
 def find_device_kind() -> str:
@@ -67,11 +71,11 @@ def count_cores() -> int:
 
 
 def _count_visible() -> int | None:
-    """Return how many GPUs CUDA_VISIBLE_DEVICES names, up to the first that CUDA would not take; None where unset."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return None
-    return sum(1 for _ in itertools.takewhile(lambda one: one.strip() not in ("", "-1"), named.split(",")))
+    """Return how many GPUs are not hidden: those that each of VISIBLE names, up to the first that would not be taken;
+    None where none is set."""
+    named = [os.environ[name].split(",") for name in VISIBLE if name in os.environ]
+    counts = (sum(1 for _ in itertools.takewhile(lambda one: one.strip() not in ("", "-1"), one)) for one in named)
+    return min(counts, default=None)
 
 
 def classify(device: str, devices_per_node: int, uuid: str | None = None) -> EnvironmentClass:
@@ -86,6 +90,8 @@ def classify(device: str, devices_per_node: int, uuid: str | None = None) -> Env
         "deepspeed": read_version("deepspeed"),
         "transformers": read_version("transformers"),
     }
+    if on_gpu and (hip := _read_torch_constant("hip")):
+        versions["hip"] = hip
     return EnvironmentClass(
         device=(devices.read_name(uuid or _first_visible()) or "unknown") if on_gpu else read_cpu_model(),
         devices_per_node=devices_per_node,
@@ -110,8 +116,9 @@ def check_alike(classes: Sequence[EnvironmentClass]) -> None:
 
 
 def _first_visible() -> int | str:
-    """Return the driver's name of the first GPU that CUDA_VISIBLE_DEVICES leaves."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    """Return the driver's name of the first GPU that is not hidden."""
+    named = next((os.environ[name] for name in VISIBLE if name in os.environ), "0")
+    first = named.split(",")[0].strip()
     return int(first) if first.isdigit() else first or 0
 
 
@@ -137,6 +144,7 @@ def probe(
         environment_id=compute_environment_id(classification),
         classification=classification,
         versions={name: read_version(name) for name in _PACKAGES}
+        | read_loaded_collectives()
         | {"python": platform.python_version(), "os": platform.platform()},
         git=_read_git(Path(__file__).parent),
         hosts=hosts,
@@ -188,6 +196,23 @@ def _read_torch_constant(name: str) -> str | None:
         return None
     match = re.search(rf"^{name}\b.*= '([^']+)'", Path(found.origin).with_name("version.py").read_text(), re.MULTILINE)
     return match[1] if match else None
+
+
+def read_loaded_collectives() -> dict[str, str | None]:
+    """Return the version of NCCL, or of AMD's RCCL, that the loaded torch calls; empty where it calls none. Where
+    torch is not loaded, as in the class of an environment, the installed package of NCCL is all that is known."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    try:
+        return {name_collectives(): ".".join(map(str, torch.cuda.nccl.version()))}
+    except (AttributeError, RuntimeError, TypeError):  # built without
+        return {}
+
+
+def name_collectives() -> str:
+    """Return the library through which ranks on GPUs communicate: torch calls either `nccl`."""
+    return "rccl" if _read_torch_constant("hip") else "nccl"
 
 
 def _read_nccl_version() -> str | None:

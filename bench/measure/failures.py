@@ -17,6 +17,7 @@ class WrongTransport(Refused):
     """What lies between the nodes is not what the site says: nothing measured over it would be of this machine."""
 
 
+OUT_OF_MEMORY: tuple[OutcomeKind, ...] = ("oom", "host_oom")
 _TYPES: dict[str, OutcomeKind] = {
     "OutOfMemoryError": "oom",  # torch: the device's allocator
     "MemoryError": "host_oom",
@@ -34,6 +35,8 @@ _MESSAGES: tuple[tuple[str, OutcomeKind], ...] = (
     ("CUDA out of memory", "oom"),
     ("CUDA error: out of memory", "oom"),
     ("CUDA driver error: out of memory", "oom"),  # from the allocator with expandable segments
+    ("HIP out of memory", "oom"),  # of a torch for AMD's devices
+    ("HIP error: out of memory", "oom"),
     ("CUBLAS_STATUS_ALLOC_FAILED", "oom"),
     ("Cuda failure 2 'out of memory'", "oom"),
     ("Cuda failure 'out of memory'", "oom"),
@@ -69,7 +72,7 @@ def _outcome_of(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, str]
         rule = f"a loader's process was lost, {oom_kills} ended by the kernel's out-of-memory killer"
         return ("host_oom" if oom_kills else "error"), rule
     if names[0] in _UNTYPED:
-        if "CUDA error: out of memory" in message and _is_pinning(error, message):
+        if "error: out of memory" in message and _is_pinning(error, message):
             return "host_oom", "raised while host memory was pinned"
         for text, kind in _MESSAGES:
             if text in message:

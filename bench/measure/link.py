@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from bench.measure import transport
 from bench.measure.collectives import wait_for
+from bench.measure.environment import name_collectives
 from bench.record import Link
 from bench.spec import RunSpec
 
@@ -30,7 +31,7 @@ def measure_link(device: torch.device, spec: RunSpec) -> Link:
     size, world = _PAYLOAD_BYTES[device.type], dist.get_world_size()
     interfaces = os.environ.get("NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME")
     link = Link(
-        backend="nccl" if device.type == "cuda" else "gloo",
+        backend=name_collectives() if device.type == "cuda" else "gloo",
         interfaces=tuple(interfaces.split(",")) if interfaces else (),
         payload_bytes=size,
         bus_bytes_per_s=None,

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,12 +10,16 @@ import torch
 
 from bench.data import MicroBatch
 from bench.engines import Engine
-from bench.measure.clock import Clock
+from bench.measure.batch_copy import create_batch_copy
+from bench.measure.clock import Clock, ReadBlock
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
 from bench.measure.window import find_stop_reason, is_steady, is_warmup_done, warmup_s
-from bench.spec import RunSpec
-from bench.step_times import compute_step_s
+from bench.spec import MeasureSpec, RunSpec
+from bench.step_times import StepTimes
+
+Reading = torch.Tensor | float | None
+"""A loss or a norm of one step, perhaps still on its way from the device."""
 
 
 @dataclass
@@ -27,6 +31,18 @@ class FetchedBatches:
 
 
 @dataclass
+class LaunchedBlock:
+    """Steps whose work has been given to the device, which may not have done it yet."""
+
+    read_seconds: ReadBlock
+    fetched: list[FetchedBatches]  # by step, like the rest
+    losses: list[Reading]
+    norms: list[Reading]
+    skipped: list[int]  # numbers of steps
+    together: bool  # all ranks began it together
+
+
+@dataclass
 class Series:
     """The steps in order, warm-up included: per step its columns, and every rank's own."""
 
@@ -34,7 +50,7 @@ class Series:
     loss_ranks: tuple[int, ...] | None = None  # which have a loss; None: all
     # one (ranks, columns) tensor per step
     ranks: list[torch.Tensor] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)  # steps between two barriers
+    times: StepTimes = field(default_factory=StepTimes)
     cut: int | None = None  # first step of the window; None before there is one
     steady: bool = False
     stopped: str = ""
@@ -59,7 +75,21 @@ class Series:
     @property
     def step_s(self) -> list[float]:
         """Seconds of each step, from the slowest rank's completion of the one before to that of this one."""
-        return compute_step_s(self.column("step_s").numpy(), self.blocks)
+        return self.times.step_s
+
+    def append(self, ranks: list[torch.Tensor], skipped: list[int], *, together: bool) -> None:
+        """Add the steps of a block, which all ranks began `together` or behind the one before."""
+        self.ranks.extend(ranks)
+        own_s = torch.stack(ranks)[:, :, self.columns.index("step_s")]
+        self.times.append(own_s.numpy(), together=together)
+        self.skipped.extend(skipped)
+
+    def is_finite(self, since: int) -> bool:
+        """Whether every loss, and every gradient norm that was told, is a finite number in the steps from `since`."""
+        if since >= len(self.ranks):
+            return True
+        latest = Series(self.kinds, self.loss_ranks, self.ranks[since:])
+        return bool(latest.losses.isfinite().all()) and not bool(latest.column("gradient_norm").isinf().any())
 
     @property
     def warmup(self) -> int:
@@ -90,8 +120,10 @@ class Trainer:
         self.peers = peers
         self._spec, self._engine, self._batches = spec, engine, batches
         self._clock, self._device, self._hook = clock, device, hook
+        self._copy = create_batch_copy(device, pinned=spec.data.pin_memory)
         self._has_loss = has_loss
         self._steps = 0
+        self._under_way: deque[LaunchedBlock] = deque()
 
     @property
     def on_gpu(self) -> bool:
@@ -117,15 +149,33 @@ class Trainer:
             fetched.wait_s += time.perf_counter() - begin
             fetched.padding.update(batch.padding)
             self._hook("steps", self._steps)
-            yield {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.tensors.items()}
+            yield self._copy(batch.tensors)
 
     def block(self, steps: int, series: Series) -> None:
-        """Run and time `steps` steps, then gather what every rank saw and append it to `series`."""
-        data: list[FetchedBatches] = []
-        losses: list[torch.Tensor | float | None] = []
-        norms: list[torch.Tensor | float | None] = []
+        """Run and time `steps` steps. What every rank saw of them is gathered and appended to `series` when so many
+        blocks are under way as the clock wants to be ahead: on a CPU at once, on a device while the next one runs."""
+        together = not self._under_way
+        if together:
+            self.peers.barrier()
+            self._clock.drain()
+        self._under_way.append(self._launch(steps, together))
+        while len(self._under_way) > self._clock.blocks_ahead:
+            self._gather(self._under_way.popleft(), series)
+
+    def finish(self, series: Series) -> None:
+        """Wait for the blocks that are under way."""
+        while self._under_way:
+            self._gather(self._under_way.popleft(), series)
+
+    @property
+    def steps_under_way(self) -> int:
+        """Steps that are launched, and not in any series yet."""
+        return sum(len(block.fetched) for block in self._under_way)
+
+    def _launch(self, steps: int, together: bool) -> LaunchedBlock:
+        losses, norms, data = list[Reading](), list[Reading](), list[FetchedBatches]()
+        found = list[int]()
         clock, skipped = self._clock, self._engine.skipped_steps()
-        self.peers.barrier()
         clock.begin()
         for _ in range(steps):
             loss, fetched = self.step()
@@ -135,13 +185,17 @@ class Trainer:
             norms.append(self._engine.gradient_norm())
             if self._engine.skipped_steps() > skipped:
                 skipped = self._engine.skipped_steps()
-                series.skipped.append(self._steps - 1)
+                found.append(self._steps - 1)
                 # Looking for a loss scale, fp16 overflows now and then; elsewhere gradients that are not finite
                 # are the end of the training.
                 norms[-1] = None if self._spec.precision == "fp16" else math.inf
-        seconds = clock.end()
         if not self.peers.are_real:  # what others would have sent is missing in both
             losses, norms = [math.nan] * steps, [None] * steps
+        losses, norms = _send_to_host(losses), _send_to_host(norms)  # before the block ends: its end is waited for
+        return LaunchedBlock(clock.end(), data, losses, norms, found, together)
+
+    def _gather(self, block: LaunchedBlock, series: Series) -> None:
+        seconds = block.read_seconds()
         rows = [
             (
                 second,
@@ -150,10 +204,10 @@ class Trainer:
                 _convert_norm(norm),
                 *(fetched.padding[kind] for kind in series.kinds),
             )
-            for second, fetched, loss, norm in zip(seconds, data, losses, norms, strict=True)
+            for second, fetched, loss, norm in zip(seconds, block.fetched, block.losses, block.norms, strict=True)
         ]
-        series.ranks.extend(self.peers.all_gather(torch.tensor(rows, dtype=torch.float64)))
-        series.blocks.append(steps)
+        ranks = self.peers.all_gather(torch.tensor(rows, dtype=torch.float64))
+        series.append(ranks, block.skipped, together=block.together)
 
 
 def run(
@@ -165,48 +219,64 @@ def run(
 ) -> None:
     """Warm up until steady, then measure until the interval is narrow enough or a budget ends; fill `series` meanwhile.
 
-    `open_window` is called once in between, `after_block` after every block of the window, both off the clock.
+    `open_window` is called once in between, `after_block` after every block of the window, both off the clock. What is
+    under way when a decision falls belongs to the warm-up, or to the window.
     """
     protocol, peers = spec.measure, trainer.peers
-    sound = _is_finite if peers.are_real else _is_unchecked
+    checked = 0
+
+    def is_sound() -> bool:
+        nonlocal checked
+        since, checked = checked, len(series.ranks)
+        return not peers.are_real or series.is_finite(since)
+
     least_s = warmup_s(protocol, on_gpu=trainer.on_gpu)
     while True:
-        left = protocol.warmup_max_steps - len(series.ranks)
-        trainer.block(min(protocol.block_steps, left) if left > 0 else protocol.block_steps, series)
-        if not sound(series):
+        launched = len(series.ranks) + trainer.steps_under_way
+        trainer.block(_count_block_steps(protocol, protocol.warmup_max_steps - launched), series)
+        if not is_sound():
             series.stopped = "invalid"
             return
         if peers.broadcast(is_warmup_done(series.step_s, protocol, least_s)):
             break
+    trainer.finish(series)
+    if not is_sound():
+        series.stopped = "invalid"
+        return
     series.cut = len(series.ranks)
     series.steady = is_steady(series.step_s, protocol.block_steps)
     open_window()
     while not series.stopped:
-        done = len(series.ranks) - series.warmup
-        trainer.block(min(protocol.block_steps, protocol.max_steps - done), series)
+        launched = len(series.ranks) - series.warmup + trainer.steps_under_way
+        trainer.block(_count_block_steps(protocol, protocol.max_steps - launched), series)
         after_block()
-        reason = (
-            find_stop_reason(series.step_s[series.warmup :], series.window_s, protocol) if sound(series) else "invalid"
-        )
+        timed, under_way = series.step_s[series.warmup :], trainer.steps_under_way
+        reason = find_stop_reason(timed, series.window_s, protocol, under_way) if is_sound() else "invalid"
         series.stopped = peers.broadcast(reason) or ""
+    trainer.finish(series)
+    if not is_sound():
+        series.stopped = "invalid"
 
 
-def _convert_loss(loss: "torch.Tensor | float | None") -> float:
+def _count_block_steps(protocol: MeasureSpec, left: int) -> int:
+    """Return the steps of the next block, of which a budget leaves so many; a whole block where it is spent and
+    something else is waited for."""
+    return min(protocol.block_steps, left) if left > 0 else protocol.block_steps
+
+
+def _send_to_host(values: list[Reading]) -> list[Reading]:
+    """Return values, those on a device on their way to page-locked memory, without waiting for them."""
+    return [
+        value.detach().to("cpu", non_blocking=True) if isinstance(value, torch.Tensor) else value for value in values
+    ]
+
+
+def _convert_loss(loss: Reading) -> float:
     """Return a loss as a float: NaN where the rank has none."""
     return math.nan if loss is None else float(loss)
 
 
-def _convert_norm(norm: "torch.Tensor | float | None") -> float:
+def _convert_norm(norm: Reading) -> float:
     """Return a gradient norm as a float: NaN where the engine tells none, infinity where it was not finite."""
     value = math.nan if norm is None else float(norm)
     return math.inf if norm is not None and math.isnan(value) else value
-
-
-def _is_finite(series: Series) -> bool:
-    """Whether every loss so far, and every gradient norm that was told, is a finite number."""
-    return bool(series.losses.isfinite().all()) and not bool(series.column("gradient_norm").isinf().any())
-
-
-def _is_unchecked(series: Series) -> bool:
-    """A rehearsal's losses say nothing, so they are not looked at."""
-    return True

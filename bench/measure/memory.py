@@ -9,8 +9,8 @@ import ctypes
 import functools
 import gc
 import hashlib
+import multiprocessing
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -33,6 +34,14 @@ class MemoryTrace:
     before_bytes: int | None = None
     peak_bytes: int | None = None
     after_bytes: int | None = None
+    peak_reserved_bytes: int | None = None  # by the caching allocator
+
+
+class PhasePeaks(NamedTuple):
+    """The most that was live, and held by the caching allocator, since the last `reset_peak`; None where unknown."""
+
+    allocated_bytes: int | None
+    reserved_bytes: int | None
 
 
 def install_counter(device: torch.device) -> None:
@@ -54,7 +63,8 @@ def trace_memory(device: torch.device) -> Iterator[MemoryTrace]:
     trace = MemoryTrace(before_bytes=read_live_bytes(device))
     reset_peak(device)
     yield trace
-    trace.peak_bytes, trace.after_bytes = read_peak_bytes(device), read_live_bytes(device)
+    trace.peak_bytes, trace.peak_reserved_bytes = read_peaks(device)
+    trace.after_bytes = read_live_bytes(device)
 
 
 def read_live_bytes(device: torch.device) -> int | None:
@@ -99,39 +109,55 @@ def count_reachable_bytes(device: torch.device) -> int:
     return sum(storages.values())
 
 
+def read_loaders_rss_bytes() -> int | None:
+    """Return the largest resident sets so far of this process's loaders together, the server that they are forked from
+    included; None without any. Pages that they share are counted for each."""
+    loaders = {loader.pid for loader in multiprocessing.active_children() if loader.pid}
+    servers = {parent for loader in loaders if (parent := _read_status(loader, "PPid")) not in (None, 1, os.getpid())}
+    peaks = [_read_status(number, "VmHWM") for number in loaders | servers if number]
+    return sum(1024 * peak for peak in peaks if peak is not None) if loaders else None
+
+
+def _read_status(process: int, name: str) -> int | None:
+    """Return a number of a process's status; None of one that is gone."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
+
+
 def read_peak_rss_bytes() -> int:
     """Return the largest resident set of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def read_device_counters(device: torch.device) -> tuple[int | None, int | None]:
-    """Return (peak reserved by the caching allocator, in use on the device by all), in bytes; None on a CPU."""
+def read_peaks(device: torch.device) -> PhasePeaks:
+    """Return the peaks since `reset_peak`. A CPU has no caching allocator."""
+    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+    return PhasePeaks(read_peak_bytes(device), reserved)
+
+
+def read_device_used_bytes(device: torch.device) -> int | None:
+    """Return what is in use on a device by all processes, and by its own libraries; None on a CPU."""
     if device.type != "cuda":
-        return None, None
+        return None
     free, total = torch.cuda.mem_get_info(device)
-    return torch.cuda.max_memory_reserved(device), total - free
+    return total - free
 
 
-def shortage(device: torch.device, error: BaseException, others_bytes: int | None) -> dict[str, int | None]:
-    """Return what fills a GPU as a rank runs out of its memory, in bytes, and what was lacking: `asked` by the
-    allocation that failed, in its exception's own words, of which `free` was there. `others` is somebody else's."""
-    compiler_output = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", str(error))
-    wanted = (
-        round(float(compiler_output[1]) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(compiler_output[2]))
-        if compiler_output
-        else None
-    )
-    free, total = torch.cuda.mem_get_info(device)
-    return {
-        "asked_bytes": wanted,
-        "free_bytes": free,
-        "lacking_bytes": max(0, wanted - free) if wanted is not None else None,
-        "total_bytes": total,
-        "allocated_bytes": torch.cuda.memory_allocated(device),
-        "reserved_bytes": torch.cuda.memory_reserved(device),
-        "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
-        "others_bytes": others_bytes,
-    }
+class DeviceUsePeak:
+    """The highest use of a device by all processes at any look. What the caching allocator has taken it keeps, so looks
+    at the ends of phases and between blocks miss little."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.bytes: int | None = None
+
+    def look(self) -> None:
+        used = read_device_used_bytes(self._device)
+        if used is not None:
+            self.bytes = max(used, self.bytes or 0)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import torch
 from bench.measure import memory
 from bench.measure.inspection import Inspection
 from bench.measure.loop import Series
-from bench.measure.memory import MemoryTrace
+from bench.measure.memory import MemoryTrace, PhasePeaks
 from bench.measure.surroundings import Surrounded
 from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, Tokens
 from bench.spec import RunSpec
@@ -29,13 +29,21 @@ class RankView:
 
 
 def build_rank_memory(
-    rank: int, device: torch.device, initialisation: MemoryTrace, rss_bytes: int, warmup_peak: int | None, timed: bool
+    rank: int,
+    device: torch.device,
+    initialisation: MemoryTrace,
+    rss_bytes: int,
+    warmup: PhasePeaks | None,
+    device_peak_bytes: int | None,
 ) -> RankMemory:
-    """Put one rank's memory together at the end of its window, or of its warm-up if no window was `timed`.
+    """Put one rank's memory together at the end of its window, or of its warm-up if there was no window.
 
-    `rss_bytes` is the resident set's peak after initialisation, `warmup_peak` the allocator's before the window.
+    `rss_bytes` is the resident set's peak after initialisation, `warmup` the allocator's peaks before the window, None
+    where it was not opened.
     """
-    reserved, used = memory.read_device_counters(device)
+    latest = memory.read_peaks(device)
+    window = latest if warmup else PhasePeaks(None, None)
+    before = warmup or latest
     live = memory.read_live_bytes(device)
     # CUDA's count holds what cuBLAS allocates for itself, which no tensor reaches: there the comparison says nothing.
     comparable = live if device.type == "cpu" else None
@@ -43,12 +51,16 @@ def build_rank_memory(
         rank=rank,
         init_peak_bytes=initialisation.peak_bytes,
         resident_bytes=live,
-        warmup_peak_bytes=warmup_peak if timed else memory.read_peak_bytes(device),
-        peak_allocated_bytes=memory.read_peak_bytes(device) if timed else None,
-        peak_reserved_bytes=reserved,
-        device_used_bytes=used,
+        warmup_peak_bytes=before.allocated_bytes,
+        peak_allocated_bytes=window.allocated_bytes,
+        peak_reserved_bytes=window.reserved_bytes,
+        device_used_bytes=memory.read_device_used_bytes(device),
+        init_reserved_bytes=initialisation.peak_reserved_bytes,
+        warmup_reserved_bytes=before.reserved_bytes,
+        device_peak_bytes=device_peak_bytes,
         init_rss_bytes=rss_bytes,
         peak_rss_bytes=memory.read_peak_rss_bytes(),
+        loaders_rss_bytes=memory.read_loaders_rss_bytes(),
         drift=(comparable - memory.count_reachable_bytes(device)) / comparable if comparable else None,
     )
 

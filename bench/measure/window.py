@@ -42,17 +42,21 @@ def warmup_s(protocol: MeasureSpec, on_gpu: bool) -> float:
     return GPU_WARMUP * protocol.min_s if on_gpu else 0.0
 
 
-def find_stop_reason(step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec) -> WindowEnd | None:
+def find_stop_reason(
+    step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec, under_way: int = 0
+) -> WindowEnd | None:
     """Why the window ends now, or None: its interval is as narrow as asked and nothing hints at a change, or a budget
     is spent. A change that only seems to be there takes some more steps to go away, one that is there to be proved.
 
-    `step_s` are the window's own steps, `elapsed_s` its seconds so far.
+    `step_s` are the window's own steps, `elapsed_s` its seconds so far, `under_way` the steps that it will have
+    besides. Steps are a budget for what comes after the least seconds: so many short ones may not have seen a device's
+    clock settle, or a neighbour come and go.
     """
-    if len(step_s) >= protocol.max_steps:
+    long_enough = elapsed_s >= protocol.min_s
+    if long_enough and len(step_s) + under_way >= protocol.max_steps:
         return "steps"
     if elapsed_s >= protocol.max_s:
         return "time"
-    long_enough = len(step_s) >= protocol.min_steps and elapsed_s >= protocol.min_s
-    interval = series_interval(step_s) if long_enough else None
+    interval = series_interval(step_s) if long_enough and len(step_s) >= protocol.min_steps else None
     narrow = interval and interval[1] - interval[0] <= protocol.width * statistics.median(step_s)
     return "width" if narrow and not is_changing(step_s, protocol.width, LIKELY) else None

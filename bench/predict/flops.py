@@ -26,7 +26,13 @@ def compute_flops_per_step(spec: RunSpec) -> StepFlops:
     model = spec.global_batch * compute_training_flops(network, sample)
     if not spec.activation_checkpointing:
         return StepFlops(model=model, hardware=model)
-    again = compute_recomputed_flops(network, sample, dropout=spec.model.dropout, precision=spec.precision)
+    again = compute_recomputed_flops(
+        network,
+        sample,
+        dropout=spec.model.dropout,
+        precision=spec.precision,
+        compiled=spec.model.compile == "blocks",
+    )
     return StepFlops(model=model, hardware=model + spec.global_batch * again)
 
 
@@ -41,15 +47,22 @@ def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
 
 
 def compute_recomputed_flops(
-    network: Stacks, sample: Mapping[str, int], *, dropout: float = 0.0, precision: Precision = "bf16"
+    network: Stacks,
+    sample: Mapping[str, int],
+    *,
+    dropout: float = 0.0,
+    precision: Precision = "bf16",
+    compiled: bool = False,
 ) -> int:
     """Return the matmul FLOPs for one sample that checkpointing every block adds to `compute_training_flops`.
 
     torch stops a recomputation at the last tensor that backward needs. That is the input of the block's last
     matmul, which is not run again, unless something behind it keeps a tensor as well: the mask of dropout, or the
-    clamp with which transformers guards T5's fp16 activations. Assumes weights in `precision`, not autocast.
+    clamp with which transformers guards T5's fp16 activations; a `compiled` block is run again whole. Assumes weights
+    in `precision`, not autocast.
     """
-    return _count_flops(compute_recomputed(network, _build_one_sample(sample, dropout=dropout, precision=precision)))
+    load = _build_one_sample(sample, dropout=dropout, precision=precision)._replace(compiled=compiled)
+    return _count_flops(compute_recomputed(network, load))
 
 
 def _build_one_sample(sample: Mapping[str, int], *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:

@@ -28,8 +28,8 @@ def compute_forward(network: Stacks, load: Workload) -> PassWork:
 
 def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
     """Return what checkpointing every block computes again: up to its last product, or with it where dropout or fp16's
-    clamp behind it keeps a tensor as well."""
-    whole = load.dropout or (load.fp16 and network.clamps_fp16)
+    clamp behind it keeps a tensor as well, or where the block is compiled, for a graph runs to its end."""
+    whole = load.compiled or load.dropout or (load.fp16 and network.clamps_fp16)
     return _compute_blocks(network, load, whole=whole) if load.checkpointing else PassWork()
 
 

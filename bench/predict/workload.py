@@ -21,6 +21,7 @@ class Workload(NamedTuple):
     fp16: bool
     chunk: int | None  # tokens whose loss is taken at a time; None: all
     documents: bool = False  # a token sees those of its own document alone
+    compiled: bool = False  # each block as one graph
 
     def tokens(self, kind: str) -> int:
         """Return the tokens of a kind in a sample; NoPrediction for a kind that a sample has none of."""
@@ -46,6 +47,7 @@ def build_workload(spec: RunSpec, device: Device) -> Workload:
         spec.batch.micro, tuple(spec.sequence.items()), WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
         spec.model.loss_chunk_tokens, any(kind.positions for kind in objectives.load(spec.objective).KINDS),
+        spec.model.compile == "blocks",
     )  # fmt: skip
 
 

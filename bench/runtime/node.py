@@ -167,7 +167,7 @@ class NodeRanks:
             "PYTHONUNBUFFERED": "1",
         }
         if self._circumstance.machine.device == "cpu":
-            given["CUDA_VISIBLE_DEVICES"] = ""  # no library may take a GPU that the run is not about
+            given["CUDA_VISIBLE_DEVICES"] = ""  # no library may take a GPU that the run is not about, AMD's neither
         return chosen | dict(os.environ) | given
 
 

@@ -4,7 +4,8 @@ import signal
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from bench.record import Outcome, OutcomeKind
+from bench.formatting import describe_shortage
+from bench.record import MemoryShortage, Outcome, OutcomeKind
 
 StopReason = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
 
@@ -56,7 +57,9 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
         evidence["traceback"] = cause.failure["traceback"]
     if oom_kills := {state.host: state.oom_kills for state in states if state.oom_kills}:
         evidence["oom_kills"] = oom_kills
-    return Outcome(kind=_classify_rank(cause), reason=_format_reason(cause), evidence=evidence)
+    return Outcome(
+        kind=_classify_rank(cause), reason=_format_reason(cause), evidence=evidence, shortage=_find_shortage(cause)
+    )
 
 
 def list_survivors(states: Sequence[RankState]) -> list[RankState]:
@@ -90,10 +93,18 @@ def _compute_cause_order(state: RankState) -> tuple[int, bool]:
     return _ORDER.index(_classify_rank(state)), state.failure is not None
 
 
+def _find_shortage(state: RankState) -> MemoryShortage | None:
+    """Return what a rank told of the memory that it ran out of."""
+    told = (state.failure or {}).get("shortage")
+    return MemoryShortage.model_validate(told | {"rank": state.rank}) if told else None
+
+
 def _format_reason(state: RankState) -> str:
     if state.failure:
+        shortage = _find_shortage(state)
         message = str(state.failure["message"]).strip().splitlines() or [""]
-        return f"rank {state.rank} {state.where}: {state.failure['exception']}: {message[0][:300]}"
+        told = describe_shortage(shortage) if shortage else message[0][:300]
+        return f"rank {state.rank} {state.where}: {state.failure['exception']}: {told}"
     code = state.exit_code
     if code is not None and code < 0:
         killer = " by the kernel's out-of-memory killer" if state.oom_kills and code == -signal.SIGKILL else ""
@@ -102,7 +113,7 @@ def _format_reason(state: RankState) -> str:
 
 
 def _build_rank_evidence(state: RankState) -> dict[str, Any]:
-    failure_fields = {k: v for k, v in (state.failure or {}).items() if k != "traceback"}
+    failure_fields = {k: v for k, v in (state.failure or {}).items() if k not in ("traceback", "shortage")}
     code = state.exit_code
     how = {"signal": signal.Signals(-code).name} if code is not None and code < 0 else {"exit_code": code}
     return {"rank": state.rank, **how, "phase": state.phase, "step": state.step, **failure_fields}

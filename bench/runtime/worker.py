@@ -20,7 +20,7 @@ from bench.measure import allocation, devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.failures import Refused
 from bench.measure.faults import InjectedFault
-from bench.record import Circumstance, EnvironmentClass, Observations, RunRecord
+from bench.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def main() -> None:
         rank = RankWorker(Path(sys.argv[1]), channel)
         rank.measure()
     except BaseException as error:
-        channel.fail(error, rank.device_memory(error) if rank else None)
+        channel.fail(error, rank.find_shortage if rank else lambda kind, error: None)
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
@@ -120,6 +120,8 @@ class RankWorker:
         self.parameters = self.check_parameters(module)
         self.trainable_parameters = int(self.engine_builder.parameter_count(engines.trained(module)))
         self.initialisation_rss = memory.read_peak_rss_bytes()
+        self.device_peak = memory.DeviceUsePeak(self.device)
+        self.device_peak.look()
 
     def train(self) -> "Series":
         """Warm up and measure."""
@@ -128,15 +130,19 @@ class RankWorker:
         from bench.measure.collectives import wait_for
         from bench.measure.surroundings import Surrounded
 
-        opened: list[bool] = []
-        self.warmup_peak: int | None = None
+        warmup: memory.PhasePeaks | None = None
 
         def open_window() -> None:
-            self.warmup_peak = memory.read_peak_bytes(self.device)
+            nonlocal warmup
+            self.device_peak.look()
+            warmup = memory.read_peaks(self.device)
             memory.reset_peak(self.device)
-            opened.append(True)
             wait_for(self.device)
             self.surroundings.open()
+
+        def look() -> None:
+            self.surroundings.look()
+            self.device_peak.look()
 
         memory.reset_peak(self.device)  # that of the initialisation is kept for itself
         clock = create_clock(self.device)
@@ -147,12 +153,13 @@ class RankWorker:
         )  # fmt: skip
         series = loop.Series(tuple(self.spec.sequence), None if self.rehearses else with_loss)
         with self.write_steps_if_terminated(series):
-            loop.run(self.trainer, self.spec, open_window, series, self.surroundings.look)
+            loop.run(self.trainer, self.spec, open_window, series, look)
         wait_for(self.device)
-        self.surrounded = self.surroundings.close() if opened else Surrounded()
+        self.device_peak.look()
+        self.surrounded = self.surroundings.close() if warmup else Surrounded()
         self.devices_after = tuple(devices.read_states()) if self.device.type == "cuda" else ()
         self.memory = observe.build_rank_memory(
-            self.rank, self.device, self.initialisation, self.initialisation_rss, self.warmup_peak, bool(opened)
+            self.rank, self.device, self.initialisation, self.initialisation_rss, warmup, self.device_peak.bytes
         )
         return series
 
@@ -183,19 +190,18 @@ class RankWorker:
 
     def device_uuid(self) -> str | None:
         """Return the name under which the driver knows this rank's device; None on a CPU."""
-        import torch
+        from bench.measure.device import read_driver_name
 
-        if self.device.type != "cuda":
-            return None
-        return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
+        return read_driver_name(self.device)
 
-    def device_memory(self, error: BaseException) -> dict[str, int | None] | None:
-        """Return what fills this rank's device as it fails; None on a CPU, and of a device that does not answer."""
+    def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
+        """Return what fills the memory that has run out; None of a device that does not answer."""
         with contextlib.suppress(Exception):
-            from bench.measure import memory
+            from bench.measure import shortage
 
-            if self.device.type == "cuda":
-                return memory.shortage(self.device, error, self.surroundings.other_bytes())
+            if kind == "oom":
+                return shortage.of_device(self.rank, self.device, error, self.surroundings.other_bytes())
+            return shortage.of_host(self.rank, self.device, error)
         return None
 
     def inspect(self) -> "Inspection":

@@ -36,7 +36,7 @@ def compute_shortest_s(protocol: MeasureSpec, step_s: float) -> float:
     )
     enough = max(protocol.min_steps, math.ceil(protocol.min_s / step_s), FEWEST)
     spent = math.ceil(protocol.max_s / step_s)
-    window = min(_round_up_to_blocks(min(enough, spent), block), protocol.max_steps)
+    window = min(_round_up_to_blocks(min(enough, spent), block), _count_most_steps(protocol, step_s))
     return (warm + window + inspected) * step_s
 
 
@@ -44,8 +44,15 @@ def compute_longest_s(protocol: MeasureSpec, step_s: float) -> float:
     """Return the seconds of all steps if it uses its budget, on a GPU, which warms up by time too; times are looked at
     between blocks."""
     block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
-    window = min(protocol.max_steps, _round_up_to_blocks(math.ceil(protocol.max_s / step_s), block))
+    spent = _round_up_to_blocks(math.ceil(protocol.max_s / step_s), block)
+    window = min(_count_most_steps(protocol, step_s), spent)
     return (protocol.warmup_max_steps + window + inspected) * step_s + GPU_WARMUP * protocol.min_s
+
+
+def _count_most_steps(protocol: MeasureSpec, step_s: float) -> int:
+    """Return the steps at which a window ends at the latest, its most seconds aside: a budget once it has its least."""
+    least = _round_up_to_blocks(math.ceil(protocol.min_s / step_s), protocol.block_steps)
+    return max(protocol.max_steps, least)
 
 
 def _round_up_to_blocks(steps: int, block: int) -> int:

@@ -8,7 +8,7 @@ from typing import get_args
 
 from analysis.columns import list_all_columns
 from analysis.figures import list_pictures
-from analysis.flags import FLAGS, NO_MEASUREMENT
+from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES
 from analysis.metrics import load_metrics
 from bench.record import FINAL, OutcomeKind
 from docs.generate.markdown import code, plain, prose, table
@@ -67,6 +67,7 @@ def outcomes_page() -> str:
         raise SystemExit(f"outcomes without a meaning, or no outcomes: {sorted(set(kinds) ^ set(OUTCOMES))}")
     rows = [(code(kind), OUTCOMES[kind], "no" if kind in FINAL else "yes") for kind in kinds]
     flags = [(code(name), plain(flag.meaning)) for name, flag in FLAGS.items()]
+    notes = [(code(name), plain(note.meaning)) for name, note in NOTES.items()]
     never = " and ".join(code(name) for name in NO_MEASUREMENT)
     return "\n\n".join(
         [
@@ -76,6 +77,9 @@ def outcomes_page() -> str:
             table(("outcome", "means", "tried again"), rows),
             f"## Flags\n\nWhat weakens a run's numbers, in the column `flags`. Runs with {never} are in no summary.",
             table(("flag", "the run"), flags),
+            "## Notes\n\nHow wide or how well known the interval of its step time is, in the column `notes`: no doubt "
+            "about the number.",
+            table(("note", "the run"), notes),
         ]
     )
 

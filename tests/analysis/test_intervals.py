@@ -81,7 +81,7 @@ def test_the_interval_that_ends_a_window_is_printed_flagged_and_tabled(seed: int
     narrow = found is not None and bool(found[1] - found[0] <= width * np.median(window))
     settled = narrow and not is_changing(window, width, LIKELY)
     assert (find_stop_reason(window, 20.0, MeasureSpec(width=width)) == "width") is settled
-    assert ("wide" not in row["flags"].split()) is narrow
+    assert ("wide" not in row["notes"].split()) is narrow
 
 
 def ar1(rng: np.random.Generator, n: int, coefficient: float, runs: int) -> np.ndarray:

@@ -25,7 +25,7 @@ ISSUE = [
     "padding_tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu", "hfu",
     "peak_allocated_bytes", "peak_allocated_spread_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes",
     "data_wait_s", "data_wait_share", "compute_s", "slowest_over_median", "energy_j_per_million_tokens",
-    "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node", "reason", "flags",
+    "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node", "reason", "flags", "notes",
 ]  # fmt: skip
 TIMING = [
     *ISSUE[ISSUE.index("sample_s") : ISSUE.index("peak_allocated_bytes")],
@@ -212,7 +212,7 @@ def test_a_new_file_is_a_new_column(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         table = run_table([run(), failed("oom")])
     finally:
         _forget_metrics()
-    assert list(table.columns) == [*ISSUE[:-2], "loss_at_end", *ISSUE[-2:]]
+    assert list(table.columns) == [*ISSUE[:-3], "loss_at_end", *ISSUE[-3:]]
     assert table.loss_at_end[0] == 4.0
     assert pd.isna(table.loss_at_end[1])
 

@@ -52,10 +52,10 @@ def test_six_repeats_have_an_interval_between_them() -> None:
     assert (row["step_s"], row["step_s_low"], row["step_s_high"]) == (pytest.approx(0.35), 0.1, 0.6)
 
 
-def test_few_steps_are_a_doubt_of_one_run_and_none_of_repeats() -> None:
+def test_few_steps_are_a_note_of_one_run_and_none_of_repeats() -> None:
     short = [run(repeat=repeat, steps=steps((0.1,) * 18)) for repeat in range(3)]
-    for n, doubted in ((1, True), (2, True), (3, False)):
-        assert ("few" in rows(*short[:n])[0]["flags"].split()) is doubted
+    for n, noted in ((1, True), (2, True), (3, False)):
+        assert ("few" in rows(*short[:n])[0]["notes"].split()) is noted
 
 
 def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> None:

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from bench.config import compose
-from bench.measure import devices, link, memory
-from bench.measure.clock import DeviceClock, create_clock
+from bench.measure import devices, link, memory, shortage
+from bench.measure.batch_copy import create_batch_copy
+from bench.measure.clock import DeviceClock, ReadBlock, create_clock
 from bench.measure.collectives import CollectiveCounter, wait_for
 from bench.measure.device import find_device
 from bench.measure.environment import classify, find_device_kind
@@ -34,17 +35,66 @@ def test_the_device_clock_tells_what_a_host_tells_that_waits_and_lets_the_host_r
             matrix @ matrix
 
     work()
+    clock.drain()
     clock.begin()
     begin = time.perf_counter()
     for _ in range(5):
         work()
         clock.mark()
     launched = time.perf_counter() - begin
-    told = clock.end()
+    told = clock.end()()
     waited = time.perf_counter() - begin
     assert len(told) == 5
     assert sum(told) == pytest.approx(waited, rel=0.05)
     assert launched < waited / 2
+
+
+def test_a_block_is_read_while_the_next_one_runs() -> None:
+    clock, matrix = create_clock(GPU), torch.randn(4096, 4096, device=GPU)
+
+    def launch() -> ReadBlock:
+        clock.begin()
+        for _ in range(5):
+            for _ in range(20):
+                matrix @ matrix
+            clock.mark()
+        return clock.end()
+
+    launch()
+    clock.drain()
+    begin = time.perf_counter()
+    first = launch()
+    second = launch()
+    told = first()
+    assert not torch.cuda.current_stream(GPU).query(), "the second block is under way"
+    told += second()
+    assert sum(told) == pytest.approx(time.perf_counter() - begin, rel=0.05), "nothing lies between two blocks"
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_arrive_whole_before_they_are_computed_with(pinned: bool) -> None:
+    """Many at once, each given up by the host and by the device as soon as it is summed."""
+    copy, busy = create_batch_copy(GPU, pinned=pinned), torch.randn(2048, 2048, device=GPU)
+    sums = []
+    for number in range(50):
+        batch = copy({"input_ids": torch.full((64, 512), number, dtype=torch.int64)})
+        busy @ busy
+        sums.append(batch["input_ids"].sum())
+    assert torch.stack(sums).tolist() == [number * 64 * 512 for number in range(50)]
+
+
+def test_batches_from_page_locked_memory_leave_the_host_free() -> None:
+    copy, busy = create_batch_copy(GPU, pinned=True), torch.randn(8192, 8192, device=GPU)
+    batch = {"input_ids": torch.ones(1024, 512, dtype=torch.int64).pin_memory()}
+    copy(batch)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(10):
+        busy @ busy
+        copy(batch)
+    launched = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    assert launched < (time.perf_counter() - begin) / 2
 
 
 def test_the_allocators_peak_is_that_of_a_hand_calculation() -> None:
@@ -55,9 +105,9 @@ def test_the_allocators_peak_is_that_of_a_hand_calculation() -> None:
     assert trace.before_bytes is not None and trace.after_bytes is not None and trace.peak_bytes is not None
     assert trace.after_bytes - trace.before_bytes == kept.nbytes
     assert trace.peak_bytes - trace.before_bytes == 192 * MIB
-    reserved, used = memory.read_device_counters(GPU)
-    assert reserved is not None and used is not None
-    assert used >= reserved >= trace.peak_bytes
+    used = memory.read_device_used_bytes(GPU)
+    assert trace.peak_reserved_bytes is not None and used is not None
+    assert used >= trace.peak_reserved_bytes >= trace.peak_bytes
 
 
 def test_the_count_agrees_with_the_storages_that_python_can_reach() -> None:
@@ -140,3 +190,8 @@ def test_the_allocators_own_exception_is_out_of_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2**50, dtype=torch.uint8, device=GPU)
     assert classify_error(caught.value)[0] == "oom"
+    found = shortage.of_device(0, GPU, caught.value, others_bytes=0)
+    _, total = torch.cuda.mem_get_info(GPU)
+    assert (found.where, found.asked_bytes, found.total_bytes) == ("device", 2**50, total)
+    assert found.free_bytes is not None and found.lacking_bytes == 2**50 - found.free_bytes
+    assert found.live_bytes is not None and found.live_bytes <= (found.reserved_bytes or 0) <= total

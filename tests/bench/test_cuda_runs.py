@@ -92,6 +92,8 @@ def test_a_run_is_measured_with_all_that_a_gpu_tells(runs: dict[str, RunRecord],
     assert own.peak_reserved_bytes >= own.peak_allocated_bytes >= own.resident_bytes
     assert own.drift is None, "what cuBLAS holds is no storage that Python can reach"
     assert min(seen.steps.step_s) > 0
+    assert own.init_reserved_bytes and own.warmup_reserved_bytes and own.device_peak_bytes
+    assert own.device_peak_bytes >= (own.device_used_bytes or 0)
     assert seen.uninspected is None and len(seen.outside_collectives_s) == 1
     assert record.environment.devices_after and record.environment.classification.device == torch.cuda.get_device_name(
         0
@@ -107,7 +109,9 @@ def test_losses_are_those_of_ddp(runs: dict[str, RunRecord], name: str) -> None:
 
 
 def test_out_of_memory_is_a_result(runs: dict[str, RunRecord]) -> None:
-    assert runs["too large"].outcome.kind == "oom", runs["too large"].outcome.reason
+    outcome = runs["too large"].outcome
+    assert outcome.kind == "oom", outcome.reason
+    assert outcome.shortage and outcome.shortage.where == "device" and "device memory: asked for" in outcome.reason
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])

@@ -195,6 +195,8 @@ def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_p
     raised = flags.list_flags(record)  # which ones depends on how fast this machine is
     assert [line for line in lines if line.startswith("flags: ")] == [f"flags: {', '.join(raised)}"] * bool(raised)
     assert all(f"  {name}: the run {flags.FLAGS[name].meaning}" in lines for name in raised)
+    notes = flags.list_notes(record)
+    assert [line for line in lines if line.startswith("notes: ")] == [f"notes: {', '.join(notes)}"] * bool(notes)
     assert lines[-2].startswith("next: zeroscale run engine=ddp machine=cpu ")
     assert lines[-1].split("  #")[0].split() == ["zeroscale", "report", str(tmp_path / "adhoc"), "--out",
                                                  "results/reports/adhoc"]  # fmt: skip

@@ -61,10 +61,22 @@ def test_a_part_that_needs_a_checkout_says_so_where_there_is_none(
 def test_a_trial_measures_no_model_but_the_tiny_one(tmp_path: Path, called: list[str]) -> None:
     shutil.copytree(RECORDED, tmp_path / "runs" / "single_gpu")
     here = session(tmp_path, trial=True)
-    for name in ("sweep", "tuning", "plain", "rehearsals", "overhead", "xxl"):
+    for name in ("sweep", "tuning", "clock", "plain", "rehearsals", "overhead", "xxl"):
         assert parts.PARTS[name](here)
     for text in called:
         assert "model=tiny" in text or "--dry-run" in text or "overhead" in text, text
+
+
+def test_blocks_and_pinned_batches_are_compared_at_one_point(tmp_path: Path, called: list[str]) -> None:
+    here = session(tmp_path)
+    assert parts.compare_clocks(here)
+    study = compose.read_study(str(tmp_path / "runs" / "clock.yaml"))
+    points = [compose.compose_request(list(pairs)).spec for pairs in expand_study(study, [("machine", ["cpu"])])]
+    assert {(point.data.pin_memory, point.measure.block_steps) for point in points} == {
+        (False, 5), (False, 50), (True, 5), (True, 50),
+    }  # fmt: skip
+    assert all(2 * point.measure.block_steps <= point.measure.warmup_max_steps for point in points), "else unsteady"
+    assert len(order_runs(range(4), study)) == 12
 
 
 def test_the_best_of_every_model_is_asked_for_again_as_it_was(tmp_path: Path) -> None:

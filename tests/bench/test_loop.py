@@ -4,7 +4,7 @@ import io
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
@@ -13,9 +13,11 @@ import torch
 
 from bench.data import MicroBatch
 from bench.measure import observe
+from bench.measure.clock import DeviceClock
 from bench.measure.failures import Refused
 from bench.measure.loop import Series, Trainer, run
 from bench.spec import RunSpec
+from bench.step_times import StepTimes
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -33,6 +35,7 @@ def a_spec(**changed: Any) -> RunSpec:
             "warmup_max_steps": 4,
             "block_steps": 2,
             "min_steps": 3,
+            "min_s": 0,
             "max_steps": 3,
         },
     }
@@ -45,14 +48,20 @@ class Scripted:
     def __init__(self, seconds: Iterable[float], losses: Iterable[float] = itertools.repeat(1.0)) -> None:
         self._seconds, self._losses = iter(seconds), iter(losses)
 
+    blocks_ahead = 0
+
+    def drain(self) -> None:
+        pass
+
     def begin(self) -> None:
         self._marks = 0
 
     def mark(self) -> None:
         self._marks += 1
 
-    def end(self) -> list[float]:
-        return list(itertools.islice(self._seconds, self._marks))
+    def end(self) -> Callable[[], list[float]]:
+        seconds = list(itertools.islice(self._seconds, self._marks))
+        return lambda: seconds
 
     def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> torch.Tensor:
         self.taken = list(micro_batches)
@@ -213,3 +222,150 @@ def test_a_micro_batch_is_fetched_when_the_one_before_it_was_computed_with() -> 
     assert series.column("encoder_padding")[:, 0].tolist() == [6, 6]
     assert series.column("decoder_padding")[:, 0].tolist() == [3, 3]
     assert (series.column("data_wait_s") >= 3 * 0.005).all(), "the waits of a step's micro-batches are added up"
+
+
+class Device:
+    """A device that works through its queue by the clock of a simulated host: launching takes the host `launch_s`,
+    a step the device `step_s`, and what the harness does between two blocks takes the host `between_s`."""
+
+    def __init__(self, step_s: float, launch_s: float, between_s: float = 0.0) -> None:
+        self.step_s, self.launch_s, self.between_s = step_s, launch_s, between_s
+        self.host_s = self.free_s = 0.0  # what time it is for the host, and when the device has done all that it has
+        self.idle_s = 0.0  # that the device had nothing to do, since its first step
+        self.waits: list[tuple[float, float]] = []  # (when the host began to wait for an event, when it had come)
+        self.drained = 0
+
+    def launch(self) -> None:
+        self.host_s += self.launch_s
+        if self.host_s > self.free_s and self.free_s:
+            self.idle_s += self.host_s - self.free_s
+        self.free_s = max(self.free_s, self.host_s) + self.step_s
+
+    def drain(self) -> None:
+        self.drained += 1
+        self.host_s = max(self.host_s, self.free_s)
+
+
+class PlaceInQueue:
+    """An event on such a device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self.at_s = device, 0.0
+
+    def record(self) -> None:
+        self.at_s = max(self._device.free_s, self._device.host_s)
+
+    def synchronize(self) -> None:
+        self._device.waits.append((self._device.host_s, self.at_s))
+        self._device.host_s = max(self._device.host_s, self.at_s)
+
+    def elapsed_time(self, later: Any) -> float:
+        milliseconds: float = 1e3 * (later.at_s - self.at_s)
+        return milliseconds
+
+
+class OnDevice(Scripted):
+    """An engine that launches a step and does not wait for it."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__([])
+        self._device = device
+
+    def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> torch.Tensor:
+        self._device.launch()
+        return super().train_step(micro_batches)
+
+
+class Alone(TwoRanks):
+    """The only rank; agreeing with itself takes the host a while."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__([])
+        self._device = device
+
+    def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        self._device.host_s += self._device.between_s
+        return list(rows.unsqueeze(1))
+
+
+def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
+    protocol = {"warmup_steps": 2, "warmup_max_steps": 8, "block_steps": 2, "min_steps": 12, "min_s": 0}
+    spec = a_spec(measure=protocol | {"max_steps": 12} | measure, devices_per_node=1)
+    clock, engine, series = DeviceClock(lambda: PlaceInQueue(device), device.drain), OnDevice(device), Series(())
+    clock.blocks_ahead = ahead
+    trainer = Trainer(spec, engine, batches(), clock, CPU, lambda *at: None, Alone(device))
+    run(trainer, spec, lambda: None, series)
+    assert trainer.steps_under_way == 0
+    return series
+
+
+def test_a_device_that_is_slower_than_its_host_never_waits_for_the_harness() -> None:
+    """A step takes it 100 ms, launching one 10 ms, and what lies between blocks 30 ms, while the next block runs. It
+    is idle once: where the window opens. Drained after each block, each first step would wait for its launch."""
+    device = Device(step_s=0.1, launch_s=0.01, between_s=0.03)
+    series = timed_on(device)
+    assert device.drained == 2, "before the warm-up and before the window"
+    (window, drained) = (series.step_s[series.warmup :], timed_on(Device(0.1, 0.01, 0.03), ahead=0))
+    assert window == pytest.approx([0.11] + [0.1] * 11), "the first step is launched on an idle device"
+    assert series.window_s == pytest.approx(sum(window))
+    assert drained.step_s[drained.warmup :] == pytest.approx([0.11, 0.1] * 6)
+
+
+def test_the_event_that_is_waited_for_is_that_of_the_block_before() -> None:
+    """Of 2 steps of 100 ms each: when the host asks for a block's end, it has launched the next one, and it waits no
+    longer than for the first."""
+    device = Device(step_s=0.1, launch_s=0.001)
+    timed_on(device)
+    in_window = device.waits[-6:]
+    for began, came in in_window[:-1]:
+        assert began < came, "the device has not come so far, so it has work"
+    ends = [came for _, came in in_window]
+    assert [later - earlier for earlier, later in itertools.pairwise(ends)] == pytest.approx([0.2] * 5)
+
+
+def test_what_the_harness_does_between_blocks_is_left_out_where_the_host_is_the_slower() -> None:
+    """Launching takes 50 ms, computing 10: a step takes 50 ms untimed. Of the 30 ms between blocks no more is timed
+    than the device computes in a step."""
+    series = timed_on(Device(step_s=0.01, launch_s=0.05, between_s=0.03))
+    assert series.step_s[series.warmup + 1 :: 2] == pytest.approx([0.05] * 6)
+    assert all(0.0499 < first < 0.0601 for first in series.step_s[series.warmup :: 2])
+
+
+def test_a_window_on_a_device_has_no_more_steps_than_its_budget() -> None:
+    series = timed_on(Device(step_s=0.1, launch_s=0.01))
+    assert (len(series.ranks) - series.warmup, series.stopped) == (12, "steps")
+    assert series.times.step_s == series.step_s and len(series.step_s) == len(series.ranks)
+
+
+def test_what_is_under_way_when_a_window_is_narrow_enough_belongs_to_it() -> None:
+    series = timed_on(Device(step_s=0.1, launch_s=0.01), width=0.5, min_steps=6, max_steps=100)
+    assert series.stopped == "width"
+    assert len(series.ranks) - series.warmup == 10, "four blocks were seen, and one was under way"
+
+
+def test_the_seconds_of_a_window_come_before_its_budget_of_steps() -> None:
+    """On a GPU 500 steps of 5 ms are 2.5 s: shorter than its clock takes to settle."""
+    quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, max_steps=20, min_s=0.5)
+    assert quick.stopped == "steps" and 0.5 <= quick.window_s < 0.53
+    assert len(quick.ranks) - quick.warmup >= 100
+
+
+def test_a_loss_that_is_lost_is_known_one_block_later() -> None:
+    device = Device(step_s=0.1, launch_s=0.01)
+    engine, series = OnDevice(device), Series(())
+    engine._losses = iter([1.0] * 12 + [math.nan] + [1.0] * 50)
+    spec = a_spec(devices_per_node=1, measure=a_spec().measure.model_dump() | {"max_steps": 40, "min_steps": 40})
+    clock = DeviceClock(lambda: PlaceInQueue(device), device.drain)
+    run(Trainer(spec, engine, batches(), clock, CPU, lambda *at: None, Alone(device)), spec, lambda: None, series)
+    assert (series.stopped, observe.build_outcome(series).evidence["step"]) == ("invalid", 12)
+    assert len(series.ranks) == 16, "of blocks of 2, that of steps 12 and 13 and the one behind it"
+
+
+def test_a_stretch_without_barriers_adds_up_to_the_slowest_rank() -> None:
+    """Two blocks without a barrier between them: ranks are at 3 and 4 s after one, at 7 and 6 after the other."""
+    times = StepTimes()
+    times.append([[1, 2], [2, 2]], together=True)
+    times.append([[3, 1], [1, 1]], together=False)
+    assert times.step_s == [2, 2, 2, 1]
+    times.append([[1, 2]], together=True)
+    assert times.step_s[-1] == 2

@@ -21,14 +21,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.errors import UserError
+from bench.formatting import describe_shortage
 from bench.machine import Machine
-from bench.measure import environment, memory
+from bench.measure import environment, memory, shortage
 from bench.measure.channel import SharedHeartbeat
 from bench.measure.collectives import CollectiveCounter
 from bench.measure.environment import select_variables
 from bench.measure.faults import InjectedFault
 
 CPU = torch.device("cpu")
+GIB = 2**30
 
 
 @pytest.fixture
@@ -244,3 +246,68 @@ def test_what_is_compiled_is_loaded_from_no_folder_that_depends_on_the_current_o
     given: dict[str, str], folder: str | None
 ) -> None:
     assert environment.get_cache_folder(given) == Path(folder or Path.home() / ".cache" / "zeroscale")
+
+
+def hold(megabytes: int, ready: Queue, end: Event) -> None:
+    kept = bytearray(megabytes * 2**20)
+    kept[::4096] = bytes(len(kept[::4096]))  # a page that nobody has written to is not resident
+    ready.put(len(kept))
+    end.wait(PATIENCE_S)
+
+
+@pytest.mark.processes
+def test_loaders_are_counted_by_the_resident_sets_that_they_have_had() -> None:
+    """Two processes that hold 64 MiB each, started as loaders are."""
+    assert memory.read_loaders_rss_bytes() is None, "there is none"
+    context = torch.multiprocessing.get_context("forkserver")
+    ready, end = context.Queue(), context.Event()
+    loaders = [context.Process(target=hold, args=(64, ready, end)) for _ in range(2)]
+    for loader in loaders:
+        loader.start()
+    for _ in loaders:
+        ready.get(timeout=PATIENCE_S)
+    found = memory.read_loaders_rss_bytes()
+    largest = memory.read_peak_rss_bytes()
+    end.set()
+    for loader in loaders:
+        loader.join()
+    assert found is not None
+    assert 2 * 64 * 2**20 < found < 2 * 64 * 2**20 + 3 * largest, "both, and the server that they come from"
+    assert memory.read_loaders_rss_bytes() is None, "those that have ended are no more"
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.15 GiB", 5 * 2**29),
+        ("CUDA out of memory. Tried to allocate 512.00 MiB", 2**29),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 12884901888 bytes. Error", 12 * GIB),
+        ("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes.", 64),
+        ("CUDA error: out of memory", None),
+    ],
+)
+def test_an_allocators_message_tells_what_was_asked_for(message: str, asked: int | None) -> None:
+    assert shortage.parse_asked_bytes(message) == asked
+
+
+@pytest.mark.parametrize(
+    ("limit", "free", "total"),
+    [(None, 6 * GIB, 8 * GIB), (5 * GIB, GIB, 5 * GIB), (9 * GIB, 5 * GIB, 9 * GIB), (100 * GIB, 6 * GIB, 8 * GIB)],
+)
+def test_what_is_free_of_a_host_is_what_its_narrowest_limit_leaves(
+    limit: int | None, free: int, total: int, tmp_path: Path
+) -> None:
+    """A host of 8 GiB with 6 available, and a control group that has used 4 of its limit."""
+    group = tmp_path / "sys/fs/cgroup/job"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {8 * 2**20} kB\nMemAvailable: {6 * 2**20} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (tmp_path / "proc/self/status").write_text("VmRSS: 2048 kB\n")
+    (group / "memory.current").write_text(f"{4 * GIB}\n")
+    (group / "memory.max").write_text("max\n" if limit is None else f"{limit}\n")
+    error = RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {7 * GIB} bytes.")
+    found = shortage.of_host(3, CPU, error, tmp_path)
+    assert (found.free_bytes, found.total_bytes, found.asked_bytes) == (free, total, 7 * GIB)
+    assert (found.lacking_bytes, found.resident_bytes) == (7 * GIB - free, 2 * 2**20)
+    assert f"host memory: asked for 7 GiB, {7 - free / GIB:.3g} lacking" in describe_shortage(found)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from bench.allocation.health import NodeHealth
 from bench.measure.failures import Refused, classify_error, count_oom_kills
-from bench.record import OutcomeKind
+from bench.record import MemoryShortage, Outcome, OutcomeKind
 from bench.runtime.outcome import RankState, classify_outcome, format_furthest_behind
 from bench.sweep import exclusions
 
@@ -56,6 +56,23 @@ KILLED_WHERE = "rank 1 was killed by SIGKILL in steps at step 7"
 def test_the_cause_is_what_cannot_be_a_consequence(endings: list[RankState], kind: OutcomeKind, reason: str) -> None:
     outcome = classify_outcome(endings, None, "")
     assert (outcome.kind, outcome.reason) == (kind, reason)
+
+
+def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
+    """A device of 80 GiB: 60 live of 64 reserved, 12 of somebody else's, 2 free where 5 were asked for."""
+    told = {"where": "device", "asked_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
+            "live_bytes": 60, "reserved_bytes": 64, "others_bytes": 12}  # fmt: skip
+    in_bytes = {name: value * 2**30 if isinstance(value, int) else value for name, value in told.items()}
+    short = ending(1, 1, "oom")
+    short = short._replace(failure=(short.failure or {}) | {"shortage": in_bytes})
+    outcome = classify_outcome([ending(0, 1, "comm_error"), short], None, "")
+    assert outcome.shortage == MemoryShortage(rank=1, **in_bytes)
+    assert outcome.reason == (
+        "rank 1 in steps at step 7: SomeError: device memory: asked for 5 GiB, 3 lacking, 2 free; of 80 in all, "
+        "60 live in tensors, 64 reserved, 12 of others"
+    )
+    assert Outcome.model_validate_json(outcome.model_dump_json()) == outcome
+    assert "shortage" not in Outcome(kind="oom").model_dump(), "records without one read as before"
 
 
 def test_out_of_memory_kills_are_told_by_host_and_blamed_on_their_own_alone() -> None:

@@ -37,7 +37,7 @@ class AttemptWatch:
             return Progress(what)
         step_s = (now_s - since_s) / (step - at)
         protocol = self._protocol
-        window_s = min(protocol.max_s, protocol.max_steps * step_s)
+        window_s = min(protocol.max_s, max(protocol.max_steps * step_s, protocol.min_s))
         most_s = protocol.warmup_max_steps * step_s + window_s
         left_s = max(0.0, most_s - step * step_s)
         self._share = min(1 - left_s / most_s, _NEARLY)

@@ -56,7 +56,7 @@ def test_hover_shows_configuration_n_and_interval(opened: Open, sweep: Path) -> 
     shown = page.locator(".hoverlayer .hovertext").first
     expect(shown).to_contain_text("tiny: zero2, micro 2")
     expect(shown).to_contain_text("95 %, within the run, n = 1")
-    expect(shown).to_contain_text("flags: short wide unverified")
+    expect(shown).to_contain_text("flags: short unverified")
 
 
 def test_a_click_on_a_point_opens_its_runs_with_record_and_log(opened: Open, sweep: Path) -> None:

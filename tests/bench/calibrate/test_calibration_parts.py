@@ -5,10 +5,18 @@ import pytest
 from bench.calibrate import contention
 from bench.calibrate.attention import count_flops as attention_flops
 from bench.calibrate.collectives import RankGroup, count_calls, list_groups, list_payloads, thin_out
-from bench.calibrate.matmul import count_flops, list_products, sort_shapes
+from bench.calibrate.matmul import (
+    TOKENS,
+    count_flops,
+    describe_unmeasured,
+    list_products,
+    measure_within,
+    sort_shapes,
+    spread,
+)
 from bench.calibrate.request import SHARES, CalibrationRequest
 from bench.config.compose import compose_request
-from bench.machine import Machine
+from bench.machine import Machine, MatmulRate
 from bench.models.t5 import Shape, stacks
 from bench.predict.flops import compute_training_flops
 
@@ -83,3 +91,50 @@ def test_parts_share_the_time() -> None:
     )
     assert sum(map(calibration.seconds_for, calibration.parts)) == pytest.approx(30)
     assert sum(SHARES.values()) == pytest.approx(1)
+
+
+class Stopwatch:
+    """A device that multiplies at a tenth of a TFLOP/s, and takes a millisecond for the smallest product."""
+
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def time_product(self, shape: tuple[int, int, int]) -> float:
+        took = max(1e-3, count_flops(*shape) / 1e11)
+        self.s += 4 * took
+        return took
+
+
+MANY = sort_shapes([(k, n) for k in (64, 512, 4096) for n in (64, 512, 4096, 65536)])
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5.0, 50.0, 500.0])
+def test_shapes_of_every_size_that_fits_are_measured_however_short_the_time_is(seconds: float) -> None:
+    """All of them take 1000 s, the largest 350. With less, those are missing that alone take most of it, and no size
+    below lacks a shape with at most ten times as many FLOPs and one with at least a tenth."""
+    device = Stopwatch()
+    found = measure_within(MANY, device.time_product, seconds, lambda: device.s)
+    assert device.s <= seconds
+    sizes = sorted(count_flops(*shape) for shape in found)
+    assert sizes[-1] * 4 / 1e11 > seconds / 100, "not only the smallest"
+    for shape in MANY:
+        if 4 * count_flops(*shape) / 1e11 < seconds / 100:
+            assert any(0.1 <= count_flops(*shape) / size <= 10 for size in sizes), shape
+
+
+def test_every_shape_is_measured_where_there_is_time_and_those_that_are_not_are_told() -> None:
+    device = Stopwatch()
+    found = measure_within(MANY, device.time_product, 1e4, lambda: device.s)
+    assert found.keys() == set(MANY) and len(spread(MANY)) == len(MANY)
+    rates = [MatmulRate(precision="fp32", m=m, k=64, n=64, tflops=1) for m in TOKENS]
+    assert describe_unmeasured([(64, 64)], ("fp32",), rates) is None
+    assert describe_unmeasured([(64, 64)], ("fp32", "bf16"), rates[:3]) == (
+        "2 of 5 matmul shapes in fp32, of 6.7e+07 to 1.3e+08 FLOP; "
+        "5 of 5 matmul shapes in bf16, of 1e+06 to 1.3e+08 FLOP"
+    )
+
+
+def test_a_beginning_of_the_order_lies_evenly_among_all_shapes() -> None:
+    numbers = [(number, 1, 1) for number in range(11)]
+    assert [first for first, *_ in spread(numbers)] == [0, 8, 4, 2, 10, 6, 1, 9, 5, 3, 7]
+    assert spread(numbers[:1]) == numbers[:1] and spread([]) == []

@@ -1,10 +1,16 @@
 """The work of a pass, held against a closed form of T5's FLOPs, which equals torch's FlopCounterMode (test_t5.py)."""
 
+from collections.abc import Callable
+
 import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.utils.checkpoint import checkpoint
 
 from bench.config import compose
 from bench.models.t5 import Shape
-from bench.predict.flops import compute_recomputed_flops
+from bench.predict.flops import compute_flops_per_step, compute_recomputed_flops
 from bench.predict.forward import compute_forward, compute_recomputed
 from bench.predict.work import Matmul, PassWork, compute_backward
 from bench.predict.workload import build_workload, get_network
@@ -53,6 +59,43 @@ def test_what_checkpointing_computes_again_are_the_blocks_up_to_the_last_matrix_
     one = blocks if dropout else blocks - last
     assert flops(compute_recomputed(network, build_workload(asked, "cuda"))) == 3 * one
     assert compute_recomputed_flops(network, asked.sequence, dropout=dropout) == one
+
+
+class TwoProducts(torch.nn.Module):
+    """A block of two matrices; modules of torch's own are not compiled by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        told: torch.Tensor = self.last(self.first(rows).relu())
+        return told
+
+
+def test_a_compiled_block_is_computed_again_whole() -> None:
+    """Counted: products in the graphs that run, of a block of two, in forward and again in backward."""
+    ran: list[int] = []
+
+    def compile_forward(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        products = sum("mm" in str(node.target) for node in graph.graph.nodes)
+
+        def run(*given: object) -> object:
+            ran.append(products)
+            return graph.forward(*given)
+
+        return make_boxed_func(run)
+
+    block = TwoProducts()
+    backend = aot_autograd(fw_compiler=compile_forward, bw_compiler=lambda graph, _: make_boxed_func(graph.forward))
+    block.compile(backend=backend)
+    checkpoint(block, torch.ones(4, 8, requires_grad=True), use_reentrant=False).sum().backward()
+    assert ran == [2, 2]
+    asked = spec("model=mt5_base", "activation_checkpointing=true", "model.compile=blocks")
+    blocks, _ = closed_form(Shape.model_validate(asked.model.shape), 512, 128)
+    assert flops(compute_recomputed(get_network(asked), build_workload(asked, "cuda"))) == 3 * blocks
+    found = compute_flops_per_step(asked)
+    assert (found.hardware - found.model) == asked.global_batch * blocks
 
 
 def test_nothing_is_computed_again_without_checkpointing() -> None:

@@ -1,0 +1,205 @@
+"""What drivers are asked of devices, by libraries that answer as their manuals say: no GPU was seen.
+
+NVIDIA: https://docs.nvidia.com/deploy/nvml-api. AMD: https://rocm.docs.amd.com/projects/amdsmi.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.measure import device, devices, environment
+from bench.measure.amd_driver import AmdDriver
+from bench.measure.device_driver import Question
+from bench.measure.device_use import DeviceWatch, compute_shares
+from bench.measure.nvidia_driver import NvidiaDriver
+
+
+class NvmlError(Exception):
+    pass
+
+
+def refuse(*_: Any) -> Any:
+    raise NvmlError
+
+
+class Nvml:
+    """A card with UUID GPU-1, cut into a slice MIG-2, which tells its name and its memory and nothing else."""
+
+    NVMLError = NvmlError
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
+    NVML_ERROR_NOT_SUPPORTED = 3
+
+    def __init__(self) -> None:
+        self.violation_ns = {0: 2e9, 1: 0.0}
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> str:
+        return "card" if number == 0 else refuse()
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return {"GPU-1": "card", "MIG-2": "slice"}.get(uuid) or refuse()
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:
+        return "card" if handle == "slice" else refuse()
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return {"card": "NVIDIA A100-SXM4-40GB", "slice": "NVIDIA A100-SXM4-40GB MIG 1g.5gb"}[handle]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(free={"card": 40, "slice": 5}[handle] * 10**9)
+
+    def nvmlDeviceGetClockInfo(self, handle: str, _: int) -> int:
+        return 1410 if handle == "card" else refuse()
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        return 5000 if handle == "card" else refuse()
+
+    def nvmlDeviceGetViolationStatus(self, handle: str, policy: int) -> SimpleNamespace:
+        return SimpleNamespace(violationTime=self.violation_ns[policy]) if handle == "card" else refuse()
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=7, usedGpuMemory=3), SimpleNamespace(pid=9, usedGpuMemory=None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "answer"),
+    [
+        (0, "name", "NVIDIA A100-SXM4-40GB"),
+        ("GPU-1", "name", "NVIDIA A100-SXM4-40GB"),
+        ("GPU-2", "name", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),  # as torch tells the UUID of a slice
+        ("MIG-2", "free_bytes", 5 * 10**9),
+        ("MIG-2", "sm_clock_mhz", 1410),  # of the whole card
+        ("MIG-2", "energy_j", None),  # which others' slices use too
+        ("GPU-1", "energy_j", 5.0),
+        ("GPU-3", "name", None),
+        (1, "name", None),
+    ],
+)
+def test_a_slice_of_a_card_is_asked_for_itself_and_its_card_for_what_all_slices_share(
+    name: int | str, question: Question, answer: Any
+) -> None:
+    assert NvidiaDriver(Nvml()).ask(name, question) == answer
+
+
+class AmdError(Exception):
+    pass
+
+
+class AmdSmi:
+    """One MI300X as amdsmi of ROCm 6.4 tells of it: half of the samples so far were held back by its power cap."""
+
+    AmdSmiException = AmdError
+    AmdSmiMemoryType = SimpleNamespace(VRAM=0)
+    AmdSmiClkType = SimpleNamespace(GFX=1, MEM=4)
+    AmdSmiTemperatureType, AmdSmiTemperatureMetric = SimpleNamespace(HOTSPOT=1), SimpleNamespace(CURRENT=0)
+
+    def amdsmi_get_processor_handles(self) -> list[str]:
+        return ["handle"]
+
+    def amdsmi_get_processor_handle_from_bdf(self, address: str) -> str:
+        if address != "0000:c1:00.0":
+            raise AmdError
+        return "handle"
+
+    def amdsmi_get_gpu_asic_info(self, _: str) -> dict[str, Any]:
+        return {"market_name": "AMD Instinct MI300X"}
+
+    def amdsmi_get_gpu_driver_info(self, _: str) -> dict[str, Any]:
+        return {"driver_name": "amdgpu", "driver_version": "6.12.12"}
+
+    def amdsmi_get_gpu_memory_total(self, _: str, kind: int) -> int:
+        return 192 * 2**30
+
+    def amdsmi_get_gpu_memory_usage(self, _: str, kind: int) -> int:
+        return 2 * 2**30
+
+    def amdsmi_get_energy_count(self, _: str) -> dict[str, Any]:
+        return {"energy_accumulator": 2_000_000, "counter_resolution": 15.3, "timestamp": 1}
+
+    def amdsmi_get_clock_info(self, _: str, kind: int) -> dict[str, Any]:
+        return {"clk": 2100, "max_clk": 2100} if kind == 1 else {"cur_clk": 1300}
+
+    def amdsmi_get_power_cap_info(self, _: str) -> dict[str, int]:
+        return {"power_cap": 750_000_000}
+
+    def amdsmi_get_temp_metric(self, *_: Any) -> Any:
+        return "N/A"
+
+    def amdsmi_get_violation_status(self, _: str) -> dict[str, Any]:
+        return {"acc_counter": 1000, "acc_ppt_pwr": 500, "acc_socket_thrm": 2**64 - 1}
+
+    def amdsmi_get_gpu_process_list(self, _: str) -> list[dict[str, Any]]:
+        return [{"pid": 7, "memory_usage": {"vram_mem": 4}}, {"pid": 8, "mem": "N/A"}]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("name", "AMD Instinct MI300X"),
+        ("free_bytes", 190 * 2**30),
+        ("energy_j", pytest.approx(30.6)),
+        ("sm_clock_mhz", 2100),
+        ("memory_clock_mhz", 1300),
+        ("power_cap_w", 750),
+        ("temperature_c", None),
+        ("throttled", {"all": 1000, "power": 500}),
+        ("processes", [(7, 4), (8, None)]),
+        ("throttle_reasons", None),  # their numbers mean something else than NVIDIA's
+    ],
+)
+def test_amd_answers_the_same_questions(question: Question, answer: Any) -> None:
+    driver = AmdDriver(AmdSmi())
+    assert driver.ask("0000:c1:00.0", question) == driver.ask(0, question) == answer
+    assert driver.ask("0000:c2:00.0", question) is driver.ask(1, question) is None
+    assert (driver.count(), driver.version()) == (1, "6.12.12")
+
+
+def test_how_long_a_device_was_held_back_is_a_share_of_the_counts_between_two_looks() -> None:
+    """NVIDIA counts seconds beside the clock's, AMD samples beside all samples."""
+    nvidia = compute_shares({"all": 100.0, "power": 7.0}, {"all": 120.0, "power": 17.0, "thermal": 1.0})
+    amd = compute_shares({"all": 1000, "power": 10}, {"all": 3000, "power": 1010})
+    assert nvidia == amd == {"power": 0.5}
+    assert compute_shares({"all": 1.0, "power": 0.0}, {"all": 1.0, "power": 0.0}) == compute_shares({}, {}) == {}
+
+
+@pytest.fixture
+def one_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_load_driver", lambda: AmdDriver(AmdSmi()))
+
+
+@pytest.mark.usefixtures("one_amd")
+def test_a_watch_asks_whatever_driver_is_here() -> None:
+    watch = DeviceWatch(0, "0000:c1:00.0", {7})
+    watch.open()
+    watch.look()
+    use, energy, seconds = watch.close()
+    assert (use.clock_mhz, use.other_processes, use.other_bytes, energy) == (2100, 1, None, 0.0)
+    assert seconds and use.power_throttled_s is None, "no samples between two looks"
+    assert devices.read_states()[0]["power_cap_w"] == 750
+
+
+@pytest.mark.usefixtures("one_amd")
+def test_a_torch_for_amd_is_known_by_its_hip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_read_torch_constant", {"hip": "6.4.43483"}.get)
+    for name in environment.VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    assert (environment.find_device_kind(), environment.name_collectives()) == ("cuda", "rccl")
+    found = environment.classify("cuda", 1)
+    assert (found.device, found.versions["hip"], found.versions["cuda"]) == ("AMD Instinct MI300X", "6.4.43483", None)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    assert environment.find_device_kind() == "cpu", "hidden"
+
+
+@pytest.mark.parametrize(
+    ("hip", "name"), [(None, "GPU-5f2a"), ("6.4", "0000:c1:00.0")]
+)  # fmt: skip
+def test_a_device_is_named_as_its_driver_knows_it(hip: str | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(uuid="5f2a", pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
+    monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(device.torch.version, "hip", hip)
+    assert device.read_driver_name(device.torch.device("cuda", 0)) == name
+    assert device.read_driver_name(device.torch.device("cpu")) is None
