@@ -1,6 +1,7 @@
 """The supervisor on an allocation's first node: goes through the points of a job, each in fresh processes."""
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from bench import store
 from bench.allocation.agents import JobAgents
@@ -233,7 +235,16 @@ class JobLeader:
 
 def _print_progress(requested: RequestedRun, what: str) -> None:
     key = requested.key
-    print(f"{datetime.now(UTC):%H:%M:%S}  {key.config_id} repeat {key.repeat}: {what}", flush=True)
+    _write_line(f"{datetime.now(UTC):%H:%M:%S}  {key.config_id} repeat {key.repeat}: {what}", sys.stdout)
+
+
+def _write_line(text: str, stream: TextIO) -> None:
+    """Write a line of the job's log. Where its disk is full nobody reads any more, which ends no point and no job."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):  # what is left in the buffer is not to fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _format_end(record: RunRecord | None) -> str:
@@ -244,5 +255,5 @@ def _format_end(record: RunRecord | None) -> str:
 
 
 def _report_failure(reason: str, exit_code: int = 1) -> int:
-    print(f"this allocation ends: {reason}", file=sys.stderr, flush=True)
+    _write_line(f"this allocation ends: {reason}", sys.stderr)
     return exit_code
