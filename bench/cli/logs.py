@@ -32,7 +32,7 @@ _POLL_S = 0.5
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("point", metavar="POINT", help="config_id, or its beginning; /0.1 behind it is one attempt")
-    help_text = "folder of a study, or of several; default: %(default)s"
+    help_text = f"folder of a study, or of several; default: {RESULTS}"
     parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="DIR", help=help_text)
     parser.add_argument("--rank", type=_parse_rank, metavar="N", help="this rank's lines alone")
     help_text = "so many of the last lines of each log; default: %(default)s"
