@@ -99,8 +99,11 @@ def run(
     return LocalSweep(folder, wanted, retry=True, tell=tell, follow=follow).run()
 
 
-def submit(plan: "PlannedSweep", results: Folder = RESULTS) -> "SubmitResult":
-    """Submit a plan to its launcher's queue, as far as the limits allow, and return at once."""
+def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | None = None) -> "SubmitResult":
+    """Submit a plan to its launcher's queue, as far as the limits allow, and return at once.
+
+    `notify` is a command that the plan's autopilot calls at its end, with the path of the summary that it wrote.
+    """
     from bench import launchers
     from bench.sweep import definition
     from bench.sweep.submission.submitting import submit_pending
@@ -110,22 +113,24 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS) -> "SubmitResult":
         raise UserError(f"launcher={plan.sweep.launcher['name']}", rule, remedy)
     folder = Path(results) / plan.sweep.study
     definition.write(folder, plan.sweep)
-    return submit_pending(folder, autopilot=plan.autopilot)
+    return submit_pending(folder, autopilot=plan.autopilot, notify=notify)
 
 
 def resume(
     folder: Folder,
     *,
     autopilot: bool = False,
-    patience_s: float = 0.0,
+    notify: str | None = None,
+    patience_s: float = 30.0,
     tell: TextListener = _ignore_text,
     follow: Follow = _ignore_text,
 ) -> "SubmitResult | SweepResult":
     """Start what of a study has no final answer yet, and never what has one: submitted to its queue, or measured here.
 
     Return what was submitted, or how its points ended. Attempts that ended without a record get one first; every point
-    may be tried as often as its study allows. `autopilot` and `patience_s` are for a queue: go on by itself, and wait
-    so long for a scheduler that does not answer. `tell` and `follow` are those of `run`.
+    may be tried as often as its study allows. `autopilot`, `notify` and `patience_s` are for a queue: go on by itself,
+    call a command at the end (see `submit`), and wait so long for a scheduler that does not answer. `tell` and `follow`
+    are those of `run`.
     """
     from bench import launchers
     from bench.sweep import definition
@@ -137,7 +142,7 @@ def resume(
     folder = Path(folder)
     sweeps = definition.read(folder)
     if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
-        return submit_pending(folder, autopilot=autopilot, patience_s=patience_s)
+        return submit_pending(folder, autopilot=autopilot, notify=notify, patience_s=patience_s)
     if autopilot:
         raise UserError("--autopilot", "this sweep has no queue", "leave it out")
     finalize_lost(read_state(folder))
@@ -177,7 +182,13 @@ class Status(NamedTuple):
         """Whether something may still change by itself; of a scheduler that does not answer nobody knows."""
         if self.scheduler_away:
             return not self.answered
-        return bool(self.view.live) or any(one.state in ("running", "pending") for one in self.view.statuses)
+        may_move = any(state.live and not state.stuck and not state.follows for state in self.view.queue.values())
+        return may_move or any(one.state == "running" for one in self.view.statuses)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether all that is left in the queue waits for somebody to change something, or for what does."""
+        return not self.scheduler_away and bool(self.view.live) and not self.under_way
 
 
 def status(folder: Folder) -> Status:
@@ -185,7 +196,7 @@ def status(folder: Folder) -> Status:
 
     While its scheduler does not answer, nothing can be told dead, and what the folder says is returned.
     """
-    from bench.sweep.submission.lost import finalize_lost
+    from bench.sweep.submission.lost import finalize_lost, keep_ends
     from bench.sweep.submission.state import read_state
 
     folder = Path(folder)
@@ -194,7 +205,8 @@ def status(folder: Folder) -> Status:
     except UserError as error:
         return Status(read_state(folder, ask=False), str(error))  # raises again if it is the folder that is wrong
     with contextlib.suppress(OSError):  # a folder that may only be read is shown as it is
-        if finalize_lost(view):
+        concluded, ended = finalize_lost(view), keep_ends(view)
+        if concluded or ended:
             view = read_state(folder)
     return Status(view, "")
 

@@ -24,6 +24,15 @@ def open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came of, says that there is no room: on the disk, or in the user's quota."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
+
+
 def read_regular(path: Path) -> bytes:
     """Return what a regular file holds; OSError for what is none, links included."""
     with open(path, "rb", buffering=0, opener=open_regular) as file:

@@ -14,6 +14,7 @@ import pkgutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
@@ -294,6 +295,10 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     def ask(self, names: Collection[str]) -> Mapping[tuple[str, int | None], JobState]:
         """Return the state of every job of these names by name and task (None: of a job without tasks), asked for at
         once; a name that is missing is one that the scheduler answers it does not know."""
+        ...
+
+    def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
+        """Return the file that gets what a job in this folder prints, or a task of it; it may not be there yet."""
         ...
 
     def cancel_all(self, handles: Iterable[str]) -> None:

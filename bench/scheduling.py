@@ -58,6 +58,16 @@ class JobState(NamedTuple):
     ended_at: float | None = None
     source: str = ""  # who said so
     words: str = ""  # the source's own line, for the record
+    exit_code: int | None = None  # of its command; None while it runs, of one that was killed, and where nobody says
+    exit: str = ""  # how its command ended, in words; empty of one that ended well, and where nobody says
+    stuck: str = ""  # why it does not start until somebody changes something, in words; empty: it may start by itself
+
+    follows: bool = False  # it waits for another job to end, and for nothing else
+
+    @property
+    def number(self) -> str:
+        """The handle, of one task of an array with the task's number."""
+        return self.handle if self.task is None else f"{self.handle}_{self.task}"
 
     @property
     def pending(self) -> bool:
@@ -79,6 +89,8 @@ class ClusterLimits(NamedTuple):
     max_array_size: int | None = None  # tasks of one job array
     max_submit_jobs: int | None = None  # of this user in the queue at a time; each task of an array counts
     max_time_min: int | None = None
+    max_nodes: int | None = None  # of one job
+    max_devices_per_node: int | None = None  # whose cores a node has
 
 
 class JobSetup(NamedTuple):

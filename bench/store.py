@@ -32,6 +32,8 @@ UNINSPECTED = "the run ended before its untimed steps did"
 
 _ATTEMPT = re.compile(r"(\d+)\.(\d+)")
 _BEGINNING_BYTES = 8192
+_END_BYTES = 256  # of a record, which ended with its drill before its outcome said so
+_DRILL_SEEN = "drill at the end"
 _NO_RECORD = "not a zeroscale record"
 _OUTCOMES = frozenset(get_args(OutcomeKind))
 _RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
@@ -62,6 +64,9 @@ class RunAttempt(NamedTuple):
     machine: str = ""
     environment_id: str | None = None
     unreadable: str = ""  # why its record cannot be read
+    job: str = ""  # whose allocation it was made in; empty for one that no scheduler started
+    drill: bool = False  # a fault was injected, so that it measured nothing
+    disk_full: bool = False  # it failed for want of room for its results, which is not the point's fault
 
 
 def build_unwritable_error(folder: Path, error: OSError) -> UserError:
@@ -191,19 +196,23 @@ def _read_header(attempt: RunAttempt) -> RunAttempt:
 
 
 def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return what a record says of its end; KeyError or TypeError where that cannot be meant."""
+    """Return what a record says of its end and of its worth; KeyError or TypeError where that cannot be meant."""
     outcome, environment = plain["outcome"], plain["environment"]
     header = {
         "outcome": outcome["kind"],
         "reason": outcome["reason"],
         "machine": plain["circumstance"]["machine"]["name"],
         "environment_id": environment["environment_id"] if environment is not None else "",
+        "job": (plain["circumstance"].get("launcher") or {}).get("job") or "",
     }
     if not all(isinstance(text, str) for text in header.values()) or header["outcome"] not in _OUTCOMES:
         raise TypeError("no text, or no outcome")
     if header["outcome"] == "ok" and plain["observations"] is None:
         raise TypeError("ended well, and observed nothing")
-    return header | {"environment_id": header["environment_id"] or None}
+    evidence, observed = outcome.get("evidence") or {}, plain["observations"] or {}
+    drill = bool(evidence.get("drill") or observed.get("drill") or plain.get(_DRILL_SEEN))
+    marks = {"drill": drill, "disk_full": bool(evidence.get("disk_full"))}
+    return header | marks | {"environment_id": header["environment_id"] or None}
 
 
 def _read_beginning(path: Path) -> dict[str, Any]:
@@ -215,11 +224,12 @@ def _read_beginning(path: Path) -> dict[str, Any]:
     with open(path, "rb", buffering=0, opener=files.open_regular) as file:
         content = file.read(_BEGINNING_BYTES)
         if len(content) == _BEGINNING_BYTES:
-            file.seek(-4, os.SEEK_END)
-            if file.read().rstrip().endswith(b"\n}"):  # indented: what ends within it does not begin a line
+            file.seek(-_END_BYTES, os.SEEK_END)
+            end = file.read()
+            if end.rstrip().endswith(b"\n}"):  # indented: what ends within it does not begin a line
                 plain: dict[str, Any] = pydantic_core.from_json(content, allow_partial=True)
                 if "observations" in plain:
-                    return plain
+                    return plain | {_DRILL_SEEN: b'\n  "drill": "' in end}
             file.seek(0)
             content = file.read()
     whole: dict[str, Any] = pydantic_core.from_json(content)

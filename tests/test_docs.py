@@ -117,6 +117,7 @@ NEEDS = {
     "status": "a sweep that was submitted",
     "resume": "a sweep that was submitted",
     "cancel": "a sweep that was submitted",
+    "logs": "a sweep that was submitted",
     "doctor": "a process for each look at the machine",
     "calibrate": "minutes",
     "ab": "two revisions, and minutes",

@@ -4,14 +4,28 @@ The exit code is 0 if the job did what it could, however its points ended: a fai
 """
 
 import os
+import socket
 import sys
 from pathlib import Path
 
 from bench import job_context
 from bench.allocation.agent import JobAgent
 from bench.allocation.leader import JobLeader
+from bench.errors import UserError
+from bench.files import is_disk_full
 from bench.sweep import jobs
 
-folder = Path(sys.argv[1])
-context = job_context.find_context(jobs.read_launcher_name(folder), os.environ)
-sys.exit((JobAgent(folder, context) if context.number else JobLeader(folder, context)).run())
+
+def main(folder: Path) -> int:
+    """Run this process's part of a job; return its exit code. What keeps it from beginning is one line."""
+    try:
+        context = job_context.find_context(jobs.read_launcher_name(folder), os.environ)
+        return (JobAgent(folder, context) if context.number else JobLeader(folder, context)).run()
+    except (OSError, UserError) as error:
+        shared = "" if folder.is_dir() else f"; {folder} is not there, and has to be in a folder that all nodes see"
+        print(f"{socket.gethostname()} cannot begin: {error}{shared}", file=sys.stderr, flush=True)
+        return jobs.EXIT_LATER if is_disk_full(error) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -25,14 +25,12 @@ class JobAgent:
     def __init__(self, folder: Path, context: JobContext) -> None:
         self._job, self._context = jobs.read(folder), context
         first = self._job.points[0].circumstance
-        self._server = ForkServer(first.machine.device or find_device_kind())
-        self._server.wait_until_ready()
-        patience_s = first.limits.startup_s
-        self._connection = join_leader(folder, context.allocation, context.number, socket.gethostname(), patience_s)
+        self._folder, self._patience_s = folder, first.limits.startup_s
         self._agent: NodeAgent | None = None
         self._interrupted = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
+        self._server = ForkServer(first.machine.device or find_device_kind())
 
     def run(self) -> int:
         """Return 0 when the conductor has no more to do, or somebody has ended the allocation."""
@@ -45,12 +43,16 @@ class JobAgent:
 
     def _handle_orders(self) -> int:
         with contextlib.closing(self._server):
-            while not self._interrupted and not self._connection.closed:
-                for order in self._connection.take():
+            self._server.wait_until_ready()
+            place = self._context.allocation, self._context.number, socket.gethostname()
+            connection = join_leader(self._folder, *place, self._patience_s, lambda: self._interrupted)
+            while not self._interrupted and not connection.closed:
+                for order in connection.take():
                     if "end" in order:
                         return 0
                     if "run" in order:
                         self._run(Path(order["run"]), Rendezvous(**order["point"]))
+                        connection.send({"ready": True})
                 time.sleep(_POLL_S)
         return 0 if self._interrupted else 1
 
@@ -66,7 +68,6 @@ class JobAgent:
         self._agent.run()
         self._agent = None
         self._server.reap()
-        self._connection.send({"ready": True})
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True

@@ -9,6 +9,7 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,18 @@ class JobAgents:
             connection.send({"end": True})
 
 
-def join_leader(folder: Path, allocation: str, number: int, host: str, patience_s: float) -> Connection:
-    """Join the conductor of an allocation of the job in `folder`; TimeoutError if there is none."""
+def join_leader(
+    folder: Path, allocation: str, number: int, host: str, patience_s: float, is_over: Callable[[], bool] = bool
+) -> Connection:
+    """Join the conductor of an allocation of the job in `folder`; TimeoutError if there is none in time, or if the
+    caller has been asked to end meanwhile."""
     until, meeting_path = time.monotonic() + patience_s, build_meeting_path(folder, allocation)
     while True:
         try:
             point: dict[str, Any] = json.loads(meeting_path.read_bytes())
             connection = Connection(socket.create_connection((point["host"], point["port"]), timeout=10))
         except (OSError, ValueError) as error:  # not there yet
-            if time.monotonic() > until:
+            if time.monotonic() > until or is_over():
                 raise TimeoutError(f"the first node could not be reached within {patience_s:.0f} s") from error
             time.sleep(_POLL_S)
         else:

@@ -1,6 +1,7 @@
 """The supervisor on an allocation's first node: goes through the points of a job, each in fresh processes."""
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -9,11 +10,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from bench import store
 from bench.allocation.agents import JobAgents
 from bench.allocation.health import NodeHealth
 from bench.errors import UserError
+from bench.files import is_disk_full
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
 from bench.record import Circumstance, Outcome, RunRecord
 from bench.runtime.coordinator import RunCoordinator
@@ -35,6 +38,7 @@ from bench.sweep.policy import (
     SweepPlan,
     next_run,
 )
+from bench.sweep.snapshot import UnfinishedAttempt
 
 _END_MARGIN_S = 20.0  # between the end of a point's time and the scheduler's warning that the allocation ends
 
@@ -73,7 +77,9 @@ class JobLeader:
                 self.server.wait_until_ready()
                 return self._go_through()
         except (OSError, UserError) as error:  # a full disk, a node that never came
-            return _report_failure(str(error))
+            if self.interrupted_by:  # whoever sent the signal may have ended what it failed of
+                return _report_failure(f"interrupted by {signal.Signals(self.interrupted_by).name}")
+            return _report_failure(str(error), jobs.EXIT_LATER if is_disk_full(error) else 1)
         finally:
             if self.agents:
                 self.agents.send_end()
@@ -90,6 +96,8 @@ class JobLeader:
         while decision := next_run(plan, self._snapshot(passed)):
             if self.interrupted_by:
                 break
+            if newer := self._find_newer_start():
+                return _report_failure(newer)
             passed.append(decision)
             if reason := self._carry_out(decision):
                 return _report_failure(reason)
@@ -143,7 +151,7 @@ class JobLeader:
 
     def _busy(self, key: RunKey) -> str:
         """Return who else measures a point now; empty: nobody."""
-        elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key)
+        elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_ours)
         return f"is under way in job {elsewhere.job or 'of another scheduler'}" if elsewhere else ""
 
     def _run_attempt(self, requested: RequestedRun) -> None:
@@ -153,7 +161,9 @@ class JobLeader:
             config_folder, requested.spec, self._circumstance(requested), new_repeat=requested.control
         )
         if not requested.control and (
-            rival := snapshot.find_rival_attempt(config_folder, requested.key, before=attempt.attempt)
+            rival := snapshot.find_rival_attempt(
+                config_folder, requested.key, before=attempt.attempt, ours=self._is_ours
+            )
         ):
             reason = f"job {rival.job} was faster by a moment: {rival.attempt.folder.name}"
             store.finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
@@ -165,6 +175,7 @@ class JobLeader:
             start=self.server.start,
             scheduled=True,
             ends_at=self.ends_at,
+            is_lost=self._find_newer_start,
             handle_signals=False,
         )
         if self.interrupted_by:
@@ -197,9 +208,21 @@ class JobLeader:
         for requested in begun:
             for attempt in store.list_attempts(self.study_folder / requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
-                if found and (found.job, found.task) == (self.job.name, self.context.task):
+                if found and self._is_ours(found):
                     left_behind = reconcile.LeftBehind.read(attempt.folder)
                     store.finalize(attempt.folder, reconcile.reconcile_outcome(left_behind, None, restarted=True))
+
+    def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
+        """Whether this job made an attempt, in this start or an earlier one. What still goes on of an earlier start is
+        no reason to leave a point out: its allocation was given up, and it ends as soon as it sees that."""
+        return (attempt.job, attempt.task) == (self.job.name, self.context.task)
+
+    def _find_newer_start(self) -> str:
+        """Return that the scheduler has started this job anew, empty if it has not: it does so when it has given a node
+        up whose processes go on all the same, and what they measure is not of this job any more."""
+        latest = jobs.find_latest_restart(self.folder, self.context.task)
+        newer = latest > self.context.restart
+        return f"start {latest} of this job has begun, so that this one was given up" if newer else ""
 
     def _tried(self, config_id: str) -> list[store.RunAttempt]:
         return store.list_attempts(self.study_folder / config_id)
@@ -212,7 +235,16 @@ class JobLeader:
 
 def _print_progress(requested: RequestedRun, what: str) -> None:
     key = requested.key
-    print(f"{datetime.now(UTC):%H:%M:%S}  {key.config_id} repeat {key.repeat}: {what}", flush=True)
+    _write_line(f"{datetime.now(UTC):%H:%M:%S}  {key.config_id} repeat {key.repeat}: {what}", sys.stdout)
+
+
+def _write_line(text: str, stream: TextIO) -> None:
+    """Write a line of the job's log. Where its disk is full nobody reads any more, which ends no point and no job."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):  # what is left in the buffer is not to fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _format_end(record: RunRecord | None) -> str:
@@ -222,6 +254,6 @@ def _format_end(record: RunRecord | None) -> str:
     return f"{outcome.kind}: {outcome.reason}" if outcome.reason else str(outcome.kind)
 
 
-def _report_failure(reason: str) -> int:
-    print(f"this allocation ends: {reason}", file=sys.stderr, flush=True)
-    return 1
+def _report_failure(reason: str, exit_code: int = 1) -> int:
+    _write_line(f"this allocation ends: {reason}", sys.stderr)
+    return exit_code

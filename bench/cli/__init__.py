@@ -32,6 +32,7 @@ VERBS = {
     "sweep": Verb("bench.cli.sweep", "measure a study, or every combination of comma lists"),
     "status": Verb("bench.cli.status", "where every point of a sweep stands, and why"),
     "resume": Verb("bench.cli.resume", "go on with a sweep: start what has no final answer yet"),
+    "logs": Verb("bench.cli.logs", "what was logged of a point: its ranks, its jobs"),
     "cancel": Verb("bench.cli.cancel", "cancel the jobs of one sweep, and no others"),
     "prepare": Verb("bench.cli.prepare", "stage data and ops for nodes without a network, and check"),
     "doctor": Verb("bench.cli.doctor", "what this machine can do, and what it lacks"),

@@ -1,6 +1,7 @@
 """Arguments that several verbs take, each declared once."""
 
 import argparse
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,3 +55,17 @@ def add_study_folder(parser: argparse.ArgumentParser, example: str = "smoke") ->
 
 def add_autopilot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--autopilot", action="store_true", help="go on by itself until every point has its answer")
+    help_text = "what the autopilot calls at its end, with the path of its summary as the last argument"
+    parser.add_argument("--notify", metavar="COMMAND", help=help_text)
+
+
+def check_notify(args: argparse.Namespace) -> None:
+    """Raise UserError for a command to call at the end that nobody would call, or that no shell could read."""
+    if args.notify is None:
+        return
+    if not args.autopilot:
+        raise UserError("--notify", "is called by the autopilot at its end", "give --autopilot as well")
+    try:
+        shlex.split(args.notify)
+    except ValueError as error:
+        raise UserError(f"--notify {args.notify}", str(error).lower(), "quote it as for a shell") from error

@@ -9,20 +9,29 @@ answered.
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bench import api, terminal
 from bench.cli import notes, options
 from bench.errors import make_printable
 from bench.formatting import format_count
+from bench.scheduling import JobState
 from bench.sweep import exclusions
-from bench.sweep.status import PointStatus
+from bench.sweep.jobs import SubmittedJob
+from bench.sweep.status import PointStatus, describe_wait
 from bench.sweep.submission.state import StudyState
 
 _WAIT_S = 5.0
+_STUCK_S = (
+    30.0  # of nothing but jobs that cannot start, before `--wait` gives up: a job that has just ended is not seen
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,16 +42,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every point is answered."""
-    status = _read_status(args.folder)
-    if args.wait:
-        with terminal.progress(quiet=args.json) as follow:
-            while status.under_way:
-                follow(_format_summary(status.view))
-                time.sleep(_WAIT_S)
-                status = _read_status(args.folder)
+    status = _wait(args.folder, quiet=args.json) if args.wait else _read_status(args.folder)
     notes.print_unreadable(status.view.seen.unreadable)
-    print(_format_json(status.view) if args.json else _format_text(status.view))
+    print(_format_json(status) if args.json else _format_text(status.view))
     return 0 if status.answered else 1
+
+
+def _wait(folder: Path, *, quiet: bool) -> api.Status:
+    """Return where a study stands once nothing of it can change by itself any more."""
+    status, stuck_since = _read_status(folder), time.monotonic()
+    with terminal.progress(quiet=quiet) as follow:
+        while status.under_way or (status.stuck and time.monotonic() < stuck_since + _STUCK_S):
+            stuck_since = time.monotonic() if status.under_way else stuck_since
+            follow(format_summary(status.view))
+            time.sleep(_WAIT_S)
+            status = _read_status(folder)
+    return status
 
 
 def _read_status(folder: Path) -> api.Status:
@@ -58,7 +73,22 @@ def _format_text(view: StudyState) -> str:
         f"node {found.host} is not used any more: {found.reason} (runs {', '.join(found.runs)})"
         for found in exclusions.read(view.folder)
     ]
-    return "\n".join([*lines, _format_summary(view)])
+    lines += [make_printable(line) for line in _list_job_lines(view)]
+    return "\n".join([*lines, format_summary(view)])
+
+
+def _list_job_lines(view: StudyState) -> Iterator[str]:
+    """Yield the jobs that the scheduler still has, and what may be done about them."""
+    for job, state in view.list_live():
+        what = describe_wait(state) if state.pending else state.state.lower()
+        log = view.find_log(job, state.task)
+        shown = f"  {log}" if log and log.exists() else f"  {job.folder}"
+        yield f"job {state.number}  {'autopilot, ' if not job.points else ''}{what}{shown}"
+    cancel = f"to take them back: zeroscale cancel {shlex.quote(str(view.folder))}"
+    if any(job.points for job in view.live) and all(point_status.final for point_status in view.statuses):
+        yield f"every point has its answer, and jobs are left; {cancel}"
+    elif any(state.stuck for _, state in view.list_live()):
+        yield f"jobs that cannot start stay in the queue; {cancel}"
 
 
 def _format_line(point_status: PointStatus) -> str:
@@ -67,21 +97,27 @@ def _format_line(point_status: PointStatus) -> str:
     return make_printable(f"{shown:<10}  {point_status.point.line}  repeat {point_status.key.repeat}{why}")
 
 
-def _format_summary(view: StudyState) -> str:
+def format_summary(view: StudyState) -> str:
+    """Return how many points stand where, and what was spent on them, in one line."""
     shown = Counter(
         point_status.outcome if point_status.final else point_status.state for point_status in view.statuses
     )
     counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
-    hours, queued = view.spent_node_hours(), len(view.live)
-    spent = f"; {hours:.2f} node-hours spent, {format_count(queued, 'job')} in the queue" if view.seen.jobs else ""
+    queued = f"{format_count(len(view.live), 'job')} in the queue" if view.asked else "the queue is not known"
+    spent = f"; {view.spent_node_hours():.2f} node-hours spent, {queued}" if view.seen.jobs else ""
     return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
 
 
-def _format_json(view: StudyState) -> str:
+def _format_json(status: api.Status) -> str:
+    view = status.view
     plain = {
         "folder": str(view.folder),
         "node_hours": view.spent_node_hours(),
-        "jobs": [job.handle for job in view.live],
+        "scheduler_away": status.scheduler_away or None,
+        "jobs": None if status.scheduler_away else [job.handle for job in view.live],
+        "queue": None
+        if status.scheduler_away
+        else [_build_plain_job(view, job, state) for job, state in view.list_live()],
         "excluded_nodes": [found.model_dump() for found in exclusions.read(view.folder)],
         "unreadable": [{"file": str(error.path), "why": error.why} for error in view.seen.unreadable],
         "points": [
@@ -90,6 +126,7 @@ def _format_json(view: StudyState) -> str:
                 "state": point_status.state,
                 "outcome": point_status.outcome or None,
                 "why": point_status.why,
+                "job": _find_number(view, point_status),
                 "attempts": point_status.attempts,
                 "run": point_status.folder or None,
                 "line": point_status.point.line,
@@ -98,3 +135,23 @@ def _format_json(view: StudyState) -> str:
         ],
     }
     return json.dumps(plain, indent=1)
+
+
+def _build_plain_job(view: StudyState, job: SubmittedJob, state: JobState) -> dict[str, Any]:
+    log = view.find_log(job, state.task)
+    starts_at = datetime.fromtimestamp(state.started_at, UTC).isoformat() if state.started_at else None
+    return {
+        "job": state.number,
+        "name": job.name,
+        "points": sum(task == state.task for _, task in job.points),
+        "state": state.state,
+        "reason": state.reason or None,
+        "stuck": state.stuck or None,
+        "starts_at": starts_at,  # or started
+        "log": str(log) if log and log.exists() else None,
+    }
+
+
+def _find_number(view: StudyState, point_status: PointStatus) -> str | None:
+    state = view.queue.get((point_status.job, point_status.task))
+    return state.number if state else None

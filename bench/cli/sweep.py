@@ -36,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every point has a final answer and every answer is `ok`; with a scheduler, if it took the jobs."""
+    options.check_notify(args)
     plan = api.plan(
         overrides=args.overrides,
         config_dir=args.config_dir,
@@ -58,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if plan.queues:
         for line in PredictionText(plan.sweep).warnings():
             print(line, file=sys.stderr)
-        print(sweep_text.format_submitted(api.submit(plan, results=args.results), folder, as_json=args.json))
-        return 0
+        done = api.submit(plan, results=args.results, notify=args.notify)
+        print(sweep_text.format_submitted(done, folder, as_json=args.json))
+        return 0 if done.complete else 1
     with terminal.progress(quiet=args.json) as follow:
         ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
     print(sweep_text.format_ended(ended, as_json=args.json))

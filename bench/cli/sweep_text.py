@@ -119,7 +119,10 @@ def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bo
                 "infeasible": done.without_run.get("infeasible", 0),
                 "left": len(done.left),
                 "why_left": done.why_left,
+                "queued": done.queued,
                 "autopilot": done.autopilot,
+                "autopilot_refused": done.autopilot_refused or None,
+                "cut_short": done.cut_short or None,
             }
         )
     lines = [
@@ -138,5 +141,22 @@ def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bo
         lines.append(f"still to come: {format_count(len(done.left), 'point')} ({done.why_left}); {go_on}")
     if done.autopilot:
         lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
-    lines.append(f"how it goes: zeroscale status {shlex.quote(str(folder))}" if done.submitted else "nothing to submit")
+    where = shlex.quote(str(folder))
+    if done.autopilot_refused:
+        lines.append(f"no autopilot: {done.autopilot_refused}; go on with: zeroscale resume {where}")
+    if done.cut_short:
+        lines.append(f"the rest was not submitted: {done.cut_short}; go on with: zeroscale resume {where}")
+    lines.append(f"how it goes: zeroscale status {where}" if done.submitted else _explain_nothing(done, where))
     return "\n".join(lines)
+
+
+def _explain_nothing(done: submitting.SubmitResult, where: str) -> str:
+    """Return why nothing was submitted."""
+    queued = f"{format_count(done.queued, 'job')} in the queue"
+    if done.answered:
+        cancel = f", and {queued}; to take them back: zeroscale cancel {where}" if done.queued else ""
+        return f"nothing to submit: every point has its answer{cancel}"
+    if done.left:
+        return f"nothing submitted now; how it goes: zeroscale status {where}"
+    rest = f"what is left is under way, with {queued}" if done.queued else "no point may be tried again"
+    return f"nothing to submit: {rest}; how it goes: zeroscale status {where}"

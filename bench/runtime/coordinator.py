@@ -37,19 +37,21 @@ class RunCoordinator:
         announce: Callable[[Rendezvous], None] | None = None,
         scheduled: bool = False,
         ends_at: float | None = None,
+        is_lost: Callable[[], str] | None = None,
         handle_signals: bool = True,
         span: Span = "node",
         start: StartRank = start_process,
     ) -> None:
         """`announce` tells the other supervisors where this one is, instead of a file in the folder. `scheduled`: after
         an interruption there is a scheduler to ask why, so that no record is written then; `ends_at` is when its
-        allocation ends, in seconds since the epoch."""
+        allocation ends, in seconds since the epoch; `is_lost` says why it is none of its scheduler's any more, or
+        nothing."""
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self.limits = self.circumstance.limits
         self.announce = announce or (lambda rendezvous: rendezvous.write(folder))
-        self.scheduled, self.ends_at = scheduled, ends_at
+        self.scheduled, self.ends_at, self.is_lost = scheduled, ends_at, is_lost
         self.server = CoordinatorServer(count_supervisors(self.spec, span, self.circumstance), self._address())
         self.log = RankLog(folder / store.LOG)
         self.node = NodeRanks(folder, self.spec, self.circumstance, 0, self.log.write, span, start)
@@ -113,6 +115,8 @@ class RunCoordinator:
             self._check_limits()
             if self.heartbeat.due:
                 self.heartbeat.show("running", self.states())
+                if self.is_lost and (lost := self.is_lost()):
+                    self._stop("node_failure", lost)
             if self._lost_at is None and any(state.exit_code for state in self.states()):
                 self._lost_at = time.monotonic()
             if self._lost_at is not None and time.monotonic() > self._lost_at + _LAST_FAILURES_S:

@@ -22,6 +22,8 @@ from bench.engines.deepspeed.library import preload_deepspeed
 from bench.runtime import worker
 
 _PR_SET_PDEATHSIG = 1
+# A scheduler signals every process of a job. The supervisor ends this one when it is done with it, by hanging up.
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MESSAGE_BYTES = 16
 _DESCRIPTORS = 16
 
@@ -32,6 +34,8 @@ def main() -> None:
     preload(sys.argv[2])
     gc.collect()
     gc.freeze()  # what is imported need not be copied only because a child's collector looks at it
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     connection.send(b"{}")
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, _DESCRIPTORS)
@@ -87,6 +91,8 @@ def _become_rank(request: dict[str, Any], descriptors: Sequence[int], middle: in
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(1)  # it died before it could take this process with it
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     output, *others = descriptors
     for target in (sys.stdout.fileno(), sys.stderr.fileno()):

@@ -1,5 +1,6 @@
 """From typed evidence to an outcome: pure, so that every case is a line in a test."""
 
+import errno
 import signal
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -32,6 +33,8 @@ class RankState(NamedTuple):
 
 
 _NAMED = 8  # ranks in one line
+_DISK_FULL = "the disk of the results is full, which costs the point no attempt"
+_NO_ROOM = tuple(f"[Errno {number}] " for number in (errno.ENOSPC, errno.EDQUOT))  # as an OSError begins
 
 # A lost peer makes the others fail too: what can be a consequence stands behind what cannot.
 _ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_error")
@@ -52,14 +55,22 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
         return Outcome(kind=stop, reason=why_stopped, evidence=evidence)
     if not lost:
         return Outcome(kind="error", reason="every rank ended, and none wrote a record", evidence=evidence)
-    cause = min(lost, key=_compute_cause_order)
+    full = [state for state in lost if _is_disk_full(state)]
+    cause = min(full or lost, key=_compute_cause_order)
     if cause.failure:
         evidence["traceback"] = cause.failure["traceback"]
     if oom_kills := {state.host: state.oom_kills for state in states if state.oom_kills}:
         evidence["oom_kills"] = oom_kills
-    return Outcome(
-        kind=_classify_rank(cause), reason=_format_reason(cause), evidence=evidence, shortage=_find_shortage(cause)
-    )
+    if full:
+        evidence["disk_full"] = True
+    reason = f"{_DISK_FULL}: {_format_reason(cause)}" if full else _format_reason(cause)
+    return Outcome(kind=_classify_rank(cause), reason=reason, evidence=evidence, shortage=_find_shortage(cause))
+
+
+def _is_disk_full(state: RankState) -> bool:
+    """Whether a rank failed for want of room on the disk, or in the user's quota, which is the site's fault."""
+    failure = state.failure or {}
+    return failure.get("exception") == "OSError" and str(failure.get("message")).startswith(_NO_ROOM)
 
 
 def list_survivors(states: Sequence[RankState]) -> list[RankState]:

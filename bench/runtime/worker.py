@@ -298,13 +298,16 @@ class RankWorker:
 
         with contextlib.suppress(OSError):  # a full disk: the record alone has room kept for it, and says the rest
             store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
+        outcome = observe.build_outcome(series)
+        if self.drill:  # where whoever looks for an answer need not read all of the record
+            outcome = outcome.model_copy(update={"evidence": outcome.evidence | {"drill": self.drill.text}})
         record = RunRecord(
             config_id=config_id(self.spec),
             evidence="rehearsed" if self.rehearses else "measured",
             spec=self.spec,
             circumstance=self.circumstance,
             environment=self.environment.model_copy(update={"devices_after": self.devices_after}),
-            outcome=observe.build_outcome(series),
+            outcome=outcome,
             observations=observed,
         )
         if self.recorded:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from bench import files, store
+from bench.record import OutcomeKind
 from bench.scheduling import Mode, Span
 from bench.spec import Frozen, Positive
 from bench.sweep.definition import RequestedRun, RunKey
 
 FOLDER = "jobs"
-_JOB, _HANDLE, _ENDED = "job.json", "handle", "ended.json"
+_JOB, _HANDLE = "job.json", "handle"
 
 
 class Job(Frozen):
@@ -49,6 +50,41 @@ class AllocationPeriod(NamedTuple):
     ended_at: float | None  # None while it lasts, or where nobody has said yet
 
 
+class JobEnd(NamedTuple):
+    """How a job, or a task of one, ended that left points without an attempt, in its scheduler's words; kept because
+    the scheduler forgets it."""
+
+    number: str
+    task: int | None
+    state: str
+    outcome: OutcomeKind | None
+    exit: str
+    exit_code: int | None
+    lasted_s: float | None
+    ended_at: float  # seconds since the epoch
+    log: str  # below the study's folder; empty where there is none
+    last_line: str  # of the log, that tells more than that it ended
+    begun: bool  # whether it had begun an attempt at another point
+
+    @property
+    def faulty(self) -> bool:
+        """Whether it came to nothing and will not do better the next time, as it does where a node fails, where it is
+        preempted or cancelled, and where a disk was full."""
+        return not self.begun and self.outcome in ("error", "host_oom", "timeout") and self.exit_code != EXIT_LATER
+
+    def describe(self) -> str:
+        """Return the end in one line, with the place to look for more."""
+        lasted = "" if self.lasted_s is None else f" after {self.lasted_s:.0f} s"
+        how = f" ({self.exit})" if self.exit else ""
+        log = f"; see {self.log}" if self.log else ""
+        last = f": {self.last_line}" if self.last_line else ""
+        begun = "before it came to this point" if self.begun else "no attempt begun"
+        return f"job {self.number} {self.state}{lasted}{how}, {begun}{log}{last}"
+
+
+EXIT_LATER = 75
+"""The exit code of an allocation that ended for want of room on the disk: EX_TEMPFAIL of sysexits.h."""
+_END = TypeAdapter(JobEnd, config=ConfigDict(allow_inf_nan=False))
 _ALLOCATION = TypeAdapter(AllocationPeriod, config=ConfigDict(allow_inf_nan=False))
 
 
@@ -85,6 +121,11 @@ class SubmittedJob(NamedTuple):
     folder: Path
     handle: str | None
     points: tuple[tuple[RunKey, int | None], ...]  # with the task that is to take each; none of the autopilot's
+
+    @property
+    def place(self) -> str:
+        """The job's folder, below the study's."""
+        return f"{FOLDER}/{self.name}"
 
     @property
     def tasks(self) -> tuple[int | None, ...]:
@@ -174,6 +215,14 @@ def begin_allocation(folder: Path, allocation: AllocationPeriod) -> Path:
     return path
 
 
+def find_latest_restart(folder: Path, task: int | None) -> int:
+    """Return the number of the last start of a job, or of a task of it; -1 before the first. Reads no file: a job may
+    have thousands of tasks."""
+    prefix = "allocation" if task is None else f"allocation-{task}"
+    numbers = (path.name.removeprefix(f"{prefix}.").removesuffix(".json") for path in folder.glob(f"{prefix}.*.json"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=-1)
+
+
 def end_allocation(path: Path, ended_at: float) -> None:
     """Note that the nodes were given back, once."""
     noted = _ALLOCATION.validate_json(path.read_bytes())
@@ -186,3 +235,16 @@ def list_allocations(folder: Path) -> Iterator[tuple[Path, AllocationPeriod]]:
     for path in sorted(folder.glob("allocation*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield path, _ALLOCATION.validate_json(files.read_regular(path))
+
+
+def write_end(folder: Path, end: JobEnd) -> None:
+    """Keep how a job, or a task of one, ended that left points without an attempt."""
+    task = "" if end.task is None else f"-{end.task}"
+    store.write_atomically(folder / f"ended{task}.json", json.dumps(end._asdict()).encode())
+
+
+def list_ends(folder: Path) -> Iterator[JobEnd]:
+    """Yield how a job, or its tasks, ended that left points without an attempt."""
+    for path in sorted(folder.glob("ended*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            yield _END.validate_json(files.read_regular(path))

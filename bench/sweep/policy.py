@@ -90,7 +90,8 @@ class Snapshot(NamedTuple):
     tried: Tried
     correction: Callable[[SweepPoint], Correction] = _find_no_correction  # of predictions, by measured neighbours
     busy: Callable[[RunKey], str] = _find_no_holder  # who has a point now, in words; empty: nobody
-    submitted: Mapping[RunKey, int] = {}  # number of jobs that have had a point
+    submitted: Mapping[RunKey, int] = {}  # number of jobs that have had a point …
+    failed_starts: Mapping[RunKey, Sequence[str]] = {}  # … and how those ended that failed before any attempt, in words
     left_s: float | None = None  # of the allocation; None: it has no end
     spent_node_hours: float = 0.0
     passed: Sequence[Decision] = ()  # of this pass, oldest first
@@ -167,26 +168,39 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
         return SkipRun(run, reason)
     if run.attempts is None or confirm:
         return None
-    reason = explain_given_up(done, run.attempts, snapshot.submitted.get(run.key, 0))
+    submitted, failed_starts = snapshot.submitted.get(run.key, 0), snapshot.failed_starts.get(run.key, ())
+    reason = explain_given_up(done, run.attempts, submitted, failed_starts)
     return SkipRun(run, reason, done[-1] if done else None) if reason else None
 
 
 def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
-    """Return the attempt that answers a point for good: a real run before one that needed none."""
+    """Return the attempt that answers a point for good: a real run before one that needed none, and never one with an
+    injected fault."""
     accept = list_accepted_outcomes(prune=prune)
-    answers = [attempt for attempt in done if attempt.outcome in accept]
+    answers = [attempt for attempt in done if attempt.outcome in accept and not attempt.drill]
     return next((attempt for attempt in answers if attempt.outcome not in NEVER_RAN), next(iter(answers), None))
 
 
-def explain_given_up(done: Sequence[RunAttempt], limit: int, submitted: int = 0) -> str:
-    """Return why a point may have no further attempt; empty if it may. Preemption and cancellation are not its fault,
-    but have an end too; what never ran was no attempt."""
-    own = [attempt for attempt in done if attempt.outcome not in ("preempted", "cancelled", *NEVER_RAN)]
-    if len(own) >= limit or len(done) >= TOTAL_ATTEMPTS_FACTOR * limit:
+def explain_given_up(
+    done: Sequence[RunAttempt], limit: int, submitted: int = 0, failed_starts: Sequence[str] = ()
+) -> str:
+    """Return why a point may have no further attempt; empty if it may. Preemption, cancellation, a full disk and an
+    injected fault are not its fault, but have an end too; what never ran was no attempt. A job that failed before it
+    began an attempt (`failed_starts`) counts as one: what it failed of is the same the next time."""
+    own = [attempt for attempt in done if _is_own_fault(attempt)]
+    if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):
         return f"after {len(done)} attempts; the last: {done[-1].reason}"
+    if len(own) + len(failed_starts) >= limit:
+        jobs = f"{len(failed_starts)} job{'s' if len(failed_starts) > 1 else ''} before any attempt"
+        return f"failed {len(own)} times, and {jobs}; the last: {failed_starts[-1]}"
     if submitted >= TOTAL_ATTEMPTS_FACTOR * limit:
         return f"{submitted} jobs had it, and none of them came to an answer"
     return ""
+
+
+def _is_own_fault(attempt: RunAttempt) -> bool:
+    never = attempt.outcome in ("preempted", "cancelled", *NEVER_RAN)
+    return not never and not attempt.disk_full and not attempt.drill
 
 
 def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:

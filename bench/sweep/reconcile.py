@@ -30,6 +30,8 @@ def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, resta
     evidence: dict[str, Any] = {}
     if ending:
         evidence["scheduler"] = {"state": ending.state, "words": ending.words, "source": ending.source}
+        if ending.exit:
+            evidence["scheduler"]["exit"] = ending.exit
     if left_behind.interrupted:
         evidence["interrupted"] = left_behind.interrupted
     if left_behind.heartbeat:
@@ -48,13 +50,17 @@ def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bo
         return "timeout", "the scheduler gave warning that the time of its job was over"
     if left_behind.interrupted and ending and ending.outcome:
         name = left_behind.interrupted.get("signal", "a signal")
-        return "error", f"the job ended as {ending.state}, and {name} ended the rest of it; its log may tell more"
+        return "error", f"{_describe_ending(ending)}, and {name} ended the rest of it; its log may tell more"
     if left_behind.interrupted:
         by = left_behind.interrupted.get("signal", "a signal")
         return "cancelled", f"interrupted by {by}, and the scheduler does not say why"
     if ending:
-        return "error", f"the job ended as {ending.state} and left no record; its log may tell more"
+        return "error", f"{_describe_ending(ending)} and left no record; its log may tell more"
     return "error", "no record, and the scheduler no longer knows the job"
+
+
+def _describe_ending(ending: JobState) -> str:
+    return f"the job ended as {ending.state}" + (f" ({ending.exit})" if ending.exit else "")
 
 
 def _is_warned(interrupted: dict[str, Any]) -> bool:

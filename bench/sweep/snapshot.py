@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,9 @@ from bench.sweep.definition import RunKey
 
 FRESH_S = 90.0
 """A heartbeat is written every few seconds; a file system that stalls for a while must not look like a death."""
-_NO_POINTS = (definition.FOLDER, jobs.FOLDER, exclusions.FOLDER)
+REPORT = "report"
+"""Folder of what the autopilot writes at its end."""
+_NO_POINTS = (definition.FOLDER, jobs.FOLDER, exclusions.FOLDER, REPORT)
 
 
 class HeartbeatRank(BaseModel):
@@ -82,6 +84,7 @@ class StudySnapshot(NamedTuple):
     tried: dict[str, list[store.RunAttempt]]  # by config_id
     open: dict[RunKey, list[UnfinishedAttempt]]
     jobs: list[jobs.SubmittedJob]
+    ends: dict[tuple[str, int | None], jobs.JobEnd]  # of a job or task that left points without an attempt
     unreadable: list[store.Unreadable]  # files that count as not there, and folders
 
     def of(self, key: RunKey) -> list[store.RunAttempt]:
@@ -89,11 +92,21 @@ class StudySnapshot(NamedTuple):
         tried = self.tried.get(key.config_id, ())
         return [a for a in tried if a.outcome and (a.repeat, a.machine) == (key.repeat, key.machine)]
 
+    def list_started_jobs(self) -> set[str]:
+        """Return the names of the jobs that have begun any attempt, at the control point too."""
+        unfinished = (attempt.job for attempts in self.open.values() for attempt in attempts)
+        return {*unfinished, *(attempt.job for attempts in self.tried.values() for attempt in attempts)}
+
+    def has_attempt(self, key: RunKey, job: str) -> bool:
+        """Whether a job has begun an attempt at a point, whatever became of it."""
+        return any(a.job == job for a in (*self.of(key), *self.open.get(key, ())))
+
 
 def read_snapshot(folder: Path) -> StudySnapshot:
     """Look at everything in a study's folder once."""
     submitted, unreadable = jobs.list_submitted(folder)
-    seen = StudySnapshot(folder, {}, {}, submitted, unreadable)
+    ends = {(job.name, end.task): end for job in submitted for end in jobs.list_ends(job.folder)}
+    seen = StudySnapshot(folder, {}, {}, submitted, ends, unreadable)
     for entry in os.scandir(folder):
         if entry.is_dir() and entry.name not in _NO_POINTS:
             try:
@@ -157,12 +170,22 @@ def read_heartbeat(folder: Path) -> LastHeartbeat | None:
     return None
 
 
-def find_rival_attempt(config_folder: Path, key: RunKey, before: int | None = None) -> UnfinishedAttempt | None:
-    """Return another attempt at a point that is under way; of those claimed `before` ours if that is given."""
+def _is_not_ours(attempt: UnfinishedAttempt) -> bool:
+    return False
+
+
+def find_rival_attempt(
+    config_folder: Path,
+    key: RunKey,
+    before: int | None = None,
+    ours: Callable[[UnfinishedAttempt], bool] = _is_not_ours,
+) -> UnfinishedAttempt | None:
+    """Return another attempt at a point that is under way, none of `ours`; of those claimed `before` the one that the
+    caller has claimed if that is given."""
     for attempt in store.list_attempts(config_folder):
         if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):
             found = read_unfinished(key.config_id, attempt)
-            if found and found.key == key and found.fresh and not found.dead_here:
+            if found and found.key == key and found.fresh and not found.dead_here and not ours(found):
                 return found
     return None
 

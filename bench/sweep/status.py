@@ -2,15 +2,19 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Literal, NamedTuple
 
 from bench.scheduling import JobState
 from bench.store import RunAttempt
+from bench.sweep import jobs
 from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
+from bench.sweep.jobs import SubmittedJob
 from bench.sweep.policy import explain_given_up, find_answer
 from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt
 
-State = Literal["answered", "running", "pending", "waiting", "given up"]
+State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
+"""`unknown`: in a job, of which the scheduler was not asked or did not answer."""
 
 JobTask = tuple[str, int | None]
 """A job's name and task, as a scheduler knows it."""
@@ -28,6 +32,7 @@ class PointStatus(NamedTuple):
     attempts: int
     folder: str  # of the attempt that tells most
     job: str = ""  # that is to take it, while a scheduler has it
+    task: int | None = None  # of the job
 
     @property
     def final(self) -> bool:
@@ -35,25 +40,58 @@ class PointStatus(NamedTuple):
 
 
 def list_statuses(
-    wanted: Mapping[RunKey, tuple[SweepDefinition, SweepPoint]], seen: StudySnapshot, queue: Mapping[JobTask, JobState]
+    wanted: Mapping[RunKey, tuple[SweepDefinition, SweepPoint]],
+    seen: StudySnapshot,
+    queue: Mapping[JobTask, JobState],
+    *,
+    asked: bool = True,
 ) -> list[PointStatus]:
-    """Return where everything asked for stands, in the order in which it was asked."""
-    view = _StatusReader(seen, queue)
+    """Return where everything asked for stands, in the order in which it was asked; `asked` is whether the scheduler
+    was, so that what is not in the `queue` is in no job."""
+    view = _StatusReader(wanted, seen, queue, asked=asked)
     return [view.read_status(key, sweep, point) for key, (sweep, point) in wanted.items()]
+
+
+def find_failed_starts(asked: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
+    """Return how the jobs of each point ended that failed before they began any attempt, oldest first. Who asks for a
+    point again has mended what they failed of: only those since then count."""
+    found: dict[RunKey, list[str]] = {}
+    for job in seen.jobs:
+        for key, task in job.points:
+            end = seen.ends.get((job.name, task))
+            if end and end.faulty and key in asked and end.ended_at >= _parse_seconds(asked[key].asked_at):
+                found.setdefault(key, []).append(end.describe())
+    return found
+
+
+def _parse_seconds(when: str) -> float:
+    return datetime.fromisoformat(when).timestamp()
 
 
 class _StatusReader:
     """The folder and the scheduler beside each other."""
 
-    def __init__(self, seen: StudySnapshot, queue: Mapping[JobTask, JobState]) -> None:
-        self._seen, self._queue = seen, queue
+    def __init__(
+        self,
+        wanted: Mapping[RunKey, tuple[SweepDefinition, SweepPoint]],
+        seen: StudySnapshot,
+        queue: Mapping[JobTask, JobState],
+        *,
+        asked: bool,
+    ) -> None:
+        self._seen, self._queue, self._asked = seen, queue, asked
         self._submitted: Counter[RunKey] = Counter()
         self._places: dict[RunKey, JobTask] = {}
+        self._last: dict[RunKey, tuple[SubmittedJob, int | None]] = {}
         for job in seen.jobs:
             for key, task in job.points:
                 self._submitted[key] += 1
+                if job.handle:
+                    self._last[key] = (job, task)
                 if (state := queue.get((job.name, task))) and state.live:
                     self._places[key] = (job.name, task)
+        by_key = {key: sweep for key, (sweep, _) in wanted.items()}
+        self._failed_starts = find_failed_starts(by_key, seen) if seen.ends else {}
 
     def read_status(self, key: RunKey, sweep: SweepDefinition, point: SweepPoint) -> PointStatus:
         done, place = self._seen.of(key), self._places.get(key)
@@ -69,6 +107,7 @@ class _StatusReader:
             attempts=len(done),
             folder=last.folder.relative_to(self._seen.folder).as_posix() if last else "",
             job=place[0] if place else "",
+            task=place[1] if place else None,
         )
 
     def _state(
@@ -78,12 +117,17 @@ class _StatusReader:
             return "answered", ""
         for attempt in self._seen.open.get(key, ()):
             if self._alive(attempt):
-                return "running", attempt.doing()
+                return "running", self._running(attempt)
         if place:
             return "pending", self._pending(place)
-        if reason := explain_given_up(done, sweep.rules.budget.attempts, self._submitted[key]):
+        if not self._asked and (in_job := self._explain_unknown(key)):
+            return "unknown", in_job
+        failed_starts = self._failed_starts.get(key, ())
+        if reason := explain_given_up(done, sweep.rules.budget.attempts, self._submitted[key], failed_starts):
             return "given up", reason
-        return "waiting", f"again after: {done[-1].reason}" if done else ""
+        if ended := self._explain_last_job(key):
+            return "waiting", ended
+        return "waiting", f"again after: {_explain_attempt(done[-1])}" if done else ""
 
     def _alive(self, attempt: UnfinishedAttempt) -> bool:
         """Whether an attempt without a record is under way: as its scheduler says, else by its last sign of life."""
@@ -94,8 +138,48 @@ class _StatusReader:
             return attempt.fresh
         return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
 
+    def _running(self, attempt: UnfinishedAttempt) -> str:
+        state = self._queue.get((attempt.job, attempt.task)) if attempt.job else None
+        return f"in job {state.number}: {attempt.doing()}" if state else attempt.doing()
+
     def _pending(self, place: JobTask) -> str:
-        name, task = place
         state = self._queue[place]
-        explanation = f"{state.state.lower()} ({state.reason})" if state.pending else "its turn comes"
-        return f"in job {name}{'' if task is None else f'[{task}]'}: {explanation}"
+        return f"in job {state.number}: {describe_wait(state) if state.pending else 'its turn comes'}"
+
+    def _explain_last_job(self, key: RunKey) -> str:
+        """Return how the last job of a point ended that came to no attempt at it; empty where there is no such job."""
+        if key not in self._last:
+            return ""
+        job, task = self._last[key]
+        if self._seen.has_attempt(key, job.name):
+            return ""
+        if end := self._seen.ends.get((job.name, task)):
+            return end.describe()
+        if state := self._queue.get((job.name, task)):  # which nobody could write down, on a full disk say
+            exit_text = f" ({state.exit})" if state.exit else ""
+            return f"job {state.number} {state.state}{exit_text}, no attempt at this point; see {job.place}"
+        if self._asked and not any(jobs.list_allocations(job.folder)):
+            return f"job {job.handle} began no attempt, and the scheduler no longer knows it; see {job.place}"
+        return ""
+
+    def _explain_unknown(self, key: RunKey) -> str:
+        """Return which job a point is in as far as its folder says; empty where that has ended."""
+        if key not in self._last:
+            return ""
+        job, task = self._last[key]
+        spent = [a for _, a in jobs.list_allocations(job.folder) if a.task == task]
+        over = (job.name, task) in self._seen.ends or (spent and all(a.ended_at is not None for a in spent))
+        return "" if over else f"in job {job.handle} when the scheduler was last asked"
+
+
+def describe_wait(state: JobState) -> str:
+    """Return why a job waits, and when its scheduler expects it to start, in a few words."""
+    reason = f" ({state.reason})" if state.reason else ""
+    if state.stuck:
+        return f"{state.state.lower()}{reason}: {state.stuck}"
+    starts = state.started_at and datetime.fromtimestamp(state.started_at).strftime("%Y-%m-%d %H:%M")
+    return f"{state.state.lower()}{reason}" + (f", expected to start {starts}" if starts else "")
+
+
+def _explain_attempt(attempt: RunAttempt) -> str:
+    return "a run with an injected fault, which is no answer" if attempt.drill else attempt.reason

@@ -18,7 +18,7 @@ from bench.config import compose
 from bench.machine import Machine
 from bench.record import Circumstance, Limits, Network, Outcome, RunRecord
 from bench.spec import RunSpec, config_id
-from bench.sweep import jobs
+from bench.sweep import jobs, snapshot
 from bench.sweep.definition import RequestedRun
 from bench.sweep.jobs import Job
 from bench.sweep.pruning import find_siblings
@@ -202,6 +202,10 @@ def test_a_member_whose_fork_server_is_gone_says_so_in_a_line_and_its_node_is_lo
     assert [record.outcome.kind for record in allocation.records()] == ["error", "node_failure"]
 
 
+def _stats() -> list[Path]:
+    return list(Path("/proc").glob("[0-9]*/stat"))
+
+
 def _stat(path: Path) -> list[str]:
     """Return a process's state and parent."""
     try:
@@ -221,3 +225,48 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
         if len(beat["ranks"]) == spec.world_size and all(rank["step"] >= 6 for rank in beat["ranks"]):
             return beat
     raise AssertionError("the run did not get there in time")
+
+
+def test_a_start_that_was_given_up_ends_when_its_job_has_begun_anew(tmp_path: Path) -> None:
+    """Slurm gives a node up whose slurmd is gone, and starts the job again; what ran there goes on."""
+    spec = compose.compose_request(compose.parse_single([*ENDLESS, "machine=cpu", "devices_per_node=1"])).spec
+    point = requested().model_copy(update={"spec": spec, "config_id": config_id(spec)})
+    old = Allocation(tmp_path, [point, requested("engine=zero1", "devices_per_node=1")])
+    _stepping(tmp_path / point.config_id / "0.0", spec)
+    jobs.begin_allocation(old.folder, jobs.AllocationPeriod("1", None, 1, 1, time.time(), None))
+    assert "start 1 of this job has begun, so that this one was given up" in old.end()
+    [record] = old.records()
+    assert (record.outcome.kind, "given up" in record.outcome.reason) == ("node_failure", True)
+    assert [process.returncode for process in old.processes] == [1]
+
+
+def test_what_an_earlier_start_of_the_same_job_is_at_keeps_no_later_one_from_a_point(tmp_path: Path) -> None:
+    point = requested()
+
+    def ours(found: snapshot.UnfinishedAttempt) -> bool:
+        return found.job == "s-1"
+
+    place = {"name": "slurm", "job": "s-1", "restart": 0}
+    circumstance = point.circumstance.model_copy(update={"launcher": place})
+    folder = store.open_attempt(tmp_path / point.config_id, point.spec, circumstance).folder.parent
+    assert snapshot.find_rival_attempt(folder, point.key)
+    assert snapshot.find_rival_attempt(folder, point.key, ours=ours) is None
+
+
+def test_an_allocation_that_is_ended_while_it_starts_says_so_in_a_line(tmp_path: Path) -> None:
+    points = [requested("nodes=2", "devices_per_node=1")]
+    allocation = Allocation(tmp_path, points, nodes=2)
+    parents = {str(process.pid) for process in allocation.processes}
+    while not parents <= {parent for path in _stats() for parent in _stat(path)[1:]}:
+        time.sleep(0.05)  # until both have a fork server, which imports for seconds
+    for process in allocation.processes:
+        process.send_signal(signal.SIGTERM)
+    said = "".join(process.communicate(timeout=PATIENCE_S)[0] for process in allocation.processes)
+    assert "Traceback" not in said and allocation.records() == [], said
+
+
+def test_a_job_whose_folder_is_not_there_says_that_it_has_to_be_shared(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.allocation", str(tmp_path / "runs/s/jobs/s-1")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "is not there, and has to be in a folder that all nodes see" in done.stderr

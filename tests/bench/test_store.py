@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from ended_well import observed
 from bench import store
 from bench.config import compose
 from bench.errors import UserError
+from bench.files import is_disk_full
 from bench.machine import Machine
 from bench.record import Circumstance, Environment, EnvironmentClass, Outcome, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
@@ -238,3 +240,11 @@ def test_a_record_beside_which_nothing_can_be_read_is_not_concluded(tmp_path: Pa
     with pytest.raises(store.Unreadable, match=r"spec.json: model: Field required"):
         store.finalize(attempt.folder, Outcome(kind="error"))
     assert not (attempt.folder / store.RECORD).exists()
+
+
+def test_a_full_disk_is_known_by_what_an_error_came_of() -> None:
+    assert is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
+    assert not is_disk_full(OSError(errno.EIO, "Input/output error")) and not is_disk_full(UserError("x", "y"))
+    quota = UserError("folder", "cannot reserve 5 bytes for the record")
+    quota.__cause__ = OSError(errno.EDQUOT, "Disk quota exceeded")
+    assert is_disk_full(quota)

@@ -210,3 +210,13 @@ def test_a_hang_names_the_ranks_that_the_others_wait_for() -> None:
     )
     told = format_furthest_behind([at(rank, "steps", 4) for rank in range(10)])
     assert told == "furthest behind: ranks 0, 1, 2, 3, 4, 5, 6, 7, … in steps at step 4"
+
+
+@pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
+def test_a_full_disk_is_told_as_such_whatever_the_other_ranks_say(number: int, full: bool) -> None:
+    error = OSError(number, "as the kernel says", "rank.json")
+    rank = ending(1, 1, "error")
+    said = rank._replace(failure={**(rank.failure or {}), "exception": "OSError", "message": str(error)})
+    outcome = classify_outcome([ending(0, 1, "comm_error"), said], None, "")
+    assert outcome.kind == "error" and outcome.evidence.get("disk_full", False) is full
+    assert outcome.reason.startswith("the disk of the results is full") is full

@@ -129,6 +129,7 @@ _SLURM = {
     "sacct": f"cat {ROOT}/tests/data/submitted/sacct.txt",
     "sbatch": "echo 200",
     "scontrol": "true",
+    "sinfo": "true",
     "scancel": "true",
 }
 """The scheduler's programs on the day on which the study was submitted."""

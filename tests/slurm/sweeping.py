@@ -84,9 +84,13 @@ class Study:
             assert time.monotonic() < until, f"{json.dumps(told, indent=1)}\n{self.log()}"
             time.sleep(0.5)
 
+    def reasons(self) -> set[str]:
+        """Return why the points stand where they stand."""
+        return {point["why"] for point in self.status()["points"]}
+
     def ended(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until the queue has no job of this study any more."""
-        self.until(lambda told: not told["jobs"], patience_s)
+        self.until(lambda told: told["jobs"] == [], patience_s)
 
     def next_record(self) -> RunRecord:
         """Wait for one record more than there were when this was last asked."""
@@ -120,7 +124,8 @@ class Study:
                 assert handle.read_text() in told["jobs"], f"{folder} is forgotten"
             elif not circumstance.launcher.get("control"):
                 attempts[key] += 1
-                finals[key] += store.read_record(folder / store.RECORD).outcome.final
+                record = store.read_record(folder / store.RECORD)
+                finals[key] += record.outcome.final and not (record.observations and record.observations.drill)
         for key, point in points.items():
             assert point["state"] in _MAY_STAY[bool(told["jobs"])], point
             assert (finals[key], attempts[key]) == (point["state"] == "answered", point["attempts"]), point

@@ -87,6 +87,7 @@ def test_a_full_disk_loses_no_record_and_the_sweep_goes_on_when_there_is_room(
     study.ended()
     assert study.next_record().outcome.kind == "ok" and len(study.records()) == 1
     assert study.check() == ["answered", "waiting"]
+    assert "before it came to this point" in " ".join(study.reasons()), study.log()
     fill(small_disk)
     for words in (("resume", str(study.folder)), study.asking(*QUICK)):
         assert "cannot be written to (No space left on device)" in study(*words, code=2)

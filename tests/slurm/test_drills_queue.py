@@ -1,5 +1,6 @@
 """Submitting to a real Slurm: killed on the way, twice at once, into a queue with little room, and taken back."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -16,18 +17,28 @@ _GATE = """#!/bin/sh
 until [ -e "$GATE/open" ]; do sleep 0.1; done
 exec {sbatch} "$@"
 """
+_NO_AUTOPILOT = """#!/bin/sh
+case "$2" in *-autopilot-*) echo "sbatch: error: Batch job submission failed: no job without a GPU" >&2; exit 1;; esac
+exec {sbatch} "$@"
+"""
+
+
+def play_sbatch(folder: Path, script: str) -> dict[str, str]:
+    """Return an environment in which `sbatch` is a script, which may call the real one."""
+    program = folder / "bin" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(script.format(sbatch=shutil.which("sbatch")))
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
 
 
 class Gate:
     """An `sbatch` that waits at a gate: whoever calls it has looked at the queue, and submits when the gate opens."""
 
     def __init__(self, folder: Path) -> None:
-        self._gate, program = folder / "gate", folder / "bin" / "sbatch"
+        self._gate = folder / "gate"
         self._gate.mkdir()
-        program.parent.mkdir()
-        program.write_text(_GATE.format(sbatch=shutil.which("sbatch")))
-        program.chmod(0o755)
-        self.environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "GATE": str(self._gate)}
+        self.environment = play_sbatch(folder, _GATE) | {"GATE": str(self._gate)}
 
     def wait_for(self, callers: int) -> None:
         wait_for(lambda: len(list(self._gate.iterdir())) == callers)
@@ -114,11 +125,52 @@ def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study
 
 
 @pytest.mark.timeout(300)
-def test_the_autopilot_finishes_a_sweep_in_a_queue_with_little_room(study: Study) -> None:
-    points = (*QUICK, "launcher.mode=array", "launcher.throttle=2", "batch.micro=1,2,3,4")
-    told = study.sweep(*points, "--autopilot", "--max-queued=2")
-    assert [job["points"] for job in told["submitted"]] == [2] and told["left"] == 2 and told["autopilot"]
+def test_a_job_that_dies_before_its_first_attempt_is_told_and_not_submitted_for_ever(
+    study: Study, drilled: Testbed, tmp_path: Path
+) -> None:
+    refuses = play_sbatch(tmp_path, _NO_AUTOPILOT)
+    broken = ("launcher.modules=[cuda/13]", "batch.micro=1,2")
+    told = json.loads(study(*study.asking(*QUICK, *broken, "--autopilot"), code=1, **refuses))
+    (job,) = told["submitted"]
+    assert told["autopilot"] is None and "no job without a GPU" in told["autopilot_refused"]
     study.ended()
+    (why,) = study.reasons()
+    assert f"job {job['job']} FAILED after " in why and "no attempt begun; see jobs/" in why, why
+    assert "module: command not found" in why and study.check() == ["waiting"] * 2
+    for _ in range(2):
+        assert study.resume()["submitted"]
+        study.ended()
+    assert study.resume()["submitted"] == [] and study.check() == ["given up"] * 2
+    point = study.status()["points"][0]["config_id"]
+    assert study("logs", point, str(study.folder)).count("module: command not found") == 3
+    assert study.sweep(*QUICK, *broken, "launcher.begin=now+1hour")["submitted"], "who asks again has mended it"
+
+
+@pytest.mark.timeout(300)
+def test_what_can_never_start_is_refused_or_not_waited_for(study: Study, drilled: Testbed) -> None:
+    refused = study(*study.asking(*QUICK, "nodes=4"), code=2)
+    assert "nodes=4: the partition gives a job 3 nodes at the most" in refused
+    other = Study(drilled, study.results / "other")
+    refused = other(*other.asking(*QUICK, "launcher.cpus_per_device=512"), code=2)
+    assert "no node of the partition has the cores" in refused and queued(drilled) == []
+    study.sweep(*QUICK, "launcher.extra=['--nodes=9']", "batch.micro=3")
+    shown = study("status", str(study.folder), "--wait", code=1)
+    assert "as it was asked for it cannot start" in shown and "zeroscale cancel" in shown, shown
+    (waits,) = study.status()["queue"]
+    assert waits["stuck"] and waits["job"] in queued(drilled)
+
+
+@pytest.mark.timeout(400)
+def test_the_autopilot_finishes_a_sweep_in_a_queue_with_little_room_and_tells(study: Study, tmp_path: Path) -> None:
+    points = (*QUICK, "launcher.mode=array", "launcher.throttle=2", "batch.micro=1,2,3,4")
+    inbox = tmp_path / "in box"
+    inbox.mkdir()
+    told = study.sweep(*points, "--autopilot", "--max-queued=2", "--notify", f"cp --target-directory='{inbox}'")
+    assert [job["points"] for job in told["submitted"]] == [2] and told["left"] == 2 and told["autopilot"]
+    study.ended(2 * PATIENCE_S)
     assert study.check() == ["answered"] * 4
+    summary = (study.folder / "report" / "summary.md").read_text()
+    assert (inbox / "summary.md").read_text() == summary and "4 points: 4 ok" in summary, study.log()
+    assert summary.count("s per step") == 4 and (study.folder / "report" / "report.html").exists(), summary
     assert sorted(record.circumstance.launcher["task"] for record in study.records()) == [0, 0, 1, 1]
     assert {record.outcome.kind for record in study.records()} == {"ok"}

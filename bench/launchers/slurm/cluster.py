@@ -4,12 +4,15 @@ import contextlib
 import os
 import pwd
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from bench.errors import UserError
 from bench.launchers.slurm.options import Options
 from bench.launchers.slurm.programs import call
 from bench.scheduling import ClusterLimits, SchedulerAway
+
+_OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
+"""Options of sbatch that choose another partition than the one that the site's file names."""
 
 
 def limits(options: Options) -> ClusterLimits:
@@ -18,15 +21,21 @@ def limits(options: Options) -> ClusterLimits:
     try:
         known = read_config()
         partitions = call("scontrol", "show", "partition", "--oneliner")
+        nodes = call("sinfo", "--noheader", "--all", "--exact", "--format=%P|%c")
     except SchedulerAway:
         raise
     except UserError:
         return ClusterLimits()
-    array = known.get("MaxArraySize", "")
+    array, named = known.get("MaxArraySize", ""), options.partition or os.environ.get("SBATCH_PARTITION")
+    if any(_OTHER_PLACE.match(option) for option in options.extra):
+        named = ""  # which nobody here reads
+    found = select_partitions(partitions, named)
     return ClusterLimits(
         max_array_size=int(array) if array.isdigit() else None,
         max_submit_jobs=_find_max_submit_jobs(options, known.get("ClusterName", "")),
-        max_time_min=find_max_time_min(partitions, options.partition),
+        max_time_min=find_max_time_min(found),
+        max_nodes=find_max_nodes(found),
+        max_devices_per_node=_find_max_devices_per_node(found, nodes, options.cpus_per_device),
     )
 
 
@@ -40,15 +49,46 @@ def parse_config(text: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+) *= (.*?) *$", text, re.MULTILINE))
 
 
-def find_max_time_min(partitions: str, named: str | None) -> int | None:
-    """Return the shortest MaxTime of the named partitions (`a,b`), or of the default one, from `scontrol show partition
-    --oneliner`: a job that is to run in any of them must fit all."""
-    wanted, found = set((named or "").split(",")), []
-    for line in partitions.splitlines():
-        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        if fields.get("PartitionName") in wanted or (not named and fields.get("Default") == "YES"):
-            found.append(parse_minutes(fields.get("MaxTime", "")))
-    return min((limit for limit in found if limit is not None), default=None)
+Partition = Mapping[str, str]
+"""The `Key=value` words of a partition."""
+
+
+def select_partitions(partitions: str, named: str | None) -> list[Partition]:
+    """Return the named partitions (`a,b`), or for None the default one, from `scontrol show partition --oneliner`."""
+    lines = (dict(word.split("=", 1) for word in line.split() if "=" in word) for line in partitions.splitlines())
+    if named is None:
+        return [fields for fields in lines if fields.get("Default") == "YES"]
+    return [fields for fields in lines if fields.get("PartitionName") in named.split(",")]
+
+
+def find_max_time_min(found: Sequence[Partition]) -> int | None:
+    """Return the shortest MaxTime of partitions: a job that is to run in any of them must fit all."""
+    limits = [parse_minutes(fields.get("MaxTime", "")) for fields in found]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def find_max_nodes(found: Sequence[Partition]) -> int | None:
+    """Return how many nodes a job can have in one of these partitions at the most, those counted that are down."""
+    limits = []
+    for fields in found:
+        numbers = [int(fields[key]) for key in ("TotalNodes", "MaxNodes") if fields.get(key, "").isdigit()]
+        limits.append(min(numbers, default=None))
+    return None if None in limits else max((limit for limit in limits if limit is not None), default=None)
+
+
+def find_max_cpus(found: Sequence[Partition], nodes: str) -> int | None:
+    """Return the cores of the largest node in these partitions, from sinfo's lines `partition|cores`."""
+    names, cores = {fields.get("PartitionName") for fields in found}, []
+    for line in nodes.splitlines():
+        name, _, number = line.strip().partition("|")
+        if name.rstrip("*") in names and number.isdigit():
+            cores.append(int(number))
+    return max(cores, default=None)
+
+
+def _find_max_devices_per_node(found: Sequence[Partition], nodes: str, cpus_per_device: int | None) -> int | None:
+    cores = find_max_cpus(found, nodes)
+    return None if cores is None or cpus_per_device is None else cores // cpus_per_device
 
 
 def parse_minutes(text: str) -> int | None:

@@ -61,13 +61,21 @@ class Container(Frozen):
     options: tuple[OneLine, ...] = ()
 
 
+class Autopilot(Frozen):
+    """What the small job of `--autopilot` asks for where it differs from the others: it needs a core and no GPU."""
+
+    partition: OneLine | None = None
+    qos: OneLine | None = None
+    begin: OneLine | None = None  # None: at once, whatever the others have
+
+
 _WRITTEN = (
     "time_limit_min", "hang_s", "startup_s", "quiet_within_s",
     "partition", "account", "qos", "constraint", "reservation", "extra",
     "gpus", "cpus_per_device", "memory_gb", "exclusive", "setup_min",
     "python", "modules", "environment", "setup", "container", "network", "span", "srun",
     "mode", "job_max_min", "throttle",
-    "max_queued", "nice", "begin", "requeue", "warning_s",
+    "max_queued", "nice", "begin", "requeue", "warning_s", "autopilot",
 )  # fmt: skip
 """The options in the order in which sweeps and records have them."""
 
@@ -101,6 +109,7 @@ class Options(SchedulingOptions):
     nice: int | None = None
     begin: OneLine | None = None
     requeue: bool = True
+    autopilot: Autopilot = Autopilot()
     warning_s: int = Field(60, ge=0, le=65535)
 
     @model_serializer(mode="wrap")

@@ -29,6 +29,11 @@ def plan(work: Work, options: Options) -> LaunchPlan:
     return LaunchPlan(("sbatch", "--parsable", str(path)), {}, folder, {path: _render(work, options, folder)})
 
 
+def find_log(folder: Path, handle: str, task: int | None) -> Path:
+    """Return the log of a job, or of a task of it."""
+    return folder / (f"slurm-{handle}.log" if task is None else f"slurm-{handle}_{task}.log")
+
+
 def find_template_folder() -> Path:
     """Return the folder of the template: beside the packages in a checkout, inside `bench` in a wheel."""
     package = Path(bench.__path__[0])
@@ -79,6 +84,7 @@ def _render(work: Work, options: Options, folder: Path) -> str:
     return load_template(find_template_folder() / _TEMPLATE).render(
         work=work,
         options=options,
+        place=_select_place(options, small=small),
         script=folder / SCRIPT,
         log=f"{folder}/".replace("%", "%%") + log,
         directory=Path.cwd(),
@@ -91,6 +97,18 @@ def _render(work: Work, options: Options, folder: Path) -> str:
         variables=variables,
         command=_build_small_command(work, options) if small else _build_command(work, options, folder),
     )
+
+
+def _select_place(options: Options, *, small: bool) -> dict[str, object]:
+    """Return where and when a job is to run; the small one of the autopilot where its own options say so."""
+    keys = ("partition", "account", "qos", "constraint", "reservation", "nice", "begin")
+    place: dict[str, object] = {key: getattr(options, key) for key in keys}
+    if not small:
+        return place
+    own = options.autopilot
+    if own.partition is not None:
+        place |= {"partition": own.partition, "constraint": None, "reservation": None}
+    return place | {"qos": place["qos"] if own.qos is None else own.qos, "begin": own.begin}
 
 
 def _find_time_limit_min(work: Work, options: Options) -> int | None:

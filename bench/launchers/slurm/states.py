@@ -1,6 +1,7 @@
 """How Slurm's programs and its completion log say how jobs are. Pure: text in, states out."""
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
@@ -24,6 +25,16 @@ _ENDED: dict[str, tuple[OutcomeKind | None, str]] = {
 }
 """Job state codes of squeue's manual, and what they mean for a run. A word that is in neither set counts as running: a
 newer Slurm's word must not look like a death."""
+
+
+_STUCK = re.compile(
+    r"PartitionConfig|Partition(Node|Time)Limit|Partition(Down|Inactive)|BadConstraints|DependencyNeverSatisfied"
+    r"|Invalid(Account|QOS)|(Account|QOS)NotAllowed|JobHeld(Admin|User)|launch_failed_requeued_held|.*PerJob(Limit)?"
+)
+"""Reasons, of those in squeue's manual, that do not go away by themselves."""
+_NOTHING = ("", "None", "N/A", "(null)")
+_SHELL_SIGNAL = 128
+"""A shell ends with so much and the number of the signal that ended what it ran."""
 
 
 def find_phase(word: str) -> Phase:
@@ -59,6 +70,7 @@ def parse_squeue(text: str) -> Iterator[JobState]:
             restarts=_parse_number(columns["RestartCnt"]),
             nodes=_parse_number(columns["NumNodes"]),
             times=(columns["StartTime"], columns["EndTime"]),
+            exit_code=_parse_wait_status(columns["exit_code"]),
             source="squeue",
             words=line,
         )
@@ -69,7 +81,7 @@ def parse_sacct(text: str) -> Iterator[JobState]:
     was put back into the queue, every start."""
     for line in text.splitlines():
         if found := _ACCOUNTED.fullmatch(line):
-            _, _, _, state, nodes, start, end, reason, name = found.groups()
+            _, _, _, state, nodes, start, end, exit_code, reason, name = found.groups()
             tasks = parse_tasks(found[3]) if found[3] else [int(found[2]) if found[2] else None]
             for task in tasks:
                 yield _build_state(
@@ -81,16 +93,20 @@ def parse_sacct(text: str) -> Iterator[JobState]:
                     restarts=0,
                     nodes=_parse_number(nodes),
                     times=(start, end),
+                    exit_code=_parse_exit_code(exit_code),
                     source="sacct",
                     words=line,
                 )
 
 
-_ACCOUNTED = re.compile(r"(\d+)(?:_(\d+)|_\[([^]|]*)\]?)?[^|]*\|([^|]*)\|(\d*)\|([^|]*)\|([^|]*)\|[^|]*\|([^|]*)\|(.*)")
+_ACCOUNTED = re.compile(
+    r"(\d+)(?:_(\d+)|_\[([^]|]*)\]?)?[^|]*\|([^|]*)\|(\d*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)"
+)
 _LOGGED = re.compile(
     r"JobId=(?P<job>\d+) .*? Name=(?P<name>.*?) JobState=(?P<state>\S+) Partition=.*? StartTime=(?P<start>\S+)"
     r" EndTime=(?P<end>\S+) NodeList=\S* NodeCnt=(?P<nodes>\d+)"
 )
+_LOGGED_EXIT = re.compile(r" ExitCode=(\S+)")
 _LOGGED_TASK = re.compile(r" ArrayJobId=(\d+) ArrayTaskId=(\d+)")
 
 
@@ -98,7 +114,7 @@ def parse_completion_log(text: str) -> Iterator[JobState]:
     """Yield what the file of Slurm's jobcomp/filetxt says, every start of a job."""
     for line in text.splitlines():
         if found := _LOGGED.match(line):
-            of_array = _LOGGED_TASK.search(line, found.end())
+            of_array, exit_code = _LOGGED_TASK.search(line, found.end()), _LOGGED_EXIT.search(line, found.end())
             yield _build_state(
                 of_array[1] if of_array else found["job"],
                 int(of_array[2]) if of_array else None,
@@ -107,6 +123,7 @@ def parse_completion_log(text: str) -> Iterator[JobState]:
                 restarts=0,
                 nodes=int(found["nodes"]),
                 times=(found["start"], found["end"]),
+                exit_code=_parse_exit_code(exit_code[1]) if exit_code else (0, 0),
                 source="completion log",
                 words=line,
             )
@@ -147,6 +164,7 @@ def _build_state(
     restarts: int | None,
     nodes: int | None,
     times: tuple[str, str],
+    exit_code: tuple[int, int],
     source: str,
     words: str,
     reason: str = "",
@@ -160,7 +178,7 @@ def _build_state(
         task=task,
         phase=find_phase(word),
         state=word,  # such as CANCELLED without its "by 0"
-        reason=reason,
+        reason="" if reason in _NOTHING else reason,
         outcome=outcome,
         why=why,
         restarts=restarts,
@@ -169,7 +187,49 @@ def _build_state(
         ended_at=ended_at if word in _ENDED else None,  # of a live one it is a forecast
         source=source,
         words=" ".join(words.split()),
+        exit_code=exit_code[0] if word in _ENDED and not exit_code[1] else None,
+        exit=describe_exit(*exit_code),
+        stuck=_describe_stuck(word, reason),
+        follows=reason == "Dependency",
     )
+
+
+def describe_exit(code: int, number: int) -> str:
+    """Return in words that a job's script ended with an exit code, or by a signal of this number; empty for a good end.
+
+    A shell passes on the signal that ended its command as an exit code above 128.
+    """
+    if number:
+        return f"killed by {_name_signal(number)}"
+    if code > _SHELL_SIGNAL and (name := _name_signal(code - _SHELL_SIGNAL)).startswith("SIG"):
+        return f"exit code {code}, as of {name}"
+    return f"exit code {code}" if code else ""
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _describe_stuck(word: str, reason: str) -> str:
+    if find_phase(word) != "pending" or not _STUCK.fullmatch(reason):
+        return ""
+    return "held, until somebody releases it" if "held" in reason.lower() else "as it was asked for it cannot start"
+
+
+def _parse_exit_code(text: str) -> tuple[int, int]:
+    """Return the exit code and the signal of sacct's and the completion log's `3:0`; neither where it is no such."""
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _parse_wait_status(text: str) -> tuple[int, int]:
+    """Return the exit code and the signal in squeue's number, which is what wait(2) gives: 768 is exit code 3. Of a job
+    that never started 1 is Slurm's own word, and not SIGHUP."""
+    status = int(text) if text.isdigit() and text != "1" else 0
+    return status >> 8 & 0xFF, status & 0x7F
 
 
 def _parse_number(text: str) -> int | None:

@@ -2,6 +2,7 @@
 after that."""
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from bench.record import Outcome
 from bench.scheduling import JobState
 from bench.sweep import jobs, reconcile, skipped
 from bench.sweep.corrections import MeasuredCorrections
+from bench.sweep.job_logs import find_last_line
 from bench.sweep.policy import (
     Decision,
     PostponeRun,
@@ -22,7 +24,7 @@ from bench.sweep.policy import (
     list_decisions,
 )
 from bench.sweep.snapshot import UnfinishedAttempt
-from bench.sweep.status import JobTask, PointStatus
+from bench.sweep.status import JobTask, PointStatus, find_failed_starts
 from bench.sweep.submission.state import StudyState
 
 
@@ -45,6 +47,43 @@ def finalize_lost(view: StudyState) -> int:
                 known = state.ended_at if state and not restarted else None
                 jobs.end_allocation(path, known or max(last_write, allocation.began_at))
     return concluded
+
+
+def keep_ends(view: StudyState) -> bool:
+    """Keep how jobs ended that left points without an attempt, before the scheduler forgets it; return whether any was
+    new."""
+    new, started = False, view.seen.list_started_jobs()
+    for job in view.seen.jobs:
+        begun: dict[int | None, list[bool]] = {}
+        for key, task in job.points:
+            begun.setdefault(task, []).append(view.seen.has_attempt(key, job.name))
+        for task, attempts in begun.items():
+            state, kept = view.queue.get((job.name, task)), view.seen.ends.get((job.name, task))
+            if state is None or state.live or all(attempts) or (kept and kept.state == state.state):
+                continue
+            with contextlib.suppress(OSError):
+                is_begun = any(attempts) or (task is None and job.name in started)
+                jobs.write_end(job.folder, _build_end(view, job, state, begun=is_begun))
+                new = True
+    return new
+
+
+def _build_end(view: StudyState, job: jobs.SubmittedJob, state: JobState, *, begun: bool) -> jobs.JobEnd:
+    log = view.find_log(job, state.task)
+    lasted_s = state.ended_at - state.started_at if state.ended_at and state.started_at else None
+    return jobs.JobEnd(
+        number=state.number,
+        task=state.task,
+        state=state.state,
+        outcome=state.outcome,
+        exit=state.exit or (state.reason if state.outcome else ""),
+        exit_code=state.exit_code,
+        lasted_s=lasted_s,
+        ended_at=state.ended_at or time.time(),
+        log=str(log.relative_to(view.folder)) if log and log.exists() else "",
+        last_line=find_last_line(log),
+        begun=begun,
+    )
 
 
 def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, JobState]) -> Outcome | None:
@@ -106,6 +145,7 @@ def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tupl
         corrections.correction,
         busy=lambda key: taken.get(key, ""),
         submitted=Counter(key for job in view.seen.jobs for key, _ in job.points),
+        failed_starts=find_failed_starts({s.key: s.sweep for s in view.statuses}, view.seen),
         spent_node_hours=0.0 if node_hours is None else view.spent_node_hours(),
     )
     plan = SweepPlan(runs, confirm_answered=True, node_hours=node_hours)

@@ -23,11 +23,22 @@ class StudyState(NamedTuple):
     seen: StudySnapshot
     queue: Mapping[JobTask, JobState]
     statuses: list[PointStatus]
+    asked: bool = True  # whether the scheduler was
+
+    def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
+        """Return where a job's output goes, or a task's; None before the scheduler has taken it."""
+        launcher = launchers.load_queueing(str(self.sweeps[-1].launcher["name"]))
+        return launcher.find_log(job.folder, job.handle, task) if launcher and job.handle else None
 
     @property
     def live(self) -> list[jobs.SubmittedJob]:
         """The jobs that the scheduler still has, oldest first."""
         return [job for job in self.seen.jobs if any(self.is_live(job.name, task) for task in job.tasks)]
+
+    def list_live(self) -> list[tuple[jobs.SubmittedJob, JobState]]:
+        """Return what the scheduler still has, every task by itself, oldest first."""
+        found = [(job, self.queue.get((job.name, task))) for job in self.seen.jobs for task in job.tasks]
+        return [(job, state) for job, state in found if state and state.live]
 
     def kin(self) -> dict[tuple[str, str], Siblings]:
         """Return who is related to whom, by config_id and machine."""
@@ -53,7 +64,7 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
     names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
     launcher = launchers.load_queueing(str(sweeps[-1].launcher["name"]))
     queue = launcher.ask(names) if launcher and ask and names else {}
-    return StudyState(folder, sweeps, seen, queue, list_statuses(wanted, seen, queue))
+    return StudyState(folder, sweeps, seen, queue, list_statuses(wanted, seen, queue, asked=ask), ask)
 
 
 def _may_go_on(

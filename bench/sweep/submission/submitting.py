@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from bench import launchers, store
 from bench.errors import UserError
+from bench.formatting import format_count
 from bench.launching import LaunchPlan, Work
 from bench.plugins import QueueingLauncherPlugin
-from bench.scheduling import JobContext, SchedulerAway, SchedulingOptions
+from bench.scheduling import ClusterLimits, JobContext, SchedulerAway, SchedulingOptions
 from bench.store import RunAttempt
 from bench.sweep import exclusions, jobs
 from bench.sweep.corrections import MeasuredCorrections
@@ -18,12 +19,14 @@ from bench.sweep.definition import SweepDefinition
 from bench.sweep.jobs import Job
 from bench.sweep.status import PointStatus
 from bench.sweep.submission.batching import JobBatcher
-from bench.sweep.submission.lost import finalize_lost, find_pending, write_outcomes_without_run
+from bench.sweep.submission.lost import finalize_lost, find_pending, keep_ends, write_outcomes_without_run
 from bench.sweep.submission.state import StudyState, read_state
 from bench.sweep.submission.time_limits import extend_time_limits
 
 _AUTOPILOT_MIN = 15
-_RETRY_S = 20.0
+PATIENCE_S = 30.0
+"""So long a scheduler that does not answer is waited for: one that restarts, or is busy, is back by then."""
+_FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 20.0
 
 
 class SubmitResult(NamedTuple):
@@ -35,40 +38,64 @@ class SubmitResult(NamedTuple):
     left: list[PointStatus]  # still to be submitted
     why_left: str
     autopilot: str | None  # the number of the job that goes on by itself
+    autopilot_refused: str = ""  # why there is none though it was asked for
+    queued: int = 0  # jobs in the queue now, those submitted included
+    answered: bool = False  # whether every point has its answer
+    cut_short: str = ""  # why nobody knows what is left: the scheduler went away when it had taken some jobs
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was asked for was done."""
+        return not self.autopilot_refused and not self.cut_short
 
 
-def submit_pending(folder: Path, *, autopilot: bool, patience_s: float = 0.0) -> SubmitResult:
+def submit_pending(
+    folder: Path, *, autopilot: bool, notify: str | None = None, patience_s: float = PATIENCE_S
+) -> SubmitResult:
     """Settle what has ended and submit what has no answer, as far as the limits allow; return at once, or after at most
-    `patience_s` where the scheduler does not answer."""
-    until = time.monotonic() + patience_s
+    `patience_s` where the scheduler does not answer. `notify` is the command that the autopilot calls at its end."""
+    until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
+    submitted: list[tuple[Job, str]] = []  # kept when the scheduler goes away in the midst of it
     while True:
         try:
-            return _submit_pending(folder, autopilot)
-        except SchedulerAway:
-            if time.monotonic() >= until:
+            return _submit_pending(folder, autopilot, notify, submitted)
+        except SchedulerAway as away:
+            if time.monotonic() + pause_s >= until:
+                if submitted:
+                    return SubmitResult(submitted, 0, {}, [], "", None, "", len(submitted), cut_short=str(away))
                 raise
-            time.sleep(_RETRY_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_RETRY_S)
         except OSError as error:
             raise store.build_unwritable_error(folder, error) from error
 
 
-def _submit_pending(folder: Path, autopilot: bool) -> SubmitResult:
+def _submit_pending(
+    folder: Path, autopilot: bool, notify: str | None, submitted: list[tuple[Job, str]]
+) -> SubmitResult:
+    """Go through all of it once; what is `submitted` is added to the list."""
     view = read_state(folder)
-    concluded = finalize_lost(view)
-    view = read_state(folder) if concluded else view
+    concluded, ended = finalize_lost(view), keep_ends(view)
+    view = read_state(folder) if concluded or ended else view
     corrections = MeasuredCorrections((point_status.point for point_status in view.statuses), _list_attempts(view))
     without_run = write_outcomes_without_run(view, corrections)
     view = read_state(folder) if without_run else view
     statuses, why_left = find_pending(view, corrections)
     left = extend_time_limits(statuses, view, corrections)
     submitter = JobSubmitter(view, autopilot=autopilot)
-    submitted: list[tuple[Job, str]] = []
-    if not why_left:
-        submitted, why_left = submitter.submit(left)
+    why_left = why_left or submitter.submit(left, submitted)
     taken = {requested.key for job, _ in submitted for requested in job.points}
     left = [point_status for point_status in left if point_status.key not in taken]
-    pilot = submitter.submit_autopilot(waiting=bool(left)) if autopilot else None
-    return SubmitResult(submitted, concluded, without_run, left, why_left, pilot)
+    pilot, refused = None, ""
+    if autopilot:
+        try:
+            pilot = submitter.submit_autopilot(waiting=bool(left), notify=notify)
+        except SchedulerAway:
+            raise
+        except UserError as refusal:  # the rest is submitted all the same
+            refused = str(refusal)
+    queued, answered = submitter.queued, all(point_status.final for point_status in view.statuses)
+    return SubmitResult(submitted, concluded, without_run, left, why_left, pilot, refused, queued, answered)
 
 
 def _list_attempts(view: StudyState) -> Iterator[RunAttempt]:
@@ -122,18 +149,23 @@ class JobSubmitter:
         self._exclude = [found.host for found in exclusions.read(view.folder)]
         self._handles = [job.handle for job in view.live if job.points and job.handle]
 
-    def submit(self, left: Sequence[PointStatus]) -> tuple[list[tuple[Job, str]], str]:
-        """Submit points in order; return the jobs, and why some points may have to wait."""
-        submitted: list[tuple[Job, str]] = []
+    @property
+    def queued(self) -> int:
+        """How many jobs with points are in the queue, those submitted just now included."""
+        return len(self._handles)
+
+    def submit(self, left: Sequence[PointStatus], submitted: list[tuple[Job, str]]) -> str:
+        """Submit points in order, adding the jobs to `submitted`; return why some points may have to wait."""
         refused: dict[tuple[int, int], UserError] = {}  # by shape: no nodes may be left for one, and some for another
         places = None if self._max_queued is None else self._max_queued - self._count_in_queue()
         for job in self._batch_jobs(left):
             needs, shape = len(job.points) if job.mode == "array" else 1, (job.nodes, job.devices_per_node)
             if places is not None and needs > places:
-                return submitted, f"{self._whose} allows {self._max_queued} jobs in the queue"
+                return f"{self._whose} allows {self._max_queued} jobs in the queue"
             if shape in refused:
                 continue
             try:
+                _check_shape(job, self._cluster)
                 submitted.append((job, self._submit(job)))
                 places = None if places is None else places - needs
             except SchedulerAway:
@@ -142,7 +174,7 @@ class JobSubmitter:
                 refused[shape] = refusal
         if refused and not self._handles:  # nothing is under way that could make room
             raise next(iter(refused.values()))
-        return submitted, "; ".join(map(str, refused.values()))
+        return "; ".join(map(str, refused.values()))
 
     def _batch_jobs(self, left: Sequence[PointStatus]) -> list[Job]:
         """Return the jobs for points; an array is never longer than the queue has places for its tasks."""
@@ -174,7 +206,7 @@ class JobSubmitter:
         self._handles.append(handle)
         return handle
 
-    def submit_autopilot(self, *, waiting: bool) -> str | None:
+    def submit_autopilot(self, *, waiting: bool, notify: str | None = None) -> str | None:
         """Submit the small job that goes on when jobs have ended, unless nothing is under way or one waits already.
 
         While points wait for room in the queue it is to run as soon as the first job has ended, else after the last.
@@ -188,11 +220,23 @@ class JobSubmitter:
         folder.mkdir(parents=True)
         after = tuple(self._handles[:1] if waiting else self._handles)
         study_folder = str(self._view.folder.resolve())
-        arguments = ("resume", study_folder, "--autopilot")
+        told = () if notify is None else (f"--notify={notify}",)
+        arguments = ("resume", study_folder, "--autopilot", *told)
         work = Work(name, folder.resolve(), "bench.cli", arguments, time_limit_min=_AUTOPILOT_MIN, after=after)
         handle = self._launcher.submit(self._launcher.plan(work, self._options))
         jobs.write_handle(folder, handle)
         return handle
+
+
+def _check_shape(job: Job, cluster: ClusterLimits) -> None:
+    """Raise UserError for a job that the cluster could never start, and would only keep in its queue."""
+    if cluster.max_nodes is not None and job.nodes > cluster.max_nodes:
+        most = format_count(cluster.max_nodes, "node")
+        rule = f"the partition gives a job {most} at the most"
+        raise UserError(f"nodes={job.nodes}", rule, "ask for fewer, or choose another partition")
+    if cluster.max_devices_per_node is not None and job.devices_per_node > cluster.max_devices_per_node:
+        rule = "no node of the partition has the cores that launcher.cpus_per_device asks for"
+        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "ask for fewer cores or devices")
 
 
 def cancel_jobs(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from slurm_jobs import options, work
 from bench.errors import UserError
 from bench.launchers.slurm import Options, ask, cancel_all, limits, plan, states, submit
 from bench.launchers.slurm.queue import list_queued
-from bench.scheduling import SchedulerAway
+from bench.scheduling import ClusterLimits, SchedulerAway
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 SLOW = "Socket timed out on send/recv operation"
@@ -101,7 +101,7 @@ def test_a_machine_without_slurm_is_told_what_to_do(programs: Programs, tmp_path
 
 
 def test_a_sweep_can_be_planned_on_a_machine_without_slurm(programs: Programs) -> None:
-    assert limits(options("slurm_gpu_modules")) == (None, None, None)
+    assert limits(options("slurm_gpu_modules")) == ClusterLimits()
 
 
 def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_knows_nothing(programs: Programs) -> None:

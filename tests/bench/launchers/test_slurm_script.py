@@ -219,3 +219,19 @@ def test_a_folder_that_slurm_cannot_name_is_refused(folder: str) -> None:
 def test_a_folder_that_cannot_be_mounted_is_refused() -> None:
     with pytest.raises(UserError, match="cannot be mounted"):
         plan(work(folder=Path("/r/12:30/jobs/a")), options("slurm_gpu_pyxis"))
+
+
+def test_the_small_job_has_a_place_and_a_time_of_its_own() -> None:
+    small = work(module="bench.cli", arguments=("resume", "x"), devices_per_node=0)
+    site = {"partition": "gpu", "qos": "long", "constraint": "a100", "account": "me", "begin": "20:00"}
+
+    def place(**own: str) -> set[str]:
+        keys = ("--partition", "--qos", "--constraint", "--account", "--begin")
+        text = script(small, Options.model_validate(site | {"autopilot": own}))
+        return {line for line in directives(text) if line.startswith(keys)}
+
+    as_the_others = {"--partition=gpu", "--qos=long", "--constraint=a100", "--account=me"}
+    assert place() == as_the_others, "it goes on at once: its jobs waited for the evening already"
+    assert place(begin="now+1hour") == as_the_others | {"--begin=now+1hour"}
+    assert place(partition="cpu", qos="short") == {"--partition=cpu", "--qos=short", "--account=me"}
+    assert "--begin=20:00" in directives(script(work(), Options.model_validate(site)))

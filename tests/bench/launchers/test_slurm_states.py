@@ -159,9 +159,13 @@ def test_the_limits_of_arrays_and_the_completion_log_are_found() -> None:
 def test_the_time_limit_is_the_partitions() -> None:
     told = recorded("partitions.txt")  # one, the default, with MaxTime=1-02:00:00
     told += "PartitionName=gpu Default=NO MaxTime=04:30:00 State=UP\nPartitionName=long Default=NO MaxTime=UNLIMITED\n"
-    assert cluster.find_max_time_min(told, None) == cluster.find_max_time_min(told, "main") == 26 * 60
-    assert cluster.find_max_time_min(told, "main,gpu") == 270
-    assert cluster.find_max_time_min(told, "long") is None and cluster.find_max_time_min(told, "nobody") is None
+
+    def limit(named: str | None) -> int | None:
+        return cluster.find_max_time_min(cluster.select_partitions(told, named))
+
+    assert limit(None) == limit("main") == 26 * 60
+    assert limit("main,gpu") == 270
+    assert limit("long") is None and limit("nobody") is None
 
 
 @pytest.mark.parametrize(
@@ -170,3 +174,90 @@ def test_the_time_limit_is_the_partitions() -> None:
 def test_the_number_of_jobs_is_the_accounts(account: str | None, partition: str | None, expected: list[int]) -> None:
     told = "proj||25\nproj|gpu|4\nroot||10\nroot|gpu|\n"
     assert list(cluster.list_submit_limits(told, account, partition)) == expected
+
+
+def test_what_no_node_has_is_known_before_a_job_asks_for_it() -> None:
+    told = recorded("partitions.txt")  # two nodes
+    told += "PartitionName=gpu TotalNodes=40 MaxNodes=4 State=UP\nPartitionName=all TotalNodes=60 MaxNodes=UNLIMITED\n"
+
+    def most(named: str | None) -> int | None:
+        return cluster.find_max_nodes(cluster.select_partitions(told, named))
+
+    assert (most(None), most("gpu"), most("main,gpu"), most("all")) == (2, 4, 4, 60)
+    assert most("nobody") is None and most("") is None
+    nodes = "main*|2\ngpu|64\ngpu|128\n"  # sinfo marks the default partition with a star
+    found = cluster.select_partitions(told, "main,gpu")
+    assert cluster.find_max_cpus(found, nodes) == 128 and cluster.find_max_cpus(found[:1], nodes) == 2
+    assert cluster.find_max_cpus([], nodes) is None
+
+
+# -- ends and waits in words
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "words"),
+    [
+        (0, 0, ""),
+        (1, 0, "exit code 1"),
+        (137, 0, "exit code 137, as of SIGKILL"),  # a shell's word for 9
+        (127, 0, "exit code 127"),
+        (0, 9, "killed by SIGKILL"),
+        (255, 0, "exit code 255"),
+        (0, 126, "killed by signal 126"),
+    ],
+)
+def test_exit_codes_are_words(code: int, number: int, words: str) -> None:
+    assert states.describe_exit(code, number) == words
+
+
+def queued_line(exit_code: int, state: str = "FAILED", reason: str = "NonZeroExitCode") -> JobState:
+    """Return a job as squeue tells of it."""
+    values = {
+        "ArrayJobID": 7,
+        "ArrayTaskID": "N/A",
+        "State": state,
+        "Reason": reason,
+        "exit_code": exit_code,
+        "Name": "s",
+    }
+    columns = [column.split(":") for column in states.SQUEUE_FORMAT.split(",")]
+    [found] = states.parse_squeue("".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in columns))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(35072, "exit code 137, as of SIGKILL"), (256, "exit code 1"), (9, "killed by SIGKILL"), (0, ""), (1, "")],
+)
+def test_squeue_gives_what_wait_gives(status: int, words: str) -> None:
+    assert queued_line(status).exit == words
+
+
+def test_all_three_witnesses_tell_the_exit_code() -> None:
+    accounted = select_latest(states.parse_sacct(recorded("sacct.txt")))["smoke-array", 1]
+    logged = select_latest(states.parse_completion_log(recorded("completion.log")))["smoke-array", 1]
+    assert accounted.exit == logged.exit == queued_line(256).exit == "exit code 1"
+    assert accounted.exit_code == logged.exit_code == queued_line(256).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "stuck"),
+    [
+        ("PartitionConfig", "as it was asked for it cannot start"),
+        ("PartitionNodeLimit", "as it was asked for it cannot start"),
+        ("QOSMaxNodePerJobLimit", "as it was asked for it cannot start"),
+        ("JobHeldUser", "held, until somebody releases it"),
+        ("Priority", ""),
+        ("Resources", ""),
+        ("BeginTime", ""),
+        ("QOSMaxJobsPerUserLimit", ""),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", ""),
+    ],
+)
+def test_what_does_not_go_away_by_itself_is_told_from_waiting(reason: str, stuck: str) -> None:
+    assert queued_line(0, "PENDING", reason).stuck == stuck
+    assert queued_line(0, "RUNNING", reason).stuck == ""
+
+
+def test_a_reason_that_is_none_is_none() -> None:
+    assert queued_line(0, "PENDING", "None").reason == ""

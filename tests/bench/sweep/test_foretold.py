@@ -101,7 +101,7 @@ def test_a_submission_says_so_too(
 ) -> None:
     monkeypatch.setattr(
         "bench.sweep.submission.submitting.submit_pending",
-        lambda folder, autopilot: SubmitResult([], 0, {}, [], "", None),
+        lambda folder, **_: SubmitResult([], 0, {}, [], "", None),
     )
     slow = ("engine=zero3", "batch.micro=64", "sequence.encoder=4096", "launcher.time_limit_min=5")
     assert cli.main(["sweep", *GPUS, *slow, "--no-prune", "--results", str(tmp_path)]) == 0

@@ -15,6 +15,7 @@ import pytest
 
 from bench.machine import Machine
 from bench.predict.neighbours import Correction
+from bench.record import OutcomeKind
 from bench.store import RunAttempt
 from bench.sweep.definition import RunKey, SweepPoint
 from bench.sweep.forecast import Forecast, MemoryForecast
@@ -28,6 +29,7 @@ from bench.sweep.policy import (
     StartRun,
     SweepPlan,
     explain_given_up,
+    find_answer,
     list_decisions,
     next_run,
 )
@@ -253,3 +255,31 @@ def test_who_is_given_up_says_why() -> None:
     assert explain_given_up([], 2, submitted=10) == "10 jobs had it, and none of them came to an answer"
     assert explain_given_up(tried, 3) == "" and explain_given_up([], 2) == ""
     assert explain_given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), "what is not its fault has an end too"
+
+
+# -- what is not the point's fault
+
+
+def failed(number: int, kind: OutcomeKind = "error", **more: Any) -> RunAttempt:
+    return RunAttempt(Path(f"m4/0.{number}"), 0, number, kind, kind, "here", **more)
+
+
+def test_a_run_with_an_injected_fault_is_no_answer_and_no_attempt() -> None:
+    drilled = [failed(number, "ok", drill=True) for number in range(4)]
+    assert find_answer(drilled, prune=True) is None and explain_given_up(drilled, 3) == ""
+    real = failed(4, "ok")
+    assert find_answer([*drilled, real], prune=True) is real
+
+
+def test_a_full_disk_costs_no_attempt_but_has_an_end() -> None:
+    full = [failed(number, disk_full=True) for number in range(14)]
+    assert explain_given_up([*full[:4], failed(4), failed(5)], 3) == ""
+    assert explain_given_up([*full, failed(14)], 3)
+
+
+def test_jobs_that_failed_before_any_attempt_count_like_attempts() -> None:
+    assert explain_given_up([], 3, 2, ["job 1 FAILED", "job 2 FAILED"]) == ""
+    assert explain_given_up([], 3, 3, ["job 1 FAILED"] * 3) == (
+        "failed 0 times, and 3 jobs before any attempt; the last: job 1 FAILED"
+    )
+    assert "1 job before any attempt" in explain_given_up([failed(0), failed(1)], 3, 3, ["job 3 FAILED"])

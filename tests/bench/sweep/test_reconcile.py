@@ -68,3 +68,10 @@ def test_a_job_back_in_the_queue_was_preempted_if_it_was_asked_to_end_else_its_n
 def test_a_job_that_nobody_knows_any_more_is_an_error_and_is_tried_again() -> None:
     found = reconcile_outcome(SILENT, None, restarted=False)
     assert found.kind == "error" and not found.final and "no longer knows" in found.reason
+
+
+def test_an_exit_code_is_told_in_words() -> None:
+    [killed] = states.parse_sacct("12|FAILED|1|2026-11-21T12:00:00|2026-11-21T12:01:00|137:0|None|s")
+    found = reconcile_outcome(SILENT, killed, restarted=False)
+    assert found.evidence["scheduler"]["exit"] == "exit code 137, as of SIGKILL"
+    assert found.reason.startswith("the job ended as FAILED (exit code 137, as of SIGKILL) and left no record")

@@ -10,6 +10,7 @@ import pytest
 from sweeps import attempt, point, spec, sweep
 
 from bench import store
+from bench.cli import main
 from bench.launchers.slurm.states import SQUEUE_FORMAT
 from bench.record import OutcomeKind
 from bench.sweep import definition, jobs
@@ -53,10 +54,12 @@ def test_a_record_that_cannot_be_read_is_named_and_no_answer(tmp_path: Path) -> 
 _COLUMNS = [column.split(":") for column in SQUEUE_FORMAT.split(",")]
 
 
-def put_back(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str = "PENDING") -> Path:
+def put_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str = "PENDING", **columns: object
+) -> Path:
     """Have `squeue`, played by a script, say that a job was put back into the queue once; return where `scancel` notes
     its arguments."""
-    values = {"ArrayJobID": 7, "State": state, "RestartCnt": 1, "NumNodes": 1, "Name": name}
+    values = {"ArrayJobID": 7, "State": state, "RestartCnt": 1, "NumNodes": 1, "Name": name, **columns}
     row = "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in _COLUMNS)
     cancelled = folder / "cancelled"
     for program, does in {"squeue": f"echo '{row}'", "scancel": f'echo "$@" >> {cancelled}'}.items():
@@ -100,6 +103,65 @@ def test_an_attempt_of_an_earlier_start_of_its_job_is_not_judged_by_how_the_last
     put_back(tmp_path, monkeypatch, "s-1", state="COMPLETED")
     zeroscale("status", str(study))
     assert store.read_record(folder / store.RECORD).outcome.kind == outcome
+
+
+def waiting(folder: Path) -> Path:
+    """Return a study with one point in a job that the scheduler has taken."""
+    study, made = folder / "study", sweep([point(spec())])
+    definition.write(study, made)
+    points = (made.requested(made.points[0], 0),)
+    job = Job(name="s-1", mode="point", nodes=1, devices_per_node=1, time_limit_min=9, points=points)
+    jobs.write_handle(jobs.write(study, job), "7")
+    return study
+
+
+@pytest.mark.processes
+def test_a_job_in_the_queue_is_shown_with_its_number_its_reason_and_when_it_may_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = waiting(tmp_path)
+    put_back(tmp_path, monkeypatch, "s-1", Reason="Priority", StartTime="2026-11-23T08:30:00")
+    told = json.loads(zeroscale("status", str(study), "--json").stdout)
+    [queued], [found] = told["queue"], told["points"]
+    assert (queued["job"], queued["reason"], queued["stuck"], queued["points"]) == ("7", "Priority", None, 1)
+    assert queued["starts_at"].startswith("2026-11-23T") and queued["log"] is None and found["job"] == "7"
+    text = zeroscale("status", str(study)).stdout
+    assert "in job 7: pending (Priority), expected to start 2026-11-23 08:30" in text
+    assert f"job 7  pending (Priority), expected to start 2026-11-23 08:30  {study}/jobs/s-1" in text
+    attempt(study, spec(), "ok")
+    text = zeroscale("status", str(study)).stdout
+    assert f"every point has its answer, and jobs are left; to take them back: zeroscale cancel {study}" in text
+
+
+@pytest.mark.processes
+def test_a_scheduler_that_is_away_is_said_so_and_nothing_is_called_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = waiting(tmp_path)
+    put_back(tmp_path, monkeypatch, "s-1")
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    asked = zeroscale("status", str(study), "--json")
+    told = json.loads(asked.stdout)
+    assert asked.returncode == 1 and "Unable to contact" in told["scheduler_away"]
+    assert told["jobs"] is told["queue"] is None and told["points"][0]["state"] == "unknown"
+    assert zeroscale("status", str(study)).stdout.endswith("the queue is not known\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--notify", "mail"], "--notify: is called by the autopilot at its end; give --autopilot as well"),
+        (["--autopilot", "--notify", "mail 'x"], "no closing quotation; quote it as for a shell"),
+        (["--notify", ""], "--notify: followed by an empty word"),
+    ],
+)
+def test_a_command_that_nobody_would_call_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    for verb in ("sweep", "resume"):
+        assert main([verb, str(tmp_path), *words] if verb == "resume" else [verb, *words]) == 2
+        said = capsys.readouterr().err
+        assert why in said and said.count("\n") == 1
 
 
 def test_what_was_asked_twice_at_the_same_moment_is_kept_twice(tmp_path: Path) -> None:

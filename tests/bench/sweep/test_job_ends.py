@@ -1,0 +1,142 @@
+"""Jobs that end before they came to a point: told, kept, and not submitted for ever."""
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sweeps import attempt, point, spec, sweep
+
+from bench.launchers.slurm.states import find_phase
+from bench.record import OutcomeKind
+from bench.scheduling import JobState
+from bench.sweep import definition, job_logs, jobs
+from bench.sweep.definition import SweepDefinition
+from bench.sweep.jobs import Job
+from bench.sweep.snapshot import read_snapshot
+from bench.sweep.status import JobTask, PointStatus, list_statuses
+from bench.sweep.submission.lost import keep_ends
+from bench.sweep.submission.state import StudyState
+
+FOUR, EIGHT = spec(batch__micro=4), spec(batch__micro=8)
+NOW = datetime.now(UTC).timestamp()
+
+
+def submitted(folder: Path, made: SweepDefinition, number: int, log: str = "") -> JobTask:
+    """Have a packed job with all points of a sweep, which printed `log`."""
+    points = tuple(made.requested(one, 0) for one in made.points)
+    job = Job(name=f"s-{number:03}", mode="packed", nodes=1, devices_per_node=2, time_limit_min=9, points=points)
+    jobs.write_handle(jobs.write(folder, job), str(number))
+    if log:
+        (folder / jobs.FOLDER / job.name / f"slurm-{number}.log").write_text(log)
+    return job.name, None
+
+
+def ended(place: JobTask, state: str = "FAILED", outcome: OutcomeKind | None = "error", exit_code: int = 1) -> JobState:
+    name, task = place
+    job = JobState(str(int(name[2:])), name, task, find_phase(state), state, outcome=outcome)
+    return job._replace(started_at=NOW, ended_at=NOW + 1, exit=f"exit code {exit_code}", exit_code=exit_code)
+
+
+def look(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, JobState], *, asked: bool = True) -> StudyState:
+    seen, wanted = read_snapshot(folder), definition.merge_sweeps([made])
+    return StudyState(folder, [made], seen, queue, list_statuses(wanted, seen, queue, asked=asked), asked)
+
+
+def told_later(folder: Path, made: SweepDefinition) -> list[PointStatus]:
+    """Return where points stand once the scheduler has forgotten everything."""
+    return look(folder, made, {}).statuses
+
+
+def test_a_job_that_dies_before_its_first_attempt_is_told_and_remembered(tmp_path: Path) -> None:
+    made = sweep([point(FOUR), point(EIGHT)])
+    place = submitted(
+        tmp_path, made, 12, "loading\n/var/spool/job12/slurm_script: line 22: module: command not found\n"
+    )
+    assert keep_ends(look(tmp_path, made, {place: ended(place)}))
+    assert not keep_ends(look(tmp_path, made, {place: ended(place)})), "it is known"
+    said = "job 12 FAILED after 1 s (exit code 1), no attempt begun; see jobs/s-012/slurm-12.log: "
+    for found in told_later(tmp_path, made):
+        assert found.state == "waiting"
+        assert found.why == said + "/var/spool/job12/slurm_script: line 22: module: command not found"
+
+
+def test_as_many_such_jobs_as_a_point_has_attempts_end_it_until_it_is_asked_for_again(tmp_path: Path) -> None:
+    made = sweep([point(FOUR)])  # two attempts
+    for number in (12, 13):
+        assert told_later(tmp_path, made)[0].state == "waiting"
+        place = submitted(tmp_path, made, number)
+        keep_ends(look(tmp_path, made, {place: ended(place)}))
+    [found] = told_later(tmp_path, made)
+    assert found.state == "given up" and "2 jobs before any attempt; the last: job 13 FAILED" in found.why
+    asked_again = made.model_copy(update={"asked_at": datetime.fromtimestamp(NOW + 60, UTC).isoformat()})
+    assert told_later(tmp_path, asked_again)[0].state == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome", "exit_code"),
+    [("CANCELLED", "cancelled", 0), ("PREEMPTED", "preempted", 0), ("NODE_FAIL", "node_failure", 0),
+     ("COMPLETED", None, 0), ("FAILED", "error", jobs.EXIT_LATER)],
+)  # fmt: skip
+def test_what_is_not_the_jobs_fault_is_told_and_costs_nothing(
+    tmp_path: Path, state: str, outcome: OutcomeKind | None, exit_code: int
+) -> None:
+    made = sweep([point(FOUR)])
+    for number in (12, 13, 14):
+        place = submitted(tmp_path, made, number)
+        keep_ends(look(tmp_path, made, {place: ended(place, state, outcome, exit_code)}))
+    [found] = told_later(tmp_path, made)
+    assert found.state == "waiting" and f"job 14 {state}" in found.why
+
+
+def test_a_job_that_died_between_its_points_is_told_to_those_it_did_not_come_to(tmp_path: Path) -> None:
+    made = sweep([point(FOUR), point(EIGHT)])
+    for number in (12, 13, 14):
+        place = submitted(tmp_path, made, number)
+        attempt(tmp_path, FOUR, "preempted", job=place[0])
+        keep_ends(look(tmp_path, made, {place: ended(place)}))
+    four, eight = told_later(tmp_path, made)
+    assert four.why == "again after: it was preempted"
+    assert eight.state == "waiting" and "job 14 FAILED" in eight.why and "before it came to this point" in eight.why
+
+
+def test_a_job_that_nobody_knows_any_more_is_named(tmp_path: Path) -> None:
+    made = sweep([point(FOUR)])
+    submitted(tmp_path, made, 12)
+    [found] = told_later(tmp_path, made)
+    assert found.why == "job 12 began no attempt, and the scheduler no longer knows it; see jobs/s-012"
+
+
+def test_while_the_scheduler_is_not_asked_a_submitted_point_is_not_called_waiting(tmp_path: Path) -> None:
+    made = sweep([point(FOUR), point(EIGHT)])
+    place = submitted(tmp_path, made, 12)
+    for found in look(tmp_path, made, {}, asked=False).statuses:
+        assert (found.state, found.why) == ("unknown", "in job 12 when the scheduler was last asked")
+    keep_ends(look(tmp_path, made, {place: ended(place)}))
+    assert {found.state for found in look(tmp_path, made, {}, asked=False).statuses} == {"waiting"}
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("", ""),
+        ("a\n\n", "a"),
+        ("execve(): /no/python: No such file\nsrun: error: n1: task 0: Exited with exit code 2\n",
+         "execve(): /no/python: No such file"),
+        ("why\nsrun: error: n1: task 0: Killed\nsrun: Force Terminated StepId=26.0\n", "why"),
+        ("srun: error: n1: task 0: Killed\n", "srun: error: n1: task 0: Killed"),
+        ("\x1b[31mred\x1b[0m\n", "red"),
+        (("x" * 70 + "\n") * 1000, "x" * 70),
+    ],
+)  # fmt: skip
+def test_the_last_line_that_tells_more_than_an_end(tmp_path: Path, log: str, line: str) -> None:
+    path = tmp_path / "slurm-1.log"
+    path.write_text(log)
+    assert job_logs.find_last_line(path) == line
+    assert job_logs.find_last_line(tmp_path / "none.log") == job_logs.find_last_line(None) == ""
+
+
+def test_a_log_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "slurm-1.log")
+    assert job_logs.find_last_line(tmp_path / "slurm-1.log") == ""

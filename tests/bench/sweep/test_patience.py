@@ -1,0 +1,92 @@
+"""Submitting while the scheduler does not answer. Its programs are played by scripts: only so do they fail at will."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from sweeps import point, spec, sweep
+
+from bench.cli import main
+from bench.errors import UserError
+from bench.launchers.slurm import submission
+from bench.scheduling import SchedulerAway
+from bench.sweep import definition, jobs
+from bench.sweep.submission import submitting
+
+AWAY = "Unable to contact slurm controller (connect failure)"
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study with two points, a job for each; Slurm knows of nothing, takes everything and numbers it."""
+    made = sweep([point(spec(batch__micro=micro)) for micro in (4, 8)])
+    folder = tmp_path / "study"
+    definition.write(folder, made.model_copy(update={"launcher": {"name": "slurm", "mode": "point"}}))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(submission, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(submitting, "_FIRST_RETRY_S", 0.01)
+    for program in ("squeue", "sacct", "sinfo", "scontrol"):
+        play(tmp_path, program, "exit 0")
+    play(tmp_path, "sbatch", "echo $((10 + number))")
+    return folder
+
+
+def play(folder: Path, program: str, shell: str) -> None:
+    """Have a program do what `shell` says, in which `number` counts its calls."""
+    calls = folder / f"{program}.calls"
+    calls.write_text("")
+    count = f"echo >> {calls}\nnumber=$(wc -l < {calls})"
+    (folder / program).write_text(f"#!/bin/bash\n{count}\n{shell}\n")
+    (folder / program).chmod(0o755)
+
+
+def test_a_controller_that_is_away_is_waited_for_also_where_limits_are_asked_for(study: Path, tmp_path: Path) -> None:
+    play(tmp_path, "scontrol", f"if ((number < 3)); then echo '{AWAY}' >&2; exit 1; fi")
+    with pytest.raises(SchedulerAway):
+        submitting.submit_pending(study, autopilot=False, patience_s=0)
+    done = submitting.submit_pending(study, autopilot=False)
+    assert [number for _, number in done.submitted] == ["11", "12"] and done.complete and done.queued == 2
+
+
+def test_what_was_submitted_before_it_went_away_is_told(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(tmp_path, "sbatch", f"if ((number > 1)); then echo '{AWAY}' >&2; exit 1; fi; echo 11")
+    monkeypatch.setattr("bench.cli.resume._PATIENCE_S", 0.0)
+    assert main(["resume", str(study), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [job["job"] for job in told["submitted"]] == ["11"] and "Unable to contact" in told["cut_short"]
+
+
+def test_a_refused_autopilot_does_not_hide_what_was_submitted(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(tmp_path, "sbatch", "case $2 in *-autopilot-*) echo 'no job without a GPU' >&2; exit 1;; esac; echo $number")
+    assert main(["resume", str(study), "--autopilot"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said[:2]] == ["job 1", "job 2"]
+    assert said[2].startswith("no autopilot: sbatch: no job without a GPU; the script is ")
+
+
+def test_the_small_job_takes_the_command_along(study: Path) -> None:
+    done = submitting.submit_pending(study, autopilot=True, notify="mail -s 'it is done' me")
+    [script] = [path / "job.sh" for path in (study / jobs.FOLDER).iterdir() if "-autopilot-" in path.name]
+    assert done.autopilot == "13" and """--autopilot '--notify=mail -s '"'"'it is done'"'"' me'""" in script.read_text()
+
+
+def test_a_shape_that_no_node_has_is_refused_and_the_others_are_submitted(study: Path, tmp_path: Path) -> None:
+    play(tmp_path, "scontrol", "echo 'PartitionName=main Default=YES TotalNodes=1 MaxNodes=UNLIMITED'")
+    many = sweep([point(spec(nodes=2))]).model_copy(update={"launcher": {"name": "slurm"}})
+    definition.write(study, many)
+    done = submitting.submit_pending(study, autopilot=False)
+    assert len(done.submitted) == 1 and [one.point.nodes for one in done.left] == [2]
+    assert done.why_left.startswith("nodes=2: the partition gives a job 1 node at the most")
+    with pytest.raises(UserError, match="nodes=2"):
+        submitting.submit_pending(_alone(tmp_path), autopilot=False)
+
+
+def _alone(folder: Path) -> Path:
+    study = folder / "alone"
+    definition.write(study, sweep([point(spec(nodes=2))]).model_copy(update={"launcher": {"name": "slurm"}}))
+    return study

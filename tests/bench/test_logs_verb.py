@@ -1,0 +1,81 @@
+"""`zeroscale logs`: what was logged of a point, by whomever."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import store
+from bench.cli import main
+from bench.config import compose
+from bench.machine import Machine
+from bench.record import Circumstance
+from bench.spec import config_id
+from bench.sweep import jobs
+from bench.sweep.definition import RequestedRun
+from bench.sweep.jobs import Job
+
+SPEC = compose.compose_request([("model", "tiny"), ("devices_per_node", 2)]).spec
+POINT = config_id(SPEC)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study with one point, two attempts at it, and two jobs: the second began no attempt."""
+    folder = tmp_path / "runs" / "s"
+    circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=Machine(name="cpu"), launcher={"name": "slurm"})
+    requested = RequestedRun(spec=SPEC, circumstance=circumstance, config_id=POINT)
+    for number in (7, 8):
+        job = Job(name=f"s-{number}", mode="packed", nodes=1, devices_per_node=2, time_limit_min=9, points=(requested,))
+        (jobs.write(folder, job) / f"slurm-{number}.log").write_text(f"of job {number}\n")
+    made = circumstance.model_copy(update={"launcher": {"name": "slurm", "job": "s-7"}})
+    for number in (0, 1):
+        opened = store.open_attempt(folder / POINT, SPEC, made).folder
+        lines = [f"[{rank}] attempt {number} line {line}" for line in range(30) for rank in (0, 1)]
+        (opened / store.LOG).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> list[str]:
+    assert main(["logs", *map(str, words)]) == code
+    return capsys.readouterr().out.splitlines()
+
+
+def test_all_logs_of_a_point_are_named_and_their_ends_shown(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (study, study.parent):
+        lines = told(capsys, POINT[:6], folder, "--lines", "2")
+        named = [line.removeprefix("── ") for line in lines if line.startswith("── ")]
+        assert [Path(name).relative_to(study).as_posix() for name in named] == [
+            f"{POINT}/0.0/run.log", "jobs/s-7/slurm-7.log", f"{POINT}/0.1/run.log", "jobs/s-8/slurm-8.log",
+        ]  # fmt: skip
+        assert lines[1:3] == ["[0] attempt 0 line 29", "[1] attempt 0 line 29"] and lines[-1] == "of job 8"
+
+
+def test_one_attempt_and_one_rank(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, f"{POINT}/0.1", study, "--rank", "1", "--lines", "3")
+    assert lines[1:4] == [f"[1] attempt 1 line {line}" for line in (27, 28, 29)]
+    assert lines[4:] == [f"── {study}/jobs/s-7/slurm-7.log", "of job 7"]
+
+
+def test_the_last_attempt_is_followed_until_it_has_a_record(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (study / POINT / "0.1" / store.RECORD).write_text("{}")
+    assert told(capsys, f"{POINT}/0.1", study, "--follow", "--lines", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nothex"], "nothex: not a point; give its config_id"),
+        ([f"{POINT}/9"], "not a point"),
+        (["0123456789"], "nothing was logged of such a point"),
+        ([f"{POINT}/0.9"], "nothing was logged of such a point"),
+        ([POINT, "--rank", "x"], "--rank x: not the number of a rank"),
+        ([POINT, "--lines", "0"], "--lines 0: not a positive number"),
+    ],
+)
+def test_what_is_not_there_is_told_in_a_line(
+    study: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    assert main(["logs", words[0], str(study), *words[1:]]) == 2
+    said = capsys.readouterr().err
+    assert why in said and said.count("\n") == 1
+    assert main(["logs", POINT, str(study / "none")]) == 2
