@@ -11,8 +11,9 @@ study: $(INSTALLED)
 	$(BIN)/zeroscale report results/runs/smoke --out results/reports/smoke && exit $$status
 
 # As root, with Debian's slurm-wlm, munge and iproute2: a real Slurm of four nodes on this machine, and down again.
+# TESTBED_STUDY="fsdp_beside_zero_testbed --rates 100mbit" is another study than `testbed`, and its links' speeds.
 testbed-study: $(INSTALLED)
-	$(BIN)/python slurm/testbed_study.py
+	$(BIN)/python slurm/testbed_study.py $(TESTBED_STUDY)
 
 # On a machine with a GPU; GPU_STUDY="sweep tuning --machine h200 --minutes 9" chooses parts, --trial tries all on a CPU.
 gpu-study: $(INSTALLED)

@@ -50,7 +50,9 @@ _MEDIANS = (
     "step_s_p95", "step_s_p99", "samples_per_s", "effective_tokens_per_s", "model_tflops_per_device", "mfu", "hfu",
     "data_wait_s",
 )  # fmt: skip
-_MAXIMA = ("step_s_max", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "peak_rss_bytes")
+_MAXIMA = (
+    "step_s_max", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "resident_bytes", "peak_rss_bytes",
+)  # fmt: skip
 _KINDS: dict[str, Kind] = {
     "variant": "text", "n": "integer", "runs": "integer", "interval_kind": "text", "interval_level": "number",
     "interval_n": "integer",

@@ -6,7 +6,7 @@ bench.predict.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -147,6 +147,7 @@ class WeightModule(NamedTuple):
     block: int | None = None  # that checkpointing runs again
     indexed: bool = False  # its input are indices
     completes: bool = True  # its backward completes the weight's gradient
+    joined: bool = False  # a further parameter of the module before it
 
 
 def list_tensors(network: Stacks) -> list[EqualTensors]:
@@ -196,6 +197,7 @@ class _Weight(NamedTuple):
 
     elements: int = 0
     indexed: bool = False
+    joined: bool = False  # its module has another before it
 
 
 _PLAIN = _Weight()
@@ -213,9 +215,10 @@ def list_modules(network: Stacks) -> list[WeightModule]:
         if block is None and stops[0].indexed:  # a stack's embedding
             found.append(WeightModule(segment, 0, table, indexed=True, completes=False))
             stops = stops[1:]
-        for elements, indexed in stops:
+        for elements, indexed, joined in stops:
             if elements:
-                found.append(WeightModule(segment, next(weights), places[elements], block, indexed=indexed))
+                place = places[elements]
+                found.append(WeightModule(segment, next(weights), place, block, indexed=indexed, joined=joined))
             else:
                 found.append(WeightModule(segment, block=block))
     own = not network.tied
@@ -226,7 +229,7 @@ def list_modules(network: Stacks) -> list[WeightModule]:
 def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
     """Yield the modules of each segment between the embedding and the head, and the number of its block."""
     blocks = itertools.count()
-    norms = [_Weight(size) for size in network.norm_sizes]
+    norms = _join(network.norm_sizes)
     for stack in network.stacks:
         positions = [_Weight(stack.positions * network.width, indexed=True)] * (stack.positions > 0)
         yield None, [_Weight(network.table, indexed=True), *positions]
@@ -243,14 +246,19 @@ def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]
 
 
 def _list_attention_weights(network: Stacks, part: Attention, layer: int) -> list[_Weight]:
-    *projections, last = [[_Weight(size) for size in sizes] for sizes in _list_linears(network, part)]
+    *projections, last = map(_join, _list_linears(network, part))
     rows = part.position_bias if layer == 0 or part.bias_per_layer else 0
     bias = [_Weight(rows * part.heads, indexed=True)] * (rows > 0)
     return [*itertools.chain(*projections), *bias, *last]
 
 
+def _join(sizes: Sequence[int]) -> list[_Weight]:
+    """Return the parameters of one module."""
+    return [_Weight(size, joined=place > 0) for place, size in enumerate(sizes)]
+
+
 def _list_mlp_weights(network: Stacks, part: Mlp) -> list[_Weight]:
-    first, *gate, last = [[_Weight(size) for size in sizes] for sizes in _list_linears(network, part)]
+    first, *gate, last = map(_join, _list_linears(network, part))
     dropout = [_PLAIN] * part.inner_dropout
     return [*first, _PLAIN, *itertools.chain(*gate), *dropout, *last]
 

@@ -24,15 +24,16 @@ from bench.spec import Device, RunSpec
 
 TITLE = "Memory by stage against ZeRO's arithmetic"
 ALT = (
-    "By engine, peak allocated bytes as measured, beside the predicted peak and the bytes of weights, gradients and "
-    "optimizer state that ZeRO's arithmetic gives; a panel per question. The tables hold the numbers."
+    "By engine, peak allocated bytes as measured and those between steps, beside the predicted peak and the bytes of "
+    "weights, gradients and optimizer state that ZeRO's arithmetic gives; a panel per question. The tables hold the "
+    "numbers."
 )
 PLACE = 4
 
 _NOTE = (
     "Each question at the micro-batch with most numbers, the largest of those; of configurations that differ in an "
-    "option the one with most memory. Measured: over steady steps, on the rank with most. Predictions are formulas and "
-    "fitted to nothing."
+    "option the one with most memory. Measured: over steady steps, on the rank with most; between steps gradients may "
+    "have gone, and a bucket may stay. Predictions are formulas and fitted to nothing."
 )
 _DIVIDED: Any = {"facecolor": "none", "edgecolor": plotting.INK, "alpha": 0.45, "hatch": "////", "linewidth": 0.6}
 _PEAK: Any = {
@@ -42,6 +43,7 @@ _PEAK: Any = {
     "markeredgewidth": 1.6,
     "linestyle": "none",
 }
+_RESTING: Any = plotting.choose_marker_style(0) | {"marker": "D", "markerfacecolor": "none"}
 _LETTERS_PER_IN = 16  # of a label below the axis
 _STRIP = -0.05  # of the height: where it says why there is no number
 
@@ -50,6 +52,7 @@ class ConfigurationBytes(NamedTuple):
     """Of one configuration, None where unknown."""
 
     measured: int | None
+    resting: int | None  # measured, between steps
     peak: int | None  # predicted, of live tensors at the peak of a steady step
     states: int | None  # predicted, weights, gradients and AdamW's state, as Table 1 of ZeRO counts them
 
@@ -94,7 +97,8 @@ def _compute_bytes(row: Row, specs: Mapping[str, RunSpec], device: Device) -> Co
         peak = predict_memory(spec, device).peak
     except (UserError, ValueError):  # a family, a shape or an option that this version does not know
         peak = None
-    return ConfigurationBytes(row["peak_allocated_bytes"], peak, _predict_state_bytes(spec, row["parameters"]))
+    states = _predict_state_bytes(spec, row["parameters"])
+    return ConfigurationBytes(row["peak_allocated_bytes"], row["resident_bytes"], peak, states)
 
 
 def _predict_state_bytes(spec: RunSpec, elements: int | None) -> int | None:
@@ -116,11 +120,13 @@ def _find_highest(known_bytes: Iterable[Iterable[ConfigurationBytes]]) -> int:
 
 def _draw_panel(panel: Panel, known_bytes: Sequence[ConfigurationBytes], unit: int, highest: int) -> None:
     axes, labels = panel.axes, [describe_series(row) for row in panel.rows]
-    for x, (measured, peak, states) in enumerate(known_bytes):
+    for x, (measured, resting, peak, states) in enumerate(known_bytes):
         if states is not None:
             axes.bar(x, states / unit, width=0.6, zorder=1, **_DIVIDED)
         if peak is not None:
             axes.plot(x, peak / unit, zorder=3, **_PEAK)
+        if resting is not None:
+            axes.plot(x, resting / unit, zorder=2, **_RESTING)
         if measured is not None:
             axes.plot(x, measured / unit, zorder=4, **plotting.choose_marker_style(0))
     top = 1.08 * highest / unit or 1.0
@@ -148,6 +154,7 @@ def _choose_label_style(labels: Sequence[str], room_in: float) -> dict[str, Any]
 def _build_legend_entries(evidence: str) -> list[Artist]:
     return [
         Line2D([], [], label=f"{evidence}: peak allocated", **plotting.choose_marker_style(0)),
+        Line2D([], [], label=f"{evidence}: between steps", **_RESTING),
         Line2D([], [], label="predicted: peak", **(_PEAK | {"markersize": 10})),
         Patch(label="predicted: weights, gradients, optimizer (ZeRO, Table 1)", **_DIVIDED),
     ]

@@ -26,6 +26,11 @@ def compute_peak_reserved_bytes(record: RunRecord) -> int | None:
     return find_worst_rank_value(record, "peak_reserved_bytes")
 
 
+def compute_resident_bytes(record: RunRecord) -> int | None:
+    """Live tensor bytes between two steps, on the rank with most: weights, optimizer state, buckets that stay."""
+    return find_worst_rank_value(record, "resident_bytes")
+
+
 def compute_peak_rss_bytes(record: RunRecord) -> int | None:
     """Peak resident set of a rank's process in host memory, on the rank with most."""
     return find_worst_rank_value(record, "peak_rss_bytes")
@@ -48,5 +53,6 @@ METRICS = (
         compute_peak_allocated_spread_bytes,
     ),
     Metric("peak_reserved_bytes", "peak reserved, worst rank", "bytes", "less", compute_peak_reserved_bytes),
+    Metric("resident_bytes", "allocated between steps, worst rank", "bytes", "less", compute_resident_bytes),
     Metric("peak_rss_bytes", "peak resident set, worst rank", "bytes", "less", compute_peak_rss_bytes),
 )

@@ -76,6 +76,11 @@ def test_what_was_measured_and_what_was_predicted_have_marks_of_their_own() -> N
     assert marks(axes, "_") == pytest.approx(expected)
 
 
+def test_what_a_run_held_between_steps_stands_below_its_peak() -> None:
+    (axes,) = memory_by_stage.figure(results(run(memory=memory(2, resident_bytes=6 * MIB)))).axes
+    assert (marks(axes, "D"), marks(axes, "o")) == ({"zero1": 6}, {"zero1": 11})
+
+
 def test_a_run_out_of_memory_keeps_its_prediction_and_says_so() -> None:
     (axes,) = stages().axes
     (text,) = axes.texts
@@ -100,7 +105,8 @@ def test_of_configurations_that_differ_in_an_option_the_one_with_most_memory_is_
 def test_the_legend_says_what_is_evidence_and_what_is_a_formula() -> None:
     drawn = stages()
     assert legend(drawn) == [
-        "measured: peak allocated", "predicted: peak", "predicted: weights, gradients, optimizer (ZeRO, Table 1)"
+        "measured: peak allocated", "measured: between steps", "predicted: peak",
+        "predicted: weights, gradients, optimizer (ZeRO, Table 1)",
     ]  # fmt: skip
     assert "formulas and fitted to nothing" in note(drawn)
     rehearsed = memory_by_stage.figure(results(run(evidence="rehearsed")))

@@ -37,9 +37,6 @@ def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None
         raise UserError("precision=fp16", rule, "choose precision=bf16, or engine=ddp")
     if spec.precision == "fp32" and options.reduce_dtype == "bf16":
         raise UserError("engine.reduce_dtype=bf16", "the run's precision is fp32", "leave it out, or precision=bf16")
-    if spec.model.compile != "none":
-        rule = f"engine {spec.engine.name} was not yet seen to train compiled blocks as ddp does"
-        raise UserError(f"model.compile={spec.model.compile}", rule, "leave it out, or choose another engine")
     _check_shards(options, spec)
 
 

@@ -230,6 +230,8 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment
     same = is_output * (not (load.dropout and part.inner_dropout))
     count = kept + 1 + (2 - is_output if part.gated else -same)
     masks = _count_mask_bytes(load, (wide if part.inner_dropout else 0) + states)
+    # of its input and output an activation that is one kernel has gradients when what the last matrix saved has gone
+    gradients = 2 if part.gated or kept > 1 or same else 1
     sizes = list_part_sizes(network, part)
     return Segment(
         saved=_count_norm_bytes(network, load, rows)
@@ -237,7 +239,7 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int) -> Segment
         + masks
         + _count_clamp_bytes(network, load, states),
         forward=wide * load.width,
-        backward=(2 * wide + states) * load.width,
+        backward=(gradients * wide + states) * load.width,
         parameters=sum(sizes),
         largest=max(sizes),
     )

@@ -40,7 +40,6 @@ def check(asked: RunSpec) -> None:
 @pytest.mark.parametrize(("options", "fields", "told"), [
     ({}, {"precision": "fp16"}, "has no loss scale"),
     ({}, {"optimizer": {"implementation": "native"}}, "no optimizer of its own"),
-    ({}, {"model": {"name": "test", "shape": {}, "compile": "blocks"}}, "not yet seen to train compiled blocks"),
     ({"reduce_dtype": "bf16"}, {"precision": "fp32"}, "the run's precision is fp32"),
     ({"shard_ranks": 3}, {}, "does not divide 8 data-parallel ranks"),
     ({"shard_ranks": 1}, {}, "nothing is divided; choose engine=ddp"),

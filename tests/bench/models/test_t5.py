@@ -89,6 +89,10 @@ def test_variants_have_the_parameters_that_were_printed(name: str) -> None:
     assert name.startswith("flan") or model["shape"]["encoder_layers"] == 3 * model["shape"]["decoder_layers"]
 
 
+def test_ul2_has_twenty_billion_parameters() -> None:
+    assert float(f"{preset('ul2')['parameters']:.1g}") == 20e9
+
+
 @pytest.mark.parametrize("size", ["small", "base", "large", "xl", "xxl"])
 def test_flan_t5_is_t5_v1_1s_network(size: str) -> None:
     assert preset(f"flan_t5_{size}")["shape"] == preset(f"t5_v1_1_{size}")["shape"]

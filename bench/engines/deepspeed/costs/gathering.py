@@ -57,7 +57,8 @@ class WeightFetch(NamedTuple):
 def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, PassReplay]:
     """Return forward and backward of a step."""
     modules, sizes = model.modules, model.tensors
-    forward = [WeightFetch(module, True, False) for module in modules]
+    # the first only says where the embedding's gradient is complete: forward enters the embedding in its stack
+    forward = [WeightFetch(module, True, False) for module in modules[1:]]
     stops = [*forward, *_list_backward(modules, limits.checkpointing)]
     weights, bucket = WeightCoordinator(stops, sizes, limits), Bucket(sizes, limits)
     rows, done = [], [(0, 0)]
@@ -81,15 +82,17 @@ def _build_pass(rows: list[tuple[int, ...]], sizes: int, gathers: int, gathered:
 
 
 def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iterator[WeightFetch]:
-    """Yield the stops of backward. A checkpointed block is run again once its last weight is there, up to that one."""
+    """Yield the stops of backward. A checkpointed block is run again once its last module is there, up to that one."""
     for block, members in itertools.groupby(reversed(modules), key=lambda module: module.block):
         backward = list(members)
         again: list[WeightModule] = []
         if checkpointing and block is not None:
-            last = next(number for number, module in enumerate(backward) if module.weight is not None)
-            yield from (WeightFetch(module, False, False) for module in backward[: last + 1])
-            again = backward[:last:-1]
-            backward = backward[last:]
+            begin = end = next(number for number, module in enumerate(backward) if module.weight is not None)
+            while backward[end].joined:  # its bias comes before its matrix
+                end += 1
+            yield from (WeightFetch(module, False, False) for module in backward[: end + 1])
+            again = backward[:end:-1]
+            backward = backward[begin:]
         yield from (WeightFetch(module, True, False) for module in again)
         # whatever an index enters gets no gradient, so that nothing tells DeepSpeed that its backward is over
         for module in backward:
