@@ -1,0 +1,162 @@
+"""Random faults over sweeps of tiny points, by seeds: `make chaos CHAOS="--seeds 1-20"`, as root, like a testbed.
+
+A line for each fault, one for each rule that was broken, and a table of faults and outcomes; exit code 1 if a rule was
+broken. A seed says what is done to what; at which step of a point it strikes depends on the machine.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slurm_testbed import Testbed, wait_for
+
+from bench import store
+from chaos.faults import Strike, strike
+from chaos.invariants import list_broken, list_untrue
+from chaos.marked import list_processes
+from chaos.schedule import MODES, Round, plan_round
+from chaos.sweep import Sweep
+
+_QUICK = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
+_NODES = 4
+_ROOM = "16m"  # of the disk with the results: soon full
+Table = Counter[tuple[str, str]]
+"""How often a fault (first) had an outcome (second)."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="1-4", help="such as 7, 1-20 or 3,5,8-10 (%(default)s)")
+    parser.add_argument("--modes", default=",".join(MODES), help="that take turns by seed (%(default)s)")
+    parser.add_argument("--keep", type=Path, help="a folder for the results of rounds that broke a rule")
+    parser.add_argument("--max-s", type=float, help="begin no round after so many seconds")
+    parser.add_argument("--dry-run", action="store_true", help="say what the seeds do, and do nothing")
+    args = parser.parse_args(argv)
+    rounds = [plan_round(seed, args.modes.split(",")) for seed in parse_seeds(args.seeds)]
+    if args.dry_run:
+        print("\n".join(planned.format_line() for planned in rounds))
+        return 0
+    table, broken, began = Table(), [], time.monotonic()
+    with make_cluster() as (bed, disk):
+        for planned in rounds:
+            if args.max_s and time.monotonic() - began > args.max_s:
+                print(f"seed {planned.seed} and those after it were not run: {args.max_s:g} s are over")
+                break
+            found = run_round(planned, bed, disk, table)
+            broken += [f"seed {planned.seed}: {what}" for what in found]
+            if found and args.keep:
+                shutil.copytree(disk / f"s{planned.seed}", args.keep / f"s{planned.seed}", dirs_exist_ok=True)
+            shutil.rmtree(disk / f"s{planned.seed}", ignore_errors=True)
+    print(format_table(table))
+    print("\n".join(broken) or "no rule was broken")
+    return 1 if broken else 0
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds that `3,5,8-10` means."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
+
+
+@contextmanager
+def make_cluster() -> Iterator[tuple[Testbed, Path]]:
+    """Yield a testbed and a small disk, mounted before there are nodes, or they would not see it."""
+    bed, disk = Testbed("c"), Path(tempfile.mkdtemp(prefix="zeroscale-chaos-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_ROOM}", "none", disk], check=True)
+    try:
+        again = f"AuthInfo=socket={bed.folder}/munge/socket,cred_expire=5"
+        lines = (_QUICK, again, "MessageTimeout=4")
+        confs = [word for line in lines for word in ("--conf", line)]
+        limits = ("--slurmd-timeout-s", "60", "--kill-wait-s", "5")
+        bed.up("--nodes", str(_NODES), "--rate", "1gbit", *limits, *confs)
+        os.environ["SLURM_CONF"] = str(bed.folder / "slurm.conf")
+        yield bed, disk
+    finally:
+        bed("down")
+        subprocess.run(["umount", "--lazy", disk], check=True)
+        disk.rmdir()
+
+
+def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[str]:
+    """Run a round, count its outcomes and return the rules that were broken."""
+    print(planned.format_line(), flush=True)
+    began, sweep = time.monotonic(), Sweep(bed, disk / f"s{planned.seed}", planned)
+    broken: list[str] = []
+    try:
+        for fault in planned.faults:
+            made = strike(sweep, fault, disk)
+            if made is None:
+                print(f"  {fault.kind}: nothing left to strike", flush=True)
+                continue
+            sweep.settle(made.hit)
+            outcomes = _list_outcomes(made)
+            table.update((fault.kind, outcome.partition(":")[0]) for outcome in outcomes)
+            untrue = list(list_untrue(fault.kind, made))
+            broken += untrue
+            sign = "BROKEN" if untrue else "as expected"
+            print(f"  {fault.kind} ({made.target}) -> {'; '.join(outcomes)} [{sign}]", flush=True)
+        if not sweep.finish():
+            broken.append("the sweep did not come to its end")
+        if not broken:
+            _wait_until_gone(sweep)
+        broken += list_broken(sweep)
+    finally:
+        _clear(sweep)
+    said = "; ".join(broken) or "every rule held"
+    print(f"  seed {planned.seed} took {time.monotonic() - began:.0f} s: {said}", flush=True)
+    return broken
+
+
+def _list_outcomes(made: Strike) -> list[str]:
+    found = []
+    for attempt in made.hit:
+        path = attempt.folder / store.RECORD
+        outcome = store.read_record(path).outcome if path.exists() else None
+        found.append(f"{outcome.kind}: {outcome.reason[:150]}" if outcome else "no record")
+    return found or ["no attempt hit"]
+
+
+def _wait_until_gone(sweep: Sweep) -> None:
+    """Give processes a moment to end after their last record."""
+    until = time.monotonic() + 20
+    while list_processes(sweep.mark) and time.monotonic() < until:
+        time.sleep(0.2)
+
+
+def _clear(sweep: Sweep) -> None:
+    """Leave the testbed as the next round wants it, whatever went wrong in this one."""
+    sweep.bed("controller", "start")
+    sweep.bed("link", "all", "--rate", "1gbit", "--up")
+    for number in range(1, _NODES + 1):
+        sweep.bed("slurmd", sweep.bed.node(number), "start")
+    sweep.bed.slurm("scancel", "--user=root")
+    for left in list_processes(sweep.mark):
+        if not left.job:
+            subprocess.run(["kill", "-9", str(left.pid)], stderr=subprocess.DEVNULL)
+    sweep.command.wait(30)
+    wait_for(lambda: not sweep.bed.slurm("squeue", "--noheader").strip())
+    wait_for(lambda: not list_processes(sweep.mark))
+
+
+def format_table(table: Table) -> str:
+    """Return the outcomes of each fault's attempts, as lines."""
+    lines = ["", f"{'fault':30}outcomes of the attempts that it struck"]
+    for kind in dict.fromkeys(kind for kind, _ in sorted(table)):
+        counted = ", ".join(f"{n} {outcome}" for (of, outcome), n in sorted(table.items()) if of == kind)
+        lines.append(f"{kind:30}{counted}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
