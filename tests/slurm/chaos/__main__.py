@@ -11,25 +11,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_testbed import Testbed, wait_for
+from slurm_testbed import Testbed
 
-from bench import store
-from chaos.faults import Strike, strike
-from chaos.invariants import list_broken, list_untrue
-from chaos.marked import list_processes
-from chaos.schedule import MODES, Round, plan_round
-from chaos.sweep import Sweep
+from chaos.running import Table, run_round
+from chaos.schedule import MODES, plan_round
 
 _QUICK = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 _NODES = 4
 _ROOM = "16m"  # of the disk with the results: soon full
-Table = Counter[tuple[str, str]]
-"""How often a fault (first) had an outcome (second)."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -86,67 +79,6 @@ def make_cluster() -> Iterator[tuple[Testbed, Path]]:
         bed("down")
         subprocess.run(["umount", "--lazy", disk], check=True)
         disk.rmdir()
-
-
-def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[str]:
-    """Run a round, count its outcomes and return the rules that were broken."""
-    print(planned.format_line(), flush=True)
-    began, sweep = time.monotonic(), Sweep(bed, disk / f"s{planned.seed}", planned)
-    broken: list[str] = []
-    try:
-        for fault in planned.faults:
-            made = strike(sweep, fault, disk)
-            if made is None:
-                print(f"  {fault.kind}: nothing left to strike", flush=True)
-                continue
-            sweep.settle(made.hit)
-            outcomes = _list_outcomes(made)
-            table.update((fault.kind, outcome.partition(":")[0]) for outcome in outcomes)
-            untrue = list(list_untrue(fault.kind, made))
-            broken += untrue
-            sign = "BROKEN" if untrue else "as expected"
-            print(f"  {fault.kind} ({made.target}) -> {'; '.join(outcomes)} [{sign}]", flush=True)
-        if not sweep.finish():
-            broken.append("the sweep did not come to its end")
-        if not broken:
-            _wait_until_gone(sweep)
-        broken += list_broken(sweep)
-    finally:
-        _clear(sweep)
-    said = "; ".join(broken) or "every rule held"
-    print(f"  seed {planned.seed} took {time.monotonic() - began:.0f} s: {said}", flush=True)
-    return broken
-
-
-def _list_outcomes(made: Strike) -> list[str]:
-    found = []
-    for attempt in made.hit:
-        path = attempt.folder / store.RECORD
-        outcome = store.read_record(path).outcome if path.exists() else None
-        found.append(f"{outcome.kind}: {outcome.reason[:150]}" if outcome else "no record")
-    return found or ["no attempt hit"]
-
-
-def _wait_until_gone(sweep: Sweep) -> None:
-    """Give processes a moment to end after their last record."""
-    until = time.monotonic() + 20
-    while list_processes(sweep.mark) and time.monotonic() < until:
-        time.sleep(0.2)
-
-
-def _clear(sweep: Sweep) -> None:
-    """Leave the testbed as the next round wants it, whatever went wrong in this one."""
-    sweep.bed("controller", "start")
-    sweep.bed("link", "all", "--rate", "1gbit", "--up")
-    for number in range(1, _NODES + 1):
-        sweep.bed("slurmd", sweep.bed.node(number), "start")
-    sweep.bed.slurm("scancel", "--user=root")
-    for left in list_processes(sweep.mark):
-        if not left.job:
-            subprocess.run(["kill", "-9", str(left.pid)], stderr=subprocess.DEVNULL)
-    sweep.command.wait(30)
-    wait_for(lambda: not sweep.bed.slurm("squeue", "--noheader").strip())
-    wait_for(lambda: not list_processes(sweep.mark))
 
 
 def format_table(table: Table) -> str:
