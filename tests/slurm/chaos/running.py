@@ -14,6 +14,7 @@ from chaos.marked import list_processes
 from chaos.schedule import Round
 from chaos.sweep import Sweep
 
+_END_S = 20.0
 Table = Counter[tuple[str, str]]
 """How often a fault (first) had an outcome (second)."""
 
@@ -41,6 +42,8 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
         if not broken:
             _wait_until_gone(sweep)
         broken += list_broken(sweep)
+    except AssertionError as error:  # the testbed, or Slurm, did not do as it was told in time
+        broken.append(f"not judged: {str(error)[:300]}")
     finally:
         _clear(sweep)
     said = "; ".join(broken) or "every rule held"
@@ -58,10 +61,10 @@ def _list_outcomes(made: Strike) -> list[str]:
 
 
 def _wait_until_gone(sweep: Sweep) -> None:
-    """Give processes a moment to end after their last record."""
-    until = time.monotonic() + 20
-    while list_processes(sweep.mark) and time.monotonic() < until:
-        time.sleep(0.2)
+    """Give processes and jobs a moment to end after their last record."""
+    until = time.monotonic() + _END_S
+    while time.monotonic() < until and (list_processes(sweep.mark) or sweep.bed.slurm("squeue", "--noheader").strip()):
+        time.sleep(0.5)
 
 
 def _clear(sweep: Sweep) -> None:
