@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bench import store
 from bench.record import Circumstance, OutcomeKind, RunRecord
@@ -41,6 +42,9 @@ _RACES = {"ok": "", "cancelled": r"faster by a moment"}
 """An attempt that had all it measures when it was struck is `ok`; one that began second ends at once."""
 
 
+_ENDED = ("answered", "given up after 3 attempts")
+
+
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
     """Whether an outcome fits the fault that its attempt was struck by."""
     fits = {**_RACES, **EXPECTED[kind]}
@@ -62,7 +66,9 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
 def list_broken(sweep: Sweep) -> Iterator[str]:
     """Yield what does not hold at the end of a round."""
     told = sweep.read_status()
-    asked = {RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in told["points"]}
+    asked = {
+        RunKey(point["config_id"], point["machine"], point["repeat"]): _read_state(point) for point in told["points"]
+    }
     if len(asked) != sweep.planned.points:
         yield f"{len(asked)} points are known of {sweep.planned.points}"
     yield from (
@@ -82,9 +88,15 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
         finals[key] += record.outcome.final
         answers[key] += record.outcome.kind == "ok"
         yield from _list_foreign_hosts(sweep, name, record)
-    yield from (f"{key.config_id} repeat {key.repeat} has {n} final answers" for key, n in finals.items() if n != 1)
+    wrong = {key: finals[key] for key, at in asked.items() if finals[key] != (at == "answered")}
+    yield from (f"{key.config_id} repeat {key.repeat} has {n} final answers" for key, n in wrong.items())
     yield from (f"{key.config_id} repeat {key.repeat} has {n} ok" for key, n in answers.items() if n > 1)
     yield from _list_left(sweep)
+
+
+def _read_state(point: dict[str, Any]) -> str:
+    """Return where a point stands; one that is given up has had as many attempts as it may."""
+    return f"given up after {point['attempts']} attempts" if point["state"] == "given up" else str(point["state"])
 
 
 def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[str]:

@@ -21,9 +21,8 @@ PATIENCE_S = 240.0  # for a round to come to its end, and for an attempt to get 
 _POLL_S = 0.5
 _POINT = (
     "measure.min_s=5", "measure.max_s=5", "measure.max_steps=100000", "launcher.hang_s=8", "launcher.startup_s=60",
-    "budget.attempts=20",
 )  # fmt: skip
-"""Each takes steps for five seconds; a point may be struck often before it is given up."""
+"""Each takes steps for five seconds."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
 Found = TypeVar("Found")
@@ -59,9 +58,9 @@ class Sweep(Study):
         return self.command
 
     def answered(self) -> bool:
-        """Whether every point has its answer."""
+        """Whether every point has its answer, or as many failures as a point may have."""
         told = self.read_status()
-        return bool(told["points"]) and all(point["state"] == "answered" for point in told["points"])
+        return bool(told["points"]) and all(point["state"] in ("answered", "given up") for point in told["points"])
 
     def read_status(self) -> dict[str, Any]:
         """Return what `status` says; nothing where it has nothing to say yet."""
@@ -74,6 +73,7 @@ class Sweep(Study):
         if self.command.poll() is None:
             return
         if not (self.folder / "sweeps").exists():
+            assert self.command.returncode != 2, self.command.communicate()[1]
             self.begin()
         elif not self.read_status()["jobs"] and not self.answered():
             self.command = self.start("resume", str(self.folder), "--json")
