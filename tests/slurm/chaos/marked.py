@@ -34,7 +34,7 @@ def _read(entry: Path, mark: str, nodes: dict[int, str]) -> Process | None:
         environment = {name: value for name, _, value in pairs}
         if environment.get(MARK) != mark:
             return None
-        words = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+        words = _read_words(entry)
         if not words:  # a zombie
             return None
         node = nodes.get((entry / "ns/net").stat().st_ino, "")
@@ -53,8 +53,16 @@ def _find_role(entry: Path, words: str, environment: dict[str, str]) -> str:
     if "-m bench.runtime " in words:
         return "coordinator"
     if words.startswith("srun"):
-        return "srun"
+        return "other" if _read_words(_find_parent(entry)).startswith("srun") else "srun"  # it has a helper
     return "command" if "bench.cli" in words else "other"
+
+
+def _read_words(entry: Path) -> str:
+    return (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+
+
+def _find_parent(entry: Path) -> Path:
+    return Path("/proc") / (entry / "stat").read_text().rpartition(")")[2].split()[1]
 
 
 def _is_forked(entry: Path) -> bool:
