@@ -104,7 +104,9 @@ def _strike_node(sweep: Sweep, fault: PlannedFault) -> Strike | None:
             bed("link", node, "--down")
             sweep.settle(hit, _BRIEFLY_S if "briefly" in fault.kind else _LONG_S)
             bed("link", node, "--up")
-    return Strike(f"{node}", hit)
+    if "briefly" not in fault.kind:  # what a job begins while Slurm takes it for lost ends with it
+        hit += [more for more in sweep.open_attempts([attempt.job for attempt in hit]) if more not in hit]
+    return Strike(node, hit)
 
 
 def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | None:

@@ -14,7 +14,7 @@ from chaos.marked import list_processes
 from chaos.schedule import Round
 from chaos.sweep import Sweep
 
-_END_S = 20.0
+_END_S = 60.0  # Slurm itself takes its time over a job that ends on a node that was lost
 Table = Counter[tuple[str, str]]
 """How often a fault (first) had an outcome (second)."""
 
