@@ -7,6 +7,7 @@ broken. A seed says what is done to what; at which step of a point it strikes de
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from chaos.schedule import MODES, plan_round
 
 _QUICK = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 _NODES = 4
-_ROOM = "16m"  # of the disk with the results: soon full
+_ROOM = "96m"  # of the disk with the results: soon full, and an attempt reserves 4 MB of it
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         print("\n".join(planned.format_line() for planned in rounds))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the testbed is taken down
     table, broken, began = Table(), [], time.monotonic()
     with make_cluster() as (bed, disk):
         for planned in rounds:
