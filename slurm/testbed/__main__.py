@@ -93,7 +93,10 @@ def _up_options(up: argparse.ArgumentParser) -> None:
     for option in fields(Layout):
         if help := option.metadata.get("help"):
             flag = f"--{option.name.replace('_', '-')}"
-            up.add_argument(flag, type=type(option.default), default=option.default, help=f"{help} (%(default)s)")
+            if option.default is False:
+                up.add_argument(flag, action="store_true", help=help)
+            else:
+                up.add_argument(flag, type=type(option.default), default=option.default, help=f"{help} (%(default)s)")
     up.add_argument(
         "--conf",
         action="append",

@@ -2,10 +2,12 @@
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import accounting
 import daemons
 import network
 import processes
@@ -26,9 +28,10 @@ _PACKAGE = {  # which Debian package has the program
 }
 
 
-def refuse_without_programs() -> None:
+def refuse_without_programs(layout: Layout) -> None:
     """Raise `RefusedCommand` naming the Debian packages that are not installed."""
-    missing = sorted({package for program, package in _PACKAGE.items() if not shutil.which(program)})
+    needed = _PACKAGE | (accounting.PROGRAMS if layout.accounting else {})
+    missing = sorted({package for program, package in needed.items() if not shutil.which(program)})
     if missing:
         raise RefusedCommand(
             ", ".join(missing), "not installed", f"apt-get update && apt-get install {' '.join(missing)}"
@@ -38,7 +41,7 @@ def refuse_without_programs() -> None:
 def up(layout: Layout, folder: Path, wait_s: float) -> Ledger:
     """Bring a testbed up and return when all its nodes are idle; what fails on the way is taken down."""
     layout.check()
-    refuse_without_programs()
+    refuse_without_programs(layout)
     ledger = create(folder, layout)
     with locked(folder):
         try:
@@ -46,6 +49,8 @@ def up(layout: Layout, folder: Path, wait_s: float) -> Ledger:
             network.build(ledger)
             _write_configuration(ledger)
             daemons.start_munge(ledger)
+            if layout.accounting:
+                accounting.start_accounting(ledger)
             daemons.start_controller(ledger)
             for node in layout.workers:
                 daemons.start_slurmd(ledger, node)
@@ -77,10 +82,18 @@ def _write_configuration(ledger: Ledger) -> None:
     )
     values = {**dataclasses.asdict(layout), "nodes": nodes, "conf": "\n".join(layout.conf), "folder": folder}
     values |= {"controller": layout.controller, "controller_address": layout.address(layout.controller)}
-    given = {_key(line) for line in layout.conf}
     lines = (_HERE / "slurm.conf.in").read_text().splitlines()
-    text = "\n".join(line for line in lines if _key(line) not in given)  # one said twice: each command would complain
-    ledger.slurm_conf.write_text(Template(text + "\n").substitute(values))
+    if layout.accounting:
+        more = (_HERE / "accounting.conf.in").read_text().splitlines()
+        lines = _leave_out(lines, more) + more
+    text = "\n".join([*_leave_out(lines, layout.conf), ""])
+    ledger.slurm_conf.write_text(Template(text).substitute(values))
+
+
+def _leave_out(lines: Sequence[str], said: Sequence[str]) -> list[str]:
+    """Return the lines without those whose key is said elsewhere: of one said twice each command complains."""
+    keys = {_key(line) for line in said}
+    return [line for line in lines if _key(line) not in keys]
 
 
 def _key(line: str) -> str:

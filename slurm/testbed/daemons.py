@@ -1,4 +1,4 @@
-"""The testbed's daemons: munged and slurmctld on the controller, a slurmd on every node."""
+"""The testbed's daemons: munged and slurmctld on the controller, a slurmd on every node. `accounting` has two more."""
 
 import os
 import subprocess
@@ -35,12 +35,12 @@ def start_munge(ledger: Ledger) -> None:
     key.touch(0o600)
     key.write_bytes(os.urandom(128))
     files = [f"--key-file={key}", f"--socket={socket}", f"--pid-file={folder}/pid", f"--seed-file={folder}/seed"]
-    _start(ledger, ledger.layout.controller, "munged", ["munged", "--foreground", "--force", *files])
-    _wait(ledger, ["munged"], socket.exists, _MUNGE_S, "munged made no socket")
+    start(ledger, "munged", ["munged", "--foreground", "--force", *files])
+    wait(ledger, ["munged"], socket.exists, _MUNGE_S, "munged made no socket")
 
 
 def start_controller(ledger: Ledger) -> None:
-    _start(ledger, ledger.layout.controller, "slurmctld", ["slurmctld", "-D"])
+    start(ledger, "slurmctld", ["slurmctld", "-D"])
 
 
 def stop_controller(ledger: Ledger) -> None:
@@ -49,7 +49,7 @@ def stop_controller(ledger: Ledger) -> None:
 
 
 def start_slurmd(ledger: Ledger, node: str) -> None:
-    _start(ledger, node, f"slurmd.{node}", ["slurmd", "-D"])
+    start(ledger, f"slurmd.{node}", ["slurmd", "-D"], node)
 
 
 def stop_slurmd(ledger: Ledger, node: str) -> None:
@@ -62,10 +62,11 @@ def running(ledger: Ledger, daemon: str) -> bool:
     return daemon in ledger.processes and ledger.processes[daemon].alive
 
 
-def _start(ledger: Ledger, machine: str, daemon: str, command: list[str]) -> None:
+def start(ledger: Ledger, daemon: str, command: list[str], machine: str | None = None) -> None:
+    """Start a daemon on a machine, by default on the controller, unless it runs."""
     if not running(ledger, daemon):
         processes.start(
-            processes.inside(machine, command),
+            processes.inside(machine or ledger.layout.controller, command),
             _environment(ledger),
             _output(ledger, daemon),
             lambda process: ledger.record(daemon, process),
@@ -76,16 +77,20 @@ def node_states(ledger: Ledger) -> dict[str, str]:
     """Return Slurm's word for each node, `idle` or `down*`; nothing where the controller does not answer."""
     if not running(ledger, "slurmctld"):
         return {}
-    command = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
+    done = call(ledger, ["sinfo", "--noheader", "--Node", "--format=%N %T"])
+    return dict(line.split() for line in done.stdout.splitlines()) if done and done.returncode == 0 else {}
+
+
+def call(ledger: Ledger, command: list[str], limit_s: float = _ANSWER_S) -> subprocess.CompletedProcess[str] | None:
+    """Run one of Slurm's programs from this machine; None where it gets no answer."""
     try:
-        done = subprocess.run(command, env=_environment(ledger), capture_output=True, text=True, timeout=_ANSWER_S)
+        return subprocess.run(command, env=_environment(ledger), capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return {}
-    return dict(line.split() for line in done.stdout.splitlines()) if done.returncode == 0 else {}
+        return None
 
 
 def wait_for_controller(ledger: Ledger, limit_s: float) -> None:
-    _wait(ledger, ["slurmctld"], lambda: bool(node_states(ledger)), limit_s, "slurmctld does not answer")
+    wait(ledger, ["slurmctld"], lambda: bool(node_states(ledger)), limit_s, "slurmctld does not answer")
 
 
 def wait_until_idle(ledger: Ledger, nodes: Sequence[str], limit_s: float) -> None:
@@ -94,10 +99,10 @@ def wait_until_idle(ledger: Ledger, nodes: Sequence[str], limit_s: float) -> Non
         return all(states.get(node) == "idle" for node in nodes)
 
     watched = ["munged", "slurmctld", *(f"slurmd.{node}" for node in nodes)]
-    _wait(ledger, watched, idle, limit_s, "not all nodes became idle")
+    wait(ledger, watched, idle, limit_s, "not all nodes became idle")
 
 
-def _wait(ledger: Ledger, watched: Sequence[str], ready: Callable[[], bool], limit_s: float, complaint: str) -> None:
+def wait(ledger: Ledger, watched: Sequence[str], ready: Callable[[], bool], limit_s: float, complaint: str) -> None:
     """Poll until `ready`; raise `Problem` with the end of the logs when a watched daemon ended or the time is up."""
     deadline = time.monotonic() + limit_s
     while True:

@@ -33,6 +33,9 @@ class Layout:
     min_job_age_s: int = _option(300, "how long the controller remembers an ended job", (2, 10**6))
     slurmd_timeout_s: int = _option(10, "how long a node may be silent before it is down", (2, 65533))
     kill_wait_s: int = _option(5, "between SIGTERM and SIGKILL for a job out of time", (1, 65533))
+    accounting: bool = _option(
+        False, "run slurmdbd on a database, so that accounts, QOS, preemption and sacct are real"
+    )
     conf: Sequence[str] = ()  # lines of slurm.conf
 
     @property

@@ -2,7 +2,7 @@
 one."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +12,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     model_serializer,
+    model_validator,
 )
 
 from bench.errors import UserError
@@ -54,11 +55,25 @@ Variable = Annotated[str, AfterValidator(_check_variable)]
 class Container(Frozen):
     """An image that Python runs in."""
 
-    runtime: Literal["apptainer", "pyxis"]
+    runtime: Literal["apptainer", "pyxis", "command"]
     image: OneLine
     digest: OneLine | None = None  # what names its content for good; by default the image as it is written
     mounts: tuple[OneLine, ...] = ()
     options: tuple[OneLine, ...] = ()
+    command: tuple[OneLine, ...] = ()  # of another runtime, up to the program: {image} and {study} are filled in
+
+    @model_validator(mode="after")
+    def _check_command(self) -> Self:
+        if (self.runtime == "command") != bool(self.command):
+            raise ValueError("runtime: command, and no other, is told by `command`; write both or neither")
+        if self.command and (self.mounts or self.options):
+            raise ValueError("mounts and options are for apptainer and pyxis; write them into `command`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_an_empty_command(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = serialize(self)
+        return plain if plain.get("command") else {key: plain[key] for key in plain if key != "command"}
 
 
 class Autopilot(Frozen):

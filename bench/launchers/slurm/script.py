@@ -142,15 +142,35 @@ def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]
     # --cpus-per-task: since 22.05 srun does not take it over from sbatch.
     srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={work.nodes}", f"--ntasks-per-node={tasks}"]
     srun += [f"--cpus-per-task={cpus}"] if cpus else []
+    srun += [option for option in _list_bindings(options) if not _is_said(option, options)]
     inside = _build_container_command(options.container, folder) if options.container else []
     python = options.python or (("python3",) if options.container else (sys.executable,))
     return [srun + list(options.srun), *inside, build_module_command(work.module, *work.arguments, python=python)]
+
+
+def _list_bindings(options: Options) -> list[str]:
+    """Return how processes are bound to what a node has of the job. One supervisor per node has all of it, since its
+    ranks share that: what a cluster binds by itself, often to a single core, would be all that they get. A task per
+    device keeps to its cores and to the memory beside them, and sees every device: a rank takes its own by number, and
+    reaches its neighbours' directly."""
+    sees_all = options.gpus is not None and "per-task" not in options.gpus
+    devices = ["--gpu-bind=none"] if sees_all else []
+    if options.span == "node":
+        return ["--cpu-bind=none", *devices]
+    return (["--cpu-bind=cores", "--mem-bind=local"] if options.cpus_per_device else []) + devices
+
+
+def _is_said(option: str, options: Options) -> bool:
+    """Whether a site's file says itself what an option of srun's is to be."""
+    return any(said.partition("=")[0] == option.partition("=")[0] for said in options.srun)
 
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
     """Return what puts a command into a container that sees the study: its jobs, like its attempts, have their folders
     two levels below it."""
     study = str(folder.parent.parent)
+    if container.runtime == "command":
+        return [[word.replace("{study}", study).replace("{image}", container.image) for word in container.command]]
     if container.runtime == "apptainer":
         binds = [word for mount in (study, *container.mounts) for word in ("--bind", mount)]
         return [["apptainer", "exec", *container.options], binds, [container.image]]

@@ -14,6 +14,12 @@ from bench.scheduling import SchedulerAway
 _PAUSES_S = (2, 4, 8, 16)  # a controller that restarts, or is busy, is back within half a minute
 _AT_ONCE = 1000  # jobs of one call of scancel
 _ENDED = re.compile(r"invalid job id|already complet", re.IGNORECASE)
+_UNKNOWN = {
+    "account": (r"invalid account", "`sacctmgr show assoc where user=$USER` lists yours, and for which partitions"),
+    "qos": (r"invalid qos", "`sacctmgr show assoc where user=$USER format=account,qos` lists yours"),
+    "partition": (r"invalid partition", "`sinfo --summarize` lists what there is"),
+}
+"""For options of a site, the words with which sbatch refuses them, and how to learn what it takes."""
 _OTHER_NAMES = {"TIME": "TIMELIMIT", "ARRAY": "ARRAY_INX"}
 
 
@@ -47,7 +53,16 @@ def _call_sbatch(launch: LaunchPlan, script: str) -> str:
     except SchedulerAway:
         raise
     except UserError as error:
-        raise UserError(error.value, error.rule, error.remedy or f"the script is {launch.command[-1]}") from error
+        raise _explain(error, script, launch.command[-1]) from error
+
+
+def _explain(error: UserError, script: str, path: str) -> UserError:
+    """Return sbatch's refusal with the option that it is about, where its words tell that."""
+    for option, (words, remedy) in _UNKNOWN.items():
+        if re.search(words, error.rule, re.IGNORECASE):
+            written = re.search(rf"^#SBATCH --{option}=(.*)$", script, re.MULTILINE)
+            return UserError(f"launcher.{option}={written[1] if written else 'null'}", error.rule, remedy)
+    return UserError(error.value, error.rule, error.remedy or f"the script is {path}")
 
 
 def _find_name(script: str) -> str:

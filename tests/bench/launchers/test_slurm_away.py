@@ -88,7 +88,7 @@ def test_nothing_is_submitted_again_while_nobody_can_say_whether_it_was_taken(
 def test_a_refusal_is_told_at_once_in_slurms_words(programs: Programs, tmp_path: Path) -> None:
     programs.play("sbatch", error="Batch job submission failed: Invalid account or account/partition combination")
     with pytest.raises(
-        UserError, match=r"Invalid account or account/partition combination; the script is .*job\.sh"
+        UserError, match=r"launcher\.account=null: .*Invalid account or account/partition combination; `sacctmgr"
     ) as refused:
         submitted(tmp_path)
     assert not isinstance(refused.value, SchedulerAway) and programs.called("sbatch") == 1

@@ -26,7 +26,7 @@ CONF = compose.find_conf_folder() / "launcher"
         ("launcher.span=gpu", "launcher.span=gpu: input should be 'node' or 'device'"),
         ("launcher.warning_s=120 launcher.time_limit_min=2", "ends before its warning"),
         ("launcher.partitoin=a", "launcher.partitoin: no such key; did you mean partition?"),
-        ("launcher.container={runtime:docker,image:a}", "input should be 'apptainer' or 'pyxis'"),
+        ("launcher.container={runtime:docker,image:a}", "input should be 'apptainer', 'pyxis' or 'command'"),
     ],
 )
 def test_a_wrong_option_is_told_in_one_line(override: str, told: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from slurm_jobs import FOLDER, STUDY, options, script, work
 
 from bench.config import compose
@@ -180,6 +181,28 @@ def test_srun_ends_all_if_one_fails_and_hands_the_environment_on() -> None:
     assert words[0] == "srun" and {"--kill-on-bad-exit=1", "--export=ALL", "--mpi=none"} <= set(words)
 
 
+def bindings(**chosen: Any) -> list[str]:
+    """Return the options of srun that bind."""
+    return [word for word in command(script(work(), Options.model_validate(chosen))) if "-bind" in word]
+
+
+def test_a_supervisor_of_a_node_has_all_of_it_and_a_task_per_device_its_cores_and_every_device() -> None:
+    gpus = "--gpus-per-node={devices}"
+    assert bindings() == ["--cpu-bind=none"]
+    assert bindings(gpus=gpus, cpus_per_device=12) == ["--cpu-bind=none", "--gpu-bind=none"]
+    per_device = {"span": "device", "cpus_per_device": 12}
+    assert bindings(**per_device) == ["--cpu-bind=cores", "--mem-bind=local"]
+    assert bindings(**per_device, gpus=gpus) == ["--cpu-bind=cores", "--mem-bind=local", "--gpu-bind=none"]
+    assert bindings(span="device") == [], "whose cores are how many is not known"
+    assert bindings(**per_device, gpus="--gpus-per-task=1") == ["--cpu-bind=cores", "--mem-bind=local"]
+
+
+def test_the_site_has_the_last_word_on_binding() -> None:
+    site = ["--cpu-bind=map_ldom:0,1", "--gpu-bind=closest"]
+    assert bindings(gpus="--gpus-per-node={devices}", srun=site) == site
+    assert bindings(span="device", cpus_per_device=12, srun=site) == ["--mem-bind=local", *site]
+
+
 def test_a_container_sees_the_whole_study() -> None:
     container = {"image": "/images/z.sif", "mounts": ["/data:/data:ro", "/src"], "options": ["--nv"]}
     apptainer = Options.model_validate({"container": container | {"runtime": "apptainer"}})
@@ -191,6 +214,17 @@ def test_a_container_sees_the_whole_study() -> None:
     words = command(script(work(), pyxis))
     assert f"--container-mounts={STUDY}:{STUDY},/data:/data:ro,/src:/src" in words
     assert "--container-image=/images/z.sif" in words and words[-5] == "python3"
+
+
+def test_a_site_may_say_itself_how_a_command_gets_into_a_container() -> None:
+    prefix = ["podman-hpc", "run", "--volume={study}:{study}", "{image}"]
+    container = {"runtime": "command", "image": "zeroscale:1", "command": prefix}
+    words = command(script(work(), Options.model_validate({"container": container})))
+    inside = ["podman-hpc", "run", f"--volume={STUDY}:{STUDY}", "zeroscale:1", "python3", "-P", "-m"]
+    assert words[words.index("podman-hpc") :][: len(inside)] == inside
+    for wrong in ({"command": []}, {"mounts": ["/data"]}, {"runtime": "apptainer"}):
+        with pytest.raises(ValidationError, match="write"):
+            Options.model_validate({"container": container | wrong})
 
 
 def test_a_container_is_part_of_the_environment_class() -> None:

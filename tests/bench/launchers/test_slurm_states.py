@@ -1,4 +1,5 @@
-"""What Slurm's programs print, recorded on a Slurm 22.05 with accounting (recorded/) or as its manuals show it."""
+"""What Slurm's programs print, recorded on a Slurm 22.05 with accounting (recorded/), on a 24.11.5 as Debian 13 has it
+(recorded/24.11), or as its manuals show it."""
 
 import time
 from pathlib import Path
@@ -86,6 +87,47 @@ def test_times_are_seconds_since_the_epoch_and_a_forecast_is_no_end() -> None:
     assert found["smoke-cancelled", None].started_at == 1795265799  # date -ud 2026-11-21T12:56:39 +%s
     assert found["smoke-cancelled", None].ended_at == 1795265807
     assert found["smoke-timeout", None].ended_at is None and found["smoke-later", 0].ended_at is None
+
+
+# -- a newer Slurm
+
+
+def test_the_programs_of_slurm_24_are_read_like_those_of_22() -> None:
+    expected = {
+        ("smoke-ok", None): "COMPLETED",
+        ("smoke-cancelled", None): "CANCELLED",
+        **dict.fromkeys(ARRAY, "COMPLETED"),
+        ("smoke-array", 1): "FAILED",
+        ("smoke-timeout", None): "TIMEOUT",
+        ("smoke-requeued", None): "COMPLETED",
+        ("smoke-preempted", None): "COMPLETED",
+        ("smoke-node", None): "NODE_FAIL",
+        ("urgent", None): "COMPLETED",
+    }
+    queued = select_latest(states.parse_squeue(recorded("24.11/squeue.txt")))
+    later = {key: state for key, state in queued.items() if key[0] == "smoke-later"}
+    assert {task for _, task in later} == {0, 2, 5, 6, 7} and {state.state for state in later.values()} == {"PENDING"}
+    accounted = select_latest(states.parse_sacct(recorded("24.11/sacct.txt")))
+    logged = select_latest(states.parse_completion_log(recorded("24.11/completion.log")))
+    queued = {key: queued[key] for key in queued.keys() - later.keys()}
+    for told in (queued, accounted, logged):
+        assert {key: state.state for key, state in told.items()} == expected
+    facts = [
+        {
+            key: (state.handle, state.restarts, state.nodes, state.started_at, state.ended_at)
+            for key, state in told.items()
+        }
+        for told in (queued, accounted, logged)
+    ]
+    assert facts[0] == facts[1] == facts[2]
+    assert {name for (name, _), state in accounted.items() if state.restarts} == {"smoke-requeued", "smoke-preempted"}
+
+
+def test_the_limits_of_a_slurm_24_are_found() -> None:
+    known = cluster.parse_config(recorded("24.11/config.txt"))
+    assert (known["MaxArraySize"], known["ClusterName"], known["JobCompType"]) == ("1001", "n", "jobcomp/filetxt")
+    assert known["SLURM_VERSION"] == "24.11.5"
+    assert cluster.find_max_time_min(recorded("24.11/partitions.txt"), None) == 120
 
 
 # -- words of other versions and other sites

@@ -1,0 +1,99 @@
+"""Accounting of a testbed: a database and a slurmdbd of its own, with an account and two qualities of service.
+
+Both are processes in the controller's namespace, and all that they write lies in the testbed's folder.
+"""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+from string import Template
+
+import daemons
+from errors import Problem
+from ledger import Ledger
+
+PROGRAMS = {  # which Debian package has the program
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
+    "mariadb-install-db": "mariadb-server-core",
+    "my_print_defaults": "mariadb-client-core",
+}
+ACCOUNT = "project"
+URGENT = "urgent"
+_TEMPLATE = Path(__file__).with_name("slurmdbd.conf.in")
+_START_S = 60.0
+_UNSYNCED = ("--debug-no-sync", "--innodb-flush-method=nosync")
+"""A testbed does not outlive its machine, so no table has to; waiting for the disk takes most of the time."""
+
+
+def start_accounting(ledger: Ledger) -> None:
+    """Start the database and slurmdbd, and make what jobs can name: before slurmctld, which asks for all of it."""
+    _make_database(ledger)
+    socket_file = ledger.folder / "database" / "socket"
+    # Without tables of rights: whoever reaches the loopback of this namespace is root here.
+    open_to_all = ["--skip-grant-tables", "--bind-address=127.0.0.1", f"--socket={socket_file}"]
+    small = ["--innodb-buffer-pool-size=64M", "--innodb-log-file-size=8M", *_UNSYNCED]
+    files = [f"--pid-file={ledger.folder}/mariadbd.pid", f"--datadir={ledger.folder}/database"]
+    daemons.start(ledger, "mariadbd", ["mariadbd", "--no-defaults", "--user=root", *files, *open_to_all, *small])
+    daemons.wait(ledger, ["mariadbd"], lambda: _answers(socket_file), _START_S, "the database does not answer")
+    _write_configuration(ledger)
+    daemons.start(ledger, "slurmdbd", ["slurmdbd", "-D"])
+    watched = ["mariadbd", "slurmdbd"]
+    daemons.wait(ledger, watched, lambda: _is_listening(ledger), _START_S, "slurmdbd does not answer")
+    _fill(ledger)
+
+
+def _make_database(ledger: Ledger) -> None:
+    """Write an empty database with the tables of its own that stored procedures need."""
+    folder = ledger.folder / "database"
+    folder.mkdir(mode=0o700)
+    command = [
+        "mariadb-install-db",
+        "--no-defaults",
+        "--user=root",
+        f"--datadir={folder}",
+        "--skip-test-db",
+        *_UNSYNCED,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise Problem("mariadb-install-db", f"exit code {done.returncode}", detail=done.stdout + done.stderr)
+
+
+def _answers(socket_file: Path) -> bool:
+    """Whether the database listens; a file that is there may be of one that has not begun to."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(socket_file)) == 0
+
+
+def _write_configuration(ledger: Ledger) -> None:
+    layout = ledger.layout
+    values = {"folder": ledger.folder, "controller": layout.controller}
+    text = Template(_TEMPLATE.read_text()).substitute(values, controller_address=layout.address(layout.controller))
+    path = ledger.folder / "slurmdbd.conf"  # beside slurm.conf, where Slurm looks for it
+    path.touch(0o600)  # slurmdbd reads no other
+    path.write_text(text)
+
+
+def _is_listening(ledger: Ledger) -> bool:
+    done = daemons.call(ledger, ["sacctmgr", "--noheader", "show", "cluster"])
+    return done is not None and done.returncode == 0
+
+
+def _fill(ledger: Ledger) -> None:
+    """Make the cluster known, an account for whoever brings the testbed up, and two qualities of service of which the
+    urgent one puts jobs of the normal one back into the queue."""
+    both = f"qos=normal,{URGENT}"
+    users = ",".join(dict.fromkeys(["root", os.environ.get("SUDO_USER", "root")]))
+    for words in (
+        ["add", "qos", URGENT, "Preempt=normal", "Priority=10"],
+        ["add", "cluster", ledger.layout.name, both],
+        ["add", "account", ACCOUNT, f"Cluster={ledger.layout.name}"],
+        ["add", "user", users, f"Account={ACCOUNT}", f"Cluster={ledger.layout.name}", f"DefaultAccount={ACCOUNT}"],
+        ["modify", "user", users, "set", f"DefaultAccount={ACCOUNT}"],
+    ):
+        done = daemons.call(ledger, ["sacctmgr", "--immediate", *words], _START_S)
+        if done is None or done.returncode:
+            said = done.stdout + done.stderr if done else "no answer"
+            raise Problem(f"sacctmgr {' '.join(words)}", said.strip())

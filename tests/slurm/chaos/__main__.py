@@ -1,0 +1,96 @@
+"""Random faults over sweeps of tiny points, by seeds: `make chaos CHAOS="--seeds 1-20"`, as root, like a testbed.
+
+A line for each fault, one for each rule that was broken, and a table of faults and outcomes; exit code 1 if a rule was
+broken. A seed says what is done to what; at which step of a point it strikes depends on the machine.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slurm_testbed import Testbed
+
+from chaos.running import Table, run_round
+from chaos.schedule import MODES, plan_round
+
+_QUICK = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
+_NODES = 4
+_ROOM = "96m"  # of the disk with the results: soon full, and an attempt reserves 4 MB of it
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="1-4", help="such as 7, 1-20 or 3,5,8-10 (%(default)s)")
+    parser.add_argument("--modes", default=",".join(MODES), help="that take turns by seed (%(default)s)")
+    parser.add_argument("--keep", type=Path, help="a folder for the results of rounds that broke a rule")
+    parser.add_argument("--max-s", type=float, help="begin no round after so many seconds")
+    parser.add_argument("--dry-run", action="store_true", help="say what the seeds do, and do nothing")
+    args = parser.parse_args(argv)
+    rounds = [plan_round(seed, args.modes.split(",")) for seed in parse_seeds(args.seeds)]
+    if args.dry_run:
+        print("\n".join(planned.format_line() for planned in rounds))
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the testbed is taken down
+    table, broken, began = Table(), [], time.monotonic()
+    with make_cluster() as (bed, disk):
+        for planned in rounds:
+            if args.max_s and time.monotonic() - began > args.max_s:
+                print(f"seed {planned.seed} and those after it were not run: {args.max_s:g} s are over")
+                break
+            found = run_round(planned, bed, disk, table)
+            broken += [f"seed {planned.seed}: {what}" for what in found]
+            if found and args.keep:
+                shutil.copytree(disk / f"s{planned.seed}", args.keep / f"s{planned.seed}", dirs_exist_ok=True)
+            shutil.rmtree(disk / f"s{planned.seed}", ignore_errors=True)
+    print(format_table(table))
+    print("\n".join(broken) or "no rule was broken")
+    return 1 if broken else 0
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds that `3,5,8-10` means."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
+
+
+@contextmanager
+def make_cluster() -> Iterator[tuple[Testbed, Path]]:
+    """Yield a testbed and a small disk, mounted before there are nodes, or they would not see it."""
+    bed, disk = Testbed("c"), Path(tempfile.mkdtemp(prefix="zeroscale-chaos-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_ROOM}", "none", disk], check=True)
+    try:
+        again = f"AuthInfo=socket={bed.folder}/munge/socket,cred_expire=5"
+        lines = (_QUICK, again, "MessageTimeout=4")
+        confs = [word for line in lines for word in ("--conf", line)]
+        limits = ("--slurmd-timeout-s", "60", "--kill-wait-s", "5")
+        bed.up("--nodes", str(_NODES), "--rate", "1gbit", *limits, *confs)
+        os.environ["SLURM_CONF"] = str(bed.folder / "slurm.conf")
+        yield bed, disk
+    finally:
+        bed("down")
+        subprocess.run(["umount", "--lazy", disk], check=True)
+        disk.rmdir()
+
+
+def format_table(table: Table) -> str:
+    """Return the outcomes of each fault's attempts, as lines."""
+    lines = ["", f"{'fault':30}outcomes of the attempts that it struck"]
+    for kind in dict.fromkeys(kind for kind, _ in sorted(table)):
+        counted = ", ".join(f"{n} {outcome}" for (of, outcome), n in sorted(table.items()) if of == kind)
+        lines.append(f"{kind:30}{counted}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

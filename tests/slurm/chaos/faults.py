@@ -1,0 +1,205 @@
+"""What befalls a sweep: each fault strikes once, is undone, and says which attempts it struck."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_testbed import wait_for
+from test_drills_jobs import fill, killed_slurmd, set_slurmd_timeout
+
+from chaos.marked import Process, is_stepping
+from chaos.schedule import PlannedFault
+from chaos.sweep import OpenAttempt, Sweep
+
+_BRIEFLY_S = 3.0
+_LONG_S = 30.0  # hang_s is 8 s, and a node that is silent for 10 s is lost
+
+
+class Strike(NamedTuple):
+    """A fault that was made: on what, and the attempts that were open and in its reach."""
+
+    target: str
+    hit: list[OpenAttempt]
+
+
+def strike(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
+    """Make a fault once there is something to strike, and undo it; None if the sweep came to its end before."""
+    if fault.kind in _ROLES:
+        return _strike_process(sweep, fault)
+    if fault.kind in _OF_A_NODE:
+        return _strike_node(sweep, fault)
+    if fault.kind in _OF_A_JOB:
+        return _strike_job(sweep, fault)
+    return _strike_sweep(sweep, fault, disk)
+
+
+_ROLES = {
+    "kill rank": "rank", "kill member agent": "member agent", "kill coordinator": "coordinator",
+    "kill fork server": "fork server", "kill srun": "srun", "stop rank briefly": "rank", "stop rank for long": "rank",
+}  # fmt: skip
+
+
+def _strike_process(sweep: Sweep, fault: PlannedFault) -> Strike | None:
+    role = _ROLES[fault.kind]
+
+    def find() -> list[Process]:
+        at_work = {attempt.job for attempt in sweep.open_attempts()}
+        stepping = {rank.job for rank in sweep.processes("rank") if is_stepping(rank)} & at_work
+        return [found for found in sweep.processes(role) if found.job in stepping]
+
+    if not sweep.wait_for_target(find, fault.choice):
+        return None
+    time.sleep(fault.after_s)
+    if not (target := sweep.wait_for_target(find, fault.choice)):
+        return None
+    hit = sweep.open_attempts([target.job])
+    with contextlib.suppress(ProcessLookupError):
+        if fault.kind.startswith("kill"):
+            os.kill(target.pid, signal.SIGKILL)
+        else:
+            os.kill(target.pid, signal.SIGSTOP)
+            sweep.settle(hit, _BRIEFLY_S if "briefly" in fault.kind else _LONG_S)
+            os.kill(target.pid, signal.SIGCONT)
+    return Strike(_describe(role, target.node, target.job), hit)
+
+
+def _describe(what: str, node: str, job: str) -> str:
+    return f"{what}{f' on {node}' if node else ''}{f' of job {job}' if job else ''}"
+
+
+_OF_A_NODE = {
+    "slurmd down briefly", "slurmd down for long", "crash node", "cut link briefly", "cut link for long",
+}  # fmt: skip
+
+
+def _strike_node(sweep: Sweep, fault: PlannedFault) -> Strike | None:
+    found = _wait_for_job(sweep, fault)
+    if not found:
+        return None
+    _, nodes = found
+    node = nodes[fault.choice // 7 % len(nodes)]
+    hit = sweep.open_attempts([job for job, of_job in sweep.running_jobs() if node in of_job])
+    bed = sweep.bed
+    match fault.kind:
+        case "slurmd down briefly":
+            bed("slurmd", node, "stop")
+            time.sleep(_BRIEFLY_S)
+            bed("slurmd", node, "start")
+        case "slurmd down for long":
+            with killed_slurmd(bed, node):
+                sweep.settle(hit, _BRIEFLY_S)
+        case "crash node":
+            set_slurmd_timeout(bed, 3)
+            bed("slurmd", node, "crash")
+            wait_for(lambda: bed.state(node).startswith("down"))
+            bed("slurmd", node, "start")
+            wait_for(lambda: bed.state(node) == "idle")
+            set_slurmd_timeout(bed, 60)
+        case "cut link briefly" | "cut link for long":
+            bed("link", node, "--down")
+            sweep.settle(hit, _BRIEFLY_S if "briefly" in fault.kind else _LONG_S)
+            bed("link", node, "--up")
+    if "briefly" not in fault.kind:  # what a job begins while Slurm takes it for lost ends with it
+        hit += [more for more in sweep.open_attempts([attempt.job for attempt in hit]) if more not in hit]
+    return Strike(node, hit)
+
+
+def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | None:
+    """Return a job with an attempt under way, a little after there was one."""
+    if sweep.wait_for_target(sweep.running_jobs, fault.choice):
+        time.sleep(fault.after_s)
+    return sweep.wait_for_target(sweep.running_jobs, fault.choice)
+
+
+_OF_A_JOB = {
+    "requeue": ("scontrol", "requeue"),
+    "scancel": ("scancel",),
+    "scancel with SIGKILL": ("scancel", "--signal=KILL"),
+}
+
+
+def _strike_job(sweep: Sweep, fault: PlannedFault) -> Strike | None:
+    found = _wait_for_job(sweep, fault)
+    if not found:
+        return None
+    hit = sweep.open_attempts([found[0]])
+    with contextlib.suppress(AssertionError):  # it has ended meanwhile
+        sweep.bed.slurm(*_OF_A_JOB[fault.kind], found[0])
+    return Strike(f"job {found[0]}", hit)
+
+
+def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
+    """Strike what has no node: the controller, the disk, the commands."""
+    if fault.kind == "kill the sweep command" and not sweep.local:
+        time.sleep(fault.after_s)
+        began = sweep.command.poll() is None
+        sweep.command.kill()
+        sweep.command.wait()
+        sweep.begin()
+        return Strike(f"after {fault.after_s:g} s, {'under way' if began else 'ended already'}", [])
+    if not sweep.wait_for_target(sweep.open_attempts, fault.choice):
+        return None
+    time.sleep(fault.after_s)
+    hit = sweep.open_attempts()
+    return Strike(_MADE[fault.kind](sweep, disk), hit)
+
+
+def _stop_controller(sweep: Sweep, disk: Path) -> str:
+    sweep.bed("controller", "stop")
+    time.sleep(_BRIEFLY_S)
+    sweep.bed("controller", "start")
+    return "slurmctld"
+
+
+def _kill_controller(sweep: Sweep, disk: Path) -> str:
+    ledger = json.loads((sweep.bed.folder / "state.json").read_text())
+    os.kill(ledger["processes"]["slurmctld"]["pid"], signal.SIGKILL)
+    time.sleep(_BRIEFLY_S)
+    sweep.bed("controller", "start")
+    return "slurmctld"
+
+
+def _fill_disk(sweep: Sweep, disk: Path) -> str:
+    fill(disk)
+    time.sleep(2 * _BRIEFLY_S)
+    (disk / "ballast").unlink()
+    return "the disk with the results"
+
+
+def _resume_twice(sweep: Sweep, disk: Path) -> str:
+    both = [sweep.start("resume", str(sweep.folder), "--json") for _ in range(2)]
+    for command in both:
+        with contextlib.suppress(Exception):
+            command.communicate(timeout=120)
+    return f"both exit codes {sorted(str(command.poll()) for command in both)}"
+
+
+def _end_command(number: signal.Signals) -> Callable[[Sweep, Path], str]:
+    def end(sweep: Sweep, disk: Path) -> str:
+        under_way = sweep.command.poll() is None
+        sweep.command.send_signal(number)
+        with contextlib.suppress(Exception):
+            sweep.command.communicate(timeout=60)
+        return f"{number.name}, {'under way' if under_way else 'ended already'}"
+
+    return end
+
+
+_MADE: dict[str, Callable[[Sweep, Path], str]] = {
+    "controller stopped": _stop_controller,
+    "controller killed": _kill_controller,
+    "fill disk": _fill_disk,
+    "two resumes at once": _resume_twice,
+    "kill the sweep command": _end_command(signal.SIGKILL),
+    "interrupt the sweep command": _end_command(signal.SIGINT),
+}
+
+
+def list_kinds() -> Iterator[str]:
+    """Yield every kind of fault that can be made."""
+    yield from (*_ROLES, *sorted(_OF_A_NODE), *_OF_A_JOB, *_MADE)

@@ -1,0 +1,116 @@
+"""What must hold after whatever befell a sweep: outcomes that fit the fault, one answer per point, nothing left."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench import store
+from bench.record import Circumstance, OutcomeKind, RunRecord
+from bench.sweep.definition import RunKey
+from chaos.faults import Strike
+from chaos.marked import list_processes
+from chaos.sweep import Sweep
+
+_FULL = r"No space|Errno 28|OSError 28|disk"
+_LOST = r"(closed its connection|not been heard of|put back into the queue)"
+EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
+    "kill rank": {"error": r"was killed by SIGKILL"},
+    "kill member agent": {"error": r"ended as FAILED", "node_failure": _LOST},
+    "kill coordinator": {"error": r"ended as|supervisor died|FAILED"},
+    "kill fork server": {"error": r"ended as FAILED|fork server|killed by SIGKILL", "node_failure": _LOST},
+    "kill srun": {"error": r"ended as FAILED"},
+    "stop rank briefly": {"ok": ""},
+    "stop rank for long": {"hang": ""},
+    "slurmd down briefly": {"ok": ""},
+    "slurmd down for long": {"node_failure": "", "preempted": r"put back"},
+    "crash node": {"node_failure": "", "preempted": r"put back"},
+    "controller stopped": {"ok": ""},
+    "controller killed": {"ok": ""},
+    "cut link briefly": {"ok": ""},
+    "cut link for long": {"node_failure": r"not been heard of", "comm_error": ""},
+    "requeue": {"preempted": r"put back"},
+    "scancel": {"cancelled": ""},
+    "scancel with SIGKILL": {"cancelled": "", "error": r"ended as FAILED"},
+    "fill disk": {"ok": "", "error": _FULL},
+    "two resumes at once": {"ok": ""},
+    "kill the sweep command": {"ok": "", "error": "supervisor", "cancelled": ""},
+    "interrupt the sweep command": {"cancelled": ""},
+}
+"""For each fault the outcomes of an attempt within its steps that fit it, and what their reason has to say."""
+_RACES = {"ok": "", "cancelled": r"faster by a moment"}
+"""An attempt that had all it measures when it was struck is `ok`; one that began second ends at once."""
+
+
+_ENDED = ("answered", "given up after 3 attempts")
+
+
+def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
+    """Whether an outcome fits the fault that its attempt was struck by."""
+    fits = {**_RACES, **EXPECTED[kind]}
+    return outcome in fits and bool(re.search(fits[outcome], reason))
+
+
+def list_untrue(kind: str, made: Strike) -> Iterator[str]:
+    """Yield the attempts whose outcome does not fit the fault."""
+    for attempt in made.hit:
+        path = attempt.folder / store.RECORD
+        if not path.exists():
+            yield f"{attempt.folder.name} of {attempt.folder.parent.name} has no record"
+            continue
+        outcome = store.read_record(path).outcome
+        if not judge(kind, outcome.kind, outcome.reason):
+            yield f"{kind}: recorded {outcome.kind}: {outcome.reason}"
+
+
+def list_broken(sweep: Sweep) -> Iterator[str]:
+    """Yield what does not hold at the end of a round."""
+    told = sweep.read_status()
+    asked = {
+        RunKey(point["config_id"], point["machine"], point["repeat"]): _read_state(point) for point in told["points"]
+    }
+    if len(asked) != sweep.planned.points:
+        yield f"{len(asked)} points are known of {sweep.planned.points}"
+    yield from (
+        f"{key.config_id} repeat {key.repeat} is {state}" for key, state in asked.items() if state != "answered"
+    )
+    finals, answers = Counter[RunKey](), Counter[RunKey]()
+    for folder in sorted(sweep.attempts()):
+        name = f"{folder.parent.name}/{folder.name}"
+        circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
+        key = RunKey(folder.parent.name, circumstance.machine.name, circumstance.repeat)
+        if key not in asked:
+            yield f"{name} was asked for by nobody"
+        if not (folder / store.RECORD).exists():
+            yield f"{name} has no record"
+            continue
+        record = store.read_record(folder / store.RECORD)
+        finals[key] += record.outcome.final
+        answers[key] += record.outcome.kind == "ok"
+        yield from _list_foreign_hosts(sweep, name, record)
+    wrong = {key: finals[key] for key, at in asked.items() if finals[key] != (at == "answered")}
+    yield from (f"{key.config_id} repeat {key.repeat} has {n} final answers" for key, n in wrong.items())
+    yield from (f"{key.config_id} repeat {key.repeat} has {n} ok" for key, n in answers.items() if n > 1)
+    yield from _list_left(sweep)
+
+
+def _read_state(point: dict[str, Any]) -> str:
+    """Return where a point stands; one that is given up has had as many attempts as it may."""
+    return f"given up after {point['attempts']} attempts" if point["state"] == "given up" else str(point["state"])
+
+
+def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[str]:
+    """Yield a record whose hosts are not those of its allocation, as Slurm expands its list of them."""
+    environment = record.environment
+    if environment and (nodes := environment.slurm.get("SLURM_JOB_NODELIST")):
+        allocated = sweep.bed.slurm("scontrol", "show", "hostnames", nodes).split()
+        if list(environment.hosts) != allocated:
+            yield f"{name} ran on {environment.hosts}, and its allocation is {allocated}"
+
+
+def _list_left(sweep: Sweep) -> Iterator[str]:
+    """Yield the jobs, processes and temporary files that are still there."""
+    queued = sweep.bed.slurm("squeue", "--noheader", "--format=%i %j %T").splitlines()
+    yield from (f"job {line} is left" for line in queued)
+    yield from (f"process {left.pid} is left: {left.words[:80]}" for left in list_processes(sweep.mark))
+    yield from (f"file {path.relative_to(sweep.folder)} is left" for path in sorted(sweep.folder.rglob(".*")))
