@@ -35,7 +35,7 @@ def _some_noisier(part: float, times: float) -> Draw:
     return lambda rng, shape: rng.standard_normal(shape) * np.where(rng.random((shape[0], 1)) < part, times, 1)
 
 
-def _serial(rng: np.random.Generator, shape: tuple[int, int], coefficient: float) -> Array:
+def serial(rng: np.random.Generator, shape: tuple[int, int], coefficient: float) -> Array:
     noise = rng.standard_normal(shape)
     for place in range(1, shape[1]):
         fresh = np.sqrt(1 - coefficient**2) * noise[:, place]
@@ -53,7 +53,7 @@ NOISES: dict[str, Draw] = {
     "skewed": lambda rng, shape: rng.gamma(0.3, size=shape),
     "a third 4× noisier": _some_noisier(0.33, 4),
     "a tenth 5× noisier": _some_noisier(0.1, 5),
-    "serial 0.6": lambda rng, shape: _serial(rng, shape, 0.6),
+    "serial 0.6": lambda rng, shape: serial(rng, shape, 0.6),
 }
 """The last cannot be held by anything that sees the repeats alone: it says how much is asked of them."""
 
