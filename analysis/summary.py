@@ -7,7 +7,8 @@ n                 allocations in which repeats ended ok, drills left out; the nu
 runs              rows of the run table, all attempts
 outcome           ok if n > 0, else how the last attempt ended; reason with it
 sample_s          geometric mean over the allocations of the time per sample over all windows in each: what
-                  configurations are ranked by
+                  configurations are ranked by; like these without allocations of a run that is flagged `unsteady` or
+                  `skipped_steps`, where three others are left
 step_s, rates     median over the repeats, with the interval of step_s and of tokens_per_s as *_low and *_high
 step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all
 *_bytes           maximum over the repeats: the worst one decides what fits
@@ -28,7 +29,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.columns import LATER, Kind
-from analysis.flags import NO_MEASUREMENT
+from analysis.flags import NO_MEASUREMENT, UNSOUND
 from analysis.stats.compare import enough
 from analysis.stats.interval import Interval
 from analysis.stats.repeats import median_interval
@@ -142,8 +143,11 @@ def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
 
 
 def _compute_sample_s(allocations: Allocations) -> float | None:
-    """Return the geometric mean over allocations of the time per sample over all windows in each."""
-    known = [[row for row in rows if row["sample_s"] is not None] for rows in allocations]
+    """Return the geometric mean over allocations of the time per sample over all windows in each; of those that decide
+    where these are enough, as `analysis.scaling.time_per_sample` ranks them."""
+    sound = [rows for rows in allocations if all(set(UNSOUND).isdisjoint(row["flags"].split()) for row in rows)]
+    chosen = sound if enough(sound) else allocations
+    known = [[row for row in rows if row["sample_s"] is not None] for rows in chosen]
     means = [
         _compute_weighted_mean([row["sample_s"] for row in rows], [row["n_steps"] for row in rows])
         for rows in known
