@@ -2,13 +2,14 @@
 
 Its columns are those of the run table that say what was measured, then
 variant           what else sets configurations of an engine apart in this set (`analysis.variants`); empty for nothing
+times and rates   without allocations of a run that is flagged `unsteady` or `skipped_steps`, where three others are
+                  left: what decides nothing is not shown either
 n                 allocations in which repeats ended ok, drills left out; the numbers come from these runs. Runs that
                   share an allocation share its nodes and count once, with their median; outside of any each counts
 runs              rows of the run table, all attempts
 outcome           ok if n > 0, else how the last attempt ended; reason with it
 sample_s          geometric mean over the allocations of the time per sample over all windows in each: what
-                  configurations are ranked by; like these without allocations of a run that is flagged `unsteady` or
-                  `skipped_steps`, where three others are left
+                  configurations are ranked by
 step_s, rates     median over the repeats, with the interval of step_s and of tokens_per_s as *_low and *_high
 step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all
 *_bytes           maximum over the repeats: the worst one decides what fits
@@ -77,15 +78,16 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
     answers = _select_last_attempts(rows)
     good = [row for row in answers if _is_answering(row)]
     allocations = _group_by_allocation(good)
+    deciding = _select_deciding(allocations)
     known = (good or answers)[-1]
     return {
         **{name: rows[0][name] for name in (*KEY, *what)},
         "n": len(allocations),
         "runs": len(rows),
         "outcome": known["outcome"],
-        "sample_s": _compute_sample_s(allocations),
-        **_compute_timing(allocations),
-        **{name: _compute_median(allocations, name) for name in _MEDIANS},
+        "sample_s": _compute_sample_s(deciding),
+        **_compute_timing(deciding),
+        **{name: _compute_median(deciding, name) for name in _MEDIANS},
         **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
         "flags": _join_flags(good, answers, allocations),
         "reason": known["reason"],
@@ -118,6 +120,12 @@ def _group_by_allocation(good: Sequence[Row]) -> Allocations:
     return list(groups.values())
 
 
+def _select_deciding(allocations: Allocations) -> Allocations:
+    """Return the allocations without a flag that keeps them from deciding, where these are enough; else all."""
+    sound = [rows for rows in allocations if all(set(UNSOUND).isdisjoint(row["flags"].split()) for row in rows)]
+    return sound if enough(sound) else allocations
+
+
 def _compute_timing(allocations: Allocations) -> Row:
     of_steps, of_rates = _compute_interval(allocations, "step_s"), _compute_interval(allocations, "tokens_per_s")
     return {
@@ -143,11 +151,8 @@ def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
 
 
 def _compute_sample_s(allocations: Allocations) -> float | None:
-    """Return the geometric mean over allocations of the time per sample over all windows in each; of those that decide
-    where these are enough, as `analysis.scaling.time_per_sample` ranks them."""
-    sound = [rows for rows in allocations if all(set(UNSOUND).isdisjoint(row["flags"].split()) for row in rows)]
-    chosen = sound if enough(sound) else allocations
-    known = [[row for row in rows if row["sample_s"] is not None] for rows in chosen]
+    """Return the geometric mean over allocations of the time per sample over all windows in each."""
+    known = [[row for row in rows if row["sample_s"] is not None] for rows in allocations]
     means = [
         _compute_weighted_mean([row["sample_s"] for row in rows], [row["n_steps"] for row in rows])
         for rows in known
