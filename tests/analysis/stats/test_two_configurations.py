@@ -121,7 +121,7 @@ def test_verdicts() -> None:
 
 
 def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
-    """Welch's own, by scipy: of both the larger p. The pooled and the moderate one of a single pair are no larger."""
+    """No sooner than by Welch's own, by scipy: of both the larger p."""
     one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
     logs = np.log(one).ravel(), np.log(other).ravel()
     margin = math.log(1.03)
@@ -129,7 +129,7 @@ def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
     above = stats.ttest_ind(logs[0] - margin, logs[1], equal_var=False, alternative="less").pvalue
     told = compare(one, other)
     (p,) = equivalent([math.log(told.ratio)], [told.noises], margin)
-    assert p == pytest.approx(max(below, above), rel=0.05)
+    assert max(below, above) * 0.999 <= p <= 2 * max(below, above)
     assert are_equal([told]) == [p <= 0.05] == [True]
 
 
