@@ -143,6 +143,6 @@ def _format_effect(comparison: Comparison) -> str:
     known = comparison.interval
     if known is None:
         return format_ratio_change(comparison.ratio)
-    changes = (100 * (ratio - 1) for ratio in (comparison.ratio, known.low, known.high))
-    text, low, high = format_within(*changes, "+")
+    change, *ends = (100 * (ratio - 1) for ratio in (comparison.ratio, known.low, known.high))
+    text, low, high = format_within(change, ends[0], ends[1], "+")
     return f"{text}\u00a0%, {100 * known.level:.0f}\u00a0%: {low} to {high}\u00a0%"
