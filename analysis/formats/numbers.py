@@ -24,10 +24,13 @@ def format_within(value: float, low: float, high: float, sign: str = "") -> tupl
     digits would tell what nobody knows. An interval without a width, or an end that is not finite, tells no digits:
     then to four significant ones. `sign` "+" writes one before positive values."""
     width = high - low
-    if not math.isfinite(width) or width <= 0:
-        texts = [format_significant(one) for one in (value, low, high)]
-        return tuple(sign * (one > 0) + text for one, text in zip((value, low, high), texts, strict=True))  # type: ignore[return-value]
-    return tuple(_format_to(one, 1 - math.floor(math.log10(width)), sign) for one in (value, low, high))  # type: ignore[return-value]
+    known = math.isfinite(width) and width > 0
+    decimals = 1 - math.floor(math.log10(width)) if known else 0
+
+    def write(one: float) -> str:
+        return _format_to(one, decimals, sign) if known else sign * (one > 0) + format_significant(one)
+
+    return write(value), write(low), write(high)
 
 
 def format_interval_of(value: float, low: float, high: float) -> str:
