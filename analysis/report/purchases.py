@@ -53,11 +53,16 @@ def _describe_purchases(found: Sequence[ConfigurationLevels]) -> Iterable[str]:
         if needed:
             (least, first), (most, last) = needed[0], needed[-1]
             ends = f"{first} {least}" if len(needed) == 1 else f"from {least} ({first}) to {most} ({last})"
-            yield f"{len(needed):,} need {what}: {ends}"
+            yield f"{_count_needing(len(needed))} {what}: {ends}"
     longer = sorted((one.advice.amount, one.name) for one in found if one.advice.purchase == "longer windows")
     if longer:
         times, name = longer[-1]
-        yield f"{len(longer):,} need longer windows, not more allocations: at most {times:g} times as long ({name})"
+        told = "longer windows, not more allocations"
+        yield f"{_count_needing(len(longer))} {told}: at most {times:g} times as long ({name})"
+
+
+def _count_needing(count: int) -> str:
+    return f"{count:,} {'needs' if count == 1 else 'need'}"
 
 
 def _list_levels(results: Results) -> Iterable[ConfigurationLevels]:

@@ -19,9 +19,9 @@ def allocations(hosts: list[str], scatter: float, width: float = 0.02) -> list[R
 
 
 def test_runs_that_differ_need_more_of_them_and_not_more_steps() -> None:
-    told, alike = list_purchase_caveats(results(*allocations(["a"] * 3, 0.01)))
+    told, alike = list_purchase_caveats(results(*allocations(["a"] * 3, 0.02)))
     assert "1 of 1 configurations with two or more are less sure than the 2 % that was asked of a run" in told
-    assert "1 need more allocations, not more steps: zero1, micro 2" in told
+    assert "1 needs more allocations, not more steps: zero1, micro 2" in told
     assert alike.startswith("1 configuration had the same nodes in all allocations")
 
 
