@@ -50,12 +50,16 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.prediction
 	$(BIN)/python -m tests.benchmarks.reading
 
-# The tables of the method page, by simulation; SERIES and FAMILIES say how many of each.
+# The tables of the method page, by simulation; SERIES, RUNS, FAMILIES and HISTORIES say how many of each.
 SERIES ?= 2000
+RUNS ?= 40
 FAMILIES ?= 1000
+HISTORIES ?= 400
 coverage: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.coverage --series $(SERIES)
+	$(BIN)/python -m tests.benchmarks.windows --runs $(RUNS)
 	$(BIN)/python -m tests.benchmarks.verdicts --families $(FAMILIES)
+	$(BIN)/python -m tests.benchmarks.histories --histories $(HISTORIES)
 
 # As root, like testbed-study.
 bench-testbed: $(INSTALLED)

@@ -80,13 +80,13 @@ class Results:
         found: Runs = {}
         for place in self.behind(row):
             if steps := self.window(place):
-                found.setdefault(self._allocation(place), []).extend(steps)
+                found.setdefault(self.allocation(place), []).extend(steps)
         return found
 
     def unsound(self, row: Row) -> frozenset[str]:
         """Return the allocations behind a row of the summary that decide nothing, for a run there carries a flag of
         `analysis.flags.UNSOUND`."""
-        return frozenset(self._allocation(place) for place in self.behind(row) if not self.is_sound(place))
+        return frozenset(self.allocation(place) for place in self.behind(row) if not self.is_sound(place))
 
     def is_sound(self, place: int) -> bool:
         """Whether a run of the table may decide a comparison."""
@@ -115,7 +115,8 @@ class Results:
         """Return the places in the table of the runs behind a row of the summary, in the order in which they ran."""
         return self._behind.get(tuple(row[name] for name in KEY), [])
 
-    def _allocation(self, place: int) -> str:
+    def allocation(self, place: int) -> str:
+        """Return the allocation of a run of the table; one outside of any job has its own, named after its folder."""
         allocation: str | None = self._rows.core.column("allocation")[place].as_py()
         return allocation or str(Path(self._files[place].as_py()).parent)
 

@@ -2,6 +2,8 @@
 
 Its columns are those of the run table that say what was measured, then
 variant           what else sets configurations of an engine apart in this set (`analysis.variants`); empty for nothing
+times and rates   without allocations of a run that is flagged `unsteady` or `skipped_steps`, where three others are
+                  left: what decides nothing is not shown either
 n                 allocations in which repeats ended ok, drills left out; the numbers come from these runs. Runs that
                   share an allocation share its nodes and count once, with their median; outside of any each counts
 runs              rows of the run table, all attempts
@@ -28,7 +30,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.columns import LATER, Kind
-from analysis.flags import NO_MEASUREMENT
+from analysis.flags import NO_MEASUREMENT, UNSOUND
 from analysis.stats.compare import enough
 from analysis.stats.interval import Interval
 from analysis.stats.repeats import median_interval
@@ -78,15 +80,16 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
     answers = _select_last_attempts(rows)
     good = [row for row in answers if _is_answering(row)]
     allocations = _group_by_allocation(good)
+    deciding = _select_deciding(allocations)
     known = (good or answers)[-1]
     return {
         **{name: rows[0][name] for name in (*KEY, *what)},
         "n": len(allocations),
         "runs": len(rows),
         "outcome": known["outcome"],
-        "sample_s": _compute_sample_s(allocations),
-        **_compute_timing(allocations),
-        **{name: _compute_median(allocations, name) for name in _MEDIANS},
+        "sample_s": _compute_sample_s(deciding),
+        **_compute_timing(deciding),
+        **{name: _compute_median(deciding, name) for name in _MEDIANS},
         **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
         "flags": _join_flags(good, answers),
         "notes": _join_notes(good, allocations),
@@ -118,6 +121,12 @@ def _group_by_allocation(good: Sequence[Row]) -> Allocations:
     for place, row in enumerate(good):
         groups.setdefault(row["allocation"] or place, []).append(row)
     return list(groups.values())
+
+
+def _select_deciding(allocations: Allocations) -> Allocations:
+    """Return the allocations without a flag that keeps them from deciding, where these are enough; else all."""
+    sound = [rows for rows in allocations if all(set(UNSOUND).isdisjoint(row["flags"].split()) for row in rows)]
+    return sound if enough(sound) else allocations
 
 
 def _compute_timing(allocations: Allocations) -> Row:

@@ -25,9 +25,12 @@ from bench.spec import Batch, RunSpec, canonical
 
 SOURCE = "arXiv 2310.05350"
 
-Effect = Literal["faster", "slower", "no detectable difference", "too few repeats to tell", "unknown"]
+Effect = Literal[
+    "faster", "slower", "equal within 3 %", "no detectable difference", "too few repeats to tell", "unknown"
+]  # fmt: skip
 """Of the second configuration beside the first, in steps per second, corrected for the number of comparisons of the
-finding; unknown where one has no number."""
+finding; equal where it is shown to differ by less than anybody would act on, whether or not that was detected; unknown
+where one has no number."""
 Verdict = Literal["as in the study", "not as in the study", "cannot be told"]
 
 _STAGES = ("zero0", "zero1", "zero2", "zero3")
@@ -113,7 +116,7 @@ def _findings(machine: str, model: str, sides: Sequence[ClaimSide], results: Res
 def _add_effects(comparisons: Iterable[ClaimComparison]) -> Iterable[ClaimComparison]:
     """Add to comparisons of one claim what their runs tell, all of them taken together."""
     pending = list(comparisons)
-    effects = iter(stats.verdicts([one.tested for one in pending if one.tested]))
+    effects = iter(stats.relevant_verdicts([one.tested for one in pending if one.tested]))
     return [one._replace(effect=next(effects)) if one.tested else one for one in pending]
 
 
@@ -224,15 +227,15 @@ def _two_and_three(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
-    """One comparison that became slower shows it; only all of them faster speak against it."""
-    if counts.get("slower"):
+    """One comparison that became slower, or no faster, shows it; only all of them faster speak against it."""
+    if counts.get("slower") or counts.get(stats.EQUAL):
         return "as in the study"
     return "not as in the study" if set(counts) == {"faster"} else "cannot be told"
 
 
 def _always_slower(counts: Mapping[Effect, int]) -> Verdict:
-    """All of them must be slower; one that is faster speaks against it."""
-    if counts.get("faster"):
+    """All of them must be slower; one that is faster, or no slower, speaks against it."""
+    if counts.get("faster") or counts.get(stats.EQUAL):
         return "not as in the study"
     return "as in the study" if set(counts) == {"slower"} else "cannot be told"
 

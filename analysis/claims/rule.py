@@ -4,20 +4,26 @@ from collections.abc import Iterable, Iterator
 
 from analysis.claims import ClaimComparison, ClaimFinding
 from analysis.claims.published import read
+from analysis.flags import UNSOUND
 from analysis.formats.numbers import format_significant
-from analysis.stats.compare import LEAST_RUNS
+from analysis.stats.compare import INTEREST, LEAST_RUNS
 from analysis.summary import Row
 
 SMALLEST, LARGEST = 580e6, 13e9
 """Parameters of the study's models, by its abstract."""
 
+DOUBTFUL = ("short", "straggler", "busy")
+"""Flags of runs that test no claim: of a window too short to be believed, or of a machine that was not as it should be.
+Runs flagged `analysis.flags.UNSOUND` are left out one by one, before anything is compared."""
+
 TEXT = (
     "A set tests a claim only as the study did: an mT5 model of 580M to 13B parameters (the count of a published "
     "shape; for C3 mT5-XXL), on GPUs of one machine and environment class, on two or more node counts, for C1 with "
     f"the same work per step on all of them, with {LEAST_RUNS} or more independent repeats of each side, compared with "
-    "Holm's correction, and with every option of two stages alike that both know, and as its preset has it where one "
-    "does. Anything else is an analogue and tests nothing, whatever it shows. Which GPUs and node "
-    "counts the study had is not known here, nor is it required."
+    f"correction for their number and a smallest effect of interest of {100 * INTEREST:g} % both ways, of runs without "
+    f"the flags {', '.join(DOUBTFUL)} and of repeats that all ended ok, and with every option of two stages alike that "
+    "both know, and as its preset has it where one does. Anything else is an analogue and tests nothing, whatever it "
+    "shows. Which GPUs and node counts the study had is not known here, nor is it required."
 )
 
 _XXL = "mt5_xxl"
@@ -37,6 +43,12 @@ def list_rejected(finding: ClaimFinding) -> list[str]:
 def repeated(comparison: ClaimComparison) -> bool:
     """Whether both sides have enough independent repeats to speak for others."""
     return comparison.tested is not None and comparison.tested.decides
+
+
+def count_flagged(found: Iterable[ClaimFinding]) -> int:
+    """Return in how many comparisons of a test runs are left out, for a flag says that their time is another."""
+    sides = [_sides(comparison) for finding in found for comparison in testing(finding)]
+    return sum(any(not set(UNSOUND).isdisjoint(row["flags"].split()) for row in pair) for pair in sides)
 
 
 def obstacles(finding: ClaimFinding) -> list[str]:
@@ -87,6 +99,11 @@ def _outside(finding: ClaimFinding, comparison: ClaimComparison) -> str:
         return "an option that only one of the two stages knows is not its preset's"
     if any(row["outcome"] in _OUT_OF_MEMORY for row in (before, after)):
         return "a side ran out of memory"
+    flags = {flag for row in (before, after) for flag in row["flags"].split()}
+    if "mixed" in flags:
+        return "some repeats of a side failed"
+    if doubtful := [flag for flag in DOUBTFUL if flag in flags]:
+        return f"a side is flagged {', '.join(doubtful)}"
     return ""
 
 

@@ -14,7 +14,7 @@ from analysis.claims import CLAIMS, Claim, ClaimComparison, ClaimFinding, Effect
 from analysis.claims.coverage import covered
 from analysis.claims.published import read
 from analysis.results import Results
-from analysis.stats.compare import verdicts
+from analysis.stats.compare import relevant_verdicts
 
 Verdict = Literal["reproduced", "contradicted", "not testable here"]
 
@@ -79,6 +79,8 @@ def _weigh(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     why += "; by its effect, not its cause" if tests[0].claim.id == "C1" and verdict != "not testable here" else ""
     if left := Counter(reason for finding in tests for reason in rule.list_rejected(finding)):
         why += f"; left out: {', '.join(f'{count} where {reason}' for reason, count in left.items())}"
+    if flagged := rule.count_flagged(finding for finding in tests):
+        why += f"; flagged runs took no part in {flagged} comparisons"
     others = {model: why for model, why in short.items() if why}
     return verdict, why + (f"; left out as analogues: {_joined(others)}" if others else "")
 
@@ -86,7 +88,7 @@ def _weigh(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
 def _effects(comparisons: Sequence[ClaimComparison]) -> Counter[Effect]:
     """Return what all comparisons tell together; unknown is one of which a side has no number."""
     tested = [comparison.tested for comparison in comparisons if comparison.tested]
-    counts: Counter[Effect] = Counter(verdicts(tested))
+    counts: Counter[Effect] = Counter(relevant_verdicts(tested))
     if missing := len(comparisons) - len(tested):
         counts["unknown"] = missing
     return counts

@@ -14,8 +14,8 @@ from analysis.stats.detectable import MOST, missing, smallest
 from bench.statistics import LEVEL
 
 Status = Literal[
-    "faster", "slower", "no detectable difference", "too few repeats to tell", "not comparable", "only in A",
-    "only in B", "failed in A", "failed in B", "failed in both",
+    "faster", "slower", "equal within 3 %", "no detectable difference", "too few repeats to tell", "not comparable",
+    "only in A", "only in B", "failed in A", "failed in B", "failed in both",
 ]  # fmt: skip
 """Of B, seen from A."""
 GateStatus = Literal["kept", "open", "broken"]

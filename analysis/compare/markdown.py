@@ -7,7 +7,8 @@ from analysis.formats import escape_markdown
 from analysis.formats.markdown import to_markdown as as_table
 
 _FOLDED = (
-    "no detectable difference", "too few repeats to tell", "not comparable", "only in A", "only in B", "failed in both",
+    "equal within 3 %", "no detectable difference", "too few repeats to tell", "not comparable", "only in A",
+    "only in B", "failed in both",
 )  # fmt: skip
 
 

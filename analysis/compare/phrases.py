@@ -8,7 +8,7 @@ from analysis.compare import SetComparison
 from analysis.compare.judging import PairResult, Status, percent
 from analysis.compare.quantities import QuantityChange
 from analysis.flags import UNSOUND
-from analysis.formats.numbers import MISSING, format_significant, format_size
+from analysis.formats.numbers import MISSING, format_ratio_change, format_significant, format_size
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from bench.statistics import LEVEL
 
@@ -50,12 +50,9 @@ def format_time_change(line: PairResult) -> str:
     if line.comparison is None:
         return MISSING
     interval = line.comparison.interval
-    texts = f"{_format_percent_change(line.comparison.ratio)} %"
-    return texts + (
-        f" ({_format_percent_change(interval.low)} to {_format_percent_change(interval.high)})"
-        if interval
-        else " (unbounded)"
-    )
+    if interval is None:
+        return f"{format_ratio_change(line.comparison.ratio)} (unbounded)"
+    return format_ratio_change(line.comparison.ratio, interval.low, interval.high)
 
 
 def describe_ground(line: PairResult) -> str:

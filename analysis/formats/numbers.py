@@ -19,6 +19,43 @@ def format_significant(value: float, digits: int = 4) -> str:
     return f"{round(value, digits - before):,.{max(digits - before, 0)}f}"
 
 
+def format_within(value: float, low: float, high: float, sign: str = "") -> tuple[str, str, str]:
+    """Return a value and the ends of its interval, all to the place of the second digit of the interval's width: more
+    digits would tell what nobody knows. An interval without a width, or an end that is not finite, tells no digits:
+    then to four significant ones. `sign` "+" writes one before positive values."""
+    width = high - low
+    known = math.isfinite(width) and width > 0
+    decimals = 1 - math.floor(math.log10(width)) if known else 0
+
+    def write(one: float) -> str:
+        return _format_to(one, decimals, sign) if known else sign * (one > 0) + format_significant(one)
+
+    return write(value), write(low), write(high)
+
+
+def format_interval_of(value: float, low: float, high: float) -> str:
+    """Return a value with its interval behind it."""
+    text, *ends = format_within(value, low, high)
+    return f"{text} ({' to '.join(ends)})"
+
+
+def format_ratio_change(ratio: float, low: float | None = None, high: float | None = None) -> str:
+    """Return a ratio as a change in percent, with its interval where one is known: +5.1 % (+4.0 to +6.3)."""
+    change = 100 * (ratio - 1)
+    if low is None or high is None:
+        return f"{'+' if change >= 0 else '−'}{format_significant(abs(change), 2)} %"
+    text, *ends = format_within(change, 100 * (low - 1), 100 * (high - 1), "+")
+    return f"{text} % ({' to '.join(ends)})"
+
+
+def _format_to(value: float, decimals: int, sign: str) -> str:
+    rounded = round(value, decimals)
+    if abs(rounded) >= 1e15:
+        return format_significant(value)
+    text = f"{abs(rounded):,.{max(decimals, 0)}f}"
+    return ("−" if rounded < 0 else sign * (rounded > 0)) + text
+
+
 def find_unit_power(value: float) -> int:
     """Return the power of 1024, and place in UNITS, of the largest unit of which `value` bytes hold at least one."""
     return min(int(math.log2(value) // 10), len(UNITS) - 1) if value >= 1 else 0

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple, get_args
 
 from analysis import formats
 from analysis.claims import SOURCE, Claim, ClaimComparison, ClaimFinding, Effect, as_table
-from analysis.formats.numbers import MISSING, format_significant
+from analysis.formats.numbers import MISSING, format_interval_of, format_significant, format_within
+from analysis.stats import compare as stats
 from analysis.stats.compare import Comparison as Tested
 from analysis.summary import Row
 
@@ -71,8 +72,8 @@ def _list_caveats(compared: Sequence[ClaimComparison]) -> Iterable[str]:
     if "range of repeats" in kinds:
         yield "The range of fewer than 6 repeats is no 95 % interval; each is shown with its own level."
     yield (
-        f"{len(compared)} comparisons, corrected for their number claim by claim (Holm); for C1 and C2 a single one "
-        "that became slower decides."
+        f"{len(compared)} comparisons, corrected for their number claim by claim; for C1 and C2 a single one that "
+        f"became slower, or is {stats.EQUAL}, decides."
     )
     nodes = [(one.before, one.after) for one in compared if one.before["nodes"] != one.after["nodes"]]
     if any(before["global_batch"] != after["global_batch"] for before, after in nodes):
@@ -94,21 +95,18 @@ def _format_ratio(tested: Tested | None) -> str:
     if tested is None:
         return MISSING
     known = tested.interval
-    ends = f" ({format_significant(known.low, 3)} to {format_significant(known.high, 3)})" if known else ""
-    return format_significant(tested.ratio, 3) + ends
+    return format_interval_of(tested.ratio, known.low, known.high) if known else format_significant(tested.ratio, 3)
 
 
 def _format_step_time(row: Row) -> str:
     if row["step_s"] is None:
         return str(row["outcome"]).replace("_", " ")
-    low, high = row["step_s_low"], row["step_s_high"]
-    known = low is not None
-    ends = (
-        f"{format_significant(low)} to {format_significant(high)}, {100 * row['interval_level']:.0f}\u00a0%"
-        if known
-        else MISSING
-    )
-    return f"{format_significant(row['step_s'])} ({ends}, n\u00a0=\u00a0{row['n']})"
+    value, low, high = row["step_s"], row["step_s_low"], row["step_s_high"]
+    if low is None:
+        return f"{format_significant(value)} ({MISSING}, n\u00a0=\u00a0{row['n']})"
+    text, *ends = format_within(value, low, high)
+    level = f"{100 * row['interval_level']:.0f}\u00a0%"
+    return f"{text} ({' to '.join(ends)}, {level}, n\u00a0=\u00a0{row['n']})"
 
 
 def _format_counts(finding: ClaimFinding) -> str:

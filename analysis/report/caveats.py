@@ -7,6 +7,7 @@ from analysis.flags import FLAGS, NOTES
 from analysis.formats.numbers import format_significant
 from analysis.report.drifts import ControlPointDrift
 from analysis.report.provenance import Provenance
+from analysis.report.purchases import list_purchase_caveats
 from analysis.report.setup import format_outcomes
 from analysis.results import Results
 from analysis.scaling.best import Best
@@ -26,6 +27,7 @@ def list_caveats(
     references = {one for one, spec in results.specs.items() if is_reference(spec)}
     return [
         *_list_repeat_caveats(summary),
+        *list_purchase_caveats(results),
         *_list_comparison_caveats(found),
         *_list_drift_caveats(drifted),
         *_list_failure_caveats(summary),

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.formats.numbers import MISSING, format_significant, format_size
+from analysis.formats.numbers import MISSING, format_ratio_change, format_significant, format_size, format_within
 from analysis.questions import describe_choice, name_question
 from analysis.report.setup import format_outcomes
 from analysis.scaling.best import Best
@@ -23,6 +23,7 @@ class AnswerText(NamedTuple):
     fastest: str
     tokens_per_s: float | None
     rate: str
+    sample: str  # seconds per sample, by which all are ranked
     interval: str
     flags: str
     tied: tuple[str, ...]  # with the change of the time per sample, and its interval
@@ -68,8 +69,16 @@ def format_interval_kind(row: Row) -> str:
 
 def format_ends(row: Row, column: str) -> str:
     """Write the ends of an interval of a row of the summary; empty where it has none."""
-    low, high = row[f"{column}_low"], row[f"{column}_high"]
-    return "" if low is None else f"{format_significant(low)} to {format_significant(high)}"
+    value, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
+    return "" if low is None or value is None else " to ".join(format_within(value, low, high)[1:])
+
+
+def format_value(row: Row, column: str) -> str:
+    """Write a number of a row of the summary, with as many digits as its interval tells."""
+    value, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
+    if value is None:
+        return MISSING
+    return format_significant(value) if low is None else format_within(value, low, high)[0]
 
 
 def _describe_answer(best: Best, name: str) -> AnswerText:
@@ -82,7 +91,8 @@ def _describe_answer(best: Best, name: str) -> AnswerText:
         name=name,
         fastest=describe_choice(fastest) if fastest else "",
         tokens_per_s=fastest["tokens_per_s"] if fastest else None,
-        rate=format_significant(fastest["tokens_per_s"]) if fastest else MISSING,
+        rate=format_value(fastest, "tokens_per_s") if fastest else MISSING,
+        sample=_format_sample(fastest) if fastest else MISSING,
         interval=format_interval(fastest) if fastest else MISSING,
         flags=fastest["flags"] if fastest else "",
         tied=tuple(f"{describe_choice(one.row)} ({_format_effect(one.comparison)})" for one in tied),
@@ -95,6 +105,14 @@ def _describe_answer(best: Best, name: str) -> AnswerText:
         failed=format_outcomes(Counter(row["outcome"] for row in best.failed)),
         luck=_luck(best),
     )
+
+
+def _format_sample(row: Row) -> str:
+    """Write the time per sample to as many digits as the interval of the rate tells, and four where it has none."""
+    value, rate, low, high = row["sample_s"], *(row[f"tokens_per_s{end}"] for end in ("", "_low", "_high"))
+    if not rate or low is None or not low > 0:
+        return format_significant(value)
+    return format_within(value, value * rate / high, value * rate / low)[0]
 
 
 def _luck(best: Best) -> str:
@@ -123,14 +141,8 @@ def _describe_rivals(rivals: Sequence[Rival], one_is: str, several_are: str) -> 
 def _format_effect(comparison: Comparison) -> str:
     """Write the change of the time per sample with its interval."""
     known = comparison.interval
-    ends = (
-        f", {100 * known.level:.0f}\u00a0%: {_format_change(known.low)} to {_format_change(known.high)}"
-        if known
-        else ""
-    )
-    return f"{_format_change(comparison.ratio)}{ends}"
-
-
-def _format_change(ratio: float) -> str:
-    """Write a ratio of times as a change in percent."""
-    return f"{'+' if ratio >= 1 else '−'}{format_significant(100 * abs(ratio - 1), 2)}\u00a0%"
+    if known is None:
+        return format_ratio_change(comparison.ratio)
+    change, *ends = (100 * (ratio - 1) for ratio in (comparison.ratio, known.low, known.high))
+    text, low, high = format_within(change, ends[0], ends[1], "+")
+    return f"{text}\u00a0%, {100 * known.level:.0f}\u00a0%: {low} to {high}\u00a0%"

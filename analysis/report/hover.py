@@ -2,9 +2,9 @@
 
 import html
 
-from analysis.formats.numbers import MISSING, format_significant, format_size
+from analysis.formats.numbers import MISSING, format_size
 from analysis.questions import describe_choice, format_ranks
-from analysis.report.headline import format_ends, format_interval
+from analysis.report.headline import format_ends, format_interval, format_value
 from analysis.summary import Row
 
 _ENDED = {"oom": "OOM", "host_oom": "host OOM"}
@@ -37,11 +37,11 @@ def _list_numbers(row: Row, column: str) -> list[str]:
     rate, step, peak = row["tokens_per_s"], row["step_s"], row["peak_allocated_bytes"]
     lines = []
     if column == "efficiency" and row[column] is not None:
-        lines.append(f"efficiency {format_significant(row[column], 3)}, {format_ends(row, column) or 'no interval'}")
+        lines.append(f"efficiency {format_value(row, column)}, {format_ends(row, column) or 'no interval'}")
     if rate is not None:
-        lines.append(f"{format_significant(rate)} tokens/s, {format_interval(row)}")
+        lines.append(f"{format_value(row, 'tokens_per_s')} tokens/s, {format_interval(row)}")
     if step is not None:
-        lines.append(f"{format_significant(step)} s per step, {format_ends(row, 'step_s') or 'no interval'}")
+        lines.append(f"{format_value(row, 'step_s')} s per step, {format_ends(row, 'step_s') or 'no interval'}")
     return [*lines, f"peak {format_size(peak) if peak is not None else MISSING} per rank"]
 
 

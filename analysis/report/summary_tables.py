@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.columns import Column, list_columns
-from analysis.formats.numbers import MISSING, format_cell, format_significant
+from analysis.formats.numbers import MISSING, format_cell, format_interval_of, format_significant
 from analysis.questions import describe_series
-from analysis.report.headline import AnswerText, format_ends, format_interval_kind
+from analysis.report.headline import AnswerText, format_ends, format_interval_kind, format_value
 from analysis.scaling.crossover import Crossover
 from analysis.scaling.curves import CurvePoint, ScalingCurve
 from analysis.scaling.time_per_sample import IntervalEstimate
@@ -210,8 +210,8 @@ def _build_estimate_cell(estimate: IntervalEstimate | None) -> TableCell:
     if estimate is None:
         return TableCell(MISSING, None)
     known = estimate.interval
-    around = f" ({format_significant(known.low, 3)} to {format_significant(known.high, 3)})" if known else ""
-    return TableCell(format_significant(estimate.value, 3) + around, estimate.value)
+    text = format_interval_of(estimate.value, known.low, known.high) if known else format_significant(estimate.value, 3)
+    return TableCell(text, estimate.value)
 
 
 def _build_text_table(name: str, title: str, sources: Sequence[_Source], rows: Sequence[Row]) -> TextTable:
@@ -231,6 +231,8 @@ def _build_value_cell(column: Column, row: Row) -> TableCell:
     value = row[column.name]
     if column.name == "outcome":
         return _build_text_cell(str(value).replace("_", " "))
+    if value is not None and row.get(f"{column.name}_low") is not None:
+        return TableCell(format_value(row, column.name), value)
     return TableCell(format_cell(column, value), value)
 
 

@@ -51,8 +51,9 @@ class Pace:
 
     @functools.cached_property
     def typical(self) -> float:
-        """The geometric mean over allocations of their means."""
-        return statistics.geometric_mean(self.means.values())
+        """The geometric mean over allocations of their means; of those that decide where these are enough."""
+        chosen = self.sound if enough(self.sound.runs) else self
+        return statistics.geometric_mean(chosen.means.values())
 
 
 Paces = Callable[[Row], Pace | None]

@@ -7,13 +7,18 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-from analysis.stats.family import Noise, corrected
+from analysis.stats.family import Noise, corrected, equivalent
 from analysis.stats.interval import Interval
 from analysis.stats.ratio import Runs, of_runs, of_steps
 from bench.statistics import LEVEL
 
 Unit = Literal["run", "step"]
-Verdict = Literal["faster", "slower", "no detectable difference", "too few repeats to tell"]
+Verdict = Literal["faster", "slower", "equal within 3 %", "no detectable difference", "too few repeats to tell"]
+
+INTEREST = 0.03
+"""The smallest difference of times that anybody would act on. That two sides differ by less is a finding, and takes a
+test of its own: that no difference was detected does not show it."""
+EQUAL: Final = "equal within 3 %"
 
 LEAST_RUNS = 3
 """Of each side, for runs to be the unit, and for a verdict."""
@@ -86,12 +91,29 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
     (`analysis.stats.family`), whichever pairs were chosen before they were measured.
 
     So an interval may exclude 1 and yet the verdict be that no difference is detectable: it speaks for its pair alone.
-    Comparisons of steps, and of too few sound runs, have an effect and an interval, and no verdict.
+    Where none is detected, two sides may still be shown to differ by less than INTEREST. Comparisons of steps, and of
+    too few sound runs, have an effect and an interval, and no verdict.
     """
     known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p for one in known]
     judged = iter(corrected(gaps, [one.noises for one in known], own))
-    return [_verdict(one.ratio, next(judged), level) if one.decides else TOO_FEW for one in comparisons]
+    equal = iter(are_equal(comparisons, level))
+    return [_verdict(one, next(judged), level, equal=next(equal)) if one.decides else TOO_FEW for one in comparisons]
+
+
+def relevant_verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Verdict]:
+    """Return the same where only differences of INTEREST count: two sides that are shown to differ by less are equal,
+    whether or not a difference was detected."""
+    equal = iter(are_equal(comparisons, level))
+    found = verdicts(comparisons, level)
+    return [EQUAL if one.decides and next(equal) else told for one, told in zip(comparisons, found, strict=True)]
+
+
+def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[bool]:
+    """Return of each comparison that decides whether its sides are shown to differ by less than INTEREST."""
+    known = [one for one in comparisons if one.decides]
+    gaps = [math.log(one.ratio) for one in known]
+    return [p <= 1 - level for p in equivalent(gaps, [one.noises for one in known], math.log1p(INTEREST))]
 
 
 def _noises(one: Sequence[float], other: Sequence[float], *, blocked: bool) -> tuple[Noise, ...]:
@@ -101,7 +123,7 @@ def _noises(one: Sequence[float], other: Sequence[float], *, blocked: bool) -> t
     )
 
 
-def _verdict(ratio: float, p: float, level: float) -> Verdict:
+def _verdict(comparison: Comparison, p: float, level: float, *, equal: bool) -> Verdict:
     if p > 1 - level:
-        return "no detectable difference"
-    return "faster" if ratio < 1 else "slower"
+        return EQUAL if equal else "no detectable difference"
+    return "faster" if comparison.ratio < 1 else "slower"

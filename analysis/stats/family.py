@@ -143,6 +143,22 @@ def corrected(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], own: Seq
     return [max(found) for found in zip(holm(pooled), holm(moderate), own, strict=True)]
 
 
+def equivalent(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], margin: float) -> list[float]:
+    """Return p-values, corrected for the number of pairs, of true gaps that are as wide as `margin` or wider, for pairs
+    that were chosen beforehand: two one-sided tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15,
+    1987), by the three ways of this module. A small one shows that two sides do not differ by that much."""
+    left = [margin - abs(gap) for gap in gaps]
+    own = [_own_chance(one, sides) for one, sides in zip(left, noises, strict=True)]
+    return [
+        min(chance / 2, 1.0) if one > 0 else 1.0 for one, chance in zip(left, corrected(left, noises, own), strict=True)
+    ]
+
+
+def _own_chance(gap: float, sides: Sequence[Noise]) -> float:
+    shares = [one.variance / one.n for one in sides]
+    return _chance(gap, shares, _satterthwaite(shares, [one.freedom for one in sides]))
+
+
 def holm(chances: Sequence[float] | Array) -> list[float]:
     """Return p-values corrected for their number: the k-th smallest of m times m - k + 1, never below a smaller one's
     (Holm, Scandinavian Journal of Statistics 6, 1979), which scipy has not."""

@@ -45,6 +45,7 @@ VERBS = {
     "compare": Verb(
         "analysis.cli.compare", "which configurations are faster, slower or the same in another set; a gate"
     ),
+    "history": Verb("analysis.cli.history", "where times changed over commits, versions or dates, as text and a page"),
     "ab": Verb("bench.cli.ab", "measure two git revisions or two environments in turn, and compare them"),
     "claims": Verb("analysis.cli.claims", "the study's claims beside what was measured, with verdicts"),
     "predictions": Verb("analysis.cli.predictions", "every prediction beside what came true, as a page with tables"),

@@ -62,7 +62,7 @@ def test_faster_or_not_told_apart_leaves_the_first_claim_open() -> None:
 def test_every_pair_of_stages_is_compared_at_every_node_count() -> None:
     seconds = {"zero0": 1.0, "zero1": 1.1, "zero2": 1.1, "zero3": 1.5}
     records = [at(engine, nodes, s * nodes) for engine, s in seconds.items() for nodes in (1, 2)]
-    assert told(*records)["C2"] == ("as in the study", {"slower": 10, "no detectable difference": 2})
+    assert told(*records)["C2"] == ("as in the study", {"slower": 10, "equal within 3 %": 2})
     assert told(*records)["C3"] == ("as in the study", {"slower": 2})
     assert pairs("C3", *records) == [("zero2", "zero3", "slower")] * 2
 
@@ -77,7 +77,7 @@ def test_the_third_claim_is_of_every_node_count() -> None:
     ahead = [at("zero2", 2, 1.0), at("zero3", 2, 2.0)]
     assert told(*ahead)["C3"] == ("as in the study", {"slower": 1})
     even = told(*ahead, at("zero2", 4, 1.0), at("zero3", 4, 1.005))
-    assert even["C3"] == ("cannot be told", {"slower": 1, "no detectable difference": 1})
+    assert even["C3"] == ("not as in the study", {"slower": 1, "equal within 3 %": 1})
     behind = told(*ahead, at("zero2", 4, 2.0), at("zero3", 4, 1.0))
     assert behind["C3"] == ("not as in the study", {"slower": 1, "faster": 1})
 

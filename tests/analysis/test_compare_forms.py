@@ -40,7 +40,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 OUTCOME = (
     "FAIL: gate (3 %) broken by 2 of 5: my_tiny · 2 ranks · zero1 · micro 2; my_tiny · 2 ranks · zero2 · micro 2. "
     "Left out: 1 out of memory, 1 without a partner. 1 slower, "
-    "1 no detectable difference, 1 not comparable, 1 only in A, 1 failed in B."
+    "1 equal within 3 %, 1 not comparable, 1 only in A, 1 failed in B."
 )
 
 
@@ -71,7 +71,7 @@ def test_markdown_says_the_outcome_shows_what_changed_and_folds_the_rest(
         "failed in B: breaks the gate",
     ]
     assert [part.partition("</summary>")[0] for part in folded] == [
-        "<summary>1 no detectable difference",
+        "<summary>1 equal within 3 %",
         "<summary>1 not comparable",
         "<summary>1 only in A",
     ]

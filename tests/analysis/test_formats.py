@@ -10,7 +10,14 @@ from records import failed, run, run_table, save, spec, steps
 
 from analysis import formats
 from analysis.columns import list_columns
-from analysis.formats.numbers import MISSING, format_cell, format_significant, format_size
+from analysis.formats.numbers import (
+    MISSING,
+    format_cell,
+    format_interval_of,
+    format_ratio_change,
+    format_significant,
+    format_size,
+)
 from analysis.table import list_rows, read_csv
 from bench.cli import main
 
@@ -100,3 +107,26 @@ def test_sizes_have_binary_units(value: int, text: str) -> None:
 
 def test_what_is_missing_is_a_dash_and_never_a_number() -> None:
     assert {format_cell(column, None) for column in list_columns().values()} == {MISSING}
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "told"),
+    [
+        (8697, 8346, 8958, "8,700 (8,350 to 8,960)"),
+        (0.26761, 0.26012, 0.27199, "0.268 (0.260 to 0.272)"),
+        (0.26761, 0.267601, 0.267622, "0.267610 (0.267601 to 0.267622)"),
+        (3.0, -11.0, 17.0, "3 (−11 to 17)"),
+        (2.0, 2.0, 2.0, "2.000 (2.000 to 2.000)"),
+        (2.0, 1.0, float("inf"), "2.000 (1.000 to inf)"),
+    ],
+)
+def test_a_number_has_the_digits_that_two_of_its_intervals_width_leave(
+    value: float, low: float, high: float, told: str
+) -> None:
+    assert format_interval_of(value, low, high) == told
+
+
+def test_a_ratio_is_told_as_a_change() -> None:
+    assert format_ratio_change(1.0512, 1.0401, 1.0629) == "+5.1 % (+4.0 to +6.3)"
+    assert format_ratio_change(0.348, 0.308, 0.412) == "−65 % (−69 to −59)"
+    assert format_ratio_change(0.5) == "−50 %"

@@ -88,7 +88,7 @@ def test_hover_tells_configuration_n_and_interval_as_text() -> None:
     (panel,) = drawn(sweep())["throughput"].panels
     (lines,) = (text.replace("\xa0", " ").split("<br>") for text in numbers(panel)["ddp"]["hovertext"][:1])
     assert lines[:2] == ["<b>tiny: ddp, micro 2</b>", "2 ranks, fp32, cpu"]
-    assert lines[2].startswith("400.0 tokens/s, ") and lines[2].endswith("(95 %, within the run, n = 1)")
+    assert lines[2].startswith("400 tokens/s, ") and lines[2].endswith("(95 %, within the run, n = 1)")
     (failure,) = (t for t in panel["data"] if t["mode"] == "text" and t["name"] == "ddp")
     assert "OOM: &lt;b&gt;full&lt;/b&gt;" in failure["hovertext"][0]
 

@@ -57,7 +57,7 @@ def test_tables_for_readers_have_units_and_digits_and_say_what_failed(files: dic
     head, _, *rows = files["configurations.md"].splitlines()
     assert "step time (s)" in head and "throughput (tokens/s, encoder + decoder, with padding)" in head
     (ddp,) = (row for row in rows if "| ddp | 1 |" in row)
-    assert "| 0.1000 | 0.09000 to 0.1100 |" in ddp
+    assert "| 0.100 | 0.090 to 0.110 |" in ddp
     (oom,) = (row for row in rows if "zero3" in row)
     assert "| oom | 0 | – |" in oom
 

@@ -70,6 +70,16 @@ def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> Non
     assert (row["step_s_max"], row["step_s_p95"]) == (0.5, pytest.approx((0.3 + 0.4) / 2))
 
 
+def test_flagged_runs_are_out_of_what_is_shown_as_they_are_of_the_ranking() -> None:
+    sound, odd = lasting(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, steady=False))
+    (row,) = rows(*sound, odd)
+    assert (row["n"], row["step_s_high"]) == (4, 0.1)
+    assert row["sample_s"] == pytest.approx(0.1 / 4)
+    assert "unsteady" in row["flags"]
+    (few,) = rows(*sound[:2], odd)
+    assert few["sample_s"] == pytest.approx((0.1 * 0.1 * 0.9) ** (1 / 3) / 4)
+
+
 def test_environments_machines_and_kinds_of_evidence_are_never_pooled() -> None:
     other = [run(torch="2.12.0"), run(machine={"name": "h100"}), run(evidence="rehearsed"), failed("oom", torch=None)]
     assert [row["n"] for row in rows(run(), *other)] == [1, 1, 1, 1, 0]

@@ -53,6 +53,35 @@ def hidden(coefficient: float, weight: float) -> Process:
     return Process(lambda *shape: roots[0] * slow(*shape) + roots[1] * fast(*shape), 0.0, 0.0)
 
 
+def pareto(exponent: float, part: float = 0.1) -> Process:
+    """Steps of 1 s, a tenth of which takes longer by a Pareto's time, whose variance is infinite below exponent 2."""
+
+    def draw(rng: np.random.Generator, series: int, n: int) -> Array:
+        slow = rng.random((series, n)) < part
+        return 1 + 0.02 * rng.standard_normal((series, n)) + slow * rng.pareto(exponent, (series, n))
+
+    return Process(draw, math.nan, 1 + part / (exponent - 1))
+
+
+def spikes(every: int, times: float) -> Process:
+    """Steps of 1 s of which each so many, from a place by chance, takes several times as long."""
+
+    def draw(rng: np.random.Generator, series: int, n: int) -> Array:
+        at = (np.arange(n) + rng.integers(0, every, (series, 1))) % every == 0
+        return 1 + 0.02 * rng.standard_normal((series, n)) + (times - 1) * at
+
+    return Process(draw, math.nan, 1 + (times - 1) / every)
+
+
+TAILED = {
+    "Pareto 1.5 in 10 %": pareto(1.5),
+    "Pareto 2.5 in 10 %": pareto(2.5),
+    "1 % of steps × 20": slow_steps(0.01, 19.0),
+    "0.2 % of steps × 20": slow_steps(0.002, 19.0),
+    "every 50th step × 5": spikes(50, 5.0),
+}
+"""Whose rare steps make up much of the mean; nobody asks for their median."""
+
 PROCESSES = {
     "independent, normal": Process(ar1(0), 0.0, 0.0),
     "independent, lognormal": lognormal(0),

@@ -84,3 +84,9 @@ def test_the_luck_of_the_fastest_is_told() -> None:
     true, told = np.mean(found, axis=0)
     assert told == pytest.approx(true, rel=0.2)
     assert told > 0.01
+
+
+@pytest.mark.parametrize("name", ["normal", "30 % bad nodes", "unequal noise", "two clock states"])
+def test_pairs_that_differ_by_three_per_cent_arecalled_equal_in_few_sets(name: str) -> None:
+    """5 %; with 150 sets, 9.5 would be seen by chance once in a hundred."""
+    assert verdicts.called_equal(name, 10, 3, 150, 0.01, math.log1p(0.03))[0] <= 9.5

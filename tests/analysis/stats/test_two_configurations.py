@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 from simulated import PROCESSES, ar1
 
-from analysis.stats.compare import TOO_FEW, compare, superiority, verdicts
-from analysis.stats.family import holm
+from analysis.stats.compare import EQUAL, TOO_FEW, are_equal, compare, relevant_verdicts, superiority, verdicts
+from analysis.stats.family import equivalent, holm
 from analysis.stats.ratio import of_runs, of_steps
 from analysis.stats.series import mean_interval, median_interval
 
@@ -116,8 +116,29 @@ def test_holm_by_hand() -> None:
 def test_verdicts() -> None:
     alike, few = (compare(noisy(0.1, 3, runs), noisy(0.1, 4, runs)) for runs in (3, 1))
     assert verdicts([compare(FAST, SLOW), few, compare(SLOW, FAST), alike]) == [
-        "faster", "too few repeats to tell", "slower", "no detectable difference",
+        "faster", "too few repeats to tell", "slower", "equal within 3 %",
     ]  # fmt: skip
+
+
+def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
+    """No sooner than by Welch's own, by scipy: of both the larger p."""
+    one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
+    logs = np.log(one).ravel(), np.log(other).ravel()
+    margin = math.log(1.03)
+    below = stats.ttest_ind(logs[0] + margin, logs[1], equal_var=False, alternative="greater").pvalue
+    above = stats.ttest_ind(logs[0] - margin, logs[1], equal_var=False, alternative="less").pvalue
+    told = compare(one, other)
+    (p,) = equivalent([math.log(told.ratio)], [told.noises], margin)
+    assert max(below, above) * 0.999 <= p <= 2 * max(below, above)
+    assert are_equal([told]) == [p <= 0.05] == [True]
+
+
+def test_a_difference_may_be_detected_and_yet_be_too_small_to_act_on() -> None:
+    one = compare([[1.000], [1.0001], [0.9999]], [[1.005], [1.0051], [1.0049]])
+    assert verdicts([one]) == ["faster"]
+    assert relevant_verdicts([one]) == [EQUAL]
+    far = compare([[1.00], [1.02], [1.04]], [[1.03], [1.05], [1.01]])
+    assert verdicts([far]) == relevant_verdicts([far]) == ["no detectable difference"]
 
 
 def test_two_runs_a_side_have_no_verdict_however_far_apart_they_are() -> None:

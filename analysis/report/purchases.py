@@ -1,0 +1,101 @@
+"""What to measure next where configurations are less sure between allocations than was asked, and on which nodes they
+ran."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.questions import describe_choice
+from analysis.results import Results
+from analysis.stats.levels import Advice, LevelRun, LevelVariances, advise, find_variances
+from analysis.summary import Row
+from analysis.table import list_rows
+from bench.formatting import format_count
+from bench.statistics import LEAST, LEVEL, mean_bounds, quantile
+
+
+class ConfigurationLevels(NamedTuple):
+    """How the time of a configuration scatters by level, and what brings it to the width that was asked of a run."""
+
+    name: str
+    width: float  # that was asked
+    levels: LevelVariances
+    advice: Advice
+
+
+def list_purchase_caveats(results: Results) -> Iterable[str]:
+    """Yield what to buy next for the width that was asked, and which intervals are of a single set of nodes."""
+    found = list(_list_levels(results))
+    short = [one for one in found if one.advice.purchase != "enough"]
+    if short:
+        widths = ", ".join(f"{100 * width:.3g} %" for width in sorted({one.width for one in short}))
+        yield (
+            f"Between allocations, {len(short):,} of {len(found):,} configurations with two or more are less sure than "
+            f"the {widths} that was asked of a run: {'; '.join(_describe_purchases(short))}."
+        )
+    alike = sum(one.levels.host_sets == 1 for one in found)
+    if alike:
+        yield (
+            f"{format_count(alike, 'configuration')} had the same nodes in all allocations: intervals between these "
+            "hold for those nodes, and not for others."
+        )
+
+
+def _describe_purchases(found: Sequence[ConfigurationLevels]) -> Iterable[str]:
+    for purchase, what in (
+        ("allocations", "more allocations, not more steps"),
+        ("other nodes", "more allocations, on other nodes"),
+    ):
+        needed = sorted((int(one.advice.amount), one.name) for one in found if one.advice.purchase == purchase)
+        if needed:
+            (least, first), (most, last) = needed[0], needed[-1]
+            ends = f"{first} {least}" if len(needed) == 1 else f"from {least} ({first}) to {most} ({last})"
+            yield f"{_count_needing(len(needed))} {what}: {ends}"
+    longer = sorted((one.advice.amount, one.name) for one in found if one.advice.purchase == "longer windows")
+    if longer:
+        times, name = longer[-1]
+        told = "longer windows, not more allocations"
+        yield f"{_count_needing(len(longer))} {told}: at most {times:g} times as long ({name})"
+
+
+def _count_needing(count: int) -> str:
+    return f"{count:,} {'needs' if count == 1 else 'need'}"
+
+
+def _list_levels(results: Results) -> Iterable[ConfigurationLevels]:
+    rows = [row for row in list_rows(results.summary) if row["n"] > 1 and row["evidence"] == "measured"]
+    for row in rows:
+        known = find_variances(_list_runs(results, row))
+        if known:
+            width = results.specs[row["config_id"]].measure.width
+            yield ConfigurationLevels(describe_choice(row), width, known, advise(known, width))
+
+
+def _list_runs(results: Results, row: Row) -> list[LevelRun]:
+    """Return the allocations of a configuration that may decide, each with the nodes that its runs were on."""
+    hosts: dict[str, list[str]] = {}
+    steps: dict[str, list[float]] = {}
+    environments = results.traces["environment"]
+    for place in results.behind(row):
+        if results.is_sound(place) and (window := results.window(place)):
+            name, known = results.allocation(place), environments.iloc[place]
+            hosts.setdefault(name, []).extend(json.loads(known).get("hosts", ()) if known else ())
+            steps.setdefault(name, []).extend(window)
+    return [
+        LevelRun(tuple(sorted({*hosts[name]})), math.log(float(np.mean(window))), _find_within(window))
+        for name, window in steps.items()
+    ]
+
+
+def _find_within(window: Sequence[float]) -> float:
+    """Return the variance of the logarithm of a window's mean by its own steps; 0 of too few to tell."""
+    if len(window) < LEAST:
+        return 0.0
+    bounds = mean_bounds(np.asarray(window), LEVEL)
+    if not (bounds.low > 0 and math.isfinite(bounds.high)):
+        return 0.0
+    reach = math.log(float(bounds.high) / float(bounds.low)) / 2
+    return float((reach / quantile(float(bounds.freedom), (1 + LEVEL) / 2)) ** 2)

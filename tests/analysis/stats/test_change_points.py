@@ -1,0 +1,76 @@
+"""Where the level of a series changed: found where it is, and told as seldom as promised where it is not."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from analysis.stats.change_points import LevelChange, find_changes
+from tests.benchmarks import histories
+
+
+def noisy(seed: int, *levels: tuple[float, int]) -> np.ndarray:
+    truth = np.concatenate([np.full(count, level) for level, count in levels])
+    return truth + 0.01 * np.random.default_rng(seed).standard_normal(truth.size)
+
+
+def borders(found: list[LevelChange]) -> list[tuple[int, int]]:
+    return [(one.before, one.after) for one in found]
+
+
+def test_a_level_and_where_it_begins() -> None:
+    ((found,),) = find_changes([noisy(0, (0.0, 20), (0.1, 15))])
+    assert (found.before, found.after) == (19, 20)
+    assert found.within[0] <= 19 < 20 <= found.within[1]
+    assert found.size == pytest.approx(np.expm1(0.1), rel=0.1)
+    assert found.interval.low < np.expm1(0.1) < found.interval.high
+    assert found.interval[2:] == ("between repeats", 0.95, 35)
+
+
+def test_a_level_that_comes_back_and_several_of_them() -> None:
+    (found,) = find_changes([noisy(1, (0.0, 20), (0.1, 5), (0.0, 15))])
+    assert borders(found) == [(19, 20), (24, 25)]
+    (found,) = find_changes([noisy(2, (0.0, 10), (0.1, 10), (0.05, 10), (0.15, 10), (0.0, 10))])
+    assert borders(found) == [(9, 10), (19, 20), (29, 30), (39, 40)]
+
+
+def test_places_without_a_value_are_passed_over() -> None:
+    series = noisy(0, (0.0, 20), (0.1, 15))
+    series[[3, 19, 20, 30]] = np.nan
+    ((found,),) = find_changes([series])
+    assert (found.before, found.after) == (18, 21)
+
+
+def test_eight_places_can_tell_and_seven_cannot() -> None:
+    """Of eight, 2 of the 70 ways to choose four look like a change in the middle: 2.9 %. Of seven, 2 of 35."""
+    clear = np.array([0.0, 0.001, 0.002, 0.003, 1.0, 1.001, 1.002, 1.003])
+    (found,) = find_changes([clear])
+    assert borders(found) == [(3, 4)]
+    orders = list(itertools.permutations(range(8)))
+    alike = sum({*order[:4]} in ({0, 1, 2, 3}, {4, 5, 6, 7}) for order in orders)
+    assert alike / len(orders) == pytest.approx(2 / 70)
+    assert find_changes([clear[:7]]) == [[]]
+
+
+def test_one_place_that_is_off_is_no_change() -> None:
+    series = noisy(4, (0.0, 30))
+    series[17] += 1.0
+    assert find_changes([series]) == [[]]
+
+
+def test_equal_values_do_not_change() -> None:
+    assert find_changes([np.zeros(20), np.full(20, np.nan), np.array([])]) == [[], [], []]
+
+
+@pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "5 % disturbed", "skewed"])
+def test_a_change_is_told_where_there_is_none_one_time_in_twenty(name: str) -> None:
+    """With 100 histories, 11 % would be seen by chance once in a hundred; so with ten series together."""
+    assert histories.wrong(name, 16, 1, 100) <= 11
+    assert histories.wrong(name, 12, 10, 40) <= 15
+
+
+def test_a_change_by_five_noises_is_found_within_the_places_told() -> None:
+    told, right, covers = histories.found(5, "middle", 20, 60)
+    assert told == 100
+    assert right >= 88
+    assert covers >= 88

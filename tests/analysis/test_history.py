@@ -1,0 +1,165 @@
+"""Where configurations became slower or faster: by commit, by versions, by day."""
+
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from records import failed, run, save, scattered, spec, steps
+
+from analysis import results
+from analysis.history.axis import Origin, build_axis
+from analysis.history.page import render_page
+from analysis.history.series import History, build_history
+from bench.cli import main
+from bench.record import RunRecord
+
+COMMITS = [f"{number:02d}" + "ab" * 19 for number in range(12)]
+
+
+def measured(
+    number: int, seconds: float, repeat: int = 0, engine: str = "zero2", commit: str = "", torch: str = "2.13.0"
+) -> RunRecord:
+    """A run of commit `number`, on a day of its own."""
+    environment = {"git": {"commit": commit or COMMITS[number], "dirty": False}}
+    study = f"night{number}"
+    of = run(
+        spec(engine), study=study, repeat=repeat, torch=torch, environment=environment, steps=steps((seconds,) * 30)
+    )
+    around = of.circumstance.model_copy(update={"started_at": f"2026-10-{number + 1:02d}T10:{repeat:02d}:00Z"})
+    return of.model_copy(update={"circumstance": around})
+
+
+@pytest.fixture
+def slower(tmp_path: Path) -> Path:
+    """Twelve commits, three runs each: zero2 by 10 % slower from the seventh on, with a newer torch; zero3 as ever."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(12):
+        torch = "2.9.1" if number < 6 else "2.10.0"
+        for engine, level in (("zero2", 0.1 * (1.1 if number >= 6 else 1.0)), ("zero3", 0.2)):
+            found += [
+                measured(number, level * float(np.exp(0.003 * rng.standard_normal())), repeat, engine, torch=torch)
+                for repeat in range(3)
+            ]
+    return save(tmp_path / "runs", *found)
+
+
+def history(
+    folder: Path, by: str = "commit", ancestry: Callable[[Sequence[str]], Sequence[str]] | None = None
+) -> History:
+    return build_history(results.read([folder]), by, ancestry or (lambda commits: ()))
+
+
+def test_the_change_of_one_configuration_is_told_with_all_that_changed(slower: Path) -> None:
+    found = history(slower)
+    changed, steady = found.series
+    ((change, also),) = changed.changes
+    assert (changed.name, steady.changes) == ("tiny · 2 ranks · zero2, micro 2 · fp32", ())
+    assert [found.axis.places[place].key for place in (change.before, change.after)] == COMMITS[5:7]
+    assert change.size == pytest.approx(0.1, abs=0.01)
+    assert change.interval.low < 0.1 < change.interval.high
+    assert also == "torch 2.9.1 → 2.10.0"
+    assert [len(value.sample_s) for value in changed.values] == [3] * 12
+    assert changed.values[0].typical == pytest.approx(0.1 / 4, rel=0.01)
+
+
+def test_commits_stand_as_git_has_them_else_as_they_were_measured(slower: Path) -> None:
+    assert [place.key for place in history(slower).axis.places] == COMMITS
+    turned = history(slower, ancestry=lambda commits: COMMITS[::-1]).axis
+    assert [place.key for place in turned.places] == COMMITS[::-1]
+    assert "git" in turned.order
+    partly = history(slower, ancestry=lambda commits: COMMITS[:3]).axis
+    assert [place.key for place in partly.places] == COMMITS
+
+
+def test_versions_stand_by_their_numbers_and_days_by_the_calendar(slower: Path) -> None:
+    assert [place.name for place in history(slower, "version").axis.places] == ["torch 2.9.1", "torch 2.10.0"]
+    days = history(slower, "date")
+    assert (days.axis.places[0].name, len(days.axis.places)) == ("2026-10-01", 12)
+    assert days.series[0].changes[0].also == "torch 2.9.1 → 2.10.0, commit 05abababab → 06abababab"
+
+
+def test_code_with_changes_is_a_place_of_its_own_after_its_commit() -> None:
+    origins = [Origin(commit, (), "2026-10-01") for commit in ("aa+", "aa", "bb")]
+    axis = build_axis(origins, "commit", lambda commits: ["aa", "bb"])
+    assert [place.name for place in axis.places] == ["aa", "aa with changes", "bb"]
+
+
+def test_rounds_of_two_comparisons_are_not_taken_for_the_same_repeat(tmp_path: Path) -> None:
+    """`zeroscale ab` numbers the rounds of every call from 0, in a folder of its own."""
+    one, other = measured(0, 0.1), measured(0, 0.2)
+    for folder, record in (("ab-1", one), ("ab-2", other)):
+        save(tmp_path / folder, record)
+    (series,) = history(tmp_path).series
+    assert [len(value.sample_s) for value in series.values] == [2]
+
+
+def test_what_takes_no_part_is_counted(slower: Path, tmp_path: Path) -> None:
+    unsteady = run(
+        spec("zero2"), study="x", steps=steps((0.5,) * 30, steady=False), environment={"git": {"commit": "f"}}
+    )
+    nowhere = run(spec("zero2"), study="y", torch=None)
+    save(slower, unsteady, nowhere, failed("oom", spec("zero2"), study="z", environment={"git": {"commit": "f"}}))
+    found = history(slower)
+    assert [(one.flagged, one.failed) for one in found.series] == [(1, 1), (0, 0)]
+    assert found.nowhere == 1
+    assert len(found.series[0].changes) == 1
+
+
+def test_the_page_and_the_terminal_say_the_same(
+    slower: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["history", str(slower), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    page = (tmp_path / "out" / "history.html").read_text()
+    for text in ("slower, +", "05abababab → 06abababab", "torch 2.9.1 → 2.10.0", "1 configuration with no detectable"):
+        assert text in printed
+        assert text in page
+    assert page.count("<figure>") == 2
+    assert "http:" not in page and "https:" not in page and "<script" not in page
+    lines = (tmp_path / "out" / "changes.csv").read_text().splitlines()
+    assert (len(lines), lines[0].split(",")[0]) == (2, "config_id")
+    assert len((tmp_path / "out" / "values.csv").read_text().splitlines()) == 25
+
+
+def test_text_from_records_is_text(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    save(tmp_path, measured(0, 0.1, commit=evil))
+    assert evil not in render_page(history(tmp_path))
+
+
+def test_order_is_that_of_the_checkout_around(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The younger commit was measured first."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for name in ("old", "new"):
+        subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", name], check=True)
+    listed = subprocess.run([*git, "rev-list", "HEAD"], check=True, capture_output=True, text=True).stdout.split()
+    save(tmp_path / "runs", *(measured(number, 0.1, commit=commit) for number, commit in enumerate(listed)))
+    monkeypatch.chdir(tmp_path)
+    assert main(["history", "runs", "--out", "out"]) == 0
+    assert "2 commits, ancestors first" in capsys.readouterr().out
+    values = (tmp_path / "out" / "values.csv").read_text().splitlines()[1:]
+    assert [next(one for one in listed if one in line) for line in values] == listed[::-1]
+
+
+@pytest.mark.parametrize(
+    ("records", "words", "told"),
+    [
+        ([], [], "no record below"),
+        ([run(torch=None)], [], "no run with a time is of a known commit; choose another --by"),
+        ([run(steps=steps(scattered(1, 2, 3)))], ["--by", "week"], "invalid choice: 'week'"),
+        ([measured(0, 0.1)], ["--out", "/dev/null/x"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], records: list[RunRecord], words: list[str], told: str
+) -> None:
+    save(tmp_path, *records)
+    assert main(["history", str(tmp_path), *words]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert told in said[-1]

@@ -1,0 +1,122 @@
+"""What the changes of a history hold: how often one is told where none is, and how often one is found that is there.
+
+python -m tests.benchmarks.histories [--histories 400]
+
+Simulated histories whose truth is known: a value a place, in units of the noise between places. The noises are those of
+`tests.benchmarks.verdicts`; `serial` are places that resemble the one before.
+"""
+
+import argparse
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+
+from analysis.stats.change_points import LevelChange, find_changes
+from tests.benchmarks.verdicts import NOISES, serial
+
+Array = np.ndarray
+
+LENGTHS = (10, 20, 50)
+SERIES = (1, 10)
+DRAWS = 499
+SHAPES = ("middle", "last 2", "last 3", "last 5", "4 in the middle")
+NAMES = ("normal", "t of 3 degrees", "30 % bad nodes", "two clock states", "5 % disturbed", "skewed")
+SERIAL = {f"serial {part}": part for part in (0.3, 0.6)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--histories", type=int, default=400)
+    count = parser.parse_args().histories
+    for row in itertools.chain(alike(count), power(count), stairs(count)):
+        print(row, flush=True)
+
+
+def alike(count: int) -> Iterable[str]:
+    """Yield the per cent of sets of histories without a change in which one is told."""
+    yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {_head(LENGTHS)}"
+    for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
+        told = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
+        yield f"{name:<20}{series:>7}  {_told(told)}"
+
+
+def wrong(name: str, length: int, series: int, count: int) -> float:
+    rng = np.random.default_rng([*name.encode(), length, series])
+    sets = (drawn(name, rng, (series, length)) for _ in range(count))
+    return 100 * float(np.mean([any(find_changes(list(one), draws=DRAWS)) for one in sets]))
+
+
+def drawn(name: str, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    return serial(rng, shape, SERIAL[name]) if name in SERIAL else NOISES[name](rng, shape)
+
+
+def shaped(shape: str, length: int) -> Array:
+    """Return where the level is another one."""
+    at = np.arange(length)
+    if shape == "middle":
+        return at >= length // 2
+    if shape == "4 in the middle":
+        return (at >= length // 2 - 2) & (at < length // 2 + 2)
+    return at >= length - int(shape.split()[1])
+
+
+def power(count: int) -> Iterable[str]:
+    """Yield how often a change by some noises is told; of these, how often it is one (or two) and within the places
+    that are told, and how often its interval holds the truth."""
+    yield "\none change, normal noise: % told; of these within the places told; interval covers"
+    yield f"{'':<20}{'':>7}  {_head(LENGTHS)}"
+    for effect, shape in itertools.product((3, 5), SHAPES):
+        cells = [found(effect, shape, length, count) for length in LENGTHS]
+        for what, place in (("told", 0), ("right", 1), ("covers", 2)):
+            yield f"{f'{effect}, {shape}' if place == 0 else '':<20}{what:>7}  {_told(one[place] for one in cells)}"
+
+
+def found(effect: float, shape: str, length: int, count: int) -> tuple[float, float, float]:
+    rng = np.random.default_rng([int(effect), length, *shape.encode()])
+    there = shaped(shape, length)
+    true = np.flatnonzero(np.diff(there.astype(int))) + 1
+    told, right, covers = [], [], []
+    for _ in range(count):
+        (changes,) = find_changes([0.01 * (rng.standard_normal(length) + effect * there)], draws=DRAWS)
+        told.append(bool(changes))
+        if changes:
+            right.append(_right(changes, true))
+            covers += [one.interval.low <= np.expm1(_true_size(one, effect)) <= one.interval.high for one in changes]
+    return tuple(100 * float(np.mean(one)) if one else float("nan") for one in (told, right, covers))  # type: ignore
+
+
+def _true_size(change: LevelChange, effect: float) -> float:
+    return 0.01 * effect * (1 if change.size > 0 else -1)
+
+
+def _right(changes: list[LevelChange], true: Array) -> bool:
+    return len(changes) == true.size and all(
+        one.within[0] < place <= one.within[1] for one, place in zip(changes, true, strict=True)
+    )
+
+
+def stairs(count: int) -> Iterable[str]:
+    """Yield how many changes are told of five that are there."""
+    yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
+    rng, told, more = np.random.default_rng(0), [], []
+    true = np.arange(10, 60, 10)
+    for _ in range(count // 2):
+        levels = np.cumsum(np.isin(np.arange(60), true) * rng.choice([-1, 1], 60)) * 5
+        (changes,) = find_changes([0.01 * (rng.standard_normal(60) + levels)], draws=DRAWS)
+        near = [int(np.abs(true - one.after).min()) <= 1 for one in changes]
+        told.append(sum(near))
+        more.append(len(near) - sum(near))
+    yield f"{np.mean(told):7.2f}{np.mean(more):7.2f}"
+
+
+def _head(sizes: Iterable[int]) -> str:
+    return "".join(f"{size:>7}" for size in sizes)
+
+
+def _told(numbers: Iterable[float]) -> str:
+    return "".join(f"{number:7.1f}" for number in numbers)
+
+
+if __name__ == "__main__":
+    main()
