@@ -1,19 +1,13 @@
-"""Random faults over sweeps: what a seed does, how outcomes are judged, and a short piece that runs."""
+"""Random faults over sweeps: what a seed does, and how outcomes are judged; `make chaos` runs them."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from chaos.faults import list_kinds
 from chaos.invariants import EXPECTED, judge
-from chaos.running import Table, run_round
 from chaos.schedule import HERE, MODES, ON_NODES, plan_round
-from slurm_testbed import Testbed
 
 pytestmark = pytest.mark.processes
-
-PIECE = (2,)
-"""Seeds that run with every suite: `make chaos` runs others."""
 
 
 def test_a_seed_does_the_same_everywhere_and_all_seeds_do_everything() -> None:
@@ -29,14 +23,3 @@ def test_an_outcome_has_to_be_the_one_of_the_fault_that_was_made() -> None:
     assert not judge("kill rank", "cancelled", "interrupted by SIGTERM") and not judge("kill rank", "error", "no idea")
     assert judge("requeue", "preempted", "the job was asked to end and put back into the queue")
     assert not judge("cut link briefly", "node_failure", "node 2 has not been heard of for 10 s")
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", PIECE)
-def test_a_short_piece_breaks_no_rule(
-    drilled: Testbed, small_disk: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(drilled.folder / "slurm.conf"))
-    planned = plan_round(seed)
-    short = planned._replace(points=2, faults=planned.faults[:2])
-    assert run_round(short, drilled, small_disk, Table()) == []
