@@ -33,7 +33,7 @@ UNINSPECTED = "the run ended before its untimed steps did"
 _ATTEMPT = re.compile(r"(\d+)\.(\d+)")
 _BEGINNING_BYTES = 8192
 _END_BYTES = 256  # of a record, which ended with its drill before its outcome said so
-_DRILL_SEEN = "drill at the end"
+_FAULT_SEEN = "drill at the end"
 _NO_RECORD = "not a zeroscale record"
 _OUTCOMES = frozenset(get_args(OutcomeKind))
 _RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
@@ -210,7 +210,7 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
     if header["outcome"] == "ok" and plain["observations"] is None:
         raise TypeError("ended well, and observed nothing")
     evidence, observed = outcome.get("evidence") or {}, plain["observations"] or {}
-    drill = bool(evidence.get("drill") or observed.get("drill") or plain.get(_DRILL_SEEN))
+    drill = bool(evidence.get("drill") or observed.get("drill") or plain.get(_FAULT_SEEN))
     marks = {"drill": drill, "disk_full": bool(evidence.get("disk_full"))}
     return header | marks | {"environment_id": header["environment_id"] or None}
 
@@ -229,7 +229,7 @@ def _read_beginning(path: Path) -> dict[str, Any]:
             if end.rstrip().endswith(b"\n}"):  # indented: what ends within it does not begin a line
                 plain: dict[str, Any] = pydantic_core.from_json(content, allow_partial=True)
                 if "observations" in plain:
-                    return plain | {_DRILL_SEEN: b'\n  "drill": "' in end}
+                    return plain | {_FAULT_SEEN: b'\n  "drill": "' in end}
             file.seek(0)
             content = file.read()
     whole: dict[str, Any] = pydantic_core.from_json(content)

@@ -103,7 +103,7 @@ def format_summary(view: StudyState) -> str:
         point_status.outcome if point_status.final else point_status.state for point_status in view.statuses
     )
     counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
-    queued = f"{format_count(len(view.live), 'job')} in the queue" if view.asked else "the queue is not known"
+    queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is not known"
     spent = f"; {view.spent_node_hours():.2f} node-hours spent, {queued}" if view.seen.jobs else ""
     return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
 

@@ -44,22 +44,22 @@ def list_statuses(
     seen: StudySnapshot,
     queue: Mapping[JobTask, JobState],
     *,
-    asked: bool = True,
+    is_reached: bool = True,
 ) -> list[PointStatus]:
-    """Return where everything asked for stands, in the order in which it was asked; `asked` is whether the scheduler
-    was, so that what is not in the `queue` is in no job."""
-    view = _StatusReader(wanted, seen, queue, asked=asked)
+    """Return where everything asked for stands, in the order in which it was asked; `is_reached` is whether the
+    scheduler answered, so that what is not in the `queue` is in no job."""
+    view = _StatusReader(wanted, seen, queue, is_reached=is_reached)
     return [view.read_status(key, sweep, point) for key, (sweep, point) in wanted.items()]
 
 
-def find_failed_starts(asked: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
+def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
     """Return how the jobs of each point ended that failed before they began any attempt, oldest first. Who asks for a
     point again has mended what they failed of: only those since then count."""
     found: dict[RunKey, list[str]] = {}
     for job in seen.jobs:
         for key, task in job.points:
             end = seen.ends.get((job.name, task))
-            if end and end.faulty and key in asked and end.ended_at >= _parse_seconds(asked[key].asked_at):
+            if end and end.faulty and key in sweeps and end.ended_at >= _parse_seconds(sweeps[key].asked_at):
                 found.setdefault(key, []).append(end.describe())
     return found
 
@@ -77,9 +77,9 @@ class _StatusReader:
         seen: StudySnapshot,
         queue: Mapping[JobTask, JobState],
         *,
-        asked: bool,
+        is_reached: bool,
     ) -> None:
-        self._seen, self._queue, self._asked = seen, queue, asked
+        self._seen, self._queue, self._is_reached = seen, queue, is_reached
         self._submitted: Counter[RunKey] = Counter()
         self._places: dict[RunKey, JobTask] = {}
         self._last: dict[RunKey, tuple[SubmittedJob, int | None]] = {}
@@ -120,7 +120,7 @@ class _StatusReader:
                 return "running", self._running(attempt)
         if place:
             return "pending", self._pending(place)
-        if not self._asked and (in_job := self._explain_unknown(key)):
+        if not self._is_reached and (in_job := self._explain_unknown(key)):
             return "unknown", in_job
         failed_starts = self._failed_starts.get(key, ())
         if reason := explain_given_up(done, sweep.rules.budget.attempts, self._submitted[key], failed_starts):
@@ -158,7 +158,7 @@ class _StatusReader:
         if state := self._queue.get((job.name, task)):  # which nobody could write down, on a full disk say
             exit_text = f" ({state.exit})" if state.exit else ""
             return f"job {state.number} {state.state}{exit_text}, no attempt at this point; see {job.place}"
-        if self._asked and not any(jobs.list_allocations(job.folder)):
+        if self._is_reached and not any(jobs.list_allocations(job.folder)):
             return f"job {job.handle} began no attempt, and the scheduler no longer knows it; see {job.place}"
         return ""
 

@@ -23,7 +23,7 @@ class StudyState(NamedTuple):
     seen: StudySnapshot
     queue: Mapping[JobTask, JobState]
     statuses: list[PointStatus]
-    asked: bool = True  # whether the scheduler was
+    is_reached: bool = True  # whether the scheduler was asked, and answered
 
     def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
         """Return where a job's output goes, or a task's; None before the scheduler has taken it."""
@@ -64,7 +64,7 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
     names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
     launcher = launchers.load_queueing(str(sweeps[-1].launcher["name"]))
     queue = launcher.ask(names) if launcher and ask and names else {}
-    return StudyState(folder, sweeps, seen, queue, list_statuses(wanted, seen, queue, asked=ask), ask)
+    return StudyState(folder, sweeps, seen, queue, list_statuses(wanted, seen, queue, is_reached=ask), ask)
 
 
 def _may_go_on(

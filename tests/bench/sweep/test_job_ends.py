@@ -41,7 +41,7 @@ def ended(place: JobTask, state: str = "FAILED", outcome: OutcomeKind | None = "
 
 def look(folder: Path, made: SweepDefinition, queue: Mapping[JobTask, JobState], *, asked: bool = True) -> StudyState:
     seen, wanted = read_snapshot(folder), definition.merge_sweeps([made])
-    return StudyState(folder, [made], seen, queue, list_statuses(wanted, seen, queue, asked=asked), asked)
+    return StudyState(folder, [made], seen, queue, list_statuses(wanted, seen, queue, is_reached=asked), asked)
 
 
 def told_later(folder: Path, made: SweepDefinition) -> list[PointStatus]:
