@@ -47,7 +47,7 @@ def describe_shortage(shortage: MemoryShortage) -> str:
         return f"{count / 2**30:.3g}"
 
     known = shortage.model_dump(exclude_none=True)
-    asked = {"asked_bytes": "asked for {} GiB", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
+    wanted = {"requested_bytes": "asked for {} GiB", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
     filled = {
         "total_bytes": "of {} in all",
         "live_bytes": "{} live in tensors",
@@ -57,7 +57,7 @@ def describe_shortage(shortage: MemoryShortage) -> str:
     }
     parts = [
         ", ".join(words.format(gib(known[name])) for name, words in some.items() if name in known)
-        for some in (asked, filled)
+        for some in (wanted, filled)
     ]
     return f"{shortage.where} memory: {'; '.join(filter(None, parts))}"
 

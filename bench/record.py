@@ -36,7 +36,7 @@ class MemoryShortage(Frozen):
 
     rank: int
     where: Literal["device", "host"]
-    asked_bytes: int | None = None  # by the allocation that failed, in its exception's own words
+    requested_bytes: int | None = None  # by the allocation that failed, in its exception's own words
     lacking_bytes: int | None = None  # of those
     free_bytes: int | None = None  # of the device; of the host or of the narrowest limit on this process
     total_bytes: int | None = None  # of the same

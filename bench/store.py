@@ -191,7 +191,7 @@ def _read_header(attempt: RunAttempt) -> RunAttempt:
         return attempt
     except OSError as error:
         return attempt._replace(unreadable=error.strerror or str(error))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return attempt._replace(unreadable=_NO_RECORD)
 
 

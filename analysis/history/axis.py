@@ -32,7 +32,7 @@ class Place(NamedTuple):
     started_at: str  # when its first run started
 
 
-class Axis(NamedTuple):
+class HistoryAxis(NamedTuple):
     """The places of a history in their order, and what that order is of."""
 
     by: By
@@ -60,7 +60,7 @@ def find_key(origin: Origin, by: By) -> str:
     return origin.date if by == "date" else ", ".join(f"{name} {value}" for name, value in origin.versions)
 
 
-def build_axis(origins: Iterable[Origin], by: By, ancestry: Callable[[Sequence[str]], Sequence[str]]) -> Axis:
+def build_axis(origins: Iterable[Origin], by: By, ancestry: Callable[[Sequence[str]], Sequence[str]]) -> HistoryAxis:
     """Return the places of these runs in their order: days by the calendar, versions by their numbers, commits by
     `ancestry`, which returns those of some commits that it knows, ancestors first. Where it knows not all of them they
     stand in the order in which they were first measured."""
@@ -109,8 +109,10 @@ def _shorten(keys: Iterable[str]) -> dict[str, str]:
     return {key: shorten_commit(key) for key in keys}
 
 
-def _build(by: By, ordered: Sequence[str], firsts: Mapping[str, Origin], names: Mapping[str, str], order: str) -> Axis:
-    return Axis(by, tuple(Place(key, names.get(key, key), firsts[key].started_at) for key in ordered), order)
+def _build(
+    by: By, ordered: Sequence[str], firsts: Mapping[str, Origin], names: Mapping[str, str], order: str
+) -> HistoryAxis:
+    return HistoryAxis(by, tuple(Place(key, names.get(key, key), firsts[key].started_at) for key in ordered), order)
 
 
 def _sort_versions(origin: Origin, names: Sequence[str]) -> tuple[tuple[tuple[int, ...], str], ...]:

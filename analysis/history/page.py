@@ -23,7 +23,7 @@ class Dot(NamedTuple):
 
     x: float
     y: float
-    told: str = ""
+    text: str = ""
 
 
 class Tick(NamedTuple):

@@ -23,8 +23,8 @@ def describe_change(change: HistoryChange) -> str:
     """Say by how much the time per sample changed."""
     found = change.change
     ratio = 1 + found.size
-    told = format_ratio_change(ratio, 1 + found.interval.low, 1 + found.interval.high)
-    return f"{'slower' if ratio > 1 else 'faster'}, {told}"
+    text = format_ratio_change(ratio, 1 + found.interval.low, 1 + found.interval.high)
+    return f"{'slower' if ratio > 1 else 'faster'}, {text}"
 
 
 def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
@@ -32,8 +32,8 @@ def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
     where that is the same."""
     places, found = history.axis.places, change.change
     likely = (found.before, found.after)
-    told, surely = (" → ".join(places[place].name for place in pair) for pair in (likely, found.within))
-    return told, "" if found.within == likely else surely
+    text, surely = (" → ".join(places[place].name for place in pair) for pair in (likely, found.within))
+    return text, "" if found.within == likely else surely
 
 
 def describe_doubts(history: History) -> Iterable[str]:
@@ -59,9 +59,9 @@ def describe_doubts(history: History) -> Iterable[str]:
         "without a time": sum(one.failed for one in history.series),
         f"of no known {_THINGS[history.axis.by]}": history.nowhere,
     }
-    told = [f"{format_count(count, 'run')} {what}" for what, count in left.items() if count]
-    if told:
-        yield f"Left out: {', '.join(told)}."
+    text = [f"{format_count(count, 'run')} {what}" for what, count in left.items() if count]
+    if text:
+        yield f"Left out: {', '.join(text)}."
 
 
 def _count_configurations(count: int) -> str:

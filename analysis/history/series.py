@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.flags import NO_MEASUREMENT
-from analysis.history.axis import Axis, By, Origin, build_axis, describe_other_differences, find_key, find_origin
+from analysis.history.axis import By, HistoryAxis, Origin, build_axis, describe_other_differences, find_key, find_origin
 from analysis.questions import describe_choice, format_ranks
 from analysis.results import Results
 from analysis.stats.change_points import LEAST_PLACES, LevelChange, find_changes
@@ -64,7 +64,7 @@ class HistorySeries(NamedTuple):
 class History(NamedTuple):
     """The answer."""
 
-    axis: Axis
+    axis: HistoryAxis
     series: tuple[HistorySeries, ...]  # those with changes first
     nowhere: int  # runs of which nobody knows the place
     days: tuple[str, ...]  # the first and the last
@@ -147,7 +147,7 @@ def _group_by_series(
     }
 
 
-def _draft(results: Results, members: Sequence[tuple[str, _Run]], axis: Axis) -> HistorySeries:
+def _draft(results: Results, members: Sequence[tuple[str, _Run]], axis: HistoryAxis) -> HistorySeries:
     """Return a series whose changes nobody has looked for."""
     index = {place.key: number for number, place in enumerate(axis.places)}
     times: dict[int, dict[str, list[float]]] = {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.questions import describe_choice
 from analysis.results import Results
-from analysis.stats.levels import Advice, LevelRun, LevelVariances, advise, find_variances
+from analysis.stats.levels import LevelRun, LevelVariances, RepeatAdvice, advise, find_variances
 from analysis.summary import Row
 from analysis.table import list_rows
 from bench.formatting import format_count
@@ -23,7 +23,7 @@ class ConfigurationLevels(NamedTuple):
     name: str
     width: float  # that was asked
     levels: LevelVariances
-    advice: Advice
+    advice: RepeatAdvice
 
 
 def list_purchase_caveats(results: Results) -> Iterable[str]:
@@ -57,8 +57,8 @@ def _describe_purchases(found: Sequence[ConfigurationLevels]) -> Iterable[str]:
     longer = sorted((one.advice.amount, one.name) for one in found if one.advice.purchase == "longer windows")
     if longer:
         times, name = longer[-1]
-        told = "longer windows, not more allocations"
-        yield f"{_count_needing(len(longer))} {told}: at most {times:g} times as long ({name})"
+        text = "longer windows, not more allocations"
+        yield f"{_count_needing(len(longer))} {text}: at most {times:g} times as long ({name})"
 
 
 def _count_needing(count: int) -> str:

@@ -106,7 +106,7 @@ def relevant_verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -
     whether or not a difference was detected."""
     equal = iter(are_equal(comparisons, level))
     found = verdicts(comparisons, level)
-    return [EQUAL if one.decides and next(equal) else told for one, told in zip(comparisons, found, strict=True)]
+    return [EQUAL if one.decides and next(equal) else verdict for one, verdict in zip(comparisons, found, strict=True)]
 
 
 def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[bool]:

@@ -40,7 +40,7 @@ class LevelVariances(NamedTuple):
         return (self.hosts or 0.0) + self.runs + self.within
 
 
-class Advice(NamedTuple):
+class RepeatAdvice(NamedTuple):
     """What brings an interval to an asked width: so many more allocations, or windows so many times as long."""
 
     purchase: Purchase
@@ -70,7 +70,7 @@ def find_variances(runs: Sequence[LevelRun]) -> LevelVariances | None:
     return LevelVariances(hosts, max(same - within, 0.0), within, len(groups), n)
 
 
-def advise(found: LevelVariances, width: float, level: float = LEVEL) -> Advice:
+def advise(found: LevelVariances, width: float, level: float = LEVEL) -> RepeatAdvice:
     """Return what brings the interval between allocations to `width`, 0.02 for 2 % from end to end, for the least time.
 
     Longer windows take out what is within a run alone, and no more than that. Where the nodes differ by most of it and
@@ -78,15 +78,15 @@ def advise(found: LevelVariances, width: float, level: float = LEVEL) -> Advice:
     """
     now, wanted = _width(found.total, found.n, level), math.log1p(width)
     if now <= wanted:
-        return Advice("enough", 0, math.expm1(now))
+        return RepeatAdvice("enough", 0, math.expm1(now))
     allocations = next((more for more in range(1, MOST) if _width(found.total, found.n + more, level) <= wanted), MOST)
     least = (wanted / (2 * quantile(found.n - 1, (1 + level) / 2))) ** 2 * found.n - found.total + found.within
     longer = found.within / least if least > 0 else math.inf
     if longer - 1 < allocations / found.n:
-        return Advice("longer windows", math.ceil(10 * longer) / 10, math.expm1(now))
+        return RepeatAdvice("longer windows", math.ceil(10 * longer) / 10, math.expm1(now))
     if found.hosts is not None and found.hosts > found.runs + found.within and found.host_sets < found.n:
-        return Advice("other nodes", allocations, math.expm1(now))
-    return Advice("allocations", allocations, math.expm1(now))
+        return RepeatAdvice("other nodes", allocations, math.expm1(now))
+    return RepeatAdvice("allocations", allocations, math.expm1(now))
 
 
 def _width(variance: float, n: int, level: float) -> float:

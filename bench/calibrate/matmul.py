@@ -80,14 +80,14 @@ def describe_unmeasured(
     products: Sequence[tuple[int, int]], precisions: Sequence[Precision], rates: Sequence[MatmulRate]
 ) -> str | None:
     """Say which shapes were not measured, for want of time or of memory; None where all were."""
-    asked = sort_shapes(products)
+    wanted = sort_shapes(products)
     measured = {(rate.precision, rate.m, rate.k, rate.n) for rate in rates}
     texts = []
     for precision in precisions:
-        missing = [count_flops(*shape) for shape in asked if (precision, *shape) not in measured]
+        missing = [count_flops(*shape) for shape in wanted if (precision, *shape) not in measured]
         if missing:
             sizes = f"of {missing[0]:.2g} to {missing[-1]:.2g} FLOP"
-            texts.append(f"{len(missing)} of {len(asked)} matmul shapes in {precision}, {sizes}")
+            texts.append(f"{len(missing)} of {len(wanted)} matmul shapes in {precision}, {sizes}")
     return "; ".join(texts) or None
 
 

@@ -36,8 +36,8 @@ class AmdDriver:
 
     def version(self) -> str | None:
         try:
-            told = self._amdsmi.amdsmi_get_gpu_driver_info(self._amdsmi.amdsmi_get_processor_handles()[0])
-            return str(told["driver_version"])
+            answer = self._amdsmi.amdsmi_get_gpu_driver_info(self._amdsmi.amdsmi_get_processor_handles()[0])
+            return str(answer["driver_version"])
         except (self._amdsmi.AmdSmiException, KeyError, IndexError):
             return None
 
@@ -54,11 +54,11 @@ class AmdDriver:
         return None if answer == "N/A" else answer
 
 
-def _take(told: Mapping[str, Any], *names: str) -> Any:
+def _take(answer: Mapping[str, Any], *names: str) -> Any:
     """Return the first of some fields that is there; KeyError where none is."""
     for name in names:
-        if name in told:
-            return told[name]
+        if name in answer:
+            return answer[name]
     raise KeyError(names)
 
 
@@ -69,8 +69,8 @@ def _count_free(smi: Any, handle: Any) -> int:
 
 def _compute_energy(smi: Any, handle: Any) -> float:
     """Return joules: the accumulator counts in units of so many microjoules."""
-    told = smi.amdsmi_get_energy_count(handle)
-    return float(_take(told, "energy_accumulator", "power")) * float(told["counter_resolution"]) * _MICRO
+    answer = smi.amdsmi_get_energy_count(handle)
+    return float(_take(answer, "energy_accumulator", "power")) * float(answer["counter_resolution"]) * _MICRO
 
 
 def _list_processes(smi: Any, handle: Any) -> list[tuple[int, int | None]]:
@@ -81,9 +81,9 @@ def _list_processes(smi: Any, handle: Any) -> list[tuple[int, int | None]]:
 
 def _count_throttled(smi: Any, handle: Any) -> dict[str, float]:
     """Return samples in which a limit held the device back, and all samples. The call takes a tenth of a second."""
-    told = smi.amdsmi_get_violation_status(handle)
+    answer = smi.amdsmi_get_violation_status(handle)
     names = {"all": "acc_counter", "power": "acc_ppt_pwr", "thermal": "acc_socket_thrm"}
-    counts = {reason: told[name] for reason, name in names.items() if isinstance(told.get(name), int)}
+    counts = {reason: answer[name] for reason, name in names.items() if isinstance(answer.get(name), int)}
     known = {reason: float(count) for reason, count in counts.items() if count < _UNSUPPORTED}
     if "all" not in known:
         raise KeyError("acc_counter")

@@ -16,7 +16,7 @@ def _load_driver() -> DeviceDriver | None:
     return next((driver for driver in found if driver and driver.count()), None)
 
 
-def _ask(device: int | str, question: Question) -> Any:
+def _query(device: int | str, question: Question) -> Any:
     driver = _load_driver()
     return driver.ask(device, question) if driver else None
 
@@ -30,7 +30,7 @@ def count_devices() -> int:
 def read_name(device: int | str) -> str | None:
     """Return what the device calls itself, e.g. "NVIDIA H200". Devices are known by the driver's number, or by UUID;
     those of AMD by their PCI address."""
-    answer: str | None = _ask(device, "name")
+    answer: str | None = _query(device, "name")
     return answer
 
 
@@ -42,13 +42,13 @@ def read_driver_version() -> str | None:
 
 def read_memory_bytes(device: int | str = 0) -> int | None:
     """Return the memory of a device that nobody uses."""
-    answer: int | None = _ask(device, "free_bytes")
+    answer: int | None = _query(device, "free_bytes")
     return answer
 
 
 def read_energy_j(device: int | str) -> float | None:
     """Return the energy a device has used since its driver was loaded, in joules; None where it keeps no count."""
-    answer: float | None = _ask(device, "energy_j")
+    answer: float | None = _query(device, "energy_j")
     return answer
 
 
@@ -62,7 +62,7 @@ class Others(NamedTuple):
 def others(device: int | str, own: Collection[int]) -> Others:
     """Return who else computes on a device; `own` are process numbers of the run. In a container the driver may know
     its processes by other numbers: then those that are more than one are others, and their memory is unknown."""
-    found: list[tuple[int, int | None]] | None = _ask(device, "processes")
+    found: list[tuple[int, int | None]] | None = _query(device, "processes")
     if found is None:
         return Others()
     if any(number in own for number, _ in found) or not found:
@@ -74,15 +74,15 @@ def others(device: int | str, own: Collection[int]) -> Others:
 def count_throttled(device: int | str) -> dict[str, float]:
     """Return counts that grow while a device is held back, `power` by its power cap and `thermal` by its temperature,
     and `all`, which grows always: between two looks, a reason's part of that is its share of the time."""
-    answer: dict[str, float] | None = _ask(device, "throttled")
+    answer: dict[str, float] | None = _query(device, "throttled")
     return answer or {}
 
 
 def state(device: int | str) -> dict[str, float | None]:
     """Return how a device is now: its clock in MHz and its temperature in °C."""
-    return {"sm_clock_mhz": _ask(device, "sm_clock_mhz"), "temperature_c": _ask(device, "temperature_c")}
+    return {"sm_clock_mhz": _query(device, "sm_clock_mhz"), "temperature_c": _query(device, "temperature_c")}
 
 
 def read_states() -> list[dict[str, Any]]:
     """Return name, clocks in MHz, power cap in W and temperature in °C of every device, now."""
-    return [{question: _ask(number, question) for question in STATE} for number in range(count_devices())]
+    return [{question: _query(number, question) for question in STATE} for number in range(count_devices())]

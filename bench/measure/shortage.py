@@ -17,13 +17,13 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 def of_device(rank: int, device: torch.device, error: BaseException, others_bytes: int | None) -> MemoryShortage:
     """Return what fills a GPU; `others_bytes` is somebody else's. Written by torch's manual, not tried on one yet."""
-    asked = parse_asked_bytes(str(error))
+    requested = parse_requested_bytes(str(error))
     free, total = torch.cuda.mem_get_info(device)
     return MemoryShortage(
         rank=rank,
         where="device",
-        asked_bytes=asked,
-        lacking_bytes=_compute_lacking(asked, free),
+        requested_bytes=requested,
+        lacking_bytes=_compute_lacking(requested, free),
         free_bytes=free,
         total_bytes=total,
         live_bytes=torch.cuda.memory_allocated(device),
@@ -35,14 +35,14 @@ def of_device(rank: int, device: torch.device, error: BaseException, others_byte
 
 def of_host(rank: int, device: torch.device, error: BaseException, root: Path = Path("/")) -> MemoryShortage:
     """Return what fills a host, or as much of it as this process may have; tensors are those on a CPU as `device`."""
-    asked = parse_asked_bytes(str(error))
+    requested = parse_requested_bytes(str(error))
     free, total = min(_list_limits(root))
     on_host = device.type == "cpu"
     return MemoryShortage(
         rank=rank,
         where="host",
-        asked_bytes=asked,
-        lacking_bytes=_compute_lacking(asked, free),
+        requested_bytes=requested,
+        lacking_bytes=_compute_lacking(requested, free),
         free_bytes=free,
         total_bytes=total,
         live_bytes=memory.read_live_bytes(device) if on_host else None,
@@ -51,14 +51,14 @@ def of_host(rank: int, device: torch.device, error: BaseException, root: Path = 
     )
 
 
-def parse_asked_bytes(message: str) -> int | None:
+def parse_requested_bytes(message: str) -> int | None:
     """Return what an allocator says that it was asked for: torch's on a GPU by a rounded unit, on a CPU in bytes."""
     found = re.search(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", message, re.IGNORECASE)
     return round(float(found[1]) * 1024 ** _UNITS.index(found[2])) if found else None
 
 
-def _compute_lacking(asked: int | None, free: int) -> int | None:
-    return None if asked is None else max(0, asked - free)
+def _compute_lacking(requested: int | None, free: int) -> int | None:
+    return None if requested is None else max(0, requested - free)
 
 
 def _list_limits(root: Path) -> Iterator[tuple[int, int]]:

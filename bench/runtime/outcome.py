@@ -106,16 +106,16 @@ def _compute_cause_order(state: RankState) -> tuple[int, bool]:
 
 def _find_shortage(state: RankState) -> MemoryShortage | None:
     """Return what a rank told of the memory that it ran out of."""
-    told = (state.failure or {}).get("shortage")
-    return MemoryShortage.model_validate(told | {"rank": state.rank}) if told else None
+    text = (state.failure or {}).get("shortage")
+    return MemoryShortage.model_validate(text | {"rank": state.rank}) if text else None
 
 
 def _format_reason(state: RankState) -> str:
     if state.failure:
         shortage = _find_shortage(state)
         message = str(state.failure["message"]).strip().splitlines() or [""]
-        told = describe_shortage(shortage) if shortage else message[0][:300]
-        return f"rank {state.rank} {state.where}: {state.failure['exception']}: {told}"
+        text = describe_shortage(shortage) if shortage else message[0][:300]
+        return f"rank {state.rank} {state.where}: {state.failure['exception']}: {text}"
     code = state.exit_code
     if code is not None and code < 0:
         killer = " by the kernel's out-of-memory killer" if state.oom_kills and code == -signal.SIGKILL else ""

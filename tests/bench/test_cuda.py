@@ -192,6 +192,6 @@ def test_the_allocators_own_exception_is_out_of_memory() -> None:
     assert classify_error(caught.value)[0] == "oom"
     found = shortage.of_device(0, GPU, caught.value, others_bytes=0)
     _, total = torch.cuda.mem_get_info(GPU)
-    assert (found.where, found.asked_bytes, found.total_bytes) == ("device", 2**50, total)
+    assert (found.where, found.requested_bytes, found.total_bytes) == ("device", 2**50, total)
     assert found.free_bytes is not None and found.lacking_bytes == 2**50 - found.free_bytes
     assert found.live_bytes is not None and found.live_bytes <= (found.reserved_bytes or 0) <= total

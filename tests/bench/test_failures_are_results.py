@@ -79,10 +79,14 @@ def test_a_host_that_has_no_more_memory_is_host_oom(zeroscale_run: Start) -> Non
     assert record.outcome.evidence["ranks"][0]["rule"].startswith("message 'DefaultCPUAllocator")
     short = record.outcome.shortage
     assert short and (short.rank, short.where, short.total_bytes) == (0, "host", 10 * 2**30)
-    assert short.asked_bytes and short.free_bytes and short.lacking_bytes == short.asked_bytes - short.free_bytes > 0
+    assert (
+        short.requested_bytes
+        and short.free_bytes
+        and short.lacking_bytes == short.requested_bytes - short.free_bytes > 0
+    )
     assert short.live_bytes is None or 0 < short.live_bytes <= (short.peak_bytes or 0) < 10 * 2**30
     assert record.outcome.reason.endswith(describe_shortage(short))
-    assert f"asked for {short.asked_bytes / 2**30:.3g} GiB, " in record.outcome.reason
+    assert f"asked for {short.requested_bytes / 2**30:.3g} GiB, " in record.outcome.reason
 
 
 def test_a_loss_that_is_not_a_number_is_invalid(zeroscale_run: Start) -> None:

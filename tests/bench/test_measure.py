@@ -287,7 +287,7 @@ def test_loaders_are_counted_by_the_resident_sets_that_they_have_had() -> None:
     ],
 )
 def test_an_allocators_message_tells_what_was_asked_for(message: str, asked: int | None) -> None:
-    assert shortage.parse_asked_bytes(message) == asked
+    assert shortage.parse_requested_bytes(message) == asked
 
 
 @pytest.mark.parametrize(
@@ -308,6 +308,6 @@ def test_what_is_free_of_a_host_is_what_its_narrowest_limit_leaves(
     (group / "memory.max").write_text("max\n" if limit is None else f"{limit}\n")
     error = RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {7 * GIB} bytes.")
     found = shortage.of_host(3, CPU, error, tmp_path)
-    assert (found.free_bytes, found.total_bytes, found.asked_bytes) == (free, total, 7 * GIB)
+    assert (found.free_bytes, found.total_bytes, found.requested_bytes) == (free, total, 7 * GIB)
     assert (found.lacking_bytes, found.resident_bytes) == (7 * GIB - free, 2 * 2**20)
     assert f"host memory: asked for 7 GiB, {7 - free / GIB:.3g} lacking" in describe_shortage(found)

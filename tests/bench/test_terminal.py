@@ -68,7 +68,7 @@ def test_a_log_gets_no_progress() -> None:
 
 
 def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
-    protocol = MeasureSpec(warmup_max_steps=10, min_steps=5, max_steps=20, max_s=1000)
+    protocol = MeasureSpec(warmup_max_steps=10, min_steps=5, min_s=0, max_steps=20, max_s=1000)
     watch = AttemptWatch(Path("nowhere"), protocol)
     assert watch.of_step(0, 100.0, "steps") == Progress("steps 0")
     # 30 steps of half a second at most, ten of them made

@@ -60,7 +60,7 @@ def test_the_cause_is_what_cannot_be_a_consequence(endings: list[RankState], kin
 
 def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
     """A device of 80 GiB: 60 live of 64 reserved, 12 of somebody else's, 2 free where 5 were asked for."""
-    told = {"where": "device", "asked_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
+    told = {"where": "device", "requested_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
             "live_bytes": 60, "reserved_bytes": 64, "others_bytes": 12}  # fmt: skip
     in_bytes = {name: value * 2**30 if isinstance(value, int) else value for name, value in told.items()}
     short = ending(1, 1, "oom")

@@ -1,4 +1,6 @@
-"""Stage 3's replay, followed by hand through DeepSpeed's coordinator for three tensors of 10, 20 and 30 elements."""
+"""Stage 3's replay, followed by hand through DeepSpeed's coordinator for three tensors of 10, 20 and 30 elements.
+
+Backward has a stop more than weights: the first module, which forward enters nowhere, and which has no weight here."""
 
 from bench.engine_costs import ModelSizes
 from bench.engines.deepspeed.costs.gathering import GatheringLimits, replay
@@ -9,7 +11,7 @@ SHORT = GatheringLimits(prefetch=25, live=40, reuse=0, persistence=0, bucket=35,
 
 THREE = ModelSizes(
     (EqualTensors(10, 1), EqualTensors(20, 1), EqualTensors(30, 1)),
-    lambda: [WeightModule(segment=number, weight=number, size=number) for number in range(3)],
+    lambda: [WeightModule(0), *(WeightModule(segment=number, weight=number, size=number) for number in range(3))],
 )
 
 
@@ -27,21 +29,21 @@ def test_what_is_gathered_ahead_lies_twice_until_all_of_it_was_asked_for() -> No
 
 def test_a_full_bucket_is_reduced_when_the_next_gradient_comes() -> None:
     _, backward = replay(THREE, SHORT)
-    assert backward.fresh.tolist() == [30, 20, 10, 0]
-    assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]
+    assert backward.fresh.tolist() == [30, 20, 10, 0, 0]
+    assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
     assert backward.padded[:3].tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
 def test_a_gradient_larger_than_the_bucket_waits_beside_it() -> None:
     _, backward = replay(THREE, SHORT._replace(bucket=25))
-    assert backward.fresh.tolist() == [30, 20 + 30, 10, 0]
-    assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    assert backward.fresh.tolist() == [30, 20 + 30, 10, 0, 0]
+    assert backward.reduced.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]]
 
 
 def test_without_limits_everything_stays_from_its_first_use_on() -> None:
     forward, backward = replay(THREE, SHORT._replace(prefetch=100, live=1000, reuse=1000))
     assert forward.exact[-1] == 20 + 30
-    assert (backward.exact + backward.padded @ [10, 20, 30]).tolist() == [60, 30, 10, 10]  # until their last
+    assert (backward.exact + backward.padded @ [10, 20, 30]).tolist() == [60, 30, 10, 0, 0]  # until their last
 
 
 def test_persistent_weights_are_never_gathered() -> None:

@@ -127,7 +127,7 @@ def test_the_limits_of_a_slurm_24_are_found() -> None:
     known = cluster.parse_config(recorded("24.11/config.txt"))
     assert (known["MaxArraySize"], known["ClusterName"], known["JobCompType"]) == ("1001", "n", "jobcomp/filetxt")
     assert known["SLURM_VERSION"] == "24.11.5"
-    assert cluster.find_max_time_min(recorded("24.11/partitions.txt"), None) == 120
+    assert cluster.find_max_time_min(cluster.select_partitions(recorded("24.11/partitions.txt"), None)) == 120
 
 
 # -- words of other versions and other sites
