@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from started_runs import SOON_S
+from started_runs import PATIENCE_S, QUICK, SOON_S
 
+from bench import store
 from bench.sweep.local import lock
 
 HOLD = "from bench.sweep.local import lock\nwith lock.alone(print):\n    print('held', flush=True)\n    input()"
@@ -72,3 +73,21 @@ def test_where_nothing_can_be_locked_nobody_is_waited_for(
     with lock.alone(print):
         pass
     assert "other local runs are not waited for" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("waits", ["true", "false"])
+def test_two_who_go_through_the_same_sweep_measure_a_point_once(tmp_path: Path, waits: str) -> None:
+    """Taking turns, or at the same time: who comes second sees what the other has, and has begun."""
+    words = [sys.executable, "-m", "bench.cli", "sweep", *QUICK, "devices_per_node=1", "seed=0"]
+    both = [
+        subprocess.Popen(
+            [*words, f"launcher.lock={waits}", "--results", str(tmp_path)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    printed = [process.communicate(timeout=PATIENCE_S)[0] for process in both]
+    records = [store.read_record(path) for path in store.find_records([tmp_path])]
+    outcomes = sorted(record.outcome.kind for record in records)
+    assert outcomes in (["ok"], ["cancelled", "ok"]), printed

@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from bench.record import Outcome, RunRecord
 from bench.sweep.definition import RequestedRun
 from bench.sweep.local import lock
 from bench.sweep.local.watching import AttemptWatch
+from bench.sweep.snapshot import find_rival_attempt
 from bench.terminal import Progress
 
 _POLL_S = 0.1
@@ -29,33 +31,46 @@ class MeasuredRun(NamedTuple):
 def run_attempt(
     requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
 ) -> MeasuredRun:
-    """Run one attempt to its end; return its folder and its record. `follow` hears how far it is.
+    """Run one attempt to its end, after whoever measures here now; return its folder and its record. `follow` hears
+    how far it is.
 
-    Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again. Where the launcher's
-    options have a `lock`, it waits for other local runs of this user first.
+    Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
     """
+    with take_turn(requested, follow):
+        return measure(requested, study_folder, follow, new_repeat=new_repeat)
+
+
+def take_turn(requested: RequestedRun, follow: Callable[[Progress], None]) -> AbstractContextManager[None]:
+    """Return a context in which no other local run of this user measures, if its launcher has a `lock`."""
 
     def wait(text: str) -> None:
         follow(Progress(text))
 
-    with lock.alone(wait) if requested.circumstance.launcher.get("lock") else contextlib.nullcontext():
-        return _measure(requested, study_folder, follow, new_repeat=new_repeat)
+    return lock.alone(wait) if waits(requested) else contextlib.nullcontext()
 
 
-def _measure(
-    requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool
+def waits(requested: RequestedRun) -> bool:
+    """Whether a run waits for its turn."""
+    return bool(requested.circumstance.launcher.get("lock"))
+
+
+def measure(
+    requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
 ) -> MeasuredRun:
+    """Run one attempt to its end. One that somebody else began a moment earlier is left to them."""
     update: dict[str, Any] = {"started_at": datetime.now(UTC).isoformat(timespec="seconds")}
     if requested.control:
         update["launcher"] = requested.circumstance.launcher | {"control": True}
     circumstance = requested.circumstance.model_copy(update=update)
-    again = new_repeat or requested.control
+    again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
     try:
-        folder = store.open_attempt(
-            study_folder / requested.config_id, requested.spec, circumstance, new_repeat=again
-        ).folder
+        claimed = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=again)
     except OSError as error:
         raise store.build_unwritable_error(study_folder, error) from error
+    folder = claimed.folder
+    if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
+        reason = "another process was faster by a moment"
+        return MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
     options = dict(requested.circumstance.launcher)
     launcher = launchers.load_starting(str(options.pop("name")))
     work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))

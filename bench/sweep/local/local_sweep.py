@@ -28,6 +28,7 @@ from bench.sweep.policy import (
     next_run,
 )
 from bench.sweep.pruning import Siblings, find_siblings
+from bench.sweep.snapshot import find_rival_attempt
 from bench.terminal import Progress
 
 TextCallback = Callable[[str], None]
@@ -84,15 +85,16 @@ class LocalSweep:
         """Measure what has no answer yet; return how everything that was asked for ended."""
         plan, number = self._plan(), 0
         while decision := next_run(plan, self.snapshot()):
-            self._passed.append(decision)
             match decision:
                 case StartRun(run):
+                    if not self._measure(plan, decision, number + 1, max(number + 1, len(plan.runs))):
+                        continue  # others have been at it, so it is decided anew
                     number += 1
-                    self._measure(self._request(run), number, max(number, len(plan.runs)))
                 case RecordWithoutRun(run, outcome):
                     self._conclude(run, outcome)
                 case SkipRun():
                     self._skip(decision)
+            self._passed.append(decision)
         return SweepResult(self.folder, Counter(self.kinds), self._skipped)
 
     def _plan(self) -> SweepPlan:
@@ -111,7 +113,15 @@ class LocalSweep:
 
     def snapshot(self) -> Snapshot:
         """Return what the folder shows now, and what this sweep has gone through."""
-        return Snapshot(self._read_attempts, self._corrections_by_neighbours.correction, passed=self._passed)
+        correction = self._corrections_by_neighbours.correction
+        return Snapshot(self._read_attempts, correction, busy=self._find_rival, passed=self._passed)
+
+    def _find_rival(self, key: RunKey) -> str:
+        """Return who else measures a point now; empty for nobody, and where everybody waits for their turn."""
+        one = self._repeats[key]
+        if attempt.waits(one.sweep.requested(one.point, key.repeat)):
+            return ""
+        return "is under way in another process" if find_rival_attempt(self.folder / key.config_id, key) else ""
 
     def _request(self, run: PlannedRun) -> RequestedRun:
         """Return the attempt that is to be made at a run."""
@@ -129,9 +139,11 @@ class LocalSweep:
         self._tell(f"{line}  repeat {run.key.repeat}\n    {outcome.kind}: {outcome.reason}")
 
     def _skip(self, leave: SkipRun) -> None:
-        """Count a point by the answer that it has already."""
+        """Count a point by the answer that it has already, or say who has it."""
         if leave.attempt:
             self.kinds.append(str(leave.attempt.outcome))
+        else:
+            self._tell(f"{self._repeats[leave.run.key].point.line}  repeat {leave.run.key.repeat}\n    {leave.why}")
         self._skipped += 1
 
     def _read_attempts(self, config_id: str) -> list[store.RunAttempt]:
@@ -147,21 +159,29 @@ class LocalSweep:
         each_s = statistics.median(self.seconds)
         return f"about {duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
 
-    def _measure(self, requested: RequestedRun, number: int, count: int) -> None:
-        line, begin = describe_point(requested.spec, requested.config_id), time.monotonic()
+    def _measure(self, plan: SweepPlan, decision: StartRun, number: int, count: int) -> bool:
+        """Measure a run when its turn comes; return whether it was still to be measured then."""
+        requested, begin = self._request(decision.run), time.monotonic()
+        line = describe_point(requested.spec, requested.config_id)
 
         def follow(run: Progress) -> None:
             done, more = number - 1 + (run.share or 0.0), count - number
             left = self._left(more, time.monotonic() - begin) or (run.left if more == 0 else "")
             self._follow(Progress(f"[{number}/{count}] {run.what}  {line}", done / count, left))
 
-        _, record = attempt.run_attempt(requested, self.folder, follow)
+        with attempt.take_turn(requested, follow):
+            self._attempts.pop(requested.config_id, None)  # others may have measured it meanwhile
+            if next_run(plan, self.snapshot()) != decision:
+                return False
+            begin = time.monotonic()
+            _, record = attempt.measure(requested, self.folder, follow)
         self._attempts.pop(requested.config_id, None)
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)
         self.kinds.append(record.outcome.kind)
         what = "control" if requested.control else f"repeat {record.circumstance.repeat}"
         self._tell(f"[{number}/{count}] {line}  {what}\n    {describe_result(record)}")
+        return True
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings, retry: bool) -> PlannedRun:

@@ -129,10 +129,10 @@ def test_the_keyboard_sorts_a_table_and_missing_stays_last(opened: Open, sweep: 
     heading.locator("button").focus()
     page.keyboard.press(key)
     assert heading.get_attribute("aria-sort") == "ascending"
-    assert cells.all_inner_texts() == ["0.1000"] * 3 + ["0.2000"] * 4 + ["–"]
+    assert cells.all_inner_texts() == ["0.100"] * 3 + ["0.200"] * 4 + ["–"]
     page.keyboard.press(key)
     assert heading.get_attribute("aria-sort") == "descending"
-    assert cells.all_inner_texts() == ["0.2000"] * 4 + ["0.1000"] * 3 + ["–"]
+    assert cells.all_inner_texts() == ["0.200"] * 4 + ["0.100"] * 3 + ["–"]
 
 
 def test_the_keyboard_filters_and_opens_a_run(opened: Open, sweep: Path) -> None:
