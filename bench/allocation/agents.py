@@ -29,15 +29,24 @@ def build_meeting_path(folder: Path, allocation: str) -> Path:
 class JobAgents:
     """The conductor's side: one line to every other supervisor of the allocation."""
 
-    def __init__(self, count: int, host: str, folder: Path, allocation: str, patience_s: float) -> None:
-        """`host` is where this supervisor is found; `allocation` names what no other start of any job has."""
+    def __init__(
+        self,
+        count: int,
+        host: str,
+        folder: Path,
+        allocation: str,
+        patience_s: float,
+        is_over: Callable[[], bool] = bool,
+    ) -> None:
+        """`host` is where this supervisor is found; `allocation` names what no other start of any job has. TimeoutError
+        if not all come in time, or if the caller has been asked to end meanwhile."""
         self._connections: dict[int, Connection] = {}
         self.hosts: dict[int, str] = {}
         self._count, self._allocation = count, allocation
         if count:
-            self._gather(host, build_meeting_path(folder, allocation), patience_s)
+            self._gather(host, build_meeting_path(folder, allocation), patience_s, is_over)
 
-    def _gather(self, host: str, meeting_path: Path, patience_s: float) -> None:
+    def _gather(self, host: str, meeting_path: Path, patience_s: float, is_over: Callable[[], bool]) -> None:
         listener, until = TokenListener(self._count), time.monotonic() + patience_s
         try:
             point = {"host": host, "port": listener.port, "token": listener.token}
@@ -45,7 +54,7 @@ class JobAgents:
             while len(self._connections) < self._count:
                 for connection, hello in listener.accept_known():
                     self._accept(connection, hello)
-                if time.monotonic() > until:
+                if time.monotonic() > until or is_over():
                     missing = sorted(set(range(1, self._count + 1)) - set(self._connections))
                     raise TimeoutError(f"supervisors {missing} did not come within {patience_s:.0f} s")
                 time.sleep(_POLL_S)

@@ -90,7 +90,9 @@ class JobLeader:
         network = self.requested[0].circumstance.network
         others = count_supervisors(self.requested[0].spec, self.job.span) - 1
         address, allocation = network.address(self.host), self.context.allocation
-        self.agents = JobAgents(others, address, self.folder, allocation, self.patience_s)
+        self.agents = JobAgents(
+            others, address, self.folder, allocation, self.patience_s, lambda: self.interrupted_by is not None
+        )
         plan = self._plan()
         passed: list[Decision] = []
         while decision := next_run(plan, self._snapshot(passed)):
