@@ -174,6 +174,7 @@ def test_a_run_that_shall_have_a_quiet_machine_is_given_up_beside_others(tmp_pat
 
 
 @pytest.mark.processes
+@pytest.mark.timed
 def test_a_run_by_itself_is_not_flagged(tmp_path: Path) -> None:
     if not quiet():
         pytest.skip("somebody else computes here")
