@@ -28,7 +28,7 @@ def start_ranks(script: str, jobs: dict[str, Any], ranks: int, folder: Path, pre
         for rank in present
     ]  # fmt: skip
     try:
-        printed = [process.communicate(timeout=280)[0] for process in processes]
+        printed = [process.communicate(timeout=580)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -11,7 +11,7 @@ from bench.spec import RunSpec
 
 FROZEN = "frozen"  # of engine_ranks.py
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]  # some forty trainings in turn, beside other tests
 
 RANKS = 2
 CLIPPING = 0.5
