@@ -37,7 +37,7 @@ def run_attempt(
     Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
     """
     with take_turn(requested, follow):
-        return measure(requested, study_folder, follow, new_repeat=new_repeat)
+        return make_attempt(requested, study_folder, follow, new_repeat=new_repeat)
 
 
 def take_turn(requested: RequestedRun, follow: Callable[[Progress], None]) -> AbstractContextManager[None]:
@@ -54,7 +54,7 @@ def waits(requested: RequestedRun) -> bool:
     return bool(requested.circumstance.launcher.get("lock"))
 
 
-def measure(
+def make_attempt(
     requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
 ) -> MeasuredRun:
     """Run one attempt to its end. One that somebody else began a moment earlier is left to them."""

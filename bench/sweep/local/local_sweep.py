@@ -174,7 +174,7 @@ class LocalSweep:
             if next_run(plan, self.snapshot()) != decision:
                 return False
             begin = time.monotonic()
-            _, record = attempt.measure(requested, self.folder, follow)
+            _, record = attempt.make_attempt(requested, self.folder, follow)
         self._attempts.pop(requested.config_id, None)
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)
