@@ -24,14 +24,14 @@ wheels: $(INSTALLED)
 	$(BIN)/python -m bench.gpu_study.wheels $(WHEELS)
 
 # Two tests at a time, and one on Slurm, which mostly waits (tests/conftest.py); what measures time is alone, afterwards.
-TOGETHER := --numprocesses 2 --dist loadscope --no-loadscope-reorder
+TOGETHER := --dist loadscope --no-loadscope-reorder
 
 # Before every commit: all that needs no process besides those of the tests.
 check: lint
-	$(BIN)/pytest $(TOGETHER) -m "not processes"
+	$(BIN)/pytest --numprocesses 2 $(TOGETHER) -m "not processes"
 
 test: lint
-	$(BIN)/pytest $(TOGETHER) --numprocesses 3 -m "not timed" --durations 20
+	$(BIN)/pytest --numprocesses 3 $(TOGETHER) -m "not timed" --durations 20
 	$(BIN)/pytest -m timed --durations 20
 
 lint: $(INSTALLED)

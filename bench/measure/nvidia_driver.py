@@ -40,18 +40,16 @@ class NvidiaDriver:
     def ask(self, device: int | str, question: Question) -> Any:
         try:
             handle = self._find_handle(device)
-        except self._nvml.NVMLError:
+            return _ANSWERS[question](self._nvml, self._find_whole(handle) if question in _OF_THE_WHOLE else handle)
+        except self._nvml.NVMLError:  # there is no such device, or it does not tell
             return None
+
+    def _find_whole(self, handle: Any) -> Any:
+        """Return the device that this is a slice of, or the device itself."""
         try:
-            return _ANSWERS[question](self._nvml, handle)
+            return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         except self._nvml.NVMLError:
-            pass
-        try:  # of a slice, which does not tell; of a device this fails too
-            if question in _OF_THE_WHOLE:
-                return _ANSWERS[question](self._nvml, self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle))
-        except self._nvml.NVMLError:
-            pass
-        return None
+            return handle
 
     def _find_handle(self, device: int | str) -> Any:
         """Return NVML's handle of a device or slice. torch tells the UUID of a slice as that of a device."""

@@ -17,15 +17,11 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 def of_device(rank: int, device: torch.device, error: BaseException, others_bytes: int | None) -> MemoryShortage:
     """Return what fills a GPU; `others_bytes` is somebody else's. Written by torch's manual, not tried on one yet."""
-    requested = parse_requested_bytes(str(error))
     free, total = torch.cuda.mem_get_info(device)
     return MemoryShortage(
         rank=rank,
         where="device",
-        requested_bytes=requested,
-        lacking_bytes=_compute_lacking(requested, free),
-        free_bytes=free,
-        total_bytes=total,
+        **_describe_request(error, free, total),
         live_bytes=torch.cuda.memory_allocated(device),
         peak_bytes=torch.cuda.max_memory_allocated(device),
         reserved_bytes=torch.cuda.memory_reserved(device),
@@ -35,16 +31,12 @@ def of_device(rank: int, device: torch.device, error: BaseException, others_byte
 
 def of_host(rank: int, device: torch.device, error: BaseException, root: Path = Path("/")) -> MemoryShortage:
     """Return what fills a host, or as much of it as this process may have; tensors are those on a CPU as `device`."""
-    requested = parse_requested_bytes(str(error))
     free, total = min(_list_limits(root))
     on_host = device.type == "cpu"
     return MemoryShortage(
         rank=rank,
         where="host",
-        requested_bytes=requested,
-        lacking_bytes=_compute_lacking(requested, free),
-        free_bytes=free,
-        total_bytes=total,
+        **_describe_request(error, free, total),
         live_bytes=memory.read_live_bytes(device) if on_host else None,
         peak_bytes=memory.read_peak_bytes(device) if on_host else None,
         resident_bytes=_read_kibibytes(root / "proc/self/status", "VmRSS"),
@@ -57,8 +49,11 @@ def parse_requested_bytes(message: str) -> int | None:
     return round(float(found[1]) * 1024 ** _UNITS.index(found[2])) if found else None
 
 
-def _compute_lacking(requested: int | None, free: int) -> int | None:
-    return None if requested is None else max(0, requested - free)
+def _describe_request(error: BaseException, free: int, total: int) -> dict[str, int | None]:
+    """Return what was requested and lacking of memory that has so many bytes."""
+    requested = parse_requested_bytes(str(error))
+    lacking = None if requested is None else max(0, requested - free)
+    return {"requested_bytes": requested, "lacking_bytes": lacking, "free_bytes": free, "total_bytes": total}
 
 
 def _list_limits(root: Path) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from analysis.stats.change_points import LevelChange, find_changes
-from tests.benchmarks.verdicts import NOISES, serial
+from tests.benchmarks.verdicts import NOISES, format_shares, format_sizes, serial
 
 Array = np.ndarray
 
@@ -35,10 +35,10 @@ def main() -> None:
 
 def alike(count: int) -> Iterable[str]:
     """Yield the per cent of sets of histories without a change in which one is told."""
-    yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {_head(LENGTHS)}"
+    yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {format_sizes(LENGTHS)}"
     for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
         told = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
-        yield f"{name:<20}{series:>7}  {_told(told)}"
+        yield f"{name:<20}{series:>7}  {format_shares(told)}"
 
 
 def wrong(name: str, length: int, series: int, count: int) -> float:
@@ -65,11 +65,12 @@ def power(count: int) -> Iterable[str]:
     """Yield how often a change by some noises is told; of these, how often it is one (or two) and within the places
     that are told, and how often its interval holds the truth."""
     yield "\none change, normal noise: % told; of these within the places told; interval covers"
-    yield f"{'':<20}{'':>7}  {_head(LENGTHS)}"
+    yield f"{'':<20}{'':>7}  {format_sizes(LENGTHS)}"
     for effect, shape in itertools.product((3, 5), SHAPES):
         cells = [found(effect, shape, length, count) for length in LENGTHS]
         for what, place in (("told", 0), ("right", 1), ("covers", 2)):
-            yield f"{f'{effect}, {shape}' if place == 0 else '':<20}{what:>7}  {_told(one[place] for one in cells)}"
+            name = f"{effect}, {shape}" if place == 0 else ""
+            yield f"{name:<20}{what:>7}  {format_shares(one[place] for one in cells)}"
 
 
 def found(effect: float, shape: str, length: int, count: int) -> tuple[float, float, float]:
@@ -108,14 +109,6 @@ def stairs(count: int) -> Iterable[str]:
         told.append(sum(near))
         more.append(len(near) - sum(near))
     yield f"{np.mean(told):7.2f}{np.mean(more):7.2f}"
-
-
-def _head(sizes: Iterable[int]) -> str:
-    return "".join(f"{size:>7}" for size in sizes)
-
-
-def _told(numbers: Iterable[float]) -> str:
-    return "".join(f"{number:7.1f}" for number in numbers)
 
 
 if __name__ == "__main__":

@@ -79,11 +79,11 @@ def main() -> None:
 
 def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
     """Yield, for configurations that are all alike, the per cent of families in which one is called slower."""
-    yield f"\nconfigurations alike: % of families with one called slower\n{'':<20}{'n':>3}  {_head(SIZES)}"
+    yield f"\nconfigurations alike: % of families with one called slower\n{'':<20}{'n':>3}  {format_sizes(SIZES)}"
     for name in names:
         for repeats, blocked in LAYOUTS:
             told = [wrong(name, size, repeats, count, blocked=blocked) for size in SIZES]
-            yield f"{name:<20}{repeats:>3}  {_told(told)}  {'within' if blocked else 'apart'}"
+            yield f"{name:<20}{repeats:>3}  {format_shares(told)}  {'within' if blocked else 'apart'}"
 
 
 def wrong(name: str, size: int, repeats: int, count: int, *, blocked: bool) -> float:
@@ -107,7 +107,7 @@ def slower(one: Family) -> list[bool]:
 
 def pairs(count: int) -> Iterable[str]:
     """Yield, for pairs that are alike, the per cent of sets in which one is called different."""
-    yield f"\npairs alike, apart: % of sets with one called different\n{'':<20}{'n':>3}  {_head(PAIRS)}"
+    yield f"\npairs alike, apart: % of sets with one called different\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for name, draw in NOISES.items():
         for repeats in REPEATS:
             rng = np.random.default_rng([*name.encode(), repeats])
@@ -116,7 +116,7 @@ def pairs(count: int) -> Iterable[str]:
                 for size in PAIRS
             ]
             told = [100 * float(np.mean([min(chances) <= 0.05 for chances in one])) for one in sets]
-            yield f"{name:<20}{repeats:>3}  {_told(told)}"
+            yield f"{name:<20}{repeats:>3}  {format_shares(told)}"
 
 
 def _told_pairs(times: Array) -> list[float]:
@@ -131,14 +131,14 @@ def equal(count: int) -> Iterable[str]:
     """Yield how often pairs whose times differ by just 3 % are called equal within 3 %, which is wrong, and how often a
     pair of equal times is, which is right; the noise is 0.5 and 1 % of the time."""
     margin = np.log1p(0.03)
-    yield f"\npairs 3 % apart, noise 1 %: % of sets with one called equal\n{'':<20}{'n':>3}  {_head(PAIRS)}"
+    yield f"\npairs 3 % apart, noise 1 %: % of sets with one called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for name, repeats in itertools.product(NOISES, REPEATS):
         told = [called_equal(name, size, repeats, count, 0.01, margin)[0] for size in PAIRS]
-        yield f"{name:<20}{repeats:>3}  {_told(told)}"
-    yield f"\nequal pairs, normal noise: % of pairs called equal\n{'':<20}{'n':>3}  {_head(PAIRS)}"
+        yield f"{name:<20}{repeats:>3}  {format_shares(told)}"
+    yield f"\nequal pairs, normal noise: % of pairs called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for noise, repeats in itertools.product((0.005, 0.01), (3, 5, 10)):
         told = [called_equal("normal", size, repeats, count // 4, noise, 0.0)[1] for size in PAIRS]
-        yield f"{f'noise {100 * noise:g} %':<20}{repeats:>3}  {_told(told)}"
+        yield f"{f'noise {100 * noise:g} %':<20}{repeats:>3}  {format_shares(told)}"
 
 
 def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, gap: float) -> tuple[float, float]:
@@ -157,7 +157,7 @@ def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, 
 
 def power(count: int) -> Iterable[str]:
     """Yield how often one pair of several that differs by some noises is found."""
-    yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {_head(PAIRS)}"
+    yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for effect in (2.5, 5):
         for repeats in REPEATS:
             rng, told = np.random.default_rng([int(10 * effect), repeats]), []
@@ -165,7 +165,7 @@ def power(count: int) -> Iterable[str]:
                 sets = rng.standard_normal((min(count, _MOST // size), 2 * size, repeats))
                 sets[:, 0] += effect
                 told.append(100 * float(np.mean([_told_pairs(one)[0] <= 0.05 for one in sets])))
-            yield f"{effect:<20}{repeats:>3}  {_told(told)}"
+            yield f"{effect:<20}{repeats:>3}  {format_shares(told)}"
 
 
 def spread(count: int) -> Iterable[str]:
@@ -193,7 +193,7 @@ def told_spread(size: int, repeats: int, count: int, *, blocked: bool) -> Found:
 
 def luck(count: int) -> Iterable[str]:
     """Yield by how much the fastest flatters itself, and how much of that is told, in per cent, noise 2 %."""
-    yield f"\nluck of the fastest, noise 2 %, n 3: true and told, %\n{'':<20}{'':>3}  {_head(SIZES)}"
+    yield f"\nluck of the fastest, noise 2 %, n 3: true and told, %\n{'':<20}{'':>3}  {format_sizes(SIZES)}"
     for name, width in (("alike", 0.0), ("spread over 5 %", 0.05), ("spread over 30 %", 0.3)):
         true, told = [], []
         for size in SIZES:
@@ -201,7 +201,7 @@ def luck(count: int) -> Iterable[str]:
             found = [true_and_told_luck(rng, size, width) for _ in range(count)]
             true.append(100 * float(np.mean([one[0] for one in found])))
             told.append(100 * float(np.mean([one[1] for one in found])))
-        yield f"{name:<20}{'':>3}  {_told(true)}  true\n{'':<20}{'':>3}  {_told(told)}  told"
+        yield f"{name:<20}{'':>3}  {format_shares(true)}  true\n{'':<20}{'':>3}  {format_shares(told)}  told"
 
 
 def true_and_told_luck(rng: np.random.Generator, size: int, width: float) -> tuple[float, float]:
@@ -210,11 +210,13 @@ def true_and_told_luck(rng: np.random.Generator, size: int, width: float) -> tup
     return float(truth[one.lead] - one.means[one.lead]), one.luck
 
 
-def _head(sizes: Iterable[int]) -> str:
+def format_sizes(sizes: Iterable[int]) -> str:
+    """Return the head of a table's columns."""
     return "".join(f"{size:>7}" for size in sizes)
 
 
-def _told(numbers: Iterable[float]) -> str:
+def format_shares(numbers: Iterable[float]) -> str:
+    """Return a row of a table, in per cent."""
     return "".join(f"{number:7.1f}" for number in numbers)
 
 

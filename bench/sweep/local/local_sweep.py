@@ -142,9 +142,9 @@ class LocalSweep:
         """Count a point by the answer that it has already, or say who has it."""
         if leave.attempt:
             self.kinds.append(str(leave.attempt.outcome))
+            self._skipped += 1
         else:
             self._tell(f"{self._repeats[leave.run.key].point.line}  repeat {leave.run.key.repeat}\n    {leave.why}")
-        self._skipped += 1
 
     def _read_attempts(self, config_id: str) -> list[store.RunAttempt]:
         """Return the attempts at a configuration, read again only after another."""
