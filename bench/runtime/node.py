@@ -161,6 +161,8 @@ class NodeRanks:
         given = {
             "WORLD_SIZE": str(self._spec.world_size),
             "LOCAL_WORLD_SIZE": str(self._spec.devices_per_node),
+            # without it DeepSpeed starts numactl at every reduction of stage 3 on a CPU, to count devices
+            "LOCAL_SIZE": str(self._spec.devices_per_node),
             "MASTER_ADDR": rendezvous.host,
             "MASTER_PORT": str(rendezvous.ranks_port),
             STARTED_AT: str(time.time()),

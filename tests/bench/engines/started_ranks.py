@@ -16,7 +16,7 @@ def start_ranks(script: str, jobs: dict[str, Any], ranks: int, folder: Path, pre
     present = range(ranks) if pretended is None else [pretended]
     folder.mkdir(exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    meeting = {"WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     quiet |= {} if pretended is None else {"PRETENDED": "1"}
     command = [sys.executable, str(Path(__file__).with_name(script)), str(folder / "jobs.json"), str(folder / "seen")]
