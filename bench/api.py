@@ -105,6 +105,7 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
     `notify` is a command that the plan's autopilot calls at its end, with the path of the summary that it wrote.
     """
     from bench import launchers
+    from bench.scheduling import SchedulerAway
     from bench.sweep import definition
     from bench.sweep.submission.submitting import submit_pending
 
@@ -112,8 +113,14 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
         rule, remedy = "has no queue", f"run the plan, or choose {launchers.format_queueing()}"
         raise UserError(f"launcher={plan.sweep.launcher['name']}", rule, remedy)
     folder = Path(results) / plan.sweep.study
-    definition.write(folder, plan.sweep)
-    return submit_pending(folder, autopilot=plan.autopilot, notify=notify)
+    written = definition.write(folder, plan.sweep)
+    try:
+        return submit_pending(folder, autopilot=plan.autopilot, notify=notify)
+    except SchedulerAway:
+        raise  # the sweep is resumed when it answers again
+    except UserError:
+        written.unlink(missing_ok=True)  # refused: a later `resume` goes on with what was taken
+        raise
 
 
 def resume(

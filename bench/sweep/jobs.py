@@ -145,6 +145,11 @@ def write(study_folder: Path, job: Job) -> Path:
     return folder
 
 
+def withdraw(folder: Path) -> None:
+    """Make of a job that was refused none of the study; its script stays for whoever looks why."""
+    (folder / _JOB).unlink(missing_ok=True)
+
+
 def read(folder: Path) -> Job:
     """Return what a job is to do."""
     return store.read_value(folder / _JOB, Job)

@@ -201,7 +201,13 @@ class JobSubmitter:
         throttle = self._options.throttle if job.mode != "array" else None
         after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
         made = plan_job(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
-        handle = self._launcher.submit(made)
+        try:
+            handle = self._launcher.submit(made)
+        except SchedulerAway:
+            raise  # it may have taken the job
+        except UserError:
+            jobs.withdraw(folder)
+            raise
         jobs.write_handle(folder, handle)
         self._handles.append(handle)
         return handle

@@ -90,3 +90,20 @@ def _alone(folder: Path) -> Path:
     study = folder / "alone"
     definition.write(study, sweep([point(spec(nodes=2))]).model_copy(update={"launcher": {"name": "slurm"}}))
     return study
+
+
+def test_a_refused_sweep_leaves_the_study_as_it_was(
+    tmp_path: Path, study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(tmp_path, "sbatch", "grep -q partition=typo $2 && { echo 'Invalid partition' >&2; exit 1; }; echo 7")
+    words = "model=tiny machine=h100 devices_per_node=8 launcher=slurm"
+    sweep_here = ["sweep", *words.split(), "--results", str(study.parent)]
+    assert main([*sweep_here, "engine=ddp"]) == 0
+    before = read_study(study.parent / "adhoc")
+    assert main([*sweep_here, "engine=zero2", "launcher.partition=typo"]) == 2
+    assert capsys.readouterr().err.startswith("zeroscale: launcher.partition=typo: Invalid partition")
+    assert read_study(study.parent / "adhoc") == before
+
+
+def read_study(folder: Path) -> tuple[list[definition.SweepDefinition], list[jobs.SubmittedJob]]:
+    return definition.read(folder), jobs.list_submitted(folder)[0]
