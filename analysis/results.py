@@ -21,6 +21,7 @@ from analysis.summary import ANSWERING, KEY, Row, select_answering, summarise
 from analysis.table import judge_table, list_rows
 from analysis.variants import describe_variants
 from bench.errors import make_printable
+from bench.formatting import format_count
 from bench.record import Outcome, RunRecord
 from bench.spec import RunSpec
 from bench.store import Unreadable, read_record
@@ -158,7 +159,7 @@ def warn(found: Reading | Results) -> None:
         for skipped in found.skipped:
             _log.warning("  %s", make_printable(str(skipped)))
     if found.unfinished:
-        _log.warning("without a record yet: %d attempts", len(found.unfinished))
+        _log.warning("without a record yet: %s", format_count(len(found.unfinished), "attempt"))
         for folder in found.unfinished:
             _log.warning("  %s", make_printable(str(folder)))
 

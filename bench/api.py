@@ -90,11 +90,14 @@ def run(
     """
     from bench.sweep import definition
     from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
+    from bench.sweep.submission.lost import finalize_lost
+    from bench.sweep.submission.state import read_state
 
     if plan.queues:
         raise UserError(f"launcher={plan.sweep.launcher['name']}", "starts elsewhere", "submit the plan")
     folder = Path(results) / plan.sweep.study
     definition.write(folder, plan.sweep)
+    finalize_lost(read_state(folder))  # what a machine that went down left of an earlier call
     wanted = [RequestedRepeat(key, plan.sweep, point) for key, point in plan.sweep.wanted()]
     return LocalSweep(folder, wanted, retry=True, tell=tell, follow=follow).run()
 

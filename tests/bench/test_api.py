@@ -1,5 +1,6 @@
 """The Python face as a notebook uses it: plain arguments in, values out, nothing printed."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from started_runs import QUICK
 
-from bench import api
+from bench import api, store
 from bench.config import compose
 from bench.sweep.planning.overrides import format_overrides
 
@@ -46,7 +47,12 @@ def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_pa
         assert memory.resident == pytest.approx(seen.memory[0].resident_bytes, rel=0.05)
 
     assert api.status(ended.folder).answered
+    answered = next(ended.folder.glob("*/0.0"))
+    lost = Path(shutil.copytree(answered, answered.with_name("0.1"), ignore=shutil.ignore_patterns(store.RECORD)))
     assert api.run(plan, results=tmp_path).skipped == 2, "what has its answer is not measured again"
+    assert store.read_record(lost / store.RECORD).outcome.kind == "error", (
+        "a machine that went down left no record, this call does"
+    )
 
 
 @pytest.mark.processes
