@@ -34,8 +34,8 @@ class JobAgent:
         self._server = ForkServer(first.machine.device or find_device_kind())
 
     def run(self) -> int:
-        """Return 0 when the conductor has no more to do, or somebody has ended the allocation. srun ends with the highest
-        code of all its tasks, so that a disk found full on any node is the job's reason."""
+        """Return 0 when the conductor has no more to do, or somebody has ended the allocation. srun ends with the
+        highest code of all its tasks, so that a disk found full on any node is the job's reason."""
         try:
             return self._handle_orders()
         except OSError as error:  # the fork server is gone, say
