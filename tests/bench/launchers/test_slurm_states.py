@@ -2,9 +2,9 @@
 (recorded/24.11), or as its manuals show it.
 
 Of 23.11, 24.05 and 25.05 there are no recordings: no package of them is at hand, and what others have published of them
-has other columns. What is asked is the same for all (columns by name, no JSON, whose states and numbers changed their
-form in 23.11); of all that is asked only squeue's exit codes look otherwise in 24.11 than in 22.05, and both forms are
-read. What is in no known form is refused.
+has other columns. What is asked is the same for all: columns by name, and no JSON, where a state became a list in 23.11
+and `nodes` an object in 24.05. Of all that is asked only squeue's exit codes look otherwise in 24.11 than in 22.05, and
+both forms are read. What is in no known form is refused.
 """
 
 import time
