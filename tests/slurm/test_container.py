@@ -1,9 +1,11 @@
-"""A point that really runs in a container: a folder that Charliecloud, a runtime for clusters, takes for its image."""
+"""A point that really runs in a container, by Apptainer and by Charliecloud, two runtimes for clusters."""
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,43 +14,58 @@ from sweeping import QUICK, Study
 pytestmark = pytest.mark.processes
 
 REPOSITORY = Path(__file__).parents[2]
-DIGEST = "sha256:folder-of-this-environment"
+DIGEST = "sha256:image-of-this-environment"
 PYTHON = "/opt/environment/bin/python"
 """A path that nothing but the container has."""
+SEEN = {path: path for path in ("/usr", sys.base_prefix, str(REPOSITORY))} | {sys.prefix: "/opt/environment"}
+"""What a container is to see of this machine, and where: to copy it into an image would take minutes."""
 
 
-def make_image(folder: Path) -> dict[str, str]:
-    """Make an image that has the places of a system and little else; return what a container is to see there, by its
-    path on this machine."""
-    seen = {path: path for path in ("/usr", sys.base_prefix, str(REPOSITORY))} | {sys.prefix: "/opt/environment"}
-    for inside in ("/proc", "/sys", "/dev", "/tmp", "/home", "/etc", *seen.values()):
+def make_image(folder: Path) -> Path:
+    """Make the folder of an image that has the places of a system and little else."""
+    for inside in ("/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/home", "/root", "/etc", *SEEN.values()):
         (folder / inside.removeprefix("/")).mkdir(parents=True, exist_ok=True)
     for file in ("passwd", "group", "hosts", "resolv.conf"):  # a runtime puts the machine's over them
         (folder / "etc" / file).touch()
     for link in ("bin", "lib", "lib64"):
         (folder / link).symlink_to(f"usr/{link}")
-    return seen
+    return folder
 
 
-def write_site(config: Path, image: Path, seen: dict[str, str]) -> None:
-    """Write a site's file whose points run in the image, by Charliecloud's own words."""
-    binds = [f"--bind={outside}:{inside}" for outside, inside in seen.items()]
+def build_apptainer(image: Path) -> dict[str, Any]:
+    """Return the container of a site whose image is one file. As for a user without rights: in a user namespace."""
+    file = image.with_suffix(".sif")
+    subprocess.run(["apptainer", "build", file, image], check=True, capture_output=True)
+    mounts = [f"{outside}:{inside}:ro" for outside, inside in SEEN.items()]
+    return {"runtime": "apptainer", "image": str(file), "mounts": mounts, "options": ["--userns", "--no-home"]}
+
+
+def build_charliecloud(image: Path) -> dict[str, Any]:
+    """Return the container of a site whose image is a folder, by Charliecloud's own words."""
+    binds = [f"--bind={outside}:{inside}" for outside, inside in SEEN.items()]
     enter = ["ch-run", *binds, "--bind={study}:{study}", "--cd=/tmp", "{image}", "--"]
-    site = {
-        "defaults": ["slurm_testbed", "_self_"],
-        "container": {"runtime": "command", "image": str(image), "digest": DIGEST, "command": enter},
-        "python": [PYTHON],
-        "environment": {"PYTHONPATH": str(REPOSITORY), "USER": os.environ.get("USER", "root")},
-    }
-    (config / "launcher").mkdir(parents=True)
-    (config / "launcher/contained.yaml").write_text(yaml.safe_dump(site, sort_keys=False))
+    return {"runtime": "command", "image": str(image), "command": enter}
 
 
 @pytest.mark.timeout(300)
-def test_a_point_runs_in_a_container_on_two_nodes_and_its_record_says_so(study: Study, tmp_path: Path) -> None:
-    if not shutil.which("ch-run"):
-        pytest.skip("not installed: ch-run (Debian package charliecloud-runtime)")
-    write_site(tmp_path / "my", tmp_path / "image", make_image(tmp_path / "image"))
+@pytest.mark.parametrize(
+    ("program", "build"),
+    [("apptainer", build_apptainer), ("ch-run", build_charliecloud)],
+    ids=["Apptainer", "Charliecloud"],
+)
+def test_a_point_runs_in_a_container_on_two_nodes_and_its_record_says_so(
+    study: Study, tmp_path: Path, program: str, build: Any
+) -> None:
+    if not shutil.which(program):
+        pytest.skip(f"not installed: {program}")
+    site = {
+        "defaults": ["slurm_testbed", "_self_"],
+        "container": build(make_image(tmp_path / "image")) | {"digest": DIGEST},
+        "python": [PYTHON],
+        "environment": {"PYTHONPATH": str(REPOSITORY), "USER": os.environ.get("USER", "root")},
+    }
+    (tmp_path / "my/launcher").mkdir(parents=True)
+    (tmp_path / "my/launcher/contained.yaml").write_text(yaml.safe_dump(site, sort_keys=False))
     words = [word for word in QUICK if word != "launcher=slurm_testbed"]
     study(*study.asking(*words, "nodes=2", "batch.micro=1", "launcher=contained", "--config-dir", str(tmp_path / "my")))
     study.ended()
