@@ -1,10 +1,10 @@
 """What Slurm's programs print, recorded on a Slurm 22.05 with accounting (recorded/), on a 24.11.5 as Debian 13 has it
-(recorded/24.11), or as its manuals show it.
+(recorded/24.11), on a 26.05.5 as Debian sid has it, without accounting (recorded/26.05), or as its manuals show it.
 
 Of 23.11, 24.05 and 25.05 there are no recordings: no package of them is at hand, and what others have published of them
 has other columns. What is asked is the same for all: columns by name, and no JSON, where a state became a list in 23.11
-and `nodes` an object in 24.05. Of all that is asked only squeue's exit codes look otherwise in 24.11 than in 22.05, and
-both forms are read. What is in no known form is refused.
+and `nodes` an object in 24.05. Of all that is asked only squeue's exit codes and unknown times look otherwise in newer
+ones than in 22.05, and all forms are read. What is in no known form is refused.
 """
 
 import time
@@ -137,6 +137,44 @@ def test_all_three_witnesses_of_slurm_24_tell_the_exit_code() -> None:
     for told in (queued, accounted, logged):
         failed, good = told["smoke-array", 1], told["smoke-array", 0]
         assert (failed.exit, failed.exit_code, good.exit, good.exit_code) == ("exit code 1", 1, "", 0)
+
+
+def test_the_programs_of_slurm_26_are_read_like_those_of_22() -> None:
+    ended = {
+        ("smoke-ok", None): ("COMPLETED", 0, ""),
+        ("smoke-cancelled", None): ("CANCELLED", 0, ""),
+        **dict.fromkeys(ARRAY, ("COMPLETED", 0, "")),
+        ("smoke-array", 1): ("FAILED", 0, "exit code 1"),
+        ("smoke-75", None): ("FAILED", 0, "exit code 75"),
+        ("smoke-timeout", None): ("TIMEOUT", 0, ""),
+        ("smoke-requeued", None): ("COMPLETED", 1, ""),
+    }
+    queued = select_latest(states.parse_squeue(recorded("26.05/squeue.txt")))
+    pending = {key: state for key, state in queued.items() if state.pending}
+    assert set(pending) == {
+        *(("smoke-later", task) for task in (0, 2, 5, 6, 7)),
+        ("smoke-node", None),
+        ("smoke-preempted", None),
+    }
+    assert {state.ended_at for state in pending.values()} == {None}
+    # so long a reason is cut, and there is no space between it and the next column
+    assert pending["smoke-preempted", None].reason.startswith("Nodes required for job are DOWN, DRAINED or reserved")
+    logged = select_latest(states.parse_completion_log(recorded("26.05/completion.log")))
+    for told in ({key: queued[key] for key in queued.keys() - pending.keys()}, logged):
+        told = {key: state._replace(exit="" if state.outcome != "error" else state.exit) for key, state in told.items()}
+        assert {key: (state.state, state.restarts, state.exit) for key, state in told.items()} == ended
+    assert queued["smoke-75", None].exit_code == logged["smoke-75", None].exit_code == 75
+
+
+def test_the_limits_of_a_slurm_26_are_found() -> None:
+    known = cluster.parse_config(recorded("26.05/config.txt"))
+    assert (known["SLURM_VERSION"], known["JobCompType"], known["MaxArraySize"]) == (
+        "26.05.5",
+        "jobcomp/filetxt",
+        "1001",
+    )
+    found = cluster.select_partitions(recorded("26.05/partitions.txt"), None)
+    assert (cluster.find_max_time_min(found), cluster.find_max_nodes(found)) == (None, 3)
 
 
 def test_what_is_in_no_known_form_is_refused_in_one_line() -> None:
