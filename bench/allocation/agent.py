@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from bench.allocation.agents import join_leader
+from bench.files import is_disk_full
 from bench.measure.environment import find_device_kind
 from bench.runtime.agent import NodeAgent
 from bench.runtime.fork_client import ForkServer
@@ -33,13 +34,14 @@ class JobAgent:
         self._server = ForkServer(first.machine.device or find_device_kind())
 
     def run(self) -> int:
-        """Return 0 when the conductor has no more to do, or somebody has ended the allocation."""
+        """Return 0 when the conductor has no more to do, or somebody has ended the allocation. srun ends with the
+        highest code of all its tasks, so that a disk found full on any node is the job's reason."""
         try:
             return self._handle_orders()
         except OSError as error:  # the fork server is gone, say
             if not self._interrupted:
                 print(f"{socket.gethostname()} leaves the allocation: {error}", file=sys.stderr, flush=True)
-            return 0 if self._interrupted else 1
+            return 0 if self._interrupted else jobs.EXIT_LATER if is_disk_full(error) else 1
 
     def _handle_orders(self) -> int:
         with contextlib.closing(self._server):

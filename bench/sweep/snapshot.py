@@ -17,6 +17,7 @@ from bench.sweep.definition import RunKey
 
 FRESH_S = 90.0
 """A heartbeat is written every few seconds; a file system that stalls for a while must not look like a death."""
+_CLAIM_S = 3.0  # between claiming a folder and saying for what, on a slow file system
 REPORT = "report"
 """Folder of what the autopilot writes at its end."""
 _NO_POINTS = (definition.FOLDER, jobs.FOLDER, exclusions.FOLDER, REPORT)
@@ -185,9 +186,22 @@ def find_rival_attempt(
     for attempt in store.list_attempts(config_folder):
         if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):
             found = read_unfinished(key.config_id, attempt)
+            if found is None and before is not None:
+                found = _wait_until_described(key.config_id, attempt)
             if found and found.key == key and found.fresh and not found.dead_here and not ours(found):
                 return found
     return None
+
+
+def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
+    """Return what an attempt says of itself whose folder somebody has just claimed: who claims a later one must not
+    take it for nobody's. None for one that stays silent, or that was left behind long ago."""
+    until, found = time.monotonic() + _CLAIM_S, None
+    with contextlib.suppress(FileNotFoundError):  # it was given up
+        while found is None and time.monotonic() < until and time.time() - attempt.folder.stat().st_mtime < FRESH_S:
+            time.sleep(_CLAIM_S / 30)
+            found = read_unfinished(config_id, attempt)
+    return found
 
 
 def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,32 @@ def test_a_record_is_kept_where_there_are_no_hard_links(
     assert not store.write_reserved(tmp_path / "file", b"second")
     assert (tmp_path / "file").read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_name_that_is_given_twice_by_one_call_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network file system that carries a call out, loses its answer and is asked again."""
+    link = os.link
+
+    def twice(*paths: Path) -> None:
+        link(*paths)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", twice)
+    assert store.write_reserved(tmp_path / "file", b"first")
+    monkeypatch.undo()
+    assert not store.write_reserved(tmp_path / "file", b"second")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"first"]
+
+
+def test_the_disk_has_a_records_name_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[bool, list[str]]] = []
+
+    def note(descriptor: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), [path.name for path in tmp_path.iterdir()]))
+
+    monkeypatch.setattr(os, "fsync", note)
+    store.write_reserved(tmp_path / "file", b"content")
+    assert synced[-1] == (True, ["file"]) and not synced[0][0]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(

@@ -9,6 +9,7 @@ import pytest
 from bench.config import compose
 from bench.config.compose import Expansion
 from bench.errors import UserError
+from bench.measure.window import find_stop_reason
 from bench.spec import GPU_WARMUP, MeasureSpec
 from bench.study import list_control_pairs
 
@@ -180,3 +181,9 @@ def test_a_file_that_is_no_study_is_refused_in_one_line(text: str, told: str, tm
         compose.read_study(str(file))
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_study_of_memory_alone_does_not_wait_for_seconds() -> None:
+    study = compose.read_study(str(SMOKE_RECORDS.parents[1] / "studies/peaks.yaml"))
+    protocols = {point.composed.spec.measure for point in compose.compose_points(study, []).points}
+    assert [find_stop_reason([0.01] * 3, 0.03, protocol) for protocol in protocols] == ["steps"]

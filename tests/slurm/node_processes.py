@@ -32,6 +32,17 @@ def ours(bed_name: str, folder: Path) -> list[str]:
     return found
 
 
+def on_node(node: str) -> list[str]:
+    """Return the command lines of ours on one node."""
+    namespace = (_NAMESPACES / node).stat().st_ino
+    found = []
+    for process, words in _processes():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if " bench." in words and (process / "ns/net").stat().st_ino == namespace:
+                found.append(f"{process.name}: {words}")
+    return found
+
+
 def stepping(node: str, after: Rank | None = None) -> Rank:
     """Wait until a rank on a node makes steps, and return it: another one than `after`, which may still be ending."""
     found: list[Rank] = []

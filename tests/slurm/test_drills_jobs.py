@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_processes import stepping
+from node_processes import on_node, stepping
 from slurm_testbed import Testbed, wait_for
 from sweeping import ENDLESS, QUICK, Study
+
+from bench.sweep.jobs import EXIT_LATER
 
 pytestmark = pytest.mark.processes
 
@@ -39,6 +41,12 @@ def last_node(bed: Testbed, job: str) -> str:
     asked = ("squeue", "--noheader", "--jobs", job, "--states=RUNNING", "--format=%N")
     wait_for(lambda: bool(bed.slurm(*asked).strip()))
     return bed.slurm("scontrol", "show", "hostnames", bed.slurm(*asked).strip()).split()[-1]
+
+
+def wait_for_other_node(bed: Testbed, job: str, node: str) -> str:
+    """Wait until a job runs anew, elsewhere than on a node; return where."""
+    wait_for(lambda: last_node(bed, job) != node)
+    return last_node(bed, job)
 
 
 def fill(disk: Path) -> None:
@@ -77,17 +85,40 @@ def test_a_job_that_is_put_back_settles_what_it_had_begun_and_begins_anew(study:
 
 
 @pytest.mark.timeout(400)
+def test_a_start_that_slurm_gave_up_ends_once_the_job_has_begun_anew(study: Study, drilled: Testbed) -> None:
+    """Its node's slurmd is dead, so that nothing of Slurm's ends it: neither a signal nor a limit."""
+    study.sweep(*ENDLESS, "nodes=1", "launcher.time_limit_min=20")
+    (job,) = study.status()["jobs"]
+    node = last_node(drilled, job)
+    given_up = stepping(node)
+    with killed_slurmd(drilled, node):
+        other = wait_for_other_node(drilled, job, node)
+        again = stepping(other)
+        wait_for(lambda: not Path(f"/proc/{given_up.pid}").exists())
+        wait_for(lambda: not on_node(node))
+        lost = study.next_record()
+        assert (lost.outcome.kind, lost.circumstance.launcher["restart"]) == ("node_failure", 0), lost.outcome
+        assert Path(f"/proc/{again.pid}").exists(), "the start that counts goes on"
+    drilled.slurm("scancel", job)
+    study.ended()
+    ended = study.next_record()
+    assert (ended.outcome.kind, ended.circumstance.launcher["restart"]) == ("cancelled", 1)
+    assert study.check() == ["waiting"] and "under way in job" not in study.log()
+
+
+@pytest.mark.timeout(400)
 def test_a_full_disk_loses_no_record_and_the_sweep_goes_on_when_there_is_room(
     study: Study, drilled: Testbed, small_disk: Path
 ) -> None:
     study = Study(drilled, small_disk / "runs")
-    study.sweep(*QUICK, "batch.micro=1,2", "measure.min_s=4", "measure.max_s=4", "measure.max_steps=5000")
+    study.sweep(*QUICK, "nodes=2", "batch.micro=1,2", "measure.min_s=4", "measure.max_s=4", "measure.max_steps=5000")
     stepping(drilled.node(1))
     fill(small_disk)
     study.ended()
     assert study.next_record().outcome.kind == "ok" and len(study.records()) == 1
     assert study.check() == ["answered", "waiting"]
-    assert "before it came to this point" in " ".join(study.reasons()), study.log()
+    [why] = study.reasons() - {""}
+    assert "FAILED after" in why and f"(exit code {EXIT_LATER}), before it came to this point" in why, study.log()
     fill(small_disk)
     for words in (("resume", str(study.folder)), study.asking(*QUICK)):
         assert "cannot be written to (No space left on device)" in study(*words, code=2)

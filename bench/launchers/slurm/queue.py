@@ -58,9 +58,10 @@ def _ask_accounting(names: frozenset[str]) -> Iterable[JobState]:
     period, format_flag = f"--starttime={_ACCOUNTED}", f"--format={states.SACCT_FORMAT}"
     flags = ("--noheader", "--parsable2", "--allocations", "--duplicates")
     try:
-        return states.parse_sacct(call("sacct", *flags, f"--user={os.getuid()}", period, format_flag, *by_name))
+        text = call("sacct", *flags, f"--user={os.getuid()}", period, format_flag, *by_name)
     except UserError:
         return ()
+    return states.parse_sacct(text)
 
 
 def _read_completion_log(names: frozenset[str]) -> Iterable[JobState]:

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from bench.errors import UserError
 from bench.record import OutcomeKind
 from bench.scheduling import JobState, Phase
 
@@ -52,7 +53,8 @@ SACCT_FORMAT = "JobID,State,NNodes,Start,End,ExitCode,Reason,JobName"
 
 
 def parse_squeue(text: str) -> Iterator[JobState]:
-    """Yield what `squeue --noheader --array --Format=SQUEUE_FORMAT` says."""
+    """Yield what `squeue --noheader --array --Format=SQUEUE_FORMAT` says; UserError if no line of it can be read."""
+    is_read = False
     for line in text.splitlines():
         columns, begin = {}, 0
         for field, width in _SQUEUE.items():
@@ -60,6 +62,7 @@ def parse_squeue(text: str) -> Iterator[JobState]:
             begin += width
         if not columns["ArrayJobID"].isdigit():
             continue  # a heading, such as a cluster's name
+        is_read = True
         task = int(columns["ArrayTaskID"]) if columns["ArrayTaskID"].isdigit() else None
         yield _build_state(
             columns["ArrayJobID"],
@@ -74,13 +77,17 @@ def parse_squeue(text: str) -> Iterator[JobState]:
             source="squeue",
             words=line,
         )
+    if not is_read:
+        _check_silent("squeue", text)
 
 
 def parse_sacct(text: str) -> Iterator[JobState]:
     """Yield what `sacct --noheader --parsable2 --allocations --duplicates --format=SACCT_FORMAT` says: of a job that
-    was put back into the queue, every start."""
+    was put back into the queue, every start. UserError if no line of it can be read."""
+    is_read = False
     for line in text.splitlines():
         if found := _ACCOUNTED.fullmatch(line):
+            is_read = True
             _, _, _, state, nodes, start, end, exit_code, reason, name = found.groups()
             tasks = parse_tasks(found[3]) if found[3] else [int(found[2]) if found[2] else None]
             for task in tasks:
@@ -97,6 +104,17 @@ def parse_sacct(text: str) -> Iterator[JobState]:
                     source="sacct",
                     words=line,
                 )
+    if not is_read:
+        _check_silent("sacct", text)
+
+
+def _check_silent(program: str, text: str) -> None:
+    """Raise UserError where a program said something, of which nothing could be read: to take that for "no such job"
+    would submit everything again."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER:")]
+    if lines:
+        rule = f"its answer is in no form that is known here: {' '.join(lines[0].split())[:80]}"
+        raise UserError(program, rule, f"report it with what `{program} --version` says")
 
 
 _ACCOUNTED = re.compile(
@@ -226,10 +244,12 @@ def _parse_exit_code(text: str) -> tuple[int, int]:
 
 
 def _parse_wait_status(text: str) -> tuple[int, int]:
-    """Return the exit code and the signal in squeue's number, which is what wait(2) gives: 768 is exit code 3. Of a job
-    that never started 1 is Slurm's own word, and not SIGHUP."""
-    status = int(text) if text.isdigit() and text != "1" else 0
-    return status >> 8 & 0xFF, status & 0x7F
+    """Return the exit code and the signal in squeue's word: a number up to some version after 22.05, which is what
+    wait(2) gives (768 is exit code 3), and `3:0` in 24.11. Of a job that never started signal 1 is Slurm's own word,
+    and not SIGHUP."""
+    status = int(text) if text.isdigit() else 0
+    found = _parse_exit_code(text) if ":" in text else (status >> 8 & 0xFF, status & 0x7F)
+    return (0, 0) if found == (0, 1) else found
 
 
 def _parse_number(text: str) -> int | None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +15,10 @@ from sweeps import attempt, point, queued, spec, sweep
 from bench import store
 from bench.spec import config_id
 from bench.sweep import definition, jobs
-from bench.sweep.definition import SweepDefinition
+from bench.sweep.definition import RunKey, SweepDefinition
 from bench.sweep.jobs import Job
 from bench.sweep.reconcile import LeftBehind, reconcile_outcome
-from bench.sweep.snapshot import read_snapshot
+from bench.sweep.snapshot import find_rival_attempt, read_snapshot
 from bench.sweep.status import JobTask, PointStatus, list_statuses
 from bench.sweep.submission.lost import finalize_lost
 from bench.sweep.submission.state import read_state
@@ -185,3 +187,19 @@ def test_what_an_attempt_left_counts_for_its_outcome_only_where_it_can_be_read(t
         found = reconcile_outcome(LeftBehind.read(folder), None, restarted=False)
         assert found.kind in ("error", "cancelled"), content
         store.to_json(found)
+
+
+def test_who_has_claimed_a_point_a_moment_earlier_is_waited_for_until_it_says_so(tmp_path: Path) -> None:
+    """Its folder is there before the file that tells whose it is; the second of two would measure the same else."""
+    made, key = spec(), RunKey(config_id(spec()), "cpu", 0)
+    attempt(tmp_path, made, None, job="s-1")
+    folder = tmp_path / key.config_id / "0.0"
+    (folder / store.CIRCUMSTANCE).rename(folder / "later")
+    begin = time.monotonic()
+    threading.Timer(0.3, lambda: (folder / "later").rename(folder / store.CIRCUMSTANCE)).start()
+    rival = find_rival_attempt(folder.parent, key, before=1)
+    assert rival and rival.job == "s-1" and time.monotonic() - begin < 2
+    (folder / store.CIRCUMSTANCE).rename(folder / "later")
+    os.utime(folder, (0, 0))
+    begin = time.monotonic()
+    assert find_rival_attempt(folder.parent, key, before=1) is None and time.monotonic() - begin < 1, "long ago"
