@@ -38,7 +38,7 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "interrupt the sweep command": {"cancelled": ""},
 }
 """For each fault the outcomes of an attempt within its steps that fit it, and what their reason has to say."""
-_RACES = {"ok": "", "cancelled": r"faster by a moment"}
+_RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment"}
 """An attempt that had all it measures when it was struck is `ok`; one that began second ends at once."""
 
 
@@ -47,8 +47,16 @@ _ENDED = ("answered", "given up after 3 attempts")
 
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
     """Whether an outcome fits the fault that its attempt was struck by."""
-    fits = {**_RACES, **EXPECTED[kind]}
+    fits: dict[OutcomeKind, str] = {**_RACES, **EXPECTED[kind]}
     return outcome in fits and bool(re.search(fits[outcome], reason))
+
+
+def has_struck(kind: str, made: Strike) -> bool:
+    """Whether a fault came in time: not where all that was in its reach was measured to its end all the same."""
+    paths = [attempt.folder / store.RECORD for attempt in made.hit]
+    harmless = "ok" in EXPECTED[kind]
+    unharmed = paths and all(path.exists() and store.read_record(path).outcome.kind == "ok" for path in paths)
+    return made.in_time and (harmless or not unharmed)
 
 
 def list_untrue(kind: str, made: Strike) -> Iterator[str]:
@@ -69,10 +77,10 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
     asked = {
         RunKey(point["config_id"], point["machine"], point["repeat"]): _read_state(point) for point in told["points"]
     }
-    if len(asked) != sweep.planned.points:
-        yield f"{len(asked)} points are known of {sweep.planned.points}"
+    if len(asked) != sweep.asked:
+        yield f"{len(asked)} points are known of {sweep.asked}"
     yield from (
-        f"{key.config_id} repeat {key.repeat} is {state}" for key, state in asked.items() if state != "answered"
+        f"{key.config_id} repeat {key.repeat} is {state}" for key, state in asked.items() if state not in _ENDED
     )
     finals, answers = Counter[RunKey](), Counter[RunKey]()
     for folder in sorted(sweep.attempts()):
@@ -91,6 +99,7 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
     wrong = {key: finals[key] for key, at in asked.items() if finals[key] != (at == "answered")}
     yield from (f"{key.config_id} repeat {key.repeat} has {n} final answers" for key, n in wrong.items())
     yield from (f"{key.config_id} repeat {key.repeat} has {n} ok" for key, n in answers.items() if n > 1)
+    yield from sweep.list_tracebacks()
     yield from _list_left(sweep)
 
 
