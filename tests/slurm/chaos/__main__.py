@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(planned.format_line() for planned in rounds))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the testbed is taken down
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background has it ignored
     table, broken, began = Table(), [], time.monotonic()
     with make_cluster() as (bed, disk):
         for planned in rounds:
