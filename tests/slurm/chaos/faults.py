@@ -17,7 +17,7 @@ from chaos.schedule import PlannedFault
 from chaos.sweep import OpenAttempt, Sweep
 
 _BRIEFLY_S = 2.0
-_LONG_S = 30.0  # hang_s is 8 s, and a node that is silent for 10 s is lost
+_LONG_S = 30.0  # hang_s is 13 s, and a node that is silent for 10 s is lost
 
 
 class Strike(NamedTuple):
