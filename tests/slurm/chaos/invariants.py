@@ -89,6 +89,9 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
     finals, answers = Counter[RunKey](), Counter[RunKey]()
     for folder in sorted(sweep.attempts()):
         name = f"{folder.parent.name}/{folder.name}"
+        if not (folder / store.CIRCUMSTANCE).exists():
+            yield f"{name} was claimed, and nobody said for what"
+            continue
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         key = RunKey(folder.parent.name, circumstance.machine.name, circumstance.repeat)
         if key not in asked:
