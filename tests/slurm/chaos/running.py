@@ -33,7 +33,7 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
             broken.append("the sweep did not come to its end")
         _wait_until_gone(sweep)
         broken += list_broken(sweep)
-    except (AssertionError, subprocess.TimeoutExpired) as error:  # the testbed, or Slurm, did not do as it was told in time
+    except (AssertionError, subprocess.TimeoutExpired) as error:  # Slurm did not do as it was told in time
         broken.append(f"not judged: {str(error)[:300]}")
     finally:
         _clear(sweep)
