@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from bench import store
 from bench.record import Circumstance, OutcomeKind, RunRecord
@@ -46,7 +45,8 @@ _RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment
 """An attempt that had all it measures when it was struck is `ok`; one that began second ends at once."""
 
 
-_ENDED = ("answered", "given up after 3 attempts")
+_FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "node_failure", "comm_error")
+_ATTEMPTS = 3  # of its own failures that a point may have
 
 
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
@@ -78,15 +78,10 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
 def list_broken(sweep: Sweep) -> Iterator[str]:
     """Yield what does not hold at the end of a round."""
     told = sweep.read_status()
-    asked = {
-        RunKey(point["config_id"], point["machine"], point["repeat"]): _read_state(point) for point in told["points"]
-    }
+    asked = {RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in told["points"]}
     if len(asked) != sweep.asked:
         yield f"{len(asked)} points are known of {sweep.asked}"
-    yield from (
-        f"{key.config_id} repeat {key.repeat} is {state}" for key, state in asked.items() if state not in _ENDED
-    )
-    finals, answers = Counter[RunKey](), Counter[RunKey]()
+    finals, answers, failures = Counter[RunKey](), Counter[RunKey](), Counter[RunKey]()
     for folder in sorted(sweep.attempts()):
         name = f"{folder.parent.name}/{folder.name}"
         if not (folder / store.CIRCUMSTANCE).exists():
@@ -102,17 +97,17 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
         record = store.read_record(folder / store.RECORD)
         finals[key] += record.outcome.final
         answers[key] += record.outcome.kind == "ok"
+        failures[key] += record.outcome.kind in _FAILURES and not record.outcome.evidence.get("disk_full")
         yield from _list_foreign_hosts(sweep, name, record)
+    for key, state in asked.items():
+        used_up = failures[key] == _ATTEMPTS
+        if failures[key] > _ATTEMPTS or state != ("given up" if used_up and not finals[key] else "answered"):
+            yield f"{key.config_id} repeat {key.repeat} is {state} after {failures[key]} failures of its own"
     wrong = {key: finals[key] for key, at in asked.items() if finals[key] != (at == "answered")}
     yield from (f"{key.config_id} repeat {key.repeat} has {n} final answers" for key, n in wrong.items())
     yield from (f"{key.config_id} repeat {key.repeat} has {n} ok" for key, n in answers.items() if n > 1)
     yield from sweep.list_tracebacks()
     yield from _list_left(sweep)
-
-
-def _read_state(point: dict[str, Any]) -> str:
-    """Return where a point stands; one that is given up has had as many attempts as it may."""
-    return f"given up after {point['attempts']} attempts" if point["state"] == "given up" else str(point["state"])
 
 
 def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[str]:
