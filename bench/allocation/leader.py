@@ -118,6 +118,7 @@ class JobLeader:
             requested.key,
             requested.kin,
             prune=self.job.prune,
+            attempts=None if requested.again else self.job.attempts,
             limit_min=requested.circumstance.limits.time_limit_min or 0.0,
             environment_id=self.environment_id,
             reopened=requested.again,

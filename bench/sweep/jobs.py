@@ -30,6 +30,7 @@ class Job(Frozen):
     devices_per_node: Positive
     time_limit_min: Positive
     prune: bool = True
+    attempts: Positive | None = None  # that a point may have, also where the job begins anew; None: any number
     span: Span = "node"
     points: tuple[RequestedRun, ...]
     control: RequestedRun | None = None

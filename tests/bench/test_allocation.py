@@ -43,8 +43,10 @@ def requested(*overrides: str, repeat: int = 0, limit_min: float = 2, control: b
 class Allocation:
     """A job as `srun` starts it: one process per node, told by Slurm's variables where it is."""
 
-    def __init__(self, study: Path, points: list[RequestedRun], nodes: int = 1, **environment: str) -> None:
-        more: dict[str, Any] = {"control": next((p for p in points if p.control), None)}
+    def __init__(
+        self, study: Path, points: list[RequestedRun], nodes: int = 1, attempts: int | None = None, **environment: str
+    ) -> None:
+        more: dict[str, Any] = {"control": next((p for p in points if p.control), None), "attempts": attempts}
         job = Job(
             name="s-1", mode="packed", nodes=nodes, devices_per_node=points[0].spec.devices_per_node, time_limit_min=30,
             points=tuple(point for point in points if not point.control), **more,
@@ -130,6 +132,15 @@ def test_what_has_an_answer_already_is_not_run_and_what_cannot_finish_is_left(tm
     assert "has its answer already" in said and "waits for another job" in said
     assert len(at(tmp_path, done)) == 1 and at(tmp_path, long) == []
     assert [attempt.outcome for attempt in at(tmp_path, short)] == ["ok"], "a shorter one fits"
+
+
+def test_a_job_that_begins_anew_leaves_a_point_whose_attempts_are_used_up(tmp_path: Path) -> None:
+    point, used_up = requested("engine=ddp"), Outcome(kind="error", reason="rank 0 was killed by SIGKILL")
+    for _ in range(2):
+        opened = store.open_attempt(tmp_path / point.config_id, point.spec, point.circumstance)
+        store.finalize(opened.folder, used_up)
+    said = Allocation(tmp_path, [point], attempts=2, SLURM_RESTART_COUNT="1").end()
+    assert "after 2 attempts; the last: rank 0 was killed by SIGKILL" in said and len(at(tmp_path, point)) == 2
 
 
 def test_an_environment_larger_than_a_message_reaches_the_rank(tmp_path: Path) -> None:

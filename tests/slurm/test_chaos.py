@@ -1,13 +1,21 @@
-"""Random faults over sweeps: what a seed does, and how outcomes are judged; `make chaos` runs them."""
+"""Random faults over sweeps: what a seed does, how outcomes are judged, and a short piece that runs; `make chaos` runs
+any others."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from chaos.faults import list_kinds
 from chaos.invariants import EXPECTED, judge
+from chaos.marked import MARK
+from chaos.running import Table, run_round
 from chaos.schedule import HERE, MODES, ON_NODES, plan_round
+from slurm_testbed import Testbed
 
 pytestmark = pytest.mark.processes
+
+PIECE = plan_round(4)
+"""On one node: kills the command that submits, a coordinator and an srun, and cuts a link briefly."""
 
 
 def test_a_seed_does_the_same_everywhere_and_all_seeds_do_everything() -> None:
@@ -23,3 +31,12 @@ def test_an_outcome_has_to_be_the_one_of_the_fault_that_was_made() -> None:
     assert not judge("kill rank", "cancelled", "interrupted by SIGTERM") and not judge("kill rank", "error", "no idea")
     assert judge("requeue", "preempted", "the job was asked to end and put back into the queue")
     assert not judge("cut link briefly", "node_failure", "node 2 has not been heard of for 10 s")
+
+
+@pytest.mark.timeout(600)
+def test_a_short_piece_breaks_no_rule(drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(drilled.folder / "slurm.conf"))
+    monkeypatch.setenv(MARK, "")  # a round sets it
+    table, planned = Table(), PIECE._replace(faults=PIECE.faults[:4])
+    assert run_round(planned, drilled, tmp_path, table) == []
+    assert {kind for kind, mode, _ in table if mode} == {fault.kind for fault in planned.faults}

@@ -90,6 +90,7 @@ class JobBatcher:
             devices_per_node=point.devices_per_node,
             time_limit_min=minutes,
             prune=sweep.rules.prune,
+            attempts=sweep.rules.budget.attempts,
             span=self._options.span,
             points=tuple(map(self._request, members)),
             control=sweep.requested(control, 0, control=True) if control else None,

@@ -27,6 +27,8 @@ from bench.sweep.snapshot import UnfinishedAttempt
 from bench.sweep.status import JobTask, PointStatus, find_failed_starts
 from bench.sweep.submission.state import StudyState
 
+_NEVER_BEGAN = "its supervisor never began: the command that was about to start it was ended"
+
 
 def finalize_lost(view: StudyState) -> int:
     """Give every attempt that ended without a record the one it should have left; return how many."""
@@ -90,7 +92,7 @@ def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, Job
     """Return how an attempt without a record ended, or None while it may still go on."""
     left_behind = reconcile.LeftBehind.read(attempt.attempt.folder)
     if not attempt.job:
-        return reconcile.reconcile_outcome(left_behind, None, restarted=False) if attempt.dead_here else None
+        return _decide_lost_here(attempt, left_behind)
     state = queue.get((attempt.job, attempt.task))
     if state is None:
         return None if attempt.fresh else reconcile.reconcile_outcome(left_behind, None, restarted=False)
@@ -102,6 +104,15 @@ def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, Job
     return reconcile.reconcile_outcome(
         left_behind, None if restarted else state, restarted=restarted
     )  # of a later start
+
+
+def _decide_lost_here(attempt: UnfinishedAttempt, left_behind: reconcile.LeftBehind) -> Outcome | None:
+    """Return how an attempt outside of any queue ended: its supervisor is gone, or whoever claimed it was ended before
+    there was one, and left nothing that could say more."""
+    if attempt.dead_here:
+        return reconcile.reconcile_outcome(left_behind, None, restarted=False)
+    is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
+    return Outcome(kind="error", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
 
 
 def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrections) -> Counter[str]:

@@ -117,6 +117,20 @@ def test_an_attempt_whose_supervisor_died_here_is_not_running(tmp_path: Path) ->
     assert stand(tmp_path, made)[0].state == "waiting"
 
 
+def test_an_attempt_here_whose_supervisor_never_began_gets_its_record_once_nothing_can_come_of_it(
+    tmp_path: Path,
+) -> None:
+    """Somebody ended the command between the claim and the supervisor's first word; the room of its record is freed."""
+    definition.write(tmp_path, sweep([point(FOUR)]))
+    folder = attempt(tmp_path, FOUR, None)
+    assert finalize_lost(read_state(tmp_path)) == 0, "it may still begin"
+    os.utime(folder / store.CIRCUMSTANCE, (0, 0))
+    assert finalize_lost(read_state(tmp_path)) == 1
+    outcome = store.read_record(folder / store.RECORD).outcome
+    assert outcome.kind == "error" and "supervisor never began" in outcome.reason
+    assert not list(folder.glob(".*")), "reserved room"
+
+
 # -- files that cannot be read
 
 

@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(planned.format_line() for planned in rounds))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the testbed is taken down
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background has it ignored
     table, broken, began = Table(), [], time.monotonic()
     with make_cluster() as (bed, disk):
         for planned in rounds:
@@ -84,12 +85,18 @@ def make_cluster() -> Iterator[tuple[Testbed, Path]]:
 
 
 def format_table(table: Table) -> str:
-    """Return the outcomes of each fault's attempts, as lines."""
-    lines = ["", f"{'fault':30}outcomes of the attempts that it struck"]
-    for kind in dict.fromkeys(kind for kind, _ in sorted(table)):
-        counted = ", ".join(f"{n} {outcome}" for (of, outcome), n in sorted(table.items()) if of == kind)
-        lines.append(f"{kind:30}{counted}")
-    return "\n".join(lines)
+    """Return how often each fault struck each mode, and the outcomes of the attempts that were in its reach."""
+    lines = [
+        "",
+        f"| fault | {' | '.join(MODES)} | outcomes of the attempts in its reach |",
+        "|---" * (len(MODES) + 2) + "|",
+    ]
+    for kind in dict.fromkeys(kind for kind, _, _ in sorted(table)):
+        counted = ", ".join(f"{n} {outcome}" for (of, _, outcome), n in sorted(table.items()) if of == kind and outcome)
+        made = " | ".join(str(table[kind, mode, ""]) for mode in MODES)
+        lines.append(f"| {kind} | {made} | {counted} |")
+    total = sum(n for (_, mode, _), n in table.items() if mode)
+    return "\n".join([*lines, f"{total} faults"])
 
 
 if __name__ == "__main__":

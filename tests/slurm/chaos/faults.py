@@ -9,26 +9,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_testbed import wait_for
-from test_drills_jobs import fill, killed_slurmd, set_slurmd_timeout
+from slurm_testbed import Testbed, wait_for
+from test_drills_jobs import fill
 
 from chaos.marked import Process, is_stepping
 from chaos.schedule import PlannedFault
 from chaos.sweep import OpenAttempt, Sweep
 
-_BRIEFLY_S = 3.0
-_LONG_S = 30.0  # hang_s is 8 s, and a node that is silent for 10 s is lost
+_BRIEFLY_S = 2.0
+_LONG_S = 30.0  # hang_s is 13 s, and a node that is silent for 10 s is lost
 
 
 class Strike(NamedTuple):
-    """A fault that was made: on what, and the attempts that were open and in its reach."""
+    """A fault that was made: on what, the attempts that were open and in its reach, and whether there was anything."""
 
     target: str
     hit: list[OpenAttempt]
+    in_time: bool
 
 
 def strike(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
-    """Make a fault once there is something to strike, and undo it; None if the sweep came to its end before."""
+    """Make a fault once there is something to strike, and undo it; None if there never is."""
     if fault.kind in _ROLES:
         return _strike_process(sweep, fault)
     if fault.kind in _OF_A_NODE:
@@ -65,7 +66,7 @@ def _strike_process(sweep: Sweep, fault: PlannedFault) -> Strike | None:
             os.kill(target.pid, signal.SIGSTOP)
             sweep.settle(hit, _BRIEFLY_S if "briefly" in fault.kind else _LONG_S)
             os.kill(target.pid, signal.SIGCONT)
-    return Strike(_describe(role, target.node, target.job), hit)
+    return Strike(_describe(role, target.node, target.job), hit, bool(hit))
 
 
 def _describe(what: str, node: str, job: str) -> str:
@@ -91,22 +92,31 @@ def _strike_node(sweep: Sweep, fault: PlannedFault) -> Strike | None:
             time.sleep(_BRIEFLY_S)
             bed("slurmd", node, "start")
         case "slurmd down for long":
-            with killed_slurmd(bed, node):
-                sweep.settle(hit, _BRIEFLY_S)
+            bed("slurmd", node, "stop")
+            _give_up(bed, node)
+            sweep.settle(hit, _LONG_S)
+            _bring_back(bed, node)
         case "crash node":
-            set_slurmd_timeout(bed, 3)
             bed("slurmd", node, "crash")
-            wait_for(lambda: bed.state(node).startswith("down"))
-            bed("slurmd", node, "start")
-            wait_for(lambda: bed.state(node) == "idle")
-            set_slurmd_timeout(bed, 60)
+            _give_up(bed, node)
+            _bring_back(bed, node)
         case "cut link briefly" | "cut link for long":
             bed("link", node, "--down")
             sweep.settle(hit, _BRIEFLY_S if "briefly" in fault.kind else _LONG_S)
             bed("link", node, "--up")
     if "briefly" not in fault.kind:  # what a job begins while Slurm takes it for lost ends with it
         hit += [more for more in sweep.open_attempts([attempt.job for attempt in hit]) if more not in hit]
-    return Strike(node, hit)
+    return Strike(node, hit, bool(hit))
+
+
+def _give_up(bed: Testbed, node: str) -> None:
+    """Have Slurm do at once what it does when a node was silent for SlurmdTimeout."""
+    bed.slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=silent")
+
+
+def _bring_back(bed: Testbed, node: str) -> None:
+    bed("slurmd", node, "start")
+    wait_for(lambda: "down" not in bed.state(node))
 
 
 def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | None:
@@ -130,7 +140,7 @@ def _strike_job(sweep: Sweep, fault: PlannedFault) -> Strike | None:
     hit = sweep.open_attempts([found[0]])
     with contextlib.suppress(AssertionError):  # it has ended meanwhile
         sweep.bed.slurm(*_OF_A_JOB[fault.kind], found[0])
-    return Strike(f"job {found[0]}", hit)
+    return Strike(f"job {found[0]}", hit, bool(hit))
 
 
 def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
@@ -141,12 +151,13 @@ def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | Non
         sweep.command.kill()
         sweep.command.wait()
         sweep.begin()
-        return Strike(f"after {fault.after_s:g} s, {'under way' if began else 'ended already'}", [])
+        return Strike(f"after {fault.after_s:g} s", [], began)
     if not sweep.wait_for_target(sweep.open_attempts, fault.choice):
         return None
     time.sleep(fault.after_s)
-    hit = sweep.open_attempts()
-    return Strike(_MADE[fault.kind](sweep, disk), hit)
+    hit, under_way = sweep.open_attempts(), sweep.command.poll() is None
+    target = _MADE[fault.kind](sweep, disk)
+    return Strike(target, hit, bool(hit) and (under_way or "sweep command" not in fault.kind))
 
 
 def _stop_controller(sweep: Sweep, disk: Path) -> str:
@@ -166,7 +177,7 @@ def _kill_controller(sweep: Sweep, disk: Path) -> str:
 
 def _fill_disk(sweep: Sweep, disk: Path) -> str:
     fill(disk)
-    time.sleep(2 * _BRIEFLY_S)
+    time.sleep(3 * _BRIEFLY_S)
     (disk / "ballast").unlink()
     return "the disk with the results"
 
@@ -181,11 +192,10 @@ def _resume_twice(sweep: Sweep, disk: Path) -> str:
 
 def _end_command(number: signal.Signals) -> Callable[[Sweep, Path], str]:
     def end(sweep: Sweep, disk: Path) -> str:
-        under_way = sweep.command.poll() is None
         sweep.command.send_signal(number)
         with contextlib.suppress(Exception):
             sweep.command.communicate(timeout=60)
-        return f"{number.name}, {'under way' if under_way else 'ended already'}"
+        return number.name
 
     return end
 

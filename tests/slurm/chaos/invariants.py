@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from bench import store
 from bench.record import Circumstance, OutcomeKind, RunRecord
@@ -18,7 +17,11 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill rank": {"error": r"was killed by SIGKILL"},
     "kill member agent": {"error": r"ended as FAILED", "node_failure": _LOST},
     "kill coordinator": {"error": r"ended as|supervisor died|FAILED"},
-    "kill fork server": {"error": r"ended as FAILED|fork server|killed by SIGKILL", "node_failure": _LOST},
+    "kill fork server": {  # ranks that were started before go on; the next ones cannot be
+        "ok": "",
+        "error": r"ended as FAILED|fork server|killed by SIGKILL",
+        "node_failure": _LOST,
+    },
     "kill srun": {"error": r"ended as FAILED"},
     "stop rank briefly": {"ok": ""},
     "stop rank for long": {"hang": ""},
@@ -38,17 +41,26 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "interrupt the sweep command": {"cancelled": ""},
 }
 """For each fault the outcomes of an attempt within its steps that fit it, and what their reason has to say."""
-_RACES = {"ok": "", "cancelled": r"faster by a moment"}
+_RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment"}
 """An attempt that had all it measures when it was struck is `ok`; one that began second ends at once."""
 
 
-_ENDED = ("answered", "given up after 3 attempts")
+_FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "node_failure", "comm_error")
+_ATTEMPTS = 3  # of its own failures that a point may have
 
 
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
     """Whether an outcome fits the fault that its attempt was struck by."""
-    fits = {**_RACES, **EXPECTED[kind]}
+    fits: dict[OutcomeKind, str] = {**_RACES, **EXPECTED[kind]}
     return outcome in fits and bool(re.search(fits[outcome], reason))
+
+
+def has_struck(kind: str, made: Strike) -> bool:
+    """Whether a fault came in time: not where all that was in its reach was measured to its end all the same."""
+    paths = [attempt.folder / store.RECORD for attempt in made.hit]
+    harmless = "ok" in EXPECTED[kind]
+    unharmed = paths and all(path.exists() and store.read_record(path).outcome.kind == "ok" for path in paths)
+    return made.in_time and (harmless or not unharmed)
 
 
 def list_untrue(kind: str, made: Strike) -> Iterator[str]:
@@ -66,17 +78,15 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
 def list_broken(sweep: Sweep) -> Iterator[str]:
     """Yield what does not hold at the end of a round."""
     told = sweep.read_status()
-    asked = {
-        RunKey(point["config_id"], point["machine"], point["repeat"]): _read_state(point) for point in told["points"]
-    }
-    if len(asked) != sweep.planned.points:
-        yield f"{len(asked)} points are known of {sweep.planned.points}"
-    yield from (
-        f"{key.config_id} repeat {key.repeat} is {state}" for key, state in asked.items() if state != "answered"
-    )
-    finals, answers = Counter[RunKey](), Counter[RunKey]()
+    asked = {RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in told["points"]}
+    if len(asked) != sweep.asked:
+        yield f"{len(asked)} points are known of {sweep.asked}"
+    finals, answers, failures = Counter[RunKey](), Counter[RunKey](), Counter[RunKey]()
     for folder in sorted(sweep.attempts()):
         name = f"{folder.parent.name}/{folder.name}"
+        if not (folder / store.CIRCUMSTANCE).exists():
+            yield f"{name} was claimed, and nobody said for what"
+            continue
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         key = RunKey(folder.parent.name, circumstance.machine.name, circumstance.repeat)
         if key not in asked:
@@ -87,16 +97,17 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
         record = store.read_record(folder / store.RECORD)
         finals[key] += record.outcome.final
         answers[key] += record.outcome.kind == "ok"
+        failures[key] += record.outcome.kind in _FAILURES and not record.outcome.evidence.get("disk_full")
         yield from _list_foreign_hosts(sweep, name, record)
+    for key, state in asked.items():
+        used_up = failures[key] == _ATTEMPTS
+        if failures[key] > _ATTEMPTS or state != ("given up" if used_up and not finals[key] else "answered"):
+            yield f"{key.config_id} repeat {key.repeat} is {state} after {failures[key]} failures of its own"
     wrong = {key: finals[key] for key, at in asked.items() if finals[key] != (at == "answered")}
     yield from (f"{key.config_id} repeat {key.repeat} has {n} final answers" for key, n in wrong.items())
     yield from (f"{key.config_id} repeat {key.repeat} has {n} ok" for key, n in answers.items() if n > 1)
+    yield from sweep.list_tracebacks()
     yield from _list_left(sweep)
-
-
-def _read_state(point: dict[str, Any]) -> str:
-    """Return where a point stands; one that is given up has had as many attempts as it may."""
-    return f"given up after {point['attempts']} attempts" if point["state"] == "given up" else str(point["state"])
 
 
 def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[str]:

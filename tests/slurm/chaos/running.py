@@ -9,14 +9,16 @@ from slurm_testbed import Testbed, wait_for
 
 from bench import store
 from chaos.faults import Strike, strike
-from chaos.invariants import list_broken, list_untrue
+from chaos.invariants import has_struck, list_broken, list_untrue
 from chaos.marked import list_processes
-from chaos.schedule import Round
+from chaos.schedule import PlannedFault, Round
 from chaos.sweep import Sweep
 
 _END_S = 60.0  # Slurm itself takes its time over a job that ends on a node that was lost
-Table = Counter[tuple[str, str]]
-"""How often a fault (first) had an outcome (second)."""
+_TRIES = 4  # to make a fault before the attempt is over that it is meant for
+Table = Counter[tuple[str, str, str]]
+"""How often faults of a kind (first) struck a mode (second), and the attempts of a kind ended with an outcome (third);
+the other one of the two is empty."""
 
 
 def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[str]:
@@ -26,23 +28,12 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
     broken: list[str] = []
     try:
         for fault in planned.faults:
-            made = strike(sweep, fault, disk)
-            if made is None:
-                print(f"  {fault.kind}: nothing left to strike", flush=True)
-                continue
-            sweep.settle(made.hit)
-            outcomes = _list_outcomes(made)
-            table.update((fault.kind, outcome.partition(":")[0]) for outcome in outcomes)
-            untrue = list(list_untrue(fault.kind, made))
-            broken += untrue
-            sign = "BROKEN" if untrue else "as expected"
-            print(f"  {fault.kind} ({made.target}) -> {'; '.join(outcomes)} [{sign}]", flush=True)
+            broken += _make(sweep, fault, disk, table)
         if not sweep.finish():
             broken.append("the sweep did not come to its end")
-        if not broken:
-            _wait_until_gone(sweep)
+        _wait_until_gone(sweep)
         broken += list_broken(sweep)
-    except AssertionError as error:  # the testbed, or Slurm, did not do as it was told in time
+    except (AssertionError, subprocess.TimeoutExpired) as error:  # Slurm did not do as it was told in time
         broken.append(f"not judged: {str(error)[:300]}")
     finally:
         _clear(sweep)
@@ -51,13 +42,33 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
     return broken
 
 
+def _make(sweep: Sweep, fault: PlannedFault, disk: Path, table: Table) -> list[str]:
+    """Make a fault until it comes in time, count it, and return what is wrong about the outcomes."""
+    for _ in range(_TRIES):
+        began = time.monotonic()
+        if not (made := strike(sweep, fault, disk)):
+            return [f"{fault.kind}: nothing came to be struck"]
+        sweep.settle(made.hit)
+        outcomes, untrue = _list_outcomes(made), list(list_untrue(fault.kind, made))
+        struck = has_struck(fault.kind, made)
+        if struck:
+            table[fault.kind, sweep.planned.mode, ""] += 1
+            table.update((fault.kind, "", outcome.partition(":")[0]) for outcome in outcomes)
+        sign = "BROKEN" if untrue else "as expected" if struck else "too late"
+        said = f"{fault.kind} ({made.target}) -> {'; '.join(outcomes)} [{sign}]"
+        print(f"  {said} {time.monotonic() - began:.0f} s", flush=True)
+        if untrue or struck:
+            return untrue
+    return []
+
+
 def _list_outcomes(made: Strike) -> list[str]:
     found = []
     for attempt in made.hit:
         path = attempt.folder / store.RECORD
         outcome = store.read_record(path).outcome if path.exists() else None
         found.append(f"{outcome.kind}: {outcome.reason[:150]}" if outcome else "no record")
-    return found or ["no attempt hit"]
+    return found or ["no attempt"]
 
 
 def _wait_until_gone(sweep: Sweep) -> None:

@@ -1,6 +1,7 @@
 """What a seed does: which sweep, and which faults befall it. Pure: the same seed is the same round everywhere.
 
-At which step of a point a fault strikes depends on the machine and is no part of a seed; what is done to what is.
+At which step of a point a fault strikes depends on the machine and is no part of a seed; what is done to what is. Kinds
+of fault are dealt to the rounds of a mode like cards, so that a piece of seeds has every kind about equally often.
 """
 
 import random
@@ -20,8 +21,10 @@ HERE = (
 )  # fmt: skip
 """Of a local sweep: it has no agents, no fork server and no scheduler."""
 _OF_MANY_NODES = ("kill member agent", "cut link for long")
-POINTS = 3
-FAULTS = 3
+POINTS = 2  # to begin with; more are asked for as long as there are faults to come
+FAULTS = 6
+_AFTER_S = 1.5
+_WINDOW_S, _LONG_WINDOW_S = 5, 12  # of a point; one whose job was given up has to last until that begins anew
 
 
 class PlannedFault(NamedTuple):
@@ -38,27 +41,29 @@ class Round(NamedTuple):
     seed: int
     mode: str
     nodes: int
-    points: int
+    window_s: int  # that each point takes steps for
     faults: tuple[PlannedFault, ...]
 
     def format_line(self) -> str:
         kinds = ", ".join(fault.kind for fault in self.faults)
-        return f"seed {self.seed}: {self.mode}, {self.points} points on {self.nodes} nodes: {kinds}"
+        return f"seed {self.seed}: {self.mode}, points on {self.nodes} nodes for {self.window_s} s: {kinds}"
 
 
 def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
     """Return what a seed does. Modes take turns, so that pieces of seeds have all of them."""
-    chance = random.Random(seed)
-    mode = modes[seed % len(modes)]
-    nodes = 1 if mode == "local" else chance.choice((1, 2, 2))
-    possible = HERE if mode == "local" else ON_NODES
-    kinds = [kind for kind in possible if nodes > 1 or kind not in _OF_MANY_NODES]
-    faults = tuple(
-        PlannedFault(kind, chance.randrange(1000), round(chance.uniform(0, 3), 2))
-        for kind in chance.sample(kinds, FAULTS)
-    )
-    # What befalls the command that submits can only come first.
-    return Round(seed, mode, nodes, POINTS, tuple(sorted(faults, key=lambda fault: fault.kind != _FIRST[mode])))
+    mode, chance = modes[seed % len(modes)], random.Random(seed)
+    kinds = _deal(mode, seed // len(modes) * FAULTS)
+    nodes = 1 if mode == "local" else 2 if set(kinds) & set(_OF_MANY_NODES) else chance.choice((1, 2))
+    window_s = _LONG_WINDOW_S if "slurmd down for long" in kinds else _WINDOW_S
+    faults = [PlannedFault(kind, chance.randrange(1000), round(chance.uniform(0, _AFTER_S), 2)) for kind in kinds]
+    return Round(seed, mode, nodes, window_s, tuple(faults))
 
 
-_FIRST = dict.fromkeys(MODES, "kill the sweep command") | {"local": ""}
+def _deal(mode: str, first: int) -> list[str]:
+    """Return the kinds of one round; what befalls the command that submits can only come first."""
+    cards: list[str] = []
+    while len(cards) < first + FAULTS:
+        deck = list(HERE if mode == "local" else ON_NODES)
+        random.Random(f"{mode} {len(cards)}").shuffle(deck)
+        cards += deck
+    return sorted(cards[first : first + FAULTS], key=lambda kind: mode == "local" or kind != "kill the sweep command")

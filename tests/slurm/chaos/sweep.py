@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,14 +15,12 @@ from sweeping import QUICK, Study
 from bench import store
 from bench.record import Circumstance
 from chaos.marked import MARK, Process, list_processes
-from chaos.schedule import Round
+from chaos.schedule import POINTS, Round
 
 PATIENCE_S = 240.0  # for a round to come to its end, and for an attempt to get its record
 _POLL_S = 0.5
-_POINT = (
-    "measure.min_s=5", "measure.max_s=5", "measure.max_steps=100000", "launcher.hang_s=8", "launcher.startup_s=60",
-)  # fmt: skip
-"""Each takes steps for five seconds."""
+_POINT = ("measure.max_steps=1000000", "launcher.hang_s=13", "launcher.startup_s=60")
+"""Each takes steps as long as its round says. A node that is silent for 10 s is lost before its ranks hang."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
 Found = TypeVar("Found")
@@ -40,7 +38,8 @@ class Sweep(Study):
 
     def __init__(self, bed: Testbed, results: Path, planned: Round) -> None:
         super().__init__(bed, results)
-        self.planned, self.mark = planned, f"{os.getpid()}-{planned.seed}"
+        self.planned, self.mark, self.asked = planned, f"{os.getpid()}-{planned.seed}", POINTS
+        self._commands: list[subprocess.Popen[str]] = []
         os.environ[MARK] = self.mark  # for what is started from here; our own is in no /proc
         self.command = self.begin()
 
@@ -52,15 +51,25 @@ class Sweep(Study):
         """Start the command that asks for the points."""
         words = [word for word in QUICK if not (self.local and word.startswith(_OF_A_JOB))]
         place = _LOCAL if self.local else (f"launcher.mode={self.planned.mode}", "launcher.throttle=2")
-        micro = ",".join(str(number + 1) for number in range(self.planned.points))
+        micro = ",".join(str(number + 1) for number in range(self.asked))
+        window_s = self.planned.window_s
+        window = (f"measure.min_s={window_s}", f"measure.max_s={window_s}")
         points = (f"nodes={self.planned.nodes}", f"batch.micro={micro}")
-        self.command = self.start(*self.asking(*words, *_POINT, *place, *points))
+        self.command = self.start(*self.asking(*words, *_POINT, *window, *place, *points))
         return self.command
 
-    def answered(self) -> bool:
-        """Whether every point has its answer, or as many failures as a point may have."""
-        told = self.read_status()
-        return bool(told["points"]) and all(point["state"] in ("answered", "given up") for point in told["points"])
+    def start(self, verb: str, *words: str, **environment: str) -> "subprocess.Popen[str]":
+        """Start a command whose errors are read at the end of the round."""
+        command = super().start(verb, *words, **environment)
+        self._commands.append(command)
+        return command
+
+    def list_tracebacks(self) -> Iterator[str]:
+        """Yield what commands said where they ended with a traceback instead of a line."""
+        for command in self._commands:
+            _, errors = command.communicate(timeout=30)
+            if "Traceback" in errors:
+                yield f"a command ended with a traceback: {errors.strip().splitlines()[-1]}"
 
     def read_status(self) -> dict[str, Any]:
         """Return what `status` says; nothing where it has nothing to say yet."""
@@ -68,15 +77,25 @@ class Sweep(Study):
             return self.status()
         return {"points": [], "jobs": []}
 
-    def keep_going(self) -> None:
-        """Start what goes on with the sweep if nothing is at it."""
+    def keep_going(self, *, more: bool = False) -> bool:
+        """Start what goes on with the sweep if nothing is at it, and ask for `more` points if it has come to its end;
+        True if it has, with every point answered or given up."""
         if self.command.poll() is None:
-            return
+            return False
         if not (self.folder / "sweeps").exists():
             assert self.command.returncode != 2, self.command.communicate()[1]
             self.begin()
-        elif not self.read_status()["jobs"] and not self.answered():
+            return False
+        told = self.read_status()
+        if told["jobs"]:
+            return False
+        ended = bool(told["points"]) and all(point["state"] in ("answered", "given up") for point in told["points"])
+        if ended and more:
+            self.asked += POINTS
+            self.begin()
+        elif not ended:
             self.command = self.start("resume", str(self.folder), "--json")
+        return ended
 
     def processes(self, role: str) -> list[Process]:
         return [found for found in list_processes(self.mark) if found.role == role]
@@ -99,14 +118,13 @@ class Sweep(Study):
         return [(job, self.bed.slurm("scontrol", "show", "hostnames", nodes[job]).split()) for job in at_work]
 
     def wait_for_target(self, find: Callable[[], list[Found]], choice: int) -> Found | None:
-        """Wait until there is something to strike, keeping the sweep going; None if it comes to its end before."""
+        """Wait until there is something to strike, with more points where these are all answered; None if there never
+        is."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if found := find():
                 return found[choice % len(found)]
-            self.keep_going()
-            if self.command.poll() is not None and self.answered():
-                return None
+            self.keep_going(more=True)
             time.sleep(_POLL_S)
         return None
 
@@ -117,15 +135,13 @@ class Sweep(Study):
             if time.monotonic() > until:
                 return
             self.keep_going()
-            self.read_status()
             time.sleep(_POLL_S)
 
     def finish(self) -> bool:
         """Go on until every point is answered and nothing is under way; False if that takes too long."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
-            if self.command.poll() is not None and not self.read_status()["jobs"] and self.answered():
+            if self.keep_going():
                 return True
-            self.keep_going()
             time.sleep(_POLL_S)
         return False
