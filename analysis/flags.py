@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from analysis.observed import compute_step_interval, find_job, find_slowest_link, find_slowest_rank, get_window
-from analysis.stats.series import FEW, few
+from analysis.stats import windows
+from analysis.stats.series import FEW
 from bench.nodelist import find_foreign
 from bench.others import BUSY_SHARE, is_busy
 from bench.record import RunRecord
@@ -51,7 +52,10 @@ def _is_unsteady(record: RunRecord) -> bool:
         return False
     # A window that ended because it was narrow had no hint of a change; of one that a budget ended, less is proof.
     level = SUSPECTED if _is_wide(record) or _has_few_steps(record) else SURE
-    return not steps.steady or is_changing(timed.step_s, record.spec.measure.width, level)
+    width = record.spec.measure.width
+    if not steps.steady or windows.of(timed.step_s).shift <= width / 4 * statistics.median(timed.step_s):
+        return not steps.steady
+    return is_changing(timed.step_s, width, level)
 
 
 def _is_wide(record: RunRecord) -> bool:
@@ -67,7 +71,7 @@ def _is_wide(record: RunRecord) -> bool:
 
 def _has_few_steps(record: RunRecord) -> bool:
     timed = get_window(record)
-    return timed is not None and few(timed.step_s)
+    return timed is not None and windows.of(timed.step_s).few
 
 
 def _has_skipped_steps(record: RunRecord) -> bool:

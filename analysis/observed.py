@@ -60,7 +60,11 @@ def compute_steps_per_s(record: RunRecord) -> float | None:
 def compute_step_quantile(record: RunRecord, share: float) -> float | None:
     """Return the step time that a share of the window's steps stay below, interpolated between two of them."""
     timed = get_window(record)
-    return float(np.quantile(timed.step_s, share)) if timed else None
+    if timed is None:
+        return None
+    if share in windows.SHARES:
+        return windows.of(timed.step_s).quantiles[windows.SHARES.index(share)]
+    return float(np.quantile(timed.step_s, share))
 
 
 def compute_step_interval(record: RunRecord) -> Interval | None:

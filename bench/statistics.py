@@ -40,6 +40,14 @@ class SeriesBounds(NamedTuple):
     freedom: Array
 
 
+class LikeliestChanges(NamedTuple):
+    """The likeliest change of the level of each series."""
+
+    apart: Array  # between the means before and after it
+    place: NDArray[np.int64]  # the first value after it
+    cut: Array  # the series without what lies far out
+
+
 class _MeanSpread(NamedTuple):
     """What is known of the mean of each series: standard error, degrees of freedom, effective size."""
 
@@ -152,25 +160,34 @@ def is_changing(step_s: ArrayLike, width: float, level: float = SURE) -> bool:
     scaled median absolute deviations. `tests/benchmarks/windows.py` says how often it finds what is there, or is not.
     """
     steps = np.asarray(step_s, float)
-    n, edge = steps.size, max(3, steps.size // 8)
+    n = steps.size
     if n < 2 * LEAST:
         return False
-    median = np.median(steps)
-    reach = 4 * 1.4826 * np.median(np.abs(steps - median))
-    cut = np.clip(steps, median - reach, median + reach) if reach > 0 else steps
-    sums, at = np.cumsum(cut), np.arange(edge, n - edge + 1)
-    apart = np.abs(sums[at - 1] / at - (sums[-1] - sums[at - 1]) / (n - at))
-    weight = np.sqrt(at * (n - at) / n)
-    likeliest = int(np.argmax(apart * weight))
-    if apart[likeliest] <= width / 4 * median:
+    apart, place, cut = find_likeliest_changes(steps)
+    if apart <= width / 4 * np.median(steps):
         return False
     number = np.arange(n, dtype=float)
-    model = np.stack([np.ones(n), number / n, number >= at[likeliest]], axis=1)
+    model = np.stack([np.ones(n), number / n, number >= place], axis=1)
     around = cut - model @ np.linalg.lstsq(model, cut)[0]
     size = float(effective_size(around))
     error = np.sqrt((around**2).sum() / (n - 3) * n / size)
     limit = float(student(np.asarray(max(size / 3, 1.0)), level))
-    return bool(apart[likeliest] * weight[likeliest] > limit * error)
+    return bool(apart * np.sqrt(place * (n - place) / n) > limit * error)
+
+
+def find_likeliest_changes(series: Array) -> LikeliestChanges:
+    """Return where each series along the last axis, of at least twelve values, most likely changed its level, and by
+    how much, as `is_changing` looks for it."""
+    n = series.shape[-1]
+    edge = max(3, n // 8)
+    median = np.median(series, axis=-1, keepdims=True)
+    reach = 4 * 1.4826 * np.median(np.abs(series - median), axis=-1, keepdims=True)
+    cut = np.where(reach > 0, np.clip(series, median - reach, median + reach), series)
+    sums, at = np.cumsum(cut, axis=-1), np.arange(edge, n - edge + 1)
+    before = sums[..., at - 1]
+    apart = np.abs(before / at - (sums[..., -1:] - before) / (n - at))
+    likeliest = np.argmax(apart * np.sqrt(at * (n - at) / n), axis=-1)
+    return LikeliestChanges(np.take_along_axis(apart, likeliest[..., None], -1)[..., 0], at[likeliest], cut)
 
 
 def autocorrelation(series: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The intervals of many runs' steps at once: what numpy takes for a call is shared by all windows of one length."""
+"""What is known of many runs' steps at once: what numpy takes for a call is shared by all windows of one length."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -6,18 +6,37 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.stats.interval import Interval
-from bench.statistics import LEAST, LEVEL, Array, SeriesBounds, mean_bounds, median_bounds
+from analysis.stats.series import FEW
+from bench.statistics import (
+    LEAST,
+    LEVEL,
+    Array,
+    SeriesBounds,
+    effective_size,
+    find_likeliest_changes,
+    mean_bounds,
+    median_bounds,
+    signs,
+)
 
 Steps = tuple[float, ...]
 
 _known: dict["Steps", "StepIntervals"] = {}
 
 
+SHARES = (0.95, 0.99)
+"""Of a window's steps: the step times that these stay below are known of each."""
+
+
 class StepIntervals(NamedTuple):
-    """The intervals of the median and of the mean of a run's steps, as `analysis.stats.series` has them."""
+    """The intervals of the median and of the mean of a run's steps, as `analysis.stats.series` has them, and what else
+    is asked of every window."""
 
     median: Interval | None
     mean: Interval | None
+    few: bool  # `analysis.stats.series.few`
+    shift: float  # seconds by which the level may have changed (`bench.statistics.find_likeliest_changes`)
+    quantiles: tuple[float, ...]  # by SHARES
 
 
 def of(step_s: Steps) -> StepIntervals:
@@ -34,16 +53,22 @@ def prepare(windows: Iterable[Steps]) -> None:
         lengths.setdefault(len(step_s), []).append(step_s)
     _known.clear()
     for n, equal_length in lengths.items():
-        ends = _ends(np.array(equal_length)) if n >= LEAST else (StepIntervals(None, None) for _ in equal_length)
-        _known.update(zip(equal_length, ends, strict=True))
+        found = _describe_windows(np.array(equal_length)) if n else [StepIntervals(None, None, False, 0.0, ())]
+        _known.update(zip(equal_length, found, strict=True))
 
 
-def _ends(equal_length: Array) -> Iterator[StepIntervals]:
-    return map(
-        StepIntervals,
-        _intervals(median_bounds(equal_length), equal_length),
-        _intervals(mean_bounds(equal_length), equal_length),
-    )
+def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
+    """Yield what is known of windows of one length, shape (runs, steps)."""
+    runs, n = steps.shape
+    medians: list[Interval | None] = [None] * runs
+    means, few = medians, np.zeros(runs, bool)
+    if n >= LEAST:
+        bounds = median_bounds(steps)
+        medians, means = list(_intervals(bounds, steps)), list(_intervals(mean_bounds(steps), steps))
+        few = np.isfinite(bounds.low) & np.isfinite(bounds.high) & (effective_size(signs(steps)) < FEW)
+    shift = find_likeliest_changes(steps).apart if n >= 2 * LEAST else np.zeros(runs)
+    quantiles = np.quantile(steps, SHARES, axis=-1).T
+    yield from map(StepIntervals, medians, means, few.tolist(), shift.tolist(), map(tuple, quantiles.tolist()))
 
 
 def _intervals(bounds: SeriesBounds, equal_length: Array) -> Iterator[Interval | None]:

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from analysis.stats import series, windows
@@ -17,8 +18,11 @@ def test_each_has_the_intervals_of_its_own_steps() -> None:
     given.append((0.1,) * 30)
     windows.prepare(given)
     for steps in (*given, window(99, 40)):
+        found_all = windows.of(steps)
+        assert found_all.few == series.few(steps)
+        assert list(found_all.quantiles) == ([np.quantile(steps, share) for share in windows.SHARES] if steps else [])
         expected = series.median_interval(steps), series.mean_interval(steps)
-        for found, alone in zip(windows.of(steps), expected, strict=True):
+        for found, alone in zip(found_all[:2], expected, strict=True):
             assert (found is None) == (alone is None)
             if found is not None and alone is not None:
                 assert found[:2] == pytest.approx(alone[:2], rel=1e-12)
