@@ -14,7 +14,7 @@ from analysis.stats.series import FEW
 from bench.nodelist import find_foreign
 from bench.others import BUSY_SHARE, is_busy
 from bench.record import RunRecord
-from bench.statistics import SURE, SUSPECTED, is_changing
+from bench.statistics import SURE, SUSPECTED
 
 _SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
 _DRIFT = 0.01
@@ -52,10 +52,7 @@ def _is_unsteady(record: RunRecord) -> bool:
         return False
     # A window that ended because it was narrow had no hint of a change; of one that a budget ended, less is proof.
     level = SUSPECTED if _is_wide(record) or _has_few_steps(record) else SURE
-    width = record.spec.measure.width
-    if not steps.steady or windows.of(timed.step_s).shift <= width / 4 * statistics.median(timed.step_s):
-        return not steps.steady
-    return is_changing(timed.step_s, width, level)
+    return not steps.steady or windows.is_changing(timed.step_s, record.spec.measure.width, level)
 
 
 def _is_wide(record: RunRecord) -> bool:

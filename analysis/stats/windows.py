@@ -1,5 +1,6 @@
 """What is known of many runs' steps at once: what numpy takes for a call is shared by all windows of one length."""
 
+import statistics
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from bench.statistics import (
     mean_bounds,
     median_bounds,
     signs,
+    student,
 )
 
 Steps = tuple[float, ...]
@@ -28,6 +30,14 @@ SHARES = (0.95, 0.99)
 """Of a window's steps: the step times that these stay below are known of each."""
 
 
+class LikelyChange(NamedTuple):
+    """The likeliest change of a window's level (`bench.statistics.LikeliestChanges`)."""
+
+    apart: float  # seconds
+    statistic: float
+    freedom: float
+
+
 class StepIntervals(NamedTuple):
     """The intervals of the median and of the mean of a run's steps, as `analysis.stats.series` has them, and what else
     is asked of every window."""
@@ -35,7 +45,7 @@ class StepIntervals(NamedTuple):
     median: Interval | None
     mean: Interval | None
     few: bool  # `analysis.stats.series.few`
-    shift: float  # seconds by which the level may have changed (`bench.statistics.find_likeliest_changes`)
+    change: LikelyChange | None  # None of a window that is too short for one
     quantiles: tuple[float, ...]  # by SHARES
 
 
@@ -46,6 +56,14 @@ def of(step_s: Steps) -> StepIntervals:
     return _known[step_s]
 
 
+def is_changing(step_s: Steps, width: float, level: float) -> bool:
+    """Whether the steps of a window were still changing (`bench.statistics.is_changing`)."""
+    change = of(step_s).change
+    if change is None or change.apart <= width / 4 * statistics.median(step_s):
+        return False
+    return change.statistic > _compute_limit(change.freedom, level)
+
+
 def prepare(windows: Iterable[Steps]) -> None:
     """Work out the intervals of the steps of many runs, which will be asked for next."""
     lengths: dict[int, list[Steps]] = {}
@@ -53,8 +71,12 @@ def prepare(windows: Iterable[Steps]) -> None:
         lengths.setdefault(len(step_s), []).append(step_s)
     _known.clear()
     for n, equal_length in lengths.items():
-        found = _describe_windows(np.array(equal_length)) if n else [StepIntervals(None, None, False, 0.0, ())]
+        found = _describe_windows(np.array(equal_length)) if n else [StepIntervals(None, None, False, None, ())]
         _known.update(zip(equal_length, found, strict=True))
+
+
+def _compute_limit(freedom: float, level: float) -> float:
+    return float(student(np.asarray(freedom), level))
 
 
 def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
@@ -66,9 +88,11 @@ def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
         bounds = median_bounds(steps)
         medians, means = list(_intervals(bounds, steps)), list(_intervals(mean_bounds(steps), steps))
         few = np.isfinite(bounds.low) & np.isfinite(bounds.high) & (effective_size(signs(steps)) < FEW)
-    shift = find_likeliest_changes(steps).apart if n >= 2 * LEAST else np.zeros(runs)
+    changes: Iterable[LikelyChange | None] = [None] * runs
+    if n >= 2 * LEAST:
+        changes = map(LikelyChange, *(part.tolist() for part in find_likeliest_changes(steps)))
     quantiles = np.quantile(steps, SHARES, axis=-1).T
-    yield from map(StepIntervals, medians, means, few.tolist(), shift.tolist(), map(tuple, quantiles.tolist()))
+    yield from map(StepIntervals, medians, means, few.tolist(), changes, map(tuple, quantiles.tolist()))
 
 
 def _intervals(bounds: SeriesBounds, equal_length: Array) -> Iterator[Interval | None]:
