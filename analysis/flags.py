@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from analysis.observed import compute_step_interval, find_job, find_slowest_link, find_slowest_rank, get_window
-from analysis.stats.series import FEW, few
+from analysis.stats import windows
+from analysis.stats.series import FEW
 from bench.nodelist import find_foreign
 from bench.others import BUSY_SHARE, is_busy
 from bench.record import RunRecord
-from bench.statistics import SURE, SUSPECTED, is_changing
+from bench.statistics import SURE, SUSPECTED
 
 _SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
 _DRIFT = 0.01
@@ -51,7 +52,7 @@ def _is_unsteady(record: RunRecord) -> bool:
         return False
     # A window that ended because it was narrow had no hint of a change; of one that a budget ended, less is proof.
     level = SUSPECTED if _is_wide(record) or _has_few_steps(record) else SURE
-    return not steps.steady or is_changing(timed.step_s, record.spec.measure.width, level)
+    return not steps.steady or windows.is_changing(timed.step_s, record.spec.measure.width, level)
 
 
 def _is_wide(record: RunRecord) -> bool:
@@ -67,7 +68,7 @@ def _is_wide(record: RunRecord) -> bool:
 
 def _has_few_steps(record: RunRecord) -> bool:
     timed = get_window(record)
-    return timed is not None and few(timed.step_s)
+    return timed is not None and windows.of(timed.step_s).few
 
 
 def _has_skipped_steps(record: RunRecord) -> bool:

@@ -3,7 +3,7 @@ tell."""
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,10 +12,13 @@ from analysis.stats.interval import Interval
 from analysis.stats.series import rate_of
 from bench.errors import NoPrediction, UserError
 from bench.predict.flops import compute_flops_per_step
-from bench.record import Environment, RankMemory, RunRecord, ScheduledJob, Tokens
+from bench.record import Environment, RankMemory, RunRecord, ScheduledJob, Steps, Tokens
 from bench.stragglers import find_slow_links, find_slow_ranks
 
 _TERA = 1e12
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 class TimedWindow(NamedTuple):
@@ -34,6 +37,28 @@ def get_window(record: RunRecord) -> TimedWindow | None:
     steps = record.observations.steps if record.observations else None
     if record.outcome.kind != "ok" or steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0:
         return None
+    return _cut_warmup(steps)
+
+
+def remember_latest(work: Callable[[Given], Found]) -> Callable[[Given], Found]:
+    """Keep what `work` returned for the last value, for most columns of a record ask for the same; the value is known
+    by what it is and not by what it holds, which would take longer to compare than `work` takes."""
+    latest: list[tuple[Given, Found]] = []
+
+    @functools.wraps(work)
+    def find(given: Given) -> Found:
+        for known, found in latest:
+            if known is given:
+                return found
+        found = work(given)
+        latest[:] = [(given, found)]
+        return found
+
+    return find
+
+
+@remember_latest
+def _cut_warmup(steps: Steps) -> TimedWindow:
     return TimedWindow(steps.step_s[steps.cut :], steps.data_wait_s[steps.cut :], steps.window_s)
 
 
@@ -60,7 +85,11 @@ def compute_steps_per_s(record: RunRecord) -> float | None:
 def compute_step_quantile(record: RunRecord, share: float) -> float | None:
     """Return the step time that a share of the window's steps stay below, interpolated between two of them."""
     timed = get_window(record)
-    return float(np.quantile(timed.step_s, share)) if timed else None
+    if timed is None:
+        return None
+    if share in windows.SHARES:
+        return windows.of(timed.step_s).quantiles[windows.SHARES.index(share)]
+    return float(np.quantile(timed.step_s, share))
 
 
 def compute_step_interval(record: RunRecord) -> Interval | None:
@@ -114,9 +143,17 @@ def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
 def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
     """Return every rank's `quantity`, a field of RankMemory; empty where one of them is unknown."""
     assert quantity in RankMemory.model_fields
-    ranks = record.observations.memory if record.observations else ()
-    values = tuple([getattr(rank, quantity) for rank in ranks])
-    return () if None in values else values
+    return _list_memory(record.observations.memory)(quantity) if record.observations else ()
+
+
+@remember_latest
+def _list_memory(ranks: tuple[RankMemory, ...]) -> Callable[[str], tuple[int, ...]]:
+    @functools.cache
+    def list_quantity(name: str) -> tuple[int, ...]:
+        values = tuple([getattr(rank, name) for rank in ranks])
+        return () if None in values else values
+
+    return list_quantity
 
 
 def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
@@ -159,7 +196,7 @@ def compute_step_flops(record: RunRecord, kind: Literal["model", "hardware"]) ->
     """Return the matmul FLOPs of a step over all ranks by their formula or, where the family describes no network, as
     they were counted, which cannot tell recomputed activations apart; None where neither says it."""
     try:
-        flops: int = getattr(compute_flops_per_step(record.spec), kind)
+        flops: int = getattr(_compute_step_flops(record.spec), kind)
     except NoPrediction:
         counted = record.observations.counted_flops if record.observations else None
         return counted if kind == "hardware" or not record.spec.activation_checkpointing else None
@@ -175,6 +212,9 @@ def compute_utilisation(record: RunRecord, kind: Literal["model", "hardware"]) -
         record.circumstance.machine.peak_tflops.get(record.spec.precision),
     )
     return None if rate is None or not peak else rate / peak
+
+
+_compute_step_flops = remember_latest(compute_flops_per_step)
 
 
 @functools.lru_cache(maxsize=8)  # several columns of a record ask for it, one soon after the other

@@ -12,6 +12,7 @@ of the same environment class. Repeats use the same seed, so any one of them wil
 What a record is judged by is a `Case`; a set is judged in columns of them, all at once.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -191,6 +192,12 @@ def _get_comparable_steps(record: RunRecord) -> Steps | None:
 def _hash_question(record: RunRecord) -> str:
     """Return what two runs must share for their losses to be equal: all but engine, layout, protocol and kernels."""
     assert record.environment is not None and record.observations is not None  # _comparable
-    spec = select(record.spec.model_dump(mode="json", by_alias=True), "losses")
-    shared = [record.environment.environment_id, spec, record.observations.data]  # another corpus has other losses
-    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+    spec = _select_deciding_losses(record.spec.model_dump_json(by_alias=True))
+    parts = (json.dumps(record.environment.environment_id), spec, json.dumps(record.observations.data, sort_keys=True))
+    return hashlib.sha256(f"[{', '.join(parts)}]".encode()).hexdigest()[:16]  # another corpus has other losses
+
+
+@functools.lru_cache(maxsize=4096)
+def _select_deciding_losses(spec: str) -> str:
+    """Return of a spec what decides the losses of a seed, both as JSON: repeats share it."""
+    return json.dumps(select(json.loads(spec), "losses"), sort_keys=True)

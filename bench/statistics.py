@@ -40,6 +40,14 @@ class SeriesBounds(NamedTuple):
     freedom: Array
 
 
+class LikeliestChanges(NamedTuple):
+    """The likeliest change of the level of each series, as `is_changing` looks for it."""
+
+    apart: Array  # between the means before and after it
+    statistic: Array  # the same in its standard error …
+    freedom: Array  # … and that error's degrees of freedom
+
+
 class _MeanSpread(NamedTuple):
     """What is known of the mean of each series: standard error, degrees of freedom, effective size."""
 
@@ -152,25 +160,45 @@ def is_changing(step_s: ArrayLike, width: float, level: float = SURE) -> bool:
     scaled median absolute deviations. `tests/benchmarks/windows.py` says how often it finds what is there, or is not.
     """
     steps = np.asarray(step_s, float)
-    n, edge = steps.size, max(3, steps.size // 8)
+    n = steps.size
     if n < 2 * LEAST:
         return False
-    median = np.median(steps)
-    reach = 4 * 1.4826 * np.median(np.abs(steps - median))
-    cut = np.clip(steps, median - reach, median + reach) if reach > 0 else steps
-    sums, at = np.cumsum(cut), np.arange(edge, n - edge + 1)
-    apart = np.abs(sums[at - 1] / at - (sums[-1] - sums[at - 1]) / (n - at))
+    apart, statistic, freedom = find_likeliest_changes(steps)
+    return bool(apart > width / 4 * np.median(steps) and statistic > student(freedom, level))
+
+
+def find_likeliest_changes(series: Array) -> LikeliestChanges:
+    """Return by how much each series along the last axis, of at least twelve values, most likely changed its level."""
+    n = series.shape[-1]
+    edge = max(3, n // 8)
+    median = np.median(series, axis=-1, keepdims=True)
+    reach = 4 * 1.4826 * np.median(np.abs(series - median), axis=-1, keepdims=True)
+    cut = np.where(reach > 0, np.clip(series, median - reach, median + reach), series)
+    sums, at = np.cumsum(cut, axis=-1), np.arange(edge, n - edge + 1)
+    before = sums[..., at - 1]
+    apart = np.abs(before / at - (sums[..., -1:] - before) / (n - at))
     weight = np.sqrt(at * (n - at) / n)
-    likeliest = int(np.argmax(apart * weight))
-    if apart[likeliest] <= width / 4 * median:
-        return False
+    likeliest = np.argmax(apart * weight, axis=-1)
+    found = np.take_along_axis(apart, likeliest[..., None], axis=-1)[..., 0]
+    around = _subtract_levels_and_trend(cut, at[likeliest])
+    size = effective_size(around)
+    error = np.sqrt((around**2).sum(axis=-1) / (n - 3) * n / size)
+    with np.errstate(divide="ignore", invalid="ignore"):  # where nothing scatters
+        statistic = found * weight[likeliest] / error
+    return LikeliestChanges(found, statistic, np.maximum(size / 3, 1.0))
+
+
+def _subtract_levels_and_trend(series: Array, place: NDArray[np.int64]) -> Array:
+    """Return what is left of each series after the least squares of a trend and of two levels, the second from its
+    `place` on."""
+    n = series.shape[-1]
     number = np.arange(n, dtype=float)
-    model = np.stack([np.ones(n), number / n, number >= at[likeliest]], axis=1)
-    around = cut - model @ np.linalg.lstsq(model, cut)[0]
-    size = float(effective_size(around))
-    error = np.sqrt((around**2).sum() / (n - 3) * n / size)
-    limit = float(student(np.asarray(max(size / 3, 1.0)), level))
-    return bool(apart[likeliest] * weight[likeliest] > limit * error)
+    later = (number >= place[..., None]).astype(float)
+    trend = np.broadcast_to(number / n, later.shape)
+    base, _ = np.linalg.qr(np.stack([np.ones_like(later), trend, later], axis=-1))
+    fitted = base @ (np.swapaxes(base, -1, -2) @ series[..., None])
+    rest: Array = series - fitted[..., 0]
+    return rest
 
 
 def autocorrelation(series: Array) -> Array:

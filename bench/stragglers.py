@@ -1,6 +1,7 @@
 """Who holds the others up: the rules, for those who read runs and those who decide where the next one may start."""
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 
 _SLOWER, _LATER_S = 1.2, 0.02  # below 20 ms the operating system alone makes ranks differ
@@ -10,13 +11,12 @@ _SLOW_LINK = 0.5
 def find_slow_ranks(outside_s: Sequence[float]) -> list[int]:
     """Return the ranks whose own time in a step, outside its collectives, exceeds the others' median (the larger of two
     middle ones) by more than 20 % and by more than 20 ms."""
+    ordered, middle = sorted(outside_s), (len(outside_s) - 1) // 2
     found = []
-    for rank, own in enumerate(outside_s):
-        others = [*outside_s[:rank], *outside_s[rank + 1 :]]
-        if others:
-            usual = statistics.median_high(others)
-            if own > _SLOWER * usual and own > usual + _LATER_S:
-                found.append(rank)
+    for rank, own in enumerate(outside_s if len(ordered) > 1 else ()):
+        usual = ordered[middle + (bisect_left(ordered, own) <= middle)]  # the middle of all without this one
+        if own > _SLOWER * usual and own > usual + _LATER_S:
+            found.append(rank)
     return found
 
 

@@ -1,10 +1,12 @@
 """How Sphinx makes a site of the pages: `make docs`. Pages are Markdown, and every link in them is checked.
 
-Pages that stand beside what they describe, outside of docs/, are copied to docs/_pages for the site.
+Pages that stand beside what they describe, outside of docs/, are copied to docs/_pages for the site; notebooks are run,
+and stand there as pages with their outputs.
 """
 
 import os
 import re
+import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -21,6 +23,10 @@ nitpicky = True
 
 _DOCS = Path(__file__).resolve().parent
 _ROOT = _DOCS.parent
+sys.path.insert(0, str(_ROOT))
+
+from docs.generate import notebooks  # noqa: E402
+
 _COPIES = {
     "slurm/README.md": "slurm.md",
     "slurm/testbed/README.md": "testbed.md",
@@ -32,13 +38,14 @@ _COPIES = {
 
 
 def setup(app: Sphinx) -> None:
-    """Copy the pages, and let links lead to the copies."""
+    """Copy the pages, run the notebooks, and let links lead to the copies."""
     for source, name in _COPIES.items():
         copy = _DOCS / "_pages" / name
         copy.parent.mkdir(exist_ok=True)
         text = _linked((_ROOT / source).read_text(encoding="utf-8"), (_ROOT / source).parent, copy.parent)
         if not copy.exists() or copy.read_text(encoding="utf-8") != text:  # one that is as it was is not read again
             copy.write_text(text, encoding="utf-8")
+    notebooks.write_pages(_DOCS / "_pages")
     app.connect("source-read", _read)
 
 

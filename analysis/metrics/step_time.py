@@ -43,7 +43,8 @@ def compute_step_s_p99(record: RunRecord) -> float | None:
 
 def compute_step_s_max(record: RunRecord) -> float | None:
     """The longest step of the window."""
-    return compute_step_quantile(record, 1)
+    timed = get_window(record)
+    return max(timed.step_s) if timed else None
 
 
 def compute_compute_s(record: RunRecord) -> float | None:

@@ -38,7 +38,15 @@ _ABOUT = b"zeroscale"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
 _FORMULAS = (
     ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"),
-    ("*.py", "predict/*.py", "models/*.py", "engines/*/facts.py"),
+    (
+        "*.py",
+        "predict/*.py",
+        "models/*.py",
+        "models/*/shape.py",
+        "engines/*.py",
+        "engines/*/facts.py",
+        "engines/*/options.py",
+    ),
 )
 
 _log = logging.getLogger(__name__)

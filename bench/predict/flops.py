@@ -1,5 +1,6 @@
 """FLOPs of one optimizer step: what throughput in TFLOP/s and MFU are made of."""
 
+import functools
 from collections.abc import Mapping
 
 from bench.predict.forward import compute_forward, compute_recomputed
@@ -7,6 +8,10 @@ from bench.predict.work import PassWork
 from bench.predict.workload import Workload, get_network
 from bench.spec import WIDTH, Frozen, Precision, RunSpec
 from bench.stacks import Stacks
+
+Lengths = tuple[tuple[str, int], ...]
+
+_KEPT = 256  # networks and lengths: the runs of a study have a few, and each asks again
 
 
 class StepFlops(Frozen):
@@ -43,7 +48,7 @@ def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
     masked or not, and once, although fused kernels compute scores again in backward (the convention of PaLM,
     arXiv 2204.02311, appendix B). Backward has two matmuls, each as large, for every one of forward.
     """
-    return 3 * _count_flops(compute_forward(network, _build_one_sample(sample)))
+    return _count_training_flops(network, tuple(sample.items()))
 
 
 def compute_recomputed_flops(
@@ -61,15 +66,23 @@ def compute_recomputed_flops(
     clamp with which transformers guards T5's fp16 activations; a `compiled` block is run again whole. Assumes weights
     in `precision`, not autocast.
     """
-    load = _build_one_sample(sample, dropout=dropout, precision=precision)._replace(compiled=compiled)
+    load = _build_one_sample(tuple(sample.items()), dropout=dropout, precision=precision)._replace(compiled=compiled)
+    return _count_recomputed_flops(network, load)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _count_training_flops(network: Stacks, lengths: Lengths) -> int:
+    return 3 * _count_flops(compute_forward(network, _build_one_sample(lengths)))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _count_recomputed_flops(network: Stacks, load: Workload) -> int:
     return _count_flops(compute_recomputed(network, load))
 
 
-def _build_one_sample(sample: Mapping[str, int], *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
+def _build_one_sample(lengths: Lengths, *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
     """One checkpointed sample; what its FLOPs do not depend on is anything."""
-    return Workload(
-        1, tuple(sample.items()), WIDTH[precision], "sdpa", dropout > 0, True, "cuda", precision == "fp16", None
-    )
+    return Workload(1, lengths, WIDTH[precision], "sdpa", dropout > 0, True, "cuda", precision == "fp16", None)
 
 
 def _count_flops(work: PassWork) -> int:

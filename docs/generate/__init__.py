@@ -4,6 +4,7 @@ pages     every page by name, as text
 verbs     what the command takes, read off its parsers
 fields    what a value holds: keys with type, default and meaning, read off its class and the comments beside its fields
 tree      the rooms of the packages, by their docstrings
+notebooks the notebooks as pages of the site, run when it is made; not written by `make reference`
 readings  what reading shows: columns, quantities, flags, figures, outcomes, records, the Python face
 """
 

@@ -85,21 +85,30 @@ def outcomes_page() -> str:
 
 
 def python_page() -> str:
-    """Return the public functions of the modules for scripts and notebooks."""
+    """Return the public functions and classes of the modules for scripts and notebooks."""
     parts = ["# From Python"]
     for name in FACES:
         if importlib.util.find_spec(name) is None:
             continue
         module = importlib.import_module(name)
         parts += [f"## `{name}`", prose(inspect.getdoc(module) or "")]
-        parts += [_function(name, function) for function in _functions(module)]
+        parts += [_function(name, one) if inspect.isfunction(one) else _class(name, one) for one in _faces(module)]
     return "\n\n".join(parts)
 
 
-def _functions(module: object) -> list[object]:
+def _faces(module: object) -> list[object]:
+    """Return the functions and classes that a module offers and that are its own, or of a module below it."""
     named = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     found = [getattr(module, name) for name in named]
-    return [one for one in found if inspect.isfunction(one) and one.__module__ == module.__name__]  # type: ignore[attr-defined]
+    kinds = [one for one in found if inspect.isfunction(one) or inspect.isclass(one)]
+    return [one for one in kinds if f"{one.__module__}.".startswith(f"{module.__name__}.")]  # type: ignore[attr-defined]
+
+
+def _class(module: str, described: object) -> str:
+    name = described.__name__  # type: ignore[attr-defined]
+    public = {key: inspect.getdoc(one) or "" for key, one in vars(described).items() if not key.startswith("_")}
+    members = [(code(key), plain(" ".join(text.split()))) for key, text in public.items()]
+    return f"### {name}\n\n{prose(inspect.getdoc(described) or '')}\n\n" + table(("member", "is"), members)
 
 
 def _function(module: str, function: object) -> str:

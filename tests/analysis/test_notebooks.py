@@ -5,28 +5,19 @@ from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 import analysis
 from analysis import results
+from docs.generate.notebooks import RUNS, run_notebook
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs"
 NOTEBOOKS = sorted(Path(analysis.__file__).parent.glob("notebooks/*.ipynb"))
 
 
-def opened(name: str) -> Any:
-    return nbformat.read(Path(analysis.__file__).parent / "notebooks" / f"{name}.ipynb", as_version=4)
-
-
 def executed(name: str, folder: Path, **parameters: Any) -> list[Any]:
     """Run a notebook with other parameters, in `folder`; return what its cells gave out, in their order."""
-    notebook = opened(name)
-    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
-    cell.source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
-    where = {"metadata": {"path": str(folder)}}
-    patience = {"timeout": 250, "startup_timeout": 250}  # takes seconds on an idle machine
-    NotebookClient(notebook, kernel_name="python3", resources=where, **patience).execute()
-    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    cells = run_notebook(name, folder, parameters).cells
+    return [output for cell in cells for output in cell.get("outputs", ())]
 
 
 def told(outputs: list[Any]) -> str:
@@ -42,6 +33,17 @@ def test_a_notebook_is_kept_without_outputs_and_begins_with_its_parameters(path:
     assert {cell.execution_count for cell in code} == {None}
     assert code[0].metadata.tags == ["parameters"]
     assert code[0].source.startswith('RUNS = "../../results/runs"'), "the user's results, from where the notebook lies"
+
+
+def test_every_notebook_is_in_the_gallery() -> None:
+    assert {*RUNS} == {path.stem for path in NOTEBOOKS}
+
+
+@pytest.mark.processes
+def test_a_first_look_takes_three_lines(tmp_path: Path) -> None:
+    outputs = executed("first_look", tmp_path, RUNS=str(RECORDED / "testbed"))
+    assert "image/png" in outputs[0].data, "a figure is shown without pyplot"
+    assert "median step time" in told(outputs)
 
 
 @pytest.mark.processes

@@ -26,6 +26,7 @@ from analysis.report.files import render_tables
 from analysis.report.findings import compute_findings
 from bench.record import RunRecord
 from bench.spec import RunSpec, config_id
+from bench.store import read_record
 
 MODELS = ("synthetic_a", "synthetic_b", "synthetic_c", "synthetic_d", "synthetic_e")
 ENGINES = ("ddp", "zero0", "zero1", "zero2", "zero3")
@@ -111,7 +112,7 @@ def text(record: RunRecord) -> str:
 
 
 def configurations() -> Iterator[RunRecord]:
-    recorded = json.loads(next(RECORDED.rglob("record.json")).read_text())
+    recorded = read_record(next(RECORDED.rglob("record.json"))).model_dump(mode="json", by_alias=True)
     for model, engine, micro, nodes in itertools.product(MODELS, ENGINES, MICROS, NODES):
         yield record(recorded, model, engine, micro, nodes)
 

@@ -1,0 +1,123 @@
+"""A set of runs in a notebook: its tables and figures at hand, each worked out when it is first asked for."""
+
+import functools
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.errors import UserError, suggest_nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from analysis.figures import Picture
+    from analysis.results import Results
+
+_SCREEN_DPI = 110
+
+
+class MeasuredStudy:
+    """The answers of a set of runs: `table`, `summary`, `best`, `scaling` are DataFrames with units and meanings in
+    `attrs`, and `plot` draws the report's figures."""
+
+    def __init__(self, results: "Results") -> None:
+        self.results = results
+
+    def __repr__(self) -> str:
+        table = self.results.table
+        ok = int((table["outcome"] == "ok").sum())
+        return f"<MeasuredStudy of {len(table):,} runs, {ok:,} of them ok>"
+
+    @functools.cached_property
+    def table(self) -> "DataFrame":
+        """One row per run, failed ones too."""
+        return _annotate(self.results.table)
+
+    @functools.cached_property
+    def summary(self) -> "DataFrame":
+        """One row per configuration, machine, environment class and kind of evidence: medians over repeats, with
+        intervals."""
+        return _annotate(self.results.summary)
+
+    @functools.cached_property
+    def best(self) -> "DataFrame":
+        """The configurations of each question, the fastest first, with what is known of the others beside it."""
+        from analysis.scaling import best
+
+        return _annotate(best.as_table(best.best(self.results)))
+
+    @functools.cached_property
+    def scaling(self) -> "DataFrame":
+        """A row per node count of each curve: speed-up, efficiency and serial fraction."""
+        from analysis.scaling.curves import build_curve_table, build_curves
+
+        return _annotate(build_curve_table(build_curves(self.results)))
+
+    @functools.cached_property
+    def plot(self) -> "StudyFigures":
+        """The figures that have something to show, each a method without arguments that returns a matplotlib Figure."""
+        return StudyFigures(self.results)
+
+
+class StudyFigures:
+    """The report's figures by name: `study.plot.step_time()`. Tab completes those that have something to show."""
+
+    def __init__(self, results: "Results") -> None:
+        self._results = results
+
+    def __dir__(self) -> list[str]:
+        return list(self._shown)
+
+    def __repr__(self) -> str:
+        return f"<figures: {', '.join(dir(self)) or 'none has anything to show'}>"
+
+    def __getattr__(self, name: str) -> "Callable[[], Figure]":
+        if name.startswith("_"):  # what notebooks look for in every object
+            raise AttributeError(name)
+        from analysis.figures import list_pictures
+
+        pictures = {one.name: one for one in list_pictures()}
+        if name not in pictures:
+            raise AttributeError(f"plot.{name}: no such figure; {suggest_nearest(name, pictures)}")
+        return functools.partial(self._draw, pictures[name])
+
+    @functools.cached_property
+    def _shown(self) -> list[str]:
+        from analysis.figures import list_pictures
+
+        return sorted(picture.name for picture in list_pictures(self._results))
+
+    def _draw(self, picture: "Picture") -> "Figure":
+        """Return a figure; a notebook shows it where it ends a cell, although pyplot has not made it."""
+        if picture.name not in self._shown:
+            remedy = f"choose from {', '.join(self._shown)}" if self._shown else "measure first"
+            raise UserError(f"plot.{picture.name}", "has nothing to show of these runs", remedy)
+        figure = picture.figure(self._results)
+        vars(figure)["_repr_png_"] = functools.partial(_render_png, figure)
+        return figure
+
+
+def open_study(paths: "str | Path | Iterable[str | Path]") -> MeasuredStudy:
+    """Return the tables and figures of every record at or below `paths`.
+
+    Files that are no records are named on standard error and left out. Raises UserError for a path that is not there.
+    """
+    from analysis import results
+
+    found = results.read([paths] if isinstance(paths, str | Path) else paths)
+    results.warn(found)
+    return MeasuredStudy(found)
+
+
+def _annotate(frame: "DataFrame") -> "DataFrame":
+    from analysis.attributes import annotate
+
+    return annotate(frame)
+
+
+def _render_png(figure: "Figure") -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=_SCREEN_DPI, facecolor="white")
+    return content.getvalue()

@@ -1,0 +1,109 @@
+"""What a notebook needs: tables that say their units, and figures by name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+import analysis
+from analysis.columns import list_all_columns
+from analysis.measured_study import MeasuredStudy
+from bench.errors import UserError
+
+RECORDED = Path(__file__).parents[1] / "data" / "runs"
+
+
+@pytest.fixture(scope="module")
+def study() -> MeasuredStudy:
+    return analysis.open_study(RECORDED / "testbed")
+
+
+def test_the_package_offers_what_users_should_see() -> None:
+    assert dir(analysis) == sorted(analysis.__all__)
+    assert all(getattr(analysis, name).__doc__ for name in analysis.__all__)
+
+
+@pytest.mark.processes
+def test_importing_the_package_brings_no_table_and_no_drawing_library() -> None:
+    code = (
+        "import sys, analysis; print(sorted({'pandas', 'matplotlib', 'scipy', 'numpy', 'pydantic'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_every_column_of_every_table_has_a_meaning(study: MeasuredStudy) -> None:
+    for frame in (study.table, study.summary, study.best, study.scaling):
+        meanings = frame.attrs["meanings"]
+        assert [name for name in frame.columns if not meanings.get(name)] == []
+        assert frame.attrs["units"].keys() == meanings.keys()
+    assert study.table.attrs["units"]["step_s"] == "s"
+    assert study.best.attrs["units"]["tokens_per_s_low"] == "tokens/s"
+    assert study.scaling.attrs["units"]["base_step_s_high"] == "s"
+
+
+def test_tables_say_the_same_as_without_a_study(study: MeasuredStudy) -> None:
+    pd.testing.assert_frame_equal(study.table, study.results.table)
+    pd.testing.assert_frame_equal(study.summary, study.results.summary)
+    assert set(study.best["standing"]) <= {"fastest", "tied", "slower", "failed", "too few repeats to tell"}
+    assert (study.scaling["speedup"].dropna() > 0).all()
+    assert not study.results.table.attrs, "the analysis itself does not pay for copies of them"
+
+
+KEEPING = {
+    "columns": lambda frame: frame[["engine", "step_s"]],
+    "one column": lambda frame: frame["step_s"],
+    "rows": lambda frame: frame[frame["outcome"] == "ok"],
+    "query": lambda frame: frame.query("nodes > 1"),
+    "sort": lambda frame: frame.sort_values("step_s"),
+    "head": lambda frame: frame.head(3),
+    "copy": lambda frame: frame.copy(),
+    "index": lambda frame: frame.set_index("engine").reset_index(),
+    "assign": lambda frame: frame.assign(ms=frame["step_s"] * 1000),
+    "dropna": lambda frame: frame.dropna(subset="step_s"),
+    "concat": lambda frame: pd.concat([frame.head(2), frame.tail(2)]),
+}
+
+
+@pytest.mark.parametrize("operation", KEEPING)
+def test_units_and_meanings_survive_the_usual_operations(study: MeasuredStudy, operation: str) -> None:
+    kept = KEEPING[operation](study.table)
+    assert kept.attrs["units"]["step_s"] == "s"
+    assert kept.attrs["meanings"]["step_s"] == "median step time"
+
+
+def test_they_survive_a_parquet_file(study: MeasuredStudy, tmp_path: Path) -> None:
+    study.table.to_parquet(tmp_path / "runs.parquet")
+    assert pd.read_parquet(tmp_path / "runs.parquet").attrs == study.table.attrs
+
+
+def test_what_has_lost_them_is_described_by_its_names(study: MeasuredStudy) -> None:
+    found = analysis.describe_columns(study.table.groupby("engine")[["step_s", "nodes"]].median().assign(own=1))
+    assert found.loc["step_s"].tolist() == ["s", "median step time"]
+    assert found.loc["own"].tolist() == ["", ""]
+    assert list(analysis.describe_columns().index) == list(list_all_columns())
+
+
+def test_figures_are_methods_that_tab_completes(study: MeasuredStudy) -> None:
+    assert {"strong_scaling", "step_time"} <= {*dir(study.plot)}
+    figure = study.plot.step_time()
+    assert isinstance(figure, Figure)
+    assert figure._repr_png_().startswith(b"\x89PNG"), "a notebook shows it without pyplot"  # type: ignore[attr-defined]
+    assert repr(study.plot).startswith("<figures: ")
+
+
+def test_a_figure_that_there_is_not_is_refused_in_one_line(study: MeasuredStudy) -> None:
+    with pytest.raises(AttributeError, match=r"^plot\.step_times: no such figure; did you mean step_time\?$"):
+        study.plot.step_times  # noqa: B018
+    assert not hasattr(study.plot, "_repr_html_")
+    smoke = analysis.open_study(RECORDED / "smoke")
+    assert "strong_scaling" not in dir(smoke.plot)
+    with pytest.raises(UserError, match=r"^plot\.strong_scaling: has nothing to show of these runs; choose from "):
+        smoke.plot.strong_scaling()
+
+
+def test_a_study_says_how_many_runs_it_has(study: MeasuredStudy) -> None:
+    ok = int((study.table["outcome"] == "ok").sum())
+    assert repr(study) == f"<MeasuredStudy of {len(study.table)} runs, {ok} of them ok>"
