@@ -40,6 +40,7 @@ VERBS = {
     "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
     "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
     "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to take, why, and how sure"),
+    "explain": Verb("analysis.cli.explain", "what a column, flag, outcome, verb or config key means"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
     "compare": Verb(
