@@ -16,6 +16,7 @@ from bench import data, engines, launchers, models, objectives
 from bench.errors import UserError, suggest_nearest
 from bench.machine import Machine, check_plausible
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
+from bench.presets import read_model_counts
 from bench.record import Limits
 from bench.scheduling import SchedulingOptions
 from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
@@ -236,14 +237,20 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
     network = family.stacks(shape)
     count = None if network is None else count_parameters(network)
     if isinstance(published, int) and count is not None and published != count:
-        raise UserError(
-            f"model.name={flat.get('name')}",
-            f"its shape has {count} parameters and its name stands for {published}",
-            "give your own shape a name of its own and parameters=null",
-        )
+        if not _is_copied(str(flat.get("name")), published):
+            rule = f"its shape has {count} parameters and the published model {published}"
+            remedy = "give your own shape a name of its own, and leave parameters out"
+            raise UserError(f"model.name={flat.get('name')}", rule, remedy)
+        flat["parameters"] = None
     flat["shape"] = shape.model_dump(mode="json", exclude_defaults=True)
     decoded: ModelSpec = decode_model(ModelSpec, flat, "model")
     return decoded
+
+
+def _is_copied(name: str, published: int) -> bool:
+    """Whether a count came into a user's file with the file that ships which it began as."""
+    counts = read_model_counts()
+    return name not in counts and published in counts.values()
 
 
 def _decode_objective(flat: dict[str, Any]) -> str:
