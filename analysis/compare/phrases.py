@@ -31,7 +31,7 @@ def _suggest_across(compared: SetComparison) -> str:
     if not differ:
         return ""
     already = tuple(part.name for part in compared.question.across)
-    return f"--across {','.join((*already, name_across(differ)))} compares them."
+    return f"--across {','.join((*already, name_across(differ)))} would compare what is not comparable."
 
 
 def describe_sides(compared: SetComparison) -> str:
