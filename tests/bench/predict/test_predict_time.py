@@ -65,7 +65,7 @@ def test_a_rehearsal_tells_what_the_passes_take_together(capsys: pytest.CaptureF
 
 
 def test_every_number_of_a_time_has_its_range_in_three_digits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["predict", "model=mt5_xl", "engine=zero1", "machine=h100", "devices_per_node=8"]) == 0
+    assert main(["predict", "model=mt5_xl", "engine=zero1", "machine=h100", "devices_per_node=8"]) == 0
     step, rates = capsys.readouterr().out.splitlines()[-2:]
     number = r"(?:0\.0*)?[\d,.]+"
     found = re.match(rf"A step takes ({number}) \(({number})–({number})\) s: ", step)
