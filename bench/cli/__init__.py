@@ -42,6 +42,7 @@ VERBS = {
     "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
     "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to take, why, and how sure"),
     "explain": Verb("analysis.cli.explain", "what a column, flag, outcome, verb or config key means"),
+    "completion": Verb("analysis.cli.completion", "a script by which bash or zsh completes what is typed"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
     "compare": Verb(
