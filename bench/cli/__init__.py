@@ -19,7 +19,11 @@ class _Parser(argparse.ArgumentParser):
     """One whose complaints are one line, like all others."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(self.prog.split()[-1], message, f"see `{self.prog} --help`")
+        unknown = message.removeprefix("unrecognized arguments: --").split("=")[0].split()[0]
+        from bench.reference.config import GROUPS  # which only a mistake pays for
+
+        remedy = f"write {unknown}=NAME" if unknown in GROUPS else f"see `{self.prog} --help`"
+        raise UserError(self.prog.split()[-1], message, remedy)
 
 
 class Verb(NamedTuple):
@@ -37,7 +41,7 @@ VERBS = {
     "cancel": Verb("bench.cli.cancel", "cancel the jobs of one sweep, and no others"),
     "prepare": Verb("bench.cli.prepare", "stage data and ops for nodes without a network, and check"),
     "doctor": Verb("bench.cli.doctor", "what this machine can do, and what it lacks"),
-    "predict": Verb("bench.cli.predict", "what memory a point needs, and the largest micro-batch that fits"),
+    "predict": Verb("bench.cli.predict", "what memory and time a point needs, and the largest micro-batch that fits"),
     "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
     "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
     "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to take, why, and how sure"),

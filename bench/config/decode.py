@@ -287,14 +287,21 @@ def _build_error(error: ValidationError, kind: type[Any], path: str, also: set[s
     first = error.errors()[0]
     where = [str(part) for part in (path, *first["loc"]) if part != ""]
     if first["type"] == "extra_forbidden":
+        word = str(first["loc"][-1])
         known = _list_fields(kind, first["loc"][:-1]) | (also or set())
-        return UserError(
-            ".".join(where) or str(first["input"]), "no such key", suggest_nearest(str(first["loc"][-1]), known)
-        )
+        deeper = _find_deeper(kind, word) if len(first["loc"]) == 1 else []
+        remedy = f"did you mean {' or '.join(deeper)}?" if deeper else suggest_nearest(word, known)
+        return UserError(".".join(where) or str(first["input"]), "no such key", remedy)
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={format_in_one_line(first['input'])}"
     message = first["msg"].removeprefix("Value error, ")
     name = ".".join(where)
     return UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:])
+
+
+def _find_deeper(kind: type[BaseModel], name: str) -> list[str]:
+    """Return the keys, dotted, of the parts of a model that are called so: `batch.micro` of `micro`."""
+    parts = ((part, inner) for part, field in kind.model_fields.items() for inner in list_models(field.annotation))
+    return [f"{part}.{name}" for part, inner in parts if name in _list_fields(inner, ())]
 
 
 def format_in_one_line(value: Any) -> str:
