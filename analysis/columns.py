@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from analysis.metrics import Better, Metric, load_metrics
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_host, get_tokens
+from bench.point_fields import flatten
+from bench.presets import read_engine_preset
 from bench.record import RunRecord
 from bench.spec import LENGTHS, OBJECTIVE
 
@@ -29,15 +31,16 @@ class Column(NamedTuple):
 
 ORDER = (
     "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "model",
-    "parameters", "engine", "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node",
-    "world_size", "micro", "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens",
-    "evidence", "outcome", "sample_s", "step_s", "step_s_low", "step_s_high", "step_s_p95", "step_s_p99", "step_s_max",
-    "n_steps", "samples_per_s", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s",
-    "encoder_tokens_per_s", "decoder_tokens_per_s", "padding_tokens_per_s", "model_tflops_per_device",
-    "hardware_tflops_per_device", "mfu", "hfu", "peak_allocated_bytes", "peak_allocated_spread_bytes",
-    "peak_reserved_bytes", "init_peak_bytes", "resident_bytes", "peak_rss_bytes", "data_wait_s", "data_wait_share",
-    "compute_s", "slowest_over_median", "energy_j_per_million_tokens", "cost_per_million_tokens", "slowest_rank",
-    "slowest_host", "slowest_link_node", "reason", "flags", "notes",
+    "parameters", "engine", "options", "precision", "activation_checkpointing", "data", "seed", "nodes",
+    "devices_per_node", "world_size", "micro", "accumulation", "global_batch", "encoder_length", "decoder_length",
+    "encoder_tokens", "decoder_tokens", "padding_tokens", "evidence", "outcome", "sample_s", "step_s", "step_s_low",
+    "step_s_high", "step_s_p95", "step_s_p99", "step_s_max", "n_steps", "samples_per_s", "tokens_per_s",
+    "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s", "encoder_tokens_per_s", "decoder_tokens_per_s",
+    "padding_tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu", "hfu",
+    "peak_allocated_bytes", "peak_allocated_spread_bytes", "peak_reserved_bytes", "init_peak_bytes", "resident_bytes",
+    "peak_rss_bytes", "data_wait_s", "data_wait_share", "compute_s", "slowest_over_median",
+    "energy_j_per_million_tokens", "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node",
+    "reason", "flags", "notes",
 )  # fmt: skip
 """The columns in order; a metric that is not named here comes before `reason`, by its name."""
 
@@ -45,10 +48,13 @@ LATER = {"objective": OBJECTIVE, "lengths": None}
 """Columns that a table has only where some run is no longer as all of the first were: what it was in all of those."""
 
 SHOWN = (
-    "config_id", "model", "engine", "precision", "world_size", "micro", "evidence", "outcome", "sample_s",
-    "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
+    "config_id", "model", "engine", "options", "precision", "world_size", "micro", "encoder_length", "decoder_length",
+    "evidence", "outcome", "sample_s", "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes",
+    "cost_per_million_tokens", "flags",
 )  # fmt: skip
-"""What people look at first, where any run has a value for it."""
+"""What people look at first, where any run has a value for it; the next ones where they differ."""
+
+SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length")
 
 
 def list_columns() -> dict[str, Column]:
@@ -98,6 +104,20 @@ def _count_tokens(record: RunRecord, kind: str) -> float | None:
 _encoder_tokens, _decoder_tokens = (partial(_count_tokens, kind=kind) for kind in ("encoder", "decoder"))
 
 
+def _get_length(record: RunRecord, kind: str) -> int | None:
+    return record.spec.sequence.get(kind)
+
+
+_get_encoder_length, _get_decoder_length = (partial(_get_length, kind=kind) for kind in ("encoder", "decoder"))
+
+
+def _format_options(record: RunRecord) -> str | None:
+    """Return the options of the engine in one line, as they are given; None where all are those of its file."""
+    preset, engine = dict(flatten(read_engine_preset(record.spec.engine.name))), record.spec.engine
+    changed = (f"{name}={value}" for name, value in flatten(engine.options) if preset.get(name, ...) != value)
+    return ", ".join(changed) or None
+
+
 def _count_padding_tokens(record: RunRecord) -> float | None:
     counted = get_tokens(record)
     return counted.padding if counted else None
@@ -131,6 +151,9 @@ _FACTS = (
     Column("model", "model, a file of conf/model", "", "text", lambda r: r.spec.model.name),
     Column("parameters", "counted on the built model; published, where none was built", "", "integer", _get_parameters),
     Column("engine", "engine, a file of conf/engine", "", "text", lambda r: r.spec.engine.name),
+    Column(
+        "options", "of the engine, where they are not as its file in conf/engine has them", "", "text", _format_options
+    ),
     Column("precision", "of weights and activations in forward and backward", "", "text", lambda r: r.spec.precision),
     Column(
         "activation_checkpointing",
@@ -147,6 +170,8 @@ _FACTS = (
     Column("micro", "samples per device and forward pass", "samples", "integer", lambda r: r.spec.batch.micro),
     Column("accumulation", "forward passes per optimizer step", "", "integer", lambda r: r.spec.accumulation),
     Column("global_batch", "samples per optimizer step", "samples", "integer", lambda r: r.spec.global_batch),
+    Column("encoder_length", "tokens of a sample, padding included", "tokens", "integer", _get_encoder_length),
+    Column("decoder_length", "tokens of a sample, padding included", "tokens", "integer", _get_decoder_length),
     Column("encoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _encoder_tokens),
     Column("decoder_tokens", "per optimizer step, all ranks, with padding", "tokens", "number", _decoder_tokens),
     Column(

@@ -229,7 +229,7 @@ def prepare(
     config_dir: Folder | None = None,
     offline: bool = False,
     architectures: Sequence[str] | None = None,
-    follow: TextListener = _ignore_text,
+    follow: Follow = _ignore_text,
 ) -> "Iterator[Check]":
     """Stage data, tokenizers and compiled ops that the points need where there is no network, and check them; return
     what was found, one thing at a time, while the work goes on.

@@ -19,11 +19,12 @@ class NoPrediction(UserError):
     """A cost that is unknown: what would have to describe it does not."""
 
 
-def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """Return the remedy for a name nobody knows: its nearest neighbour, or else the names that exist."""
+def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the remedy for a name nobody knows: its nearest neighbour, or else the names that exist; of names too many
+    to list, what `otherwise` says."""
     known = sorted(set(known))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    return f"did you mean {close[0]}?" if close else otherwise or f"choose from {', '.join(known)}"
 
 
 def make_printable(text: str) -> str:

@@ -91,11 +91,13 @@ def duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    """Return a number in three digits at most, large ones with commas."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.3g}" if rounded < 1000 else f"{rounded:,.0f}"
 
 
 def format_interval(value: float, low: float, high: float) -> str:
-    """Return a value with its interval."""
+    """Return a value with its interval, three digits each."""
     return f"{format_number(value)} ({format_number(low)}–{format_number(high)})"
 
 

@@ -25,3 +25,10 @@ def read_engine_preset(name: str) -> Mapping[str, Any]:
     path = find_conf_folder() / "engine" / f"{name}.yaml"
     plain = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {option: value for option, value in plain.items() if option not in ("name", "backend")}
+
+
+@functools.cache
+def read_model_counts() -> Mapping[str, int | None]:
+    """Return the published number of parameters of every file in conf/model, by its name."""
+    files = (find_conf_folder() / "model").glob("*.yaml")
+    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")).get("parameters") for path in files}

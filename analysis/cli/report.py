@@ -24,9 +24,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the report is written."""
     from analysis import report
+    from bench import terminal
 
-    found = records.read(args.paths)
-    studies = set(found.table["study"])
-    out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
-    print(report.write_report(found, out, args.price))
+    with terminal.progress(quiet=False) as follow:
+        follow("reading records")
+        found = records.read(args.paths)
+        studies = set(found.table["study"])
+        out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
+        follow(f"tables and figures of {len(found.table)} runs")
+        page = report.write_report(found, out, args.price)
+    print(page)
     return 0

@@ -55,10 +55,12 @@ def _chosen(frame: "DataFrame", listed: str | None) -> "DataFrame":
 
 
 def _readable(frame: "DataFrame") -> "DataFrame":
-    from analysis.columns import SHOWN
+    from analysis.columns import SHOWN, SHOWN_WHERE_DIFFERENT
 
     has_value = frame.notna() & (frame.astype("string") != "")
     has_value["evidence"] = bool((frame["evidence"] != "measured").any())  # said where not all of it is measured
+    for name in SHOWN_WHERE_DIFFERENT:
+        has_value[name] = frame[name].nunique(dropna=False) > 1
     return frame[[name for name in (*SHOWN, "reason") if has_value[name].any()]]
 
 

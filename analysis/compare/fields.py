@@ -93,6 +93,18 @@ def list_differences(a: Fields, b: Fields, across: Iterable[VariedField] = ()) -
     )
 
 
+def name_across(differences: Iterable[FieldDifference]) -> str:
+    """Return what `--across` would have to name for these differences to be the question: a machine and its device as
+    one, of several versions or several keys of the protocol all."""
+    fields = dict.fromkeys(one.field for one in differences)
+    names = {"machine" if field in _SAME_THING["machine"] else field: None for field in fields}
+    for part in ("versions", "measure"):
+        below = [name for name in names if _is_at_or_below(name, part)]
+        if len(below) > 1:
+            names = {part if name in below else name: None for name in names}
+    return ",".join(names)
+
+
 def _parse_varied_field(part: str) -> VariedField:
     name, equals, values = part.partition("=")
     if not equals:

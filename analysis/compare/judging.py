@@ -54,6 +54,7 @@ class PairResult(NamedTuple):
     intended: tuple[FieldDifference, ...] = ()  # in what they differ, because that is the question
     held: GateStatus | None = None  # None: nothing of it is gated
     gate_reasons: tuple[str, ...] = ()  # why the gate is open or broken
+    differ: tuple[FieldDifference, ...] = ()  # what keeps the two from being compared
 
     @property
     def runs(self) -> tuple[int, int] | None:
@@ -88,7 +89,7 @@ def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, pai
         assert one is not None
         return PairResult(ours, theirs, "only in A" if ours else "only in B", _failure(one))
     if pair.differ:
-        return PairResult(ours, theirs, "not comparable", ", ".join(map(str, pair.differ)))
+        return PairResult(ours, theirs, "not comparable", ", ".join(map(str, pair.differ)), differ=pair.differ)
     failures = _failure(ours), _failure(theirs)
     if all(failures):
         return PairResult(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from analysis.compare import SetComparison
+from analysis.compare.fields import name_across
 from analysis.compare.judging import PairResult, Status, percent
 from analysis.compare.quantities import QuantityChange
 from analysis.flags import UNSOUND
@@ -20,7 +21,17 @@ def format_headline(compared: SetComparison) -> str:
     """Return the outcome in a line or two: the gate, then how many configurations are what."""
     counts = Counter(line.status for _, line in compared.lines)
     texts = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
-    return " ".join(part for part in (_describe_gate(compared), f"{texts or 'nothing to compare'}.") if part)
+    parts = (_describe_gate(compared), f"{texts or 'nothing to compare'}.", _suggest_across(compared))
+    return " ".join(part for part in parts if part)
+
+
+def _suggest_across(compared: SetComparison) -> str:
+    """Say which option would compare what was not compared because it differs; nothing where all was."""
+    differ = [one for _, line in compared.lines if line.status == "not comparable" for one in line.differ]
+    if not differ:
+        return ""
+    already = tuple(part.name for part in compared.question.across)
+    return f"--across {','.join((*already, name_across(differ)))} would compare what is not comparable."
 
 
 def describe_sides(compared: SetComparison) -> str:

@@ -15,18 +15,21 @@ from bench import job_context, store
 from bench.calibrate import node
 from bench.calibrate.request import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult
 from bench.errors import UserError
+from bench.formatting import duration
 from bench.processes import build_module_command
 from bench.runtime.process import set_parent_death_signal
+from bench.terminal import Progress
 
 _POLL_S = 0.5
 _LOG = "nodes.log"
+_NEARLY = 0.99  # of a calibration that has taken as long as it may, and goes on
 
 
-def measure(request: CalibrationRequest, parent: Path, follow: Callable[[str], None]) -> CalibrationResult:
+def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progress], None]) -> CalibrationResult:
     """Run a calibration and return what came out. Its folder is made in `beside`, which all nodes must see, and removed
     again. Raises UserError with the reason of the first rank that failed. A Ctrl-C ends every process."""
     with _create_folder(parent, request) as folder, _raise_interrupt_on_sigterm():
-        with _show_progress(folder, follow):
+        with _show_progress(folder, request.seconds, follow):
             ended_well = node.run(folder, 0) if request.nodes == 1 else _run_on_nodes(folder, request.nodes)
         if not ended_well or not (folder / MEASURED).exists():
             raise UserError(f"machine={request.machine.name}", f"the calibration failed ({_read_reason(folder)})")
@@ -87,15 +90,17 @@ def _raise_interrupt_on_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _show_progress(folder: Path, follow: Callable[[str], None]) -> Iterator[None]:
-    """Tell what is under way, from a thread of its own, as long as this lasts."""
+def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], None]) -> Iterator[None]:
+    """Tell what is under way and what is left of the `seconds`, from a thread of its own, as long as this lasts."""
     ended = threading.Event()
 
     def tell() -> None:
         begin = time.monotonic()
         while not ended.wait(_POLL_S):
             with contextlib.suppress(OSError):
-                follow(f"{(folder / DOING).read_text()}, {time.monotonic() - begin:.0f} s")
+                taken = time.monotonic() - begin
+                left = f"about {duration(seconds - taken)} left" if taken < seconds else ""
+                follow(Progress((folder / DOING).read_text(), min(taken / seconds, _NEARLY), left))
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()

@@ -19,7 +19,11 @@ class _Parser(argparse.ArgumentParser):
     """One whose complaints are one line, like all others."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(self.prog.split()[-1], message, f"see `{self.prog} --help`")
+        unknown = message.removeprefix("unrecognized arguments: --").split("=")[0].split()[0]
+        from bench.reference.config import GROUPS  # which only a mistake pays for
+
+        remedy = f"write {unknown}=NAME" if unknown in GROUPS else f"see `{self.prog} --help`"
+        raise UserError(self.prog.split()[-1], message, remedy)
 
 
 class Verb(NamedTuple):
@@ -29,6 +33,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "run": Verb("bench.cli.run", "measure one point here and now"),
+    "init": Verb("bench.cli.init", "write a site file, a study and schemas to begin with"),
     "sweep": Verb("bench.cli.sweep", "measure a study, or every combination of comma lists"),
     "status": Verb("bench.cli.status", "where every point of a sweep stands, and why"),
     "resume": Verb("bench.cli.resume", "go on with a sweep: start what has no final answer yet"),
@@ -36,10 +41,12 @@ VERBS = {
     "cancel": Verb("bench.cli.cancel", "cancel the jobs of one sweep, and no others"),
     "prepare": Verb("bench.cli.prepare", "stage data and ops for nodes without a network, and check"),
     "doctor": Verb("bench.cli.doctor", "what this machine can do, and what it lacks"),
-    "predict": Verb("bench.cli.predict", "what memory a point needs, and the largest micro-batch that fits"),
+    "predict": Verb("bench.cli.predict", "what memory and time a point needs, and the largest micro-batch that fits"),
     "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
     "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
     "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to take, why, and how sure"),
+    "explain": Verb("analysis.cli.explain", "what a column, flag, outcome, verb or config key means"),
+    "completion": Verb("analysis.cli.completion", "a script by which bash or zsh completes what is typed"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
     "compare": Verb(

@@ -14,7 +14,7 @@ from bench.formatting import (
     format_percent,
     list_overrides,
 )
-from bench.predict.advice import CLOSE, Advice, format_hours, rate_doubt
+from bench.predict.advice import CLOSE, Advice, format_hours_interval, rate_doubt
 from bench.predict.advice.candidates import Axes
 from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import compute_extra_share, explain_difference
@@ -69,12 +69,21 @@ def _format_winner(answer: Answer) -> str:
         ("step", f"{format_interval(estimate.step_s, estimate.low_s, estimate.high_s)} s, {_format_evidence(winner)}"),
         ("bound by", time.bound),
         ("tokens/s", format_interval(*rates)),
-        ("MFU", "unknown, as the machine's peak is" if time.mfu is None else f"{100 * time.mfu / winner.scale:.3g} %"),
+        ("MFU", _format_mfu(winner)),
         ("memory", f"{needed} of {format_gigabytes(answer.request.machine.memory_bytes or 0)} GB: {fits}"),
         *_list_training_rows(answer),
     ]
     table = terminal.align(rows, least=(12,), gap=0, indent=2)
     return f"→ {winner.spec.engine.name}, {describe_choice(winner.spec)}\n{table}"
+
+
+def _format_mfu(choice: Choice) -> str:
+    """Return the share of the peak that is reached, with its interval."""
+    if choice.time.mfu is None:
+        return "unknown, as the machine's peak is"
+    estimate, predicted_s = choice.estimate, choice.time.step_s
+    steps = (estimate.step_s, estimate.high_s, estimate.low_s)
+    return f"{format_interval(*(100 * choice.time.mfu * predicted_s / seconds for seconds in steps))} %"
 
 
 def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
@@ -87,7 +96,7 @@ def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
         return []
     rows = [
         ("steps", f"{question.steps(winner):,}"),
-        ("time", f"{format_hours(known[0])} ({format_hours(known[1])}–{format_hours(known[2])})"),
+        ("time", format_hours_interval(known[0], known[1], known[2])),
         ("node-hours", format_interval(*(spec.nodes * value for value in known))),
     ]
     if answer.query.price:
@@ -103,16 +112,18 @@ def _format_table(advice: Advice, title: str, choices: list[Choice]) -> str:
 
 
 def _build_row(advice: Advice, choice: Choice) -> list[str]:
-    spec, step_s = choice.spec, choice.estimate.step_s
-    hours = advice.question.hours(choice, step_s)
+    spec, estimate = choice.spec, choice.estimate
+    steps = estimate.step_s, estimate.low_s, estimate.high_s
+    hours = [value for seconds in steps if (value := advice.question.hours(choice, seconds)) is not None]
+    per_device = (choice.time.tokens / seconds / spec.world_size for seconds in (steps[0], steps[2], steps[1]))
     return [
         spec.engine.name,
         str(spec.nodes),
         f"{spec.batch.micro} × {spec.accumulation}",
         "yes" if spec.activation_checkpointing else "no",
-        format_number(step_s),
-        format_number(choice.time.tokens / step_s / spec.world_size),
-        *([] if hours is None else [format_hours(hours)]),
+        format_interval(*steps),
+        format_interval(*per_device),
+        *([format_hours_interval(hours[0], hours[1], hours[2])] if hours else []),
     ]
 
 
@@ -141,6 +152,10 @@ def list_caveats(answer: Answer) -> list[str]:
         "a calibration of this machine" if answer.request.machine.calibration else "the machine's published ceilings"
     )
     lines = [f"The time of a step is {_format_evidence(winner)}; formulas stand on {basis}."]
+    if _is_near_best_case(winner):
+        lines.append(
+            f"Most of the doubt is on the slow side: plan with {format_number(winner.estimate.high_s)} s a step."
+        )
     if rate_doubt(winner, advice.question) == 1:
         lines.append("Within the limits only if all goes well: the slow end of the interval is beyond them.")
     if winner.candidate.fits is None:
@@ -150,7 +165,7 @@ def list_caveats(answer: Answer) -> list[str]:
     if better_but_less_sure := advice.better_but_less_sure:
         by = format_percent(compute_extra_share(winner, better_but_less_sure, per_device=advice.question.per_device))
         lines.append(
-            f"Foretold to take less, but less sure: {better_but_less_sure.spec.engine.name}, "
+            f"Predicted to take less, but less sure: {better_but_less_sure.spec.engine.name}, "
             f"{describe_choice(better_but_less_sure.spec)}: {by}."
         )
     if (better := advice.perhaps) is not None:
@@ -168,6 +183,16 @@ def list_caveats(answer: Answer) -> list[str]:
     if winner.estimate.evidence != "measured":
         lines.append(f"To be surer: {shlex.join(['zeroscale', 'sweep', *_list_measuring_overrides(answer)])}")
     return lines
+
+
+_NEAR = 0.25
+"""Of an interval's width: what lies so near to its fast end is nearly the best case."""
+
+
+def _is_near_best_case(choice: Choice) -> bool:
+    """Whether a choice can hardly be faster than expected, and may be slower by a tenth at least."""
+    step_s, low_s, high_s = choice.estimate[:3]
+    return high_s > 1.1 * step_s and step_s - low_s < _NEAR * (high_s - low_s)
 
 
 def _list_ties(advice: Advice) -> list[str]:

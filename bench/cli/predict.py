@@ -4,7 +4,8 @@
   zeroscale predict model=mt5_xl engine=ddp,zero1,zero2,zero3 devices_per_node=8 machine=h100
   zeroscale predict study=paper
 
-One point is told by term, several in two lines each. GB are 10^9 bytes, of the rank that needs most.
+One point is told by term, several in two lines each. GB are 10^9 bytes, of the rank that needs most. A number that is
+not sure stands before its range, from the best case to the worst.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import Any
 from bench import api, terminal
 from bench.cli import common_arguments, options
 from bench.errors import NoPrediction
-from bench.formatting import describe_point
+from bench.formatting import describe_point, format_interval
 from bench.predict.memory import MemoryPrediction, format_gigabytes, host
 from bench.predict.step_time import StepTime
 from bench.sweep.planning.prediction import Prediction
@@ -110,12 +111,20 @@ def _format_time(one: Prediction) -> str:
     if time is None:
         return f"How long a step takes cannot be told: {one.time_unknown}"
     parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in time.parts.items())
-    lines = [f"A step takes {time.step_s:.3g} s, between {time.low_s:.3g} and {time.high_s:.3g}: {parts}."]
+    lines = [f"A step takes {format_interval(time.step_s, time.low_s, time.high_s)} s: {parts}."]
     if time.hidden_s:
         lines[0] += f" Behind them {time.hidden_s:.3g} s of communication are hidden."
-    reached = "unknown" if time.mfu is None else f"{100 * time.mfu:.3g} %"
-    lines.append(f"{time.tokens_per_s:,.0f} tokens/s, MFU {reached}; bound by {time.bound}.")
+    lines.append(f"{_format_rates(time)}; bound by {time.bound}.")
     return "\n".join(lines)
+
+
+def _format_rates(time: StepTime) -> str:
+    """Return what a step's time makes of tokens per second and MFU, with their intervals."""
+    share = [time.step_s / seconds for seconds in (time.step_s, time.high_s, time.low_s)]
+    tokens = format_interval(*(time.tokens_per_s * one for one in share))
+    mfu = time.mfu
+    reached = "unknown" if mfu is None else f"{format_interval(*(100 * mfu * one for one in share))} %"
+    return f"{tokens} tokens/s, MFU {reached}"
 
 
 def _format_lines(one: Prediction) -> str:
@@ -126,7 +135,8 @@ def _format_lines(one: Prediction) -> str:
     span = f"{format_gigabytes(low)}–{format_gigabytes(high)}" if high > low else format_gigabytes(low)
     time, step = one.time, "step time unknown"
     if time:
-        step = f"{time.step_s:.3g} s a step ({time.low_s:.3g}–{time.high_s:.3g}), {time.tokens_per_s:,.0f} tokens/s"
+        tokens = (time.tokens / seconds for seconds in (time.step_s, time.high_s, time.low_s))
+        step = f"{format_interval(time.step_s, time.low_s, time.high_s)} s a step, {format_interval(*tokens)} tokens/s"
     return f"{shown}\n    {span} GB: {_format_fits(one)}; {step}"
 
 

@@ -16,6 +16,7 @@ from bench import data, engines, launchers, models, objectives
 from bench.errors import UserError, suggest_nearest
 from bench.machine import Machine, check_plausible
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
+from bench.presets import read_model_counts
 from bench.record import Limits
 from bench.scheduling import SchedulingOptions
 from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
@@ -236,14 +237,20 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
     network = family.stacks(shape)
     count = None if network is None else count_parameters(network)
     if isinstance(published, int) and count is not None and published != count:
-        raise UserError(
-            f"model.name={flat.get('name')}",
-            f"its shape has {count} parameters and its name stands for {published}",
-            "give your own shape a name of its own and parameters=null",
-        )
+        if not _is_copied(str(flat.get("name")), published):
+            rule = f"its shape has {count} parameters and the published model {published}"
+            remedy = "give your own shape a name of its own, and leave parameters out"
+            raise UserError(f"model.name={flat.get('name')}", rule, remedy)
+        flat["parameters"] = None
     flat["shape"] = shape.model_dump(mode="json", exclude_defaults=True)
     decoded: ModelSpec = decode_model(ModelSpec, flat, "model")
     return decoded
+
+
+def _is_copied(name: str, published: int) -> bool:
+    """Whether a count came into a user's file with the file that ships which it began as."""
+    counts = read_model_counts()
+    return name not in counts and published in counts.values()
 
 
 def _decode_objective(flat: dict[str, Any]) -> str:
@@ -280,14 +287,21 @@ def _build_error(error: ValidationError, kind: type[Any], path: str, also: set[s
     first = error.errors()[0]
     where = [str(part) for part in (path, *first["loc"]) if part != ""]
     if first["type"] == "extra_forbidden":
+        word = str(first["loc"][-1])
         known = _list_fields(kind, first["loc"][:-1]) | (also or set())
-        return UserError(
-            ".".join(where) or str(first["input"]), "no such key", suggest_nearest(str(first["loc"][-1]), known)
-        )
+        deeper = _find_deeper(kind, word) if len(first["loc"]) == 1 else []
+        remedy = f"did you mean {' or '.join(deeper)}?" if deeper else suggest_nearest(word, known)
+        return UserError(".".join(where) or str(first["input"]), "no such key", remedy)
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={format_in_one_line(first['input'])}"
     message = first["msg"].removeprefix("Value error, ")
     name = ".".join(where)
     return UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:])
+
+
+def _find_deeper(kind: type[BaseModel], name: str) -> list[str]:
+    """Return the keys, dotted, of the parts of a model that are called so: `batch.micro` of `micro`."""
+    parts = ((part, inner) for part, field in kind.model_fields.items() for inner in list_models(field.annotation))
+    return [f"{part}.{name}" for part, inner in parts if name in _list_fields(inner, ())]
 
 
 def format_in_one_line(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,7 @@ class Options(corpus.CorpusSelection):
     packing: bool = True
     noise_density: float = Field(0.15, gt=0, lt=1)
     mean_span_length: float = Field(3.0, ge=1)
+    sentinels: Literal["own", "append"] = "own"
 
 
 def check(options: Options, spec: RunSpec) -> None:
@@ -143,6 +144,8 @@ def _prepare(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText | PlainTex
     options = Options(**spec.data.options)
     length = _compute_raw_length(options, spec)
     words = tokenizer.load(options.tokenizer)
+    if options.sentinels == "append":
+        words = words.with_sentinels()
     _check_tokenizer(options, spec, words.vocabulary, len(words.sentinels))
     text = corpus.load(options)
     pieces = _cut_packed(text, length) if options.packing else _cut_documents(text, length)
@@ -237,7 +240,9 @@ def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int
         return
     if not sentinels:
         raise UserError(
-            f"data.tokenizer={options.tokenizer}", "has no <extra_id_0>", "give a tokenizer of the T5 family"
+            f"data.tokenizer={options.tokenizer}",
+            "has no sentinels (<extra_id_0> …), which stand for hidden spans",
+            "set data.sentinels=append, which puts 100 behind its vocabulary, or objective=causal_lm for a decoder",
         )
     needed = _count_spans(_build_noise(options), spec)
     if needed > sentinels:

@@ -220,6 +220,10 @@ def _read_nccl_version() -> str | None:
     return next((read_version(name) for name in names if name.startswith("nvidia-nccl-")), None)
 
 
+_CODE = (":/bench", ":/analysis", ":/conf")
+"""Where a file that git does not know yet is part of what runs."""
+
+
 def _read_git(folder: Path) -> dict[str, Any] | None:
     def ask(*question: str) -> str:
         command = ["git", "-C", str(folder), *question]
@@ -227,6 +231,8 @@ def _read_git(folder: Path) -> dict[str, Any] | None:
 
     try:
         ask("ls-files", "--error-unmatch", Path(__file__).name)  # else it is the history of somebody else's project
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "--", ":/"))}
+        changed = ask("status", "--porcelain", "--untracked-files=no", "--", ":/")
+        added = ask("status", "--porcelain", "--", *_CODE)  # a file of one's own elsewhere changes nothing
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(changed or added)}
     except (OSError, subprocess.SubprocessError):
         return None  # an installed wheel has no history

@@ -216,11 +216,13 @@ def run(
     open_window: Callable[[], None],
     series: Series,
     after_block: Callable[[], None] = lambda: None,
+    follow_width: Callable[[float], None] = lambda width: None,
 ) -> None:
     """Warm up until steady, then measure until the interval is narrow enough or a budget ends; fill `series` meanwhile.
 
-    `open_window` is called once in between, `after_block` after every block of the window, both off the clock. What is
-    under way when a decision falls belongs to the warm-up, or to the window.
+    `open_window` is called once in between, `after_block` after every block of the window, both off the clock.
+    `follow_width` hears how wide the interval is. What is under way when a decision falls belongs to the warm-up, or to
+    the window.
     """
     protocol, peers = spec.measure, trainer.peers
     checked = 0
@@ -251,7 +253,8 @@ def run(
         trainer.block(_count_block_steps(protocol, protocol.max_steps - launched), series)
         after_block()
         timed, under_way = series.step_s[series.warmup :], trainer.steps_under_way
-        reason = find_stop_reason(timed, series.window_s, protocol, under_way) if is_sound() else "invalid"
+        sound = is_sound()
+        reason = find_stop_reason(timed, series.window_s, protocol, under_way, follow_width) if sound else "invalid"
         series.stopped = peers.broadcast(reason) or ""
     trainer.finish(series)
     if not is_sound():

@@ -5,7 +5,7 @@ Rank 0 asks between blocks of steps and tells the others; a decision per rank wo
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -43,7 +43,11 @@ def warmup_s(protocol: MeasureSpec, on_gpu: bool) -> float:
 
 
 def find_stop_reason(
-    step_s: Sequence[float], elapsed_s: float, protocol: MeasureSpec, under_way: int = 0
+    step_s: Sequence[float],
+    elapsed_s: float,
+    protocol: MeasureSpec,
+    under_way: int = 0,
+    follow: Callable[[float], None] = lambda width: None,
 ) -> WindowEnd | None:
     """Why the window ends now, or None: its interval is as narrow as asked and nothing hints at a change, or a budget
     is spent. A change that only seems to be there takes some more steps to go away, one that is there to be proved.
@@ -51,6 +55,7 @@ def find_stop_reason(
     `step_s` are the window's own steps, `elapsed_s` its seconds so far, `under_way` the steps that it will have
     besides. Steps are a budget for what comes after the least seconds: so many short ones may not have seen a device's
     clock settle, or a neighbour come and go.
+    `follow` hears the width of the interval, relative to the median, once it is looked at.
     """
     long_enough = elapsed_s >= protocol.min_s
     if long_enough and len(step_s) + under_way >= protocol.max_steps:
@@ -58,5 +63,7 @@ def find_stop_reason(
     if elapsed_s >= protocol.max_s:
         return "time"
     interval = series_interval(step_s) if long_enough and len(step_s) >= protocol.min_steps else None
-    narrow = interval and interval[1] - interval[0] <= protocol.width * statistics.median(step_s)
-    return "width" if narrow and not is_changing(step_s, protocol.width, LIKELY) else None
+    if interval is None:
+        return None
+    follow(width := (interval[1] - interval[0]) / statistics.median(step_s))
+    return "width" if width <= protocol.width and not is_changing(step_s, protocol.width, LIKELY) else None

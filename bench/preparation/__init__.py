@@ -18,6 +18,7 @@ from bench.preparation.staging import StagingNeeds
 from bench.study import Study, list_control_pairs
 from bench.sweep.planning import target
 from bench.sweep.planning.overrides import GivenOverrides, find_study, format_overrides
+from bench.terminal import Progress
 
 _NODE_MIN = 30
 
@@ -32,7 +33,7 @@ def prepare(
     *,
     offline: bool,
     build_for: Sequence[str] | None,
-    follow: Callable[[str], None],
+    follow: Callable[[Progress], None],
 ) -> Iterator[Check]:
     """Stage what a study's points need, then check it, or only check; return the findings, which are made as they are
     read. Raises UserError at once for what contradicts itself."""
@@ -68,16 +69,23 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
     return chosen, requests
 
 
+def _build_listener(follow: Callable[[Progress], None], share: float) -> Callable[[str], None]:
+    """Return what tells the texts of one kind of node, before which a share of all is done."""
+    return lambda text: follow(Progress(text, share))
+
+
 def _staged(
-    modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[str], None]
+    modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[Progress], None]
 ) -> Generator[Check, None, bool]:
     """Yield what staging and checking find, each thing once; return whether nothing was missing after staging. What
     cannot be staged need not be checked."""
     process.create_log_path().unlink(missing_ok=True)
+    done, of = 0, len(modes) * len(wanted)
     for mode in modes:
         found: set[Check] = set()
         for kind in wanted:
-            for finding in process.run_checks(mode, kind, python(request), variables(mode, request), follow):
+            hear, done = _build_listener(follow, done / of), done + 1
+            for finding in process.run_checks(mode, kind, python(request), variables(mode, request), hear):
                 if finding not in found:  # kinds of node share much
                     found.add(finding)
                     yield finding

@@ -35,12 +35,17 @@ LOSSES = (9.0, 8.0, 7.0, 6.0, 5.0)
 MIB = 2**20
 
 
-def spec(engine: str = "zero1", micro: int = 2, ranks: int = 2, **more: Any) -> RunSpec:
+_BACKENDS = {"ddp": "ddp"}
+
+
+def spec(engine: str | dict[str, Any] = "zero1", micro: int = 2, ranks: int = 2, **more: Any) -> RunSpec:
     """A tiny model, 8 encoder and 2 decoder tokens per sample."""
     model = {"name": "tiny", "shape": SHAPE, "parameters": 400, **more.pop("model", {})}
     plain = {
         "model": model,
-        "engine": {"name": engine, "backend": "ddp" if engine == "ddp" else "deepspeed"},
+        "engine": engine
+        if isinstance(engine, dict)
+        else {"name": engine, "backend": _BACKENDS.get(engine, "deepspeed")},
         "data": {"name": "synthetic", "source": "synthetic"},
         "batch": {"micro": micro},
         "devices_per_node": ranks,

@@ -7,6 +7,7 @@ import pytest
 from comparing import against, only, timed
 from records import MIB, failed, memory, run, spec
 
+from analysis.compare.fields import FieldDifference, name_across
 from bench.errors import UserError
 from bench.record import Collective, RunRecord
 
@@ -25,7 +26,22 @@ def test_unlike_protocols_versions_and_machines_are_compared_only_when_told_so(
 ) -> None:
     refused = only(against(tmp_path, [run()], [run(**other)]))
     assert (refused.status, refused.why, refused.comparison) == ("not comparable", named, None)
+    named_option = across if across != "measure" else "measure.min_steps"
+    assert name_across(refused.differ) == named_option
     assert only(against(tmp_path, [run()], [run(**other)], across)).comparison is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        (["device", "machine"], "machine"),
+        (["versions.torch", "versions.cuda", "machine"], "versions,machine"),
+        (["measure.min_s", "measure.max_s"], "measure"),
+        (["machine", "versions.torch", "machine"], "machine,versions.torch"),
+    ],
+)
+def test_the_option_that_would_compare_is_named(fields: list[str], option: str) -> None:
+    assert name_across([FieldDifference(field, "a", "b") for field in fields]) == option
 
 
 def test_every_difference_is_named_and_one_of_two_is_not_enough(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 OUTCOME = (
     "FAIL: gate (3 %) broken by 2 of 5: my_tiny · 2 ranks · zero1 · micro 2; my_tiny · 2 ranks · zero2 · micro 2. "
     "Left out: 1 out of memory, 1 without a partner. 1 slower, "
-    "1 equal within 3 %, 1 not comparable, 1 only in A, 1 failed in B."
+    "1 equal within 3 %, 1 not comparable, 1 only in A, 1 failed in B. "
+    "--across measure.min_steps would compare what is not comparable."
 )
 
 

@@ -17,8 +17,9 @@ from bench.spec import RunSpec
 
 ISSUE = [
     "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "model",
-    "parameters", "engine", "precision", "activation_checkpointing", "data", "seed", "nodes", "devices_per_node",
-    "world_size", "micro", "accumulation", "global_batch", "encoder_tokens", "decoder_tokens", "padding_tokens",
+    "parameters", "engine", "options", "precision", "activation_checkpointing", "data", "seed", "nodes",
+    "devices_per_node", "world_size", "micro", "accumulation", "global_batch", "encoder_length", "decoder_length",
+    "encoder_tokens", "decoder_tokens", "padding_tokens",
     "evidence", "outcome", "sample_s", "step_s", "step_s_low", "step_s_high", "step_s_p95", "step_s_p99", "step_s_max",
     "n_steps", "samples_per_s", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s",
     "encoder_tokens_per_s", "decoder_tokens_per_s",
@@ -75,6 +76,15 @@ def test_numbers_of_a_run_worked_out_by_hand() -> None:
     assert (told.peak_allocated_bytes, told.init_peak_bytes, told.peak_rss_bytes) == (11 * MIB, 5 * MIB, 70 * MIB)
     assert told.peak_reserved_bytes is None, "a CPU has no caching allocator"
     assert (told.parameters, told.outcome, told.reason) == (402, "ok", "")
+
+
+def test_lengths_and_options_of_the_engine_are_columns() -> None:
+    bucket = {"name": "zero1", "backend": "deepspeed", "options": {"reduce_bucket_size": 1_000_000, "stage": 1}}
+    plain = {"name": "zero1", "backend": "deepspeed", "options": {"reduce_bucket_size": 50_000_000, "stage": 1}}
+    own, preset = row(run(spec(engine=bucket))), row(run(spec(engine=plain)))
+    assert (own.encoder_length, own.decoder_length) == (8, 2)
+    assert own.options == "reduce_bucket_size=1000000", "what is as its file in conf/engine has it is left out"
+    assert preset.options is None
 
 
 def test_throughput_is_no_mean_of_rates() -> None:

@@ -99,6 +99,7 @@ def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("words", "told"), [
     (["run", "--bogus"], "run: unrecognized arguments: --bogus; see `zeroscale run --help`"),
+    (["sweep", "--study", "mine"], "sweep: unrecognized arguments: --study; write study=NAME"),
     (["sweep", "--max-queued", "0"], "--max-queued 0: not a positive number; one is the least"),
 ])  # fmt: skip
 def test_a_wrong_option_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,7 @@ def test_options_of_the_zero_section_are_reached_without_a_plus() -> None:
     ("override", "told"),
     [
         ("modle=tiny", "modle: no such key; did you mean model?"),
+        ("micro=4", "micro: no such key; did you mean batch.micro?"),
         ("model=tinny", "model=tinny: no such file in conf/model; did you mean tiny?"),
         ("model=3", "model=3: names no file in conf/model; choose from byt5_base"),
         ("model=[tiny]", "model=['tiny']: names no file in conf/model"),

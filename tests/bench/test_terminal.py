@@ -4,11 +4,14 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from bench import terminal
+from bench.calibrate import starting
+from bench.calibrate.request import DOING
 from bench.spec import MeasureSpec
 from bench.sweep.local.watching import AttemptWatch
 from bench.terminal import Progress
@@ -78,3 +81,54 @@ def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
     watch.of_step(0, 0.0, "fetch")
     assert watch.of_step(10, 10.0, "fetch") == Progress("fetch 10", pytest.approx(10 / 12), "at most 2 s left")
     assert watch.of_step(20, 20.0, "fetch") == Progress("fetch 20", 0.99, "at most 0 s left"), "it goes on all the same"
+
+
+def test_the_interval_so_far_is_shown_beside_the_one_that_is_asked_for() -> None:
+    watch = AttemptWatch(Path("nowhere"), MeasureSpec(width=0.02))
+    watch.of_step(0, 0.0, "fetch")
+    assert watch.of_step(50, 25.0, "fetch", 0.0613).what == "fetch 50, interval 6.1 % of 2 % asked for"
+
+
+def _show_on_terminal(command: list[str], folder: Path) -> tuple[str, str]:
+    """Return what a command prints, and what it shows on a terminal meanwhile."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "140", "PYTHONPATH": str(Path(__file__).parents[2])}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "bench.cli", *command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    shown = b""
+    while part := _read(ours):
+        shown += part
+    os.close(ours)
+    printed, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, shown.decode()
+    return printed.decode(), shown.decode()
+
+
+@pytest.mark.processes
+def test_a_run_shows_steps_the_interval_so_far_and_what_is_left(tmp_path: Path) -> None:
+    protocol = ["measure.min_s=1", "measure.min_steps=10", "measure.max_s=8", "measure.width=0.0001"]
+    printed, shown = _show_on_terminal(["run", "machine=cpu", "devices_per_node=1", *protocol], tmp_path)
+    assert "ok: " in printed and "interval" not in printed
+    assert "% of 0.01 % asked for" in shown and "left" in shown and "━" in shown
+
+
+@pytest.mark.processes
+def test_a_report_shows_what_it_is_at(tmp_path: Path) -> None:
+    runs = Path(__file__).parents[1] / "data" / "runs" / "smoke"
+    printed, shown = _show_on_terminal(["report", str(runs), "--out", "page"], tmp_path)
+    assert printed == "page/report.html\n"
+    assert "reading records" in shown and "tables and figures of 20 runs" in shown
+
+
+def test_a_calibration_says_what_is_left_of_its_seconds(tmp_path: Path) -> None:
+    (tmp_path / DOING).write_text("matmul")
+    heard: list[Progress] = []
+    with starting._show_progress(tmp_path, 60.0, heard.append):
+        time.sleep(0.8)
+    assert heard[0].what == "matmul" and heard[0].left.startswith("about ") and 0 < (heard[0].share or 0) < 0.1

@@ -112,3 +112,13 @@ def test_a_gpu_warms_up_by_time_too_and_then_until_it_is_steady() -> None:
 def test_the_window_closes_when_a_budget_is_spent() -> None:
     assert find_stop_reason([1.0, 2.0] * 50, 59.0, PROTOCOL) == "steps"
     assert find_stop_reason([1.0, 2.0] * 20, 60.0, PROTOCOL) == "time"
+
+
+def test_the_width_of_the_interval_is_heard_where_it_is_looked_at() -> None:
+    heard: list[float] = []
+    find_stop_reason([1.0] * 29, 21.0, PROTOCOL, follow=heard.append)
+    assert heard == [], "not 30 steps"
+    step_s = [1.0, 2.0] * 20
+    assert find_stop_reason(step_s, 59.0, PROTOCOL, follow=heard.append) is None
+    low, high = series_interval(step_s)
+    assert heard == [pytest.approx((high - low) / 1.5)]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 BYT5 = "byt5"
 BYT5_VOCABULARY = 384  # pad, EOS, UNK, 256 bytes, 125 sentinels: transformers' ByT5Tokenizer()
 BYT5_SENTINELS = 125
+T5_SENTINELS = 100
 _BYT5_FIRST_BYTE = 3
 _SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")  # mT5's vocabulary writes them with the word mark
 
@@ -26,6 +27,15 @@ class Tokenizer(NamedTuple):
     eos: int
     sentinels: Tokens  # ids of <extra_id_0>, <extra_id_1>, …; empty outside the T5 family
     encode: Callable[[Sequence[str]], list[Tokens]]  # no special token added
+
+    def with_sentinels(self) -> Tokenizer:
+        """Return the same with sentinels of its own behind its vocabulary, as T5 has them, if it has none."""
+        import numpy as np
+
+        if len(self.sentinels):
+            return self
+        first, vocabulary = self.vocabulary, self.vocabulary + T5_SENTINELS
+        return self._replace(vocabulary=vocabulary, sentinels=np.arange(first, vocabulary, dtype=np.int32))
 
 
 def load(name: str) -> Tokenizer:
@@ -64,7 +74,8 @@ def _load_hugging_face(name: str) -> Tokenizer:
     ids = tokenizer.get_vocab()
     sentinels = {int(match[1]): ids[token] for token in ids if (match := _SENTINEL.fullmatch(token))}
     if tokenizer.eos_token_id is None:
-        raise UserError(f"data.tokenizer={name}", "has no EOS", "give another tokenizer")
+        remedy = 'set its `eos_token="…"` in AutoTokenizer.from_pretrained and save_pretrained it, or give another'
+        raise UserError(f"data.tokenizer={name}", "has no EOS", remedy)
 
     def encode(texts: Sequence[str]) -> list[Tokens]:
         # verbose=False: whole documents are longer than the model's maximum, and that is no news

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
+from bench.formatting import format_interval
 from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import compute_extra_share, compute_worst_price, is_surely_faster
 
@@ -172,3 +173,9 @@ def format_hours(hours: float) -> str:
     if hours < 48:
         return f"{hours:.3g} h"
     return f"{hours / 24:.3g} days" if hours < 24_000 else f"{hours / 24:,.0f} days"
+
+
+def format_hours_interval(hours: float, low: float, high: float) -> str:
+    """Return hours with their interval in one unit, three digits each."""
+    divisor, unit = (1, "h") if high < 48 else (24, "days")
+    return f"{format_interval(hours / divisor, low / divisor, high / divisor)} {unit}"

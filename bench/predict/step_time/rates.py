@@ -88,8 +88,8 @@ def read_rates(machine_json: str, precision: Precision, device: Device) -> Devic
     """Return what `machine` (as JSON, which can be cached by) does per second; UserError where it is not known."""
     machine = Machine.model_validate_json(machine_json)
     if missing := find_lacking(machine, precision):
-        rule = f"machine={machine.name} does not say {missing}, so no time can be told"
-        raise UserError("time", rule, "measure it with zeroscale calibrate, or name a machine that does")
+        rule = f"machine={machine.name} does not say {missing}"
+        raise UserError("", rule, "measure it with zeroscale calibrate, or name a machine that does")
     memory = machine.memory_bytes_per_s
     assert memory is not None
     found = machine.calibration

@@ -27,12 +27,16 @@ class AttemptWatch:
         behind = min(beat.ranks, key=lambda rank: rank.step)
         if behind.step < 0:  # before its steps, or after them
             return Progress(behind.phase, self._share)
-        return self.of_step(behind.step, time.monotonic(), behind.phase)
+        widths = [rank.width for rank in beat.ranks if rank.width is not None]
+        return self.of_step(behind.step, time.monotonic(), behind.phase, max(widths, default=None))
 
-    def of_step(self, step: int, now_s: float, phase: str) -> Progress:
-        """Return how far a run is whose slowest rank is at `step`: at most all of its warm-up and of its window."""
+    def of_step(self, step: int, now_s: float, phase: str, width: float | None = None) -> Progress:
+        """Return how far a run is whose slowest rank is at `step`: at most all of its warm-up and of its window.
+        `width` is that of its interval so far, relative to the median."""
         at, since_s = self._first = self._first or (step, now_s)
         what = f"{phase} {step}"
+        if width is not None:
+            what += f", interval {100 * width:.2g} % of {100 * self._protocol.width:.2g} % asked for"
         if step == at:
             return Progress(what)
         step_s = (now_s - since_s) / (step - at)

@@ -102,24 +102,49 @@ def test_workers_change_no_text(make_spec: MakeSpec, files: list[str]) -> None:
     assert all(equal(one, other) for one, other in zip(alone, shared, strict=True))
 
 
-def test_a_tokenizer_of_ones_own(make_spec: MakeSpec, tmp_path: Path) -> None:
+def save_tokenizer(folder: Path, words: dict[str, int], **special: str) -> str:
+    """Save a tokenizer of whole words."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    sentinels = [f"<extra_id_{n}>" for n in range(9, -1, -1)]  # T5's order: <extra_id_0> is the last word
-    words = WORDS | {name: len(WORDS) + n for n, name in enumerate(sentinels)}
     core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    special = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special)
-    whole.save_pretrained(tmp_path / "tokenizer")
+    special = {"unk_token": "<unk>", "pad_token": "<pad>"} | special
+    transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special).save_pretrained(folder / "tokenizer")
+    return str(folder / "tokenizer")
+
+
+def test_a_tokenizer_of_ones_own(make_spec: MakeSpec, tmp_path: Path) -> None:
+    sentinels = [f"<extra_id_{n}>" for n in range(9, -1, -1)]  # T5's order: <extra_id_0> is the last word
+    words = WORDS | {name: len(WORDS) + n for n, name in enumerate(sentinels)}
+    tokenizer = save_tokenizer(tmp_path, words, eos_token="</s>")
     (tmp_path / "text.txt").write_text("a b c d e f g h " * 40)
-    options = {"files": [str(tmp_path / "text.txt")], "tokenizer": str(tmp_path / "tokenizer")}
+    options = {"files": [str(tmp_path / "text.txt")], "tokenizer": tokenizer}
     spec = make_spec("text", options)
     labels = batches(spec, 1)[0].tensors["labels"]
     assert labels[:, 0].tolist() == [words["<extra_id_0>"]] * 2
     facts = data.load("text").describe(spec)
-    assert facts["tokenizer"] == {"name": str(tmp_path / "tokenizer"), "vocabulary": len(words)}
+    assert facts["tokenizer"] == {"name": tokenizer, "vocabulary": len(words)}
     with pytest.raises(UserError, match=r"^model\.shape\.vocab=20: tokenizer .* has 21 tokens; "):
         batches(make_spec("text", options, vocab=20), 1)
+
+
+def test_a_tokenizer_without_sentinels_gets_them_behind_its_vocabulary(make_spec: MakeSpec, tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path, WORDS, eos_token="</s>")
+    (tmp_path / "text.txt").write_text("a b c d e f g h " * 40)
+    options = {"files": [str(tmp_path / "text.txt")], "tokenizer": tokenizer}
+    with pytest.raises(UserError, match=r"has no sentinels .*; set data\.sentinels=append"):
+        batches(make_spec("text", options), 1)
+    spec = make_spec("text", options | {"sentinels": "append"})
+    assert batches(spec, 1)[0].tensors["labels"][:, 0].tolist() == [len(WORDS)] * 2
+    assert data.load("text").describe(spec)["tokenizer"]["vocabulary"] == len(WORDS) + 100
+    with pytest.raises(UserError, match=rf"^model\.shape\.vocab=20: tokenizer .* has {len(WORDS) + 100} tokens; "):
+        batches(make_spec("text", options | {"sentinels": "append"}, vocab=20), 1)
+
+
+def test_a_tokenizer_without_an_end_is_refused_with_what_mends_it(make_spec: MakeSpec, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a b c d e f g h " * 40)
+    options = {"files": [str(tmp_path / "text.txt")], "tokenizer": save_tokenizer(tmp_path, WORDS)}
+    with pytest.raises(UserError, match=r"has no EOS; set its `eos_token="):
+        batches(make_spec("text", options), 1)
 
 
 def test_description_names_the_corpus(make_spec: MakeSpec, files: list[str]) -> None:

@@ -1,6 +1,7 @@
 """`zeroscale predict` tells how long a step takes, or which number is missing."""
 
 import json
+import re
 
 import pytest
 
@@ -12,7 +13,7 @@ NODE = ["predict", "model=mt5_xl", "engine=zero2", "devices_per_node=8", "machin
 def test_one_point_is_told_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(NODE) == 0
     told = capsys.readouterr().out
-    for word in ("A step takes", "between", "backward", "all-reduce", "hidden", "tokens/s", "MFU", "bound by"):
+    for word in ("A step takes", "backward", "all-reduce", "hidden", "tokens/s", "MFU", "bound by"):
         assert word in told
 
 
@@ -61,3 +62,16 @@ def test_a_rehearsal_tells_what_the_passes_take_together(capsys: pytest.CaptureF
     (point,) = json.loads(capsys.readouterr().out)
     parts = point["time"]["parts"]
     assert parts["forward"] + parts["backward"] + parts["optimizer"] == pytest.approx(2.0)
+
+
+def test_every_number_of_a_time_has_its_range_in_three_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=mt5_xl", "engine=zero1", "machine=h100", "devices_per_node=8"]) == 0
+    step, rates = capsys.readouterr().out.splitlines()[-2:]
+    number = r"(?:0\.0*)?[\d,.]+"
+    found = re.match(rf"A step takes ({number}) \(({number})–({number})\) s: ", step)
+    assert found and float(found[2]) <= float(found[1]) <= float(found[3])
+    rated = re.match(rf"({number}) \(({number})–({number})\) tokens/s, MFU {number} \({number}–{number}\) %; ", rates)
+    assert rated
+    for text in (*found.groups(), *rated.groups()):
+        assert len(text.replace(",", "").replace(".", "").strip("0")) <= 3, text
+    assert float(rated[2].replace(",", "")) <= float(rated[1].replace(",", "")) <= float(rated[3].replace(",", ""))

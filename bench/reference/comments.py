@@ -13,17 +13,17 @@ from bench.spec import Frozen
 
 
 @functools.cache
-def notes(kind: type[BaseModel]) -> dict[str, str]:
+def read_field_comments(kind: type[BaseModel]) -> dict[str, str]:
     """Return the comment of every field: beside it, or in the lines just above it."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         ours = issubclass(base, BaseModel) and base.__module__.split(".")[0] not in ("pydantic", "builtins")
         if ours and base is not Frozen and "[" not in base.__name__:  # no class that pydantic made
-            found |= _noted(inspect.getsource(base))
+            found |= _parse_comments(inspect.getsource(base))
     return found
 
 
-def _noted(source: str) -> dict[str, str]:
+def _parse_comments(source: str) -> dict[str, str]:
     """Return comments by field of a class's source."""
     found: dict[str, str] = {}
     lines = source.splitlines()

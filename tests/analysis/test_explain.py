@@ -1,0 +1,69 @@
+"""`zeroscale explain`: what a name of a table, a report, a record or the config means."""
+
+import json
+from typing import get_args
+
+import pytest
+
+from analysis.columns import list_all_columns
+from analysis.explanations import Explanation, list_explanations
+from analysis.flags import FLAGS, NOTES
+from analysis.outcomes import OUTCOMES
+from bench import cli
+from bench.record import OutcomeKind
+
+
+@pytest.fixture(scope="module")
+def known() -> list[Explanation]:
+    return list(list_explanations())
+
+
+def test_it_knows_every_column_flag_note_and_outcome_by_its_own_text(known: list[Explanation]) -> None:
+    meanings = {(one.kind, one.name): one.meaning for one in known}
+    assert {name for kind, name in meanings if kind == "column"} == set(list_all_columns())
+    assert meanings["column", "tokens_per_s"] == list_all_columns()["tokens_per_s"].meaning
+    assert {name for kind, name in meanings if kind == "flag"} == set(FLAGS)
+    assert {name for kind, name in meanings if kind == "note"} == set(NOTES)
+    assert set(OUTCOMES) == set(get_args(OutcomeKind))
+
+
+def test_no_name_but_that_of_a_key_or_file_is_without_a_meaning(known: list[Explanation]) -> None:
+    assert [one for one in known if not one.meaning and "key" not in one.kind and "file" not in one.kind] == []
+
+
+def test_several_names_are_explained_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "oom", "batch.micro", "predict"]) == 0
+    assert capsys.readouterr().out == (
+        "oom (outcome)\n  the device's memory did not suffice\n  tried again: no\n\n"
+        "batch.micro (config key)\n  samples per device and forward pass\n  type: integer > 0\n  default: 4\n\n"
+        f"predict (verb)\n  {cli.VERBS['predict'].summary}\n  see: zeroscale predict --help\n"
+    )
+
+
+def test_the_last_part_of_a_key_or_of_a_file_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "micro", "mt5_xl", "--json"]) == 0
+    found = [(one["kind"], one["name"]) for one in json.loads(capsys.readouterr().out)]
+    assert found == [("column", "micro"), ("config key", "batch.micro"), ("file of conf/model", "model=mt5_xl")]
+
+
+def test_without_a_name_it_lists_all_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("verb:\n  run  sweep") and "\n\nflag:\n  drill" in out and "model=tiny" in out
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("tokens_per_sec", "did you mean tokens_per_s?"),
+        ("comm_eror", "did you mean comm_error?"),
+        ("engine.overlap_com", "did you mean engine.overlap_comm?"),
+        ("qqqqqqqq", "`zeroscale explain` lists all names"),
+    ],
+)
+def test_a_name_that_nobody_knows_is_refused_in_one_line(
+    word: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", word]) == 2
+    rule = "no column, flag, outcome, figure, verb, config key or file of conf/"
+    assert capsys.readouterr().err == f"zeroscale: {word}: {rule}; {remedy}\n"

@@ -1,0 +1,68 @@
+"""The JSON schemas by which editors complete and check files, against every file that ships."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bench import yaml_file
+from bench.presets import find_conf_folder
+from bench.reference.config import GROUPS
+from bench.reference.schema import Schema, build_schemas
+from bench.study import Study
+
+FILES = sorted(path for group in GROUPS for path in (find_conf_folder() / group).glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def schemas() -> dict[str, Schema]:
+    return build_schemas()
+
+
+def problems(schemas: dict[str, Schema], group: str, content: Any) -> list[str]:
+    return [error.message for error in jsonschema.Draft202012Validator(schemas[group]).iter_errors(content)]
+
+
+def test_there_is_one_for_every_group(schemas: dict[str, Schema]) -> None:
+    assert set(schemas) == set(GROUPS)
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_file_that_ships_is_valid(schemas: dict[str, Schema]) -> None:
+    assert len(FILES) > 70
+    found = {path.name: problems(schemas, path.parent.name, yaml_file.read(path, path.name)) for path in FILES}
+    assert {name: messages for name, messages in found.items() if messages} == {}
+
+
+@pytest.mark.parametrize(
+    ("group", "content"),
+    [
+        ("machine", {"memory_byte": 1}),
+        ("machine", {"memory_bytes": "85 GB"}),
+        ("machine", {"peak_tflops": {"bf17": 1}}),
+        ("launcher", {"network": {"interfaces": "ib0"}}),
+        ("launcher", {"mode": "pack"}),
+        ("study", {"bas": {}}),
+        ("study", {"base": {"batch.mikro": 4}}),
+        ("study", {"base": {"batch.micro": 0}}),
+        ("study", {"axes": {"batch.micro": 4}}),
+        ("study", {"axes": {"batch.micro": ["many"]}}),
+        ("study", {"axes": {"engine": [{"engine": "zero1", "engine.bucket": 1}]}}),
+        ("model", {"shape": {"layer": 3}}),
+    ],
+)
+def test_a_mistake_is_found(group: str, content: Any, schemas: dict[str, Schema]) -> None:
+    assert problems(schemas, group, content)
+
+
+def test_an_axis_of_another_name_has_mappings(schemas: dict[str, Schema]) -> None:
+    assert problems(schemas, "study", {"axes": {"variant": [{"engine": "zero1", "seed": 1}]}}) == []
+    assert problems(schemas, "study", {"axes": {"variant": ["zero1"]}})
+
+
+def test_a_key_says_what_it_means(schemas: dict[str, Schema]) -> None:
+    assert schemas["machine"]["properties"]["power_w"]["description"] == "board limit per device"
+    assert schemas["launcher"]["properties"]["account"]["description"] == "the project that pays"
+    assert schemas["study"]["$defs"]["batch.micro"]["description"] == "samples per device and forward pass"
+    assert set(Study.model_fields) == set(schemas["study"]["properties"])
