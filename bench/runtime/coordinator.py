@@ -166,10 +166,12 @@ class RunCoordinator:
             self.stop, self.why = self.stop or stop, self.why or why
 
     def _are_lost_ranks_terminated(self) -> bool:
-        """Whether the ranks that are lost were all asked to end by somebody else. A scheduler signals ranks and
-        supervisors alike, and a rank may be the first to hear it: the same signal may be on its way here."""
-        lost = [state.exit_code for state in self.states() if state.exit_code and not state.stopped]
-        return bool(lost) and all(code in (-signal.SIGTERM, -signal.SIGINT) for code in lost)
+        """Whether the ranks that are lost were asked to end by somebody else, or failed of a peer that was. A scheduler
+        signals ranks and supervisors alike, and a rank may be the first to hear it: the same signal may be on its way
+        here."""
+        lost = [state for state in self.states() if state.exit_code and not state.stopped]
+        own = [state for state in lost if not state.failure or state.failure["outcome"] != "comm_error"]
+        return bool(own) and all(state.exit_code in (-signal.SIGTERM, -signal.SIGINT) for state in own)
 
     def _was_interrupted(self) -> bool:
         """Whether the run ends because of a signal."""

@@ -229,6 +229,19 @@ def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path
     assert (folder / store.INTERRUPTED).exists()
 
 
+def test_a_rank_that_fails_of_one_that_heard_the_signal_first_is_interrupted_too(tmp_path: Path) -> None:
+    """As where a scheduler has given the first node up: it ends the processes of the others, and nothing there."""
+    folder = attempt(tmp_path)
+    fails = "import os; os.environ['RANK'] == '1' and os.kill(os.getpid(), 15);"
+    fails += 'os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "comm_error", "exception": "E", '
+    fails += '"message": "Connection reset by peer", "traceback": ""}\\n\'); os._exit(1)'
+    supervisor = RunCoordinator(folder, handle_signals=False, start=running(fails))
+    when(lambda: noticed(supervisor), lambda: supervisor.interrupt(signal.SIGTERM))
+    record = supervisor.run()
+    assert record and record.outcome.kind == "cancelled"
+    assert sorted(str(state.exit_code) for state in supervisor.states()) == ["-15", "1"]
+
+
 def test_a_rank_that_was_lost_before_the_signal_is_the_outcome(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
     leaves = f"import os; os.environ['RANK'] == '0' and os._exit(3); {WAITS}"
