@@ -112,9 +112,10 @@ def _show_on_terminal(command: list[str], folder: Path) -> tuple[str, str]:
 
 @pytest.mark.processes
 def test_a_run_shows_steps_the_interval_so_far_and_what_is_left(tmp_path: Path) -> None:
-    protocol = ["measure.min_s=1", "measure.min_steps=10", "measure.max_s=8", "measure.width=0.0001"]
-    printed, shown = _show_on_terminal(["run", "machine=cpu", "devices_per_node=1", *protocol], tmp_path)
-    assert "ok: " in printed and "interval" not in printed
+    protocol = ["measure.min_s=1", "measure.min_steps=30", "measure.max_s=15", "measure.width=0.0001"]
+    small = ["machine=cpu", "devices_per_node=1", "batch.micro=1", "sequence.encoder=32", "sequence.decoder=8"]
+    printed, shown = _show_on_terminal(["run", *small, *protocol], tmp_path)
+    assert "ok: " in printed and "asked for" not in printed
     assert "% of 0.01 % asked for" in shown and "left" in shown and "━" in shown
 
 
