@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -176,16 +177,23 @@ def _sum_over_data_ranks(spec: RunSpec, counted: torch.Tensor) -> torch.Tensor:
 def write_steps_table(series: Series) -> bytes:
     """Return every rank's steps as a Parquet file: step, rank, window (bool) and the columns of `Series`."""
     count, ranks = len(series.ranks), series.ranks[0].shape[0] if series.ranks else 0
-    columns: dict[str, Any] = {
-        "step": pa.array([step for step in range(count) for _ in range(ranks)], pa.int32()),
-        "rank": pa.array([rank for _ in range(count) for rank in range(ranks)], pa.int32()),
-        "window": pa.array([step >= series.warmup for step in range(count) for _ in range(ranks)]),
+    step, rank = (number.reshape(-1) for number in np.indices((count, ranks), np.int32))
+    columns = {
+        "step": _build_column(step, pa.int32()),
+        "rank": _build_column(rank, pa.int32()),
+        "window": _build_column(step >= series.warmup, pa.bool_()),
     }
     for name in series.columns:
-        columns[name] = pa.array(series.column(name).reshape(-1).tolist(), pa.float64())
+        columns[name] = _build_column(series.column(name).double().reshape(-1).numpy(), pa.float64())
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer, compression="zstd")
     return buffer.getvalue()
+
+
+def _build_column(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    """Return a column without missing values, of their bytes: `pa.array` would import pandas, for half a second."""
+    stored = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stored)])
 
 
 def _replace_infinite(values: torch.Tensor) -> tuple[float | None, ...]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from bench.sweep.pruning import find_siblings
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-def requested(*overrides: str, repeat: int = 0, limit_min: float = 2, control: bool = False) -> RequestedRun:
-    spec = compose.compose_request(compose.parse_single([*QUICK, "machine=cpu", *overrides])).spec
+def requested(
+    *overrides: str, quick: Sequence[str] = QUICK, repeat: int = 0, limit_min: float = 2, control: bool = False
+) -> RequestedRun:
+    spec = compose.compose_request(compose.parse_single([*quick, "machine=cpu", *overrides])).spec
     circumstance = Circumstance(
         study="s",
         repeat=repeat,

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from started_runs import PATIENCE_S, QUICK
+from test_allocation import Allocation, requested
 
 from bench import store
 from bench.predict.flops import compute_flops_per_step
@@ -24,6 +26,11 @@ RUNS = {
     "gpt2_tiny": (("engine=ddp",), ("engine=zero2", BUCKET)),
     "llama_tiny": (("engine=ddp", "activation_checkpointing=true"), ("engine=zero1", BUCKET), ("engine=zero3", BUCKET)),
 }
+TEXT = (
+    "model=llama_tiny", "engine=ddp", "data=text", "objective=causal_lm_documents", "data.sample_by=paragraph",
+    "data.max_bytes=100000",
+)  # fmt: skip
+COMPILED = {engine: ("model=gpt2_tiny", f"engine={engine}", "model.compile=blocks") for engine in ("ddp", "fsdp")}
 PEAK = {"ddp": 0.03, "zero1": 0.05, "zero2": 0.05, "zero3": 0.05}
 """How far predicted peaks were from real ones: what gloo copies may be alive at the peak or not."""
 
@@ -39,13 +46,17 @@ def zeroscale(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real runs of two ranks. Nobody names an objective."""
+    """Real runs of two ranks, all in one allocation: its ranks need not import anew. Nobody names an objective."""
     results = tmp_path_factory.mktemp("decoders")
-    for model, asked in RUNS.items():
-        for words in asked:
-            zeroscale("sweep", *POINT, f"model={model}", *words, "--results", str(results))
-    text = ("data=text", "objective=causal_lm_documents", "data.sample_by=paragraph", "data.max_bytes=100000")
-    zeroscale("sweep", *POINT, "model=llama_tiny", "engine=ddp", *text, "--results", str(results / "text"))
+    runs = [(f"model={model}", *words) for model, asked in RUNS.items() for words in asked]
+    allocation = Allocation(
+        results / "adhoc", [requested(*words, quick=POINT) for words in (*runs, TEXT, *COMPILED.values())]
+    )
+    said = allocation.end()
+    assert [record.outcome.kind for record in allocation.records()] == ["ok"] * 8, said
+    for beside, words in (("text", [TEXT]), ("compiled", COMPILED.values())):
+        for point in (requested(*each, quick=POINT) for each in words):
+            shutil.move(results / "adhoc" / point.config_id, results / beside / point.config_id)
     return results
 
 
@@ -71,11 +82,10 @@ def test_every_engine_loses_what_ddp_does(model: str, records: list[RunRecord]) 
         assert losses(record) == pytest.approx(reference, rel=1e-5), record.spec.engine.name
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-def test_compiled_layers_learn_what_others_do(engine: str, records: list[RunRecord], tmp_path: Path) -> None:
-    words = ("model=gpt2_tiny", f"engine={engine}", "model.compile=blocks", "--results", str(tmp_path))
-    zeroscale("sweep", *POINT, *words)
-    (compiled,) = (store.read_record(path) for path in store.find_records([tmp_path]))
+@pytest.mark.parametrize("engine", COMPILED)
+def test_compiled_layers_learn_what_others_do(engine: str, records: list[RunRecord], folder: Path) -> None:
+    found = [store.read_record(path) for path in store.find_records([folder / "compiled"])]
+    (compiled,) = (record for record in found if record.spec.engine.name == engine)
     (plain,) = (r for r in records if (r.spec.model.name, r.spec.engine.name) == ("gpt2_tiny", "ddp"))
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-6)
     assert compiled.observations and compiled.observations.steps

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,18 +20,16 @@ def start_ranks(script: str, jobs: dict[str, Any], ranks: int, folder: Path, pre
     meeting = {"WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     quiet |= {} if pretended is None else {"PRETENDED": "1"}
-    command = [sys.executable, str(Path(__file__).with_name(script)), str(folder / "jobs.json"), str(folder / "seen")]
-    processes = [
-        subprocess.Popen(
-            command, env=os.environ | meeting | quiet | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in present
-    ]  # fmt: skip
+    words = [str(folder / "jobs.json"), str(folder / "seen"), *map(str, present)]
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("forked_ranks.py")), script, *words],
+        env=os.environ | meeting | quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     try:
-        printed = [process.communicate(timeout=580)[0] for process in processes]
+        printed, _ = process.communicate(timeout=580)
     finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * len(present), printed
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, printed
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in present]

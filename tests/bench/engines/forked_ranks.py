@@ -1,0 +1,33 @@
+"""Ranks forked from one process that has imported what they need: `python forked_ranks.py SCRIPT JOBS OUT RANK...`,
+with torchrun's variables set except those of a rank. Ends with 1 where a rank did not end well."""
+
+import importlib
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+from bench.runtime import fork_server
+
+
+def main() -> None:
+    script, jobs, out, *ranks = sys.argv[1:]
+    fork_server.preload("cpu")
+    importlib.import_module(Path(script).stem)
+    forked = multiprocessing.get_context("fork")
+    processes = [forked.Process(target=run_rank, args=(script, jobs, out, rank)) for rank in ranks]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(any(process.exitcode for process in processes))
+
+
+def run_rank(script: str, jobs: str, out: str, rank: str) -> None:
+    os.environ.update(RANK=rank, LOCAL_RANK=rank)
+    sys.argv = [script, jobs, out]
+    importlib.import_module(Path(script).stem).main()
+
+
+if __name__ == "__main__":
+    main()
