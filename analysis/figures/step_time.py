@@ -19,7 +19,6 @@ _STEP = PlottedQuantity(
     "s per step, median",
     low="step_s_low",
     high="step_s_high",
-    shared_scale=("model", "micro"),  # another micro-batch is other work
     across="nodes",
     across_label="nodes",
 )

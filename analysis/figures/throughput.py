@@ -18,7 +18,6 @@ _RATE = PlottedQuantity(
     low="tokens_per_s_low",
     high="tokens_per_s_high",
     formatter=lambda: EngFormatter(sep=""),
-    shared_scale=("model", "nodes", "devices_per_node"),  # more ranks are another scale
 )
 
 

@@ -100,4 +100,8 @@ def format_interval_note(rows: Sequence[Row]) -> str:
     """Say which intervals a figure of `rows` draws."""
     kinds = sorted({(row["interval_kind"], row["interval_level"]) for row in rows if row["interval_kind"]})
     intervals_text = " or ".join(f"{100 * level:.0f} %, {kind}" for kind, level in kinds)
-    return f"Bars: interval ({intervals_text}). Hollow: none is known." if intervals_text else "No interval is known."
+    return (
+        f"Bars: interval ({intervals_text}). Hollow: none is known. A bar that leaves its panel reaches beyond."
+        if intervals_text
+        else "No interval is known."
+    )

@@ -3,7 +3,7 @@ says, engine by engine, why a number is not there."""
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -12,6 +12,7 @@ from matplotlib.ticker import Formatter, MaxNLocator, ScalarFormatter
 
 from analysis import plotting
 from analysis.plotting import panels
+from analysis.plotting.looks import number_looks
 from analysis.plotting.panels import Grid, Panel
 from analysis.questions import describe_series
 from analysis.summary import Row
@@ -20,11 +21,12 @@ MAX_CURVES = 14
 """Curves of a figure: more cannot be told apart."""
 
 _IDEAL: Any = {"color": plotting.INK, "linestyle": (0, (5, 3)), "linewidth": 0.8}
-_SPREAD = 0.5  # of the room between two places, so that intervals stand side by side
+_SPREAD = 0.5  # of the room of a place that is the only one, where curves stand side by side
 _LINE_IN = 0.1  # height of a line of the strip
 _GAP = 0.4  # lines between zero and the strip, where the tick's label is
-_AROUND_IN, _ABOVE_IN = 0.75, 0.85  # of a panel: title and labels; what it has at least above zero
+_AROUND_IN, _ABOVE_IN = 0.95, 0.85  # of a panel: title and labels; what it has at least above zero
 _TICKS = 6  # at most; more are slow to draw
+_ABOVE, _FURTHEST = 1.08, 1.5  # end of an axis over the highest point, and at most for the sake of intervals
 _EDGE = 0.5  # of the room between two places, left and right of the outer ones
 
 
@@ -37,7 +39,6 @@ class PlottedQuantity(NamedTuple):
     high: str = ""
     unit: float = 1.0
     formatter: Callable[[], Formatter] = ScalarFormatter
-    shared_scale: Sequence[str] = ("model",)  # panels that agree in these share their scale
     across: str = "micro"  # column whose values stand side by side
     across_label: str = "micro-batch"
     ideal: float | None = None  # drawn across
@@ -60,28 +61,33 @@ class CurvePanel(NamedTuple):
 
     @property
     def gaps(self) -> list[str]:
-        """The curves that lack a number at some place that another one was asked at."""
-        return [label for label, cells in self.numbers.items() if not all(cells)]
+        """The curves that were tried at some place and have no number there."""
+        return [
+            label
+            for label, cells in self.numbers.items()
+            if any(rows and not numbers for rows, numbers in zip(self.rows[label], cells, strict=True))
+        ]
 
 
 def draw_curves(grid: Grid, quantity: PlottedQuantity, note: Callable[[Sequence[Row]], str]) -> Figure:
     """Draw `quantity` of every row of a grid's panels; `note` says how to read it, below."""
     labels, omitted = _list_labels(grid.panels)
+    looks = number_looks(labels)
     curve_panels = [_build_curve_panel(panel, quantity, labels) for panel in grid.panels]
     line = _make_room(grid, max((len(curve_panel.gaps) for curve_panel in curve_panels), default=0))
     for curve_panel in curve_panels:
         for label in curve_panel.rows:
-            _draw_curve(curve_panel, label, labels, hollow=bool(quantity.low))
+            _draw_curve(curve_panel, label, looks, hollow=bool(quantity.low))
         _set_scale(
             curve_panel,
             quantity,
-            [other for other in curve_panels if _has_shared_scale(curve_panel, other, quantity)],
+            [other for other in curve_panels if _is_in_same_row(curve_panel, other)],
             line,
         )
-        _draw_strip(curve_panel, labels, line)
+        _draw_strip(curve_panel, looks, line)
     if grid.panels:
         grid.panels[0].axes.set_ylabel(quantity.label)
-    keys = [plotting.build_legend_entry(label, index) for index, label in enumerate(labels)]
+    keys = [plotting.build_legend_entry(label, looks[label]) for label in labels]
     if quantity.ideal is not None:
         keys.append(Line2D([], [], label="ideal", **_IDEAL))
     note_text = note([row for panel in grid.panels for row in panel.rows])
@@ -110,10 +116,11 @@ def _build_curve_panel(panel: Panel, quantity: PlottedQuantity, labels: Sequence
     return CurvePanel(panel, places, rows, numbers)
 
 
-def _draw_curve(curve_panel: CurvePanel, label: str, labels: Sequence[str], *, hollow: bool) -> None:
+def _draw_curve(curve_panel: CurvePanel, label: str, looks: Mapping[str, int], *, hollow: bool) -> None:
     """Draw one engine: a point for every number, a line between neighbours that both have exactly one."""
-    axes, index = curve_panel.panel.axes, labels.index(label)
-    aside = _SPREAD * ((index + 0.5) / len(labels) - 0.5)
+    axes, index, shown = curve_panel.panel.axes, looks[label], list(curve_panel.rows)
+    single = len(curve_panel.places) == 1  # else a line would lie where nothing was measured
+    aside = _SPREAD * ((shown.index(label) + 0.5) / len(shown) - 0.5) if single else 0.0
     cells = [(place + aside, numbers) for place, numbers in enumerate(curve_panel.numbers[label])]
     colour, points = plotting.choose_colour(index), [(x, number) for x, numbers in cells for number in numbers]
     bars = [(x, *number.interval) for x, number in points if number.interval]
@@ -135,8 +142,9 @@ def _set_scale(
     """Begin at zero, end where the highest of the panels alike ends, and leave room below for what has no number."""
     axes = curve_panel.panel.axes
     known = [number for other in shared_scale for cells in other.numbers.values() for number in itertools.chain(*cells)]
-    highest = max((max((number.value, *(number.interval or ()))) for number in known), default=1.0)
-    top = 1.08 * max(highest, quantity.ideal or 0.0) or 1.0
+    highest = max([quantity.ideal or 0.0, *(number.value for number in known)])
+    reach = max([highest, *(number.interval[1] for number in known if number.interval)])
+    top = _ABOVE * min(reach, _FURTHEST * highest) or 1.0  # a wide interval may not squeeze all others
     lines = max(len(other.gaps) for other in shared_scale)
     axes.set_ylim(-line * (lines + _GAP) * top if lines else 0, top)
     axes.yaxis.set_major_locator(MaxNLocator(_TICKS))
@@ -163,7 +171,7 @@ def _make_room(grid: Grid, lines: int) -> float:
     return _LINE_IN / (panel + missing - _AROUND_IN - strip)
 
 
-def _draw_strip(curve_panel: CurvePanel, labels: Sequence[str], height: float) -> None:
+def _draw_strip(curve_panel: CurvePanel, looks: Mapping[str, int], height: float) -> None:
     """Write a line per curve with gaps: its marker, and what happened at each place without a number."""
     axes = curve_panel.panel.axes
     label_transform, top = (
@@ -171,7 +179,7 @@ def _draw_strip(curve_panel: CurvePanel, labels: Sequence[str], height: float) -
         axes.get_ylim()[1],
     )  # the marker stands where a tick's label would
     for line, label in enumerate(curve_panel.gaps):
-        y, index = -height * (line + _GAP + 0.5) * top, labels.index(label)
+        y, index = -height * (line + _GAP + 0.5) * top, looks[label]
         axes.plot(
             -0.035,
             y,
@@ -205,5 +213,7 @@ def _find_interval(row: Row, quantity: PlottedQuantity) -> tuple[float, float] |
     return row[quantity.low] / quantity.unit, row[quantity.high] / quantity.unit
 
 
-def _has_shared_scale(one: CurvePanel, other: CurvePanel, quantity: PlottedQuantity) -> bool:
-    return all(one.panel.question[part] == other.panel.question[part] for part in quantity.shared_scale)
+def _is_in_same_row(one: CurvePanel, other: CurvePanel) -> bool:
+    """Whether two panels stand side by side, so that a reader compares their heights."""
+    places = [panel.panel.axes.get_subplotspec() for panel in (one, other)]
+    return len({place.rowspan.start for place in places if place}) == 1

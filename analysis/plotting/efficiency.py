@@ -25,7 +25,8 @@ _EFFICIENCY = PlottedQuantity(
 )
 _NOTE = (
     "1 at the base, the smallest node count with a number, by definition: its bar is its own interval, and is part of "
-    "those of the others as well. Hollow: no interval is known."
+    "those of the others as well. Hollow: no interval is known. A bar that leaves its panel "
+    "reaches beyond."
 )
 
 

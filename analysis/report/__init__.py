@@ -14,6 +14,7 @@ from analysis.results import Results
 from bench.errors import UserError
 
 PAGE = "report.html"
+_CLAIMED_FAMILY = "t5"  # of the models that the study of the claims trained
 _INLINE_BYTES = 300_000  # a larger drawing makes the page slow, and stands beside it all the same
 
 
@@ -36,7 +37,7 @@ def write_report(results: Results, out: Path, price: float | None = None) -> Pat
 
 def render_files(found: ReportFindings) -> dict[str, bytes]:
     """Return every file of the report by its path, the page last."""
-    judged = claims.findings(found.results)
+    judged = _judge_claims(found.results)
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = tables_beside.render_tables(found) | render_claim_tables(judged, section)
     drawn = []
@@ -50,6 +51,12 @@ def render_files(found: ReportFindings) -> dict[str, bytes]:
         place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
     }
     return files | {PAGE: render_page(found, section, drawn, left).encode()}
+
+
+def _judge_claims(results: Results) -> list[claims.ClaimFinding]:
+    """Return what becomes of the study's claims with models of its family; others would only seem to answer them."""
+    families = {spec.model.name: spec.model.family for spec in results.specs.values()}
+    return [finding for finding in claims.findings(results) if families[finding.model] == _CLAIMED_FAMILY]
 
 
 def _replace_files(out: Path, files: dict[str, bytes]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from analysis.formats.numbers import UNITS, find_unit_power
 from analysis.plotting import COLOURS
+from analysis.plotting.looks import number_looks
 from analysis.questions import describe_series
 from analysis.report.facets import Facet, find_place
 from analysis.report.hover import format_hover, format_reason
@@ -17,7 +18,8 @@ SYMBOLS = {
 }  # fmt: skip
 """As plotly.js calls them, and as the legend writes them."""
 
-_SPREAD = 0.5  # of the room between two places, so that intervals stand side by side
+_SPREAD = 0.5  # of the room of a place that is the only one, where curves stand side by side
+_ABOVE, _FURTHEST = 1.08, 1.5  # end of an axis over the highest point, and at most for the sake of intervals
 _LINE_PX, _PLOT_PX = 16, 250
 
 Trace = dict[str, Any]
@@ -92,8 +94,14 @@ def build_chart(
     """Return a figure with a panel per group."""
     labels = sorted({describe_series(row) for group in groups for row in group.rows})
     tops = _compute_tops(groups, quantity)
-    panels = tuple(_build_panel(group, axis, quantity, labels, tops[group.shared_scale], page) for group in groups)
-    keys = tuple((label, choose_colour(index), SYMBOLS[choose_symbol(index)]) for index, label in enumerate(labels))
+    looks = number_looks(labels)
+    rows = {scale: row for row, scale in enumerate(dict.fromkeys(group.shared_scale for group in groups))}
+    panels = tuple(
+        _build_panel(group, axis, quantity, looks, tops[group.shared_scale], page)
+        | {"place": place, "row": rows[group.shared_scale]}
+        for place, group in enumerate(groups)
+    )
+    keys = tuple((label, choose_colour(index), SYMBOLS[choose_symbol(index)]) for label, index in looks.items())
     return Chart(name, title, note, keys, panels)
 
 
@@ -113,25 +121,27 @@ def choose_symbol(index: int) -> str:
 
 def _compute_tops(groups: Sequence[ChartGroup], quantity: ChartQuantity) -> dict[Any, float]:
     """Return the upper end of y by what panels are alike in, so that they can be compared at a glance; 0 of none."""
-    tops: dict[Any, float] = {}
+    highest: dict[Any, float] = {}
+    reach: dict[Any, float] = {}
     for group in groups:
-        known = [_compute_ends(row, quantity)[1] for row in group.rows if row[quantity.column] is not None]
-        tops[group.shared_scale] = max([tops.get(group.shared_scale, 0.0), *known])
-    return {shared_scale: 1.08 * top for shared_scale, top in tops.items()}
+        scale, known = group.shared_scale, [row for row in group.rows if row[quantity.column] is not None]
+        highest[scale] = max([highest.get(scale, 0.0), *(_compute_value(row, quantity) for row in known)])
+        reach[scale] = max([reach.get(scale, 0.0), *(_compute_ends(row, quantity)[1] for row in known)])
+    return {scale: _ABOVE * min(reach[scale], _FURTHEST * highest[scale]) for scale in highest}
 
 
 def _build_panel(
-    group: ChartGroup, axis: Axis, quantity: ChartQuantity, labels: Sequence[str], top: float, page: Page
+    group: ChartGroup, axis: Axis, quantity: ChartQuantity, looks: Mapping[str, int], top: float, page: Page
 ) -> dict[str, Any]:
     places = sorted({row[axis.column] for row in group.rows})
     traces: list[Trace] = []
     strip: list[Trace] = []
-    for index, label in enumerate(labels):
+    shown = [label for label in looks if any(describe_series(row) == label for row in group.rows)]
+    for label in shown:
+        index = looks[label]
         own = [row for row in group.rows if describe_series(row) == label]
         cells = [[row for row in own if row[axis.column] == at] for at in places]
-        if not any(cells):
-            continue
-        shift = _SPREAD * ((index + 0.5) / len(labels) - 0.5)
+        shift = _SPREAD * ((shown.index(label) + 0.5) / len(shown) - 0.5) if len(places) == 1 else 0.0
         traces.append(_build_trace(cells, quantity, index, label, shift, page))
         gaps = _build_gap_trace(cells, quantity, index, len(strip), page)
         strip += [gaps | {"name": label}] if gaps else []
@@ -182,11 +192,12 @@ def _build_chart_point(x: float, row: Row, quantity: ChartQuantity, index: int, 
 def _build_gap_trace(
     cells: Sequence[Sequence[Row]], quantity: ChartQuantity, index: int, line: int, page: Page
 ) -> Trace:
-    """Return why an engine has no number at some places, in words below the panel; empty where it has them all."""
+    """Return why an engine has no number at some places, in words below the panel; empty where it has one wherever it
+    was tried."""
     rows = [next(iter(cell), None) for cell in cells]
     known = [any(row[quantity.column] is not None for row in cell) for cell in cells]
     missing = [(position, row) for position, (row, one) in enumerate(zip(rows, known, strict=True)) if not one]
-    if not missing:
+    if not any(row for _, row in missing):
         return {}
     anywhere = dict.fromkeys(("micro", "nodes", "devices_per_node", "outcome"))
     never = {"f": find_place(next(row for row in rows if row) | anywhere, page.facets), "c": None}

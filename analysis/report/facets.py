@@ -9,7 +9,8 @@ from analysis.summary import Row
 
 _LABELS = {
     "study": "Study", "model": "Model", "engine": "Engine", "nodes": "Nodes", "devices_per_node": "Devices per node",
-    "micro": "Micro-batch", "precision": "Precision", "machine": "Machine", "outcome": "Outcome",
+    "micro": "Micro-batch", "activation_checkpointing": "Activation checkpointing",
+    "precision": "Precision", "machine": "Machine", "outcome": "Outcome",
 }  # fmt: skip
 
 

@@ -42,9 +42,9 @@ def describe_answers(found: Sequence[Best]) -> list[AnswerText]:
 
 
 def describe_winners(found: Sequence[Best]) -> str:
-    """Say of each engine in how many questions it is the fastest as measured or not told apart from it; empty for one
-    question."""
-    decided = [best for best in found if best.fastest]
+    """Say of each engine in how many questions it is the fastest as measured or not told apart from it; of those
+    questions alone in which it had a rival with a number, and empty for fewer than two of them."""
+    decided = [best for best in found if best.rivals]
     if len(decided) < 2:
         return ""
     leading = Counter(engine for best in decided for engine in _find_leading_engines(best))

@@ -24,7 +24,10 @@ from analysis.scaling.comparable import Law
 from analysis.scaling.curves import CurvePoint, ScalingCurve
 from analysis.summary import Row
 
-_INTERVALS = "Bars are intervals; hover tells their kind, level and n. Hollow: none is known."
+_INTERVALS = (
+    "Bars are intervals; hover tells their kind, level and n. Hollow: none is known. A bar that leaves its panel "
+    "reaches beyond."
+)
 _SCALING = f"1 is the base, the smallest node count with a number, by definition. {_INTERVALS}"
 _EFFICIENCY = ChartQuantity("efficiency", "efficiency", format="~g")
 
@@ -38,7 +41,7 @@ def build_charts(summary: pd.DataFrame, curves: Sequence[ScalingCurve], page: Pa
             "throughput",
             "Throughput by micro-batch",
             _INTERVALS,
-            _build_groups(by_question, _build_place_key),
+            _build_groups(by_question, _get_model),
             MICRO,
             RATE,
             page,
@@ -47,7 +50,7 @@ def build_charts(summary: pd.DataFrame, curves: Sequence[ScalingCurve], page: Pa
             "step_time",
             "Step time by engine and nodes",
             _INTERVALS,
-            _build_groups(by_micro, _build_work_key),
+            _build_groups(by_micro, _get_model),
             NODES,
             STEP,
             page,
@@ -73,14 +76,6 @@ def _build_groups(found: Sequence[panels.QuestionGroup], scale_key: Callable[[Qu
         ChartGroup(" · ".join(panels.describe_question(one.question, all_questions)), one.rows, scale_key(one.question))
         for one in ordered
     ]
-
-
-def _build_place_key(question: Question) -> Any:
-    return question["model"], question["nodes"], question["devices_per_node"]
-
-
-def _build_work_key(question: Question) -> Any:
-    return question["model"], question["micro"]
 
 
 def _get_model(question: Question) -> Any:

@@ -1,5 +1,6 @@
 import dataclasses
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
@@ -7,6 +8,7 @@ import pytest
 from records import failed, results, run, spec
 
 from analysis import figures, plotting
+from analysis.plotting.looks import number_looks
 
 RUNS = [*(run(spec("ddp", nodes=nodes)) for nodes in (1, 2)), run(), failed("oom", spec("zero3"))]
 
@@ -17,6 +19,16 @@ def test_series_differ_for_every_eye() -> None:
     assert len({(key.get_color(), key.get_marker()) for key in keys}) == 14
     okabe_ito = {"#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
     assert set(plotting.COLOURS) - okabe_ito == {"#7F7F7F"}
+
+
+def test_an_engine_looks_the_same_whatever_stands_beside_it() -> None:
+    alone, together = number_looks(["zero2"]), number_looks(["ddp", "mine", "zero1", "zero2", "zero2 checkpointed"])
+    assert together["zero2"] == alone["zero2"]
+    assert together["mine"] == number_looks(["mine"])["mine"]
+    plain, other = (plotting.choose_marker_style(together[name]) for name in ("zero2", "zero2 checkpointed"))
+    assert plain["color"] == other["color"] and plain["marker"] != other["marker"]
+    engines = number_looks(path.stem for path in Path(__file__).parents[2].glob("conf/engine/*.yaml"))
+    assert len(set(engines.values())) == len(engines)
 
 
 def test_figures_keep_no_state_and_are_the_same_each_time() -> None:

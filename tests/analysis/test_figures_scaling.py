@@ -56,7 +56,7 @@ def test_a_node_count_out_of_memory_is_said_and_not_bridged() -> None:
     gone = failed("oom", spec(nodes=2))
     (axes,) = weak_scaling.figure(results(*weak(on1=0.1, on4=0.2), gone)).axes
     assert joins(axes) == []
-    assert reasons(axes) == {("OOM", "2", plotting.COLOURS[0])}
+    assert reasons(axes) == {("OOM", "2", plotting.COLOURS[1])}
 
 
 def test_equal_and_best_micro_batch_are_two_panels() -> None:

@@ -74,9 +74,17 @@ def test_where_nothing_was_measured_the_answer_says_so() -> None:
 
 
 def test_of_several_questions_the_engines_that_win_are_counted() -> None:
-    one, two = [at("ddp", 0.1), at("zero1", 0.3)], [run(spec(e, ranks=1), steps=steps((0.1,) * 30)) for e in ("ddp",)]
-    assert describe_winners(compute_findings(results(*one, *two)).best) == "ddp in 2 of 2"
+    one = [at("ddp", 0.1), at("zero1", 0.3)]
+    two = [run(spec(engine, ranks=1), steps=steps((0.1,) * 30)) for engine in ("ddp", "zero1")]
+    assert describe_winners(compute_findings(results(*one, *two)).best).startswith("ddp in 2 of 2")
     assert describe_winners(compute_findings(results(*one)).best) == ""
+
+
+def test_a_question_without_a_rival_makes_no_winner() -> None:
+    pairs = [(engine, s, ranks) for ranks in (1, 2) for engine, s in (("ddp", 0.1), ("zero1", 0.3))]
+    rivals = [run(spec(engine, ranks=ranks), steps=steps(scattered(0.9 * s, s, 1.1 * s))) for engine, s, ranks in pairs]
+    alone = run(spec("zero2", ranks=4), steps=steps((0.1,) * 30))
+    assert describe_winners(compute_findings(results(*rivals, alone)).best) == "ddp in 2 of 2"
 
 
 def test_one_run_each_is_a_doubt_and_so_are_comparisons_within_runs() -> None:

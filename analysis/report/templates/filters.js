@@ -47,6 +47,15 @@ if (page.charts.length) {
   const sight = new IntersectionObserver((seen) => {
     for (const {isIntersecting, target} of seen) if (isIntersecting && !drawn.has(target)) draw(target, matching());
   }, {rootMargin: "400px"});
-  for (const place of document.querySelectorAll(".panel")) sight.observe(place);
+  const places = [...document.querySelectorAll(".panel")];
+  for (const place of places) sight.observe(place);
+  // The rest while nothing else is to be done, so that a picture of the whole page, or a search in it, misses none.
+  const drawNext = () => {
+    const place = places.find((one) => !one.hidden && !drawn.has(one));
+    if (!place) return;
+    draw(place, matching());
+    setTimeout(drawNext);
+  };
+  setTimeout(drawNext);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => narrowCharts(matching()));
 }
