@@ -8,10 +8,10 @@ schedule is one list of actions for each rank.
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-ScheduleName = Literal["gpipe", "1f1b", "breadth_first"]
-"""gpipe: all forwards, then all backwards (arXiv 1811.06965). 1f1b: backwards as early as they can be (2006.09503),
-with several stages on a rank interleaved (2104.04473). breadth_first: each stage takes all micro-batches before the
-rank's next one begins (2211.05953); on one rank that is layered gradient accumulation (2106.02679)."""
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "breadth_first"]
+"""gpipe: all forwards, then all backwards (arXiv 1811.06965). 1f1b: backwards as early as they can be (2006.09503).
+interleaved: the same with several stages on a rank (2104.04473). breadth_first: each stage takes all micro-batches
+before the rank's next one begins (2211.05953); on one rank that is layered gradient accumulation (2106.02679)."""
 
 Kind = Literal[
     "forward", "backward",
@@ -63,11 +63,13 @@ class PipelineSize(NamedTuple):
 def find_obstacle(name: ScheduleName, size: PipelineSize) -> tuple[str, str] | None:
     """Return why there is no such schedule of this size, and what to do; None where there is one."""
     ranks, stages, micro_batches = size
-    if name == "gpipe" and stages > 1:
-        return f"schedule gpipe has one stage on a rank, and there are {stages}", "choose breadth_first, or 1f1b"
-    if name == "1f1b" and stages > 1 and micro_batches % ranks:
-        rule = f"interleaved stages take micro-batches {ranks} at a time, and there are {micro_batches}"
-        return rule, f"choose a multiple of {ranks}, or schedule breadth_first"
+    if name in ("gpipe", "1f1b") and stages > 1:
+        return f"it has one stage on a rank, and there are {stages}", "choose breadth_first, or interleaved"
+    if name == "interleaved" and stages == 1:
+        return "it has several stages on a rank, and there is one", "choose 1f1b, or raise parallel.stages_per_rank"
+    if name == "interleaved" and micro_batches % ranks:
+        rule = f"it takes micro-batches {ranks} at a time, and there are {micro_batches}"
+        return rule, f"choose a multiple of {ranks} as batch.accumulation, or breadth_first"
     return None
 
 
@@ -79,7 +81,7 @@ def build_schedule(name: ScheduleName, size: PipelineSize) -> tuple[Order, ...]:
 def build_computation(name: ScheduleName, size: PipelineSize) -> tuple[Order, ...]:
     """Return the forwards and backwards of every rank; ValueError for a schedule that is not there."""
     if obstacle := find_obstacle(name, size):
-        raise ValueError("; ".join(obstacle))
+        raise ValueError(f"{name}: {'; '.join(obstacle)}")
     return tuple(_BUILDERS[name](size, rank) for rank in range(size.ranks))
 
 
@@ -120,6 +122,7 @@ def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
 _BUILDERS: dict[ScheduleName, Callable[[PipelineSize, int], Order]] = {
     "gpipe": _build_gpipe,
     "1f1b": _build_one_forward_one_backward,
+    "interleaved": _build_one_forward_one_backward,
     "breadth_first": _build_breadth_first,
 }
 
