@@ -13,6 +13,8 @@ from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 
 if TYPE_CHECKING:
     from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
+    from bench.stacks import Stacks
+    from bench.units import Part
 
 Member = Literal["evaluate", "save", "load", "idle_s", "step_phases_s"]
 """Those of `bench.engines.OptionalMembers`."""
@@ -59,6 +61,9 @@ class EngineFacts:
     is_reference: bool = False  # nothing stands behind its losses to compare them with
     layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may be other than one copy on every rank
     loss_ranks: tuple[int, ...] | None = None  # where `train_step` returns a loss; None: on every rank
+    cut: "Callable[[RunSpec, Stacks], tuple[Part, ...]] | None" = None
+    """All parts of the model, by stage; stage s is on rank s mod `parallel.pipeline` of a pipeline. UserError where the
+    model cannot be cut so. None: every rank builds the whole model."""
     rehearsal: Rehearsal = _NOT_REHEARSED
     members: frozenset[Member] = frozenset()  # what it can do that an engine need not
     compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)

@@ -19,3 +19,9 @@ def place(spec: RunSpec, rank: int) -> LayoutPosition:
     others, tensor = divmod(rank, spec.parallel.tensor)
     pipeline, data = divmod(others, spec.data_parallel)
     return LayoutPosition(pipeline, data, tensor)
+
+
+def list_stages(spec: RunSpec, rank: int) -> range:
+    """Return the numbers of a rank's stages, in the order of forward: stage s is on rank s mod `pipeline` of a copy."""
+    parallel = spec.parallel
+    return range(place(spec, rank).pipeline, parallel.pipeline * parallel.stages_per_rank, parallel.pipeline)

@@ -29,6 +29,7 @@ from bench.scheduling import ClusterLimits, JobContext, JobSetup, JobState, Sche
 from bench.spec import Device, RunSpec
 from bench.stacks import Stacks
 from bench.tokens import TokenKind
+from bench.units import Part
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -207,6 +208,24 @@ class FamilyBuilder(Protocol):
         """Set every weight from (spec.seed, name), the same on every rank; `whole` is the engine's."""
 
 
+class DividedFamilyBuilder(FamilyBuilder, Protocol):
+    """A family whose models can be built in parts, for a pipeline."""
+
+    def build_part(
+        self, spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None
+    ) -> "Module":
+        """Return a part of the uninitialised module, its parameters under the names that they have in the whole.
+
+        Its forward takes the states of the part before, one tensor for each stack (the first part takes none), and a
+        micro-batch by name. It returns a tuple of those states; the last part the loss, 0-d.
+        """
+        ...
+
+    def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
+        """Return by name the parameters that several of all the model's `parts` have, and which parts these are."""
+        ...
+
+
 class ObjectivePlugin(Protocol):
     """An objective: a file of bench/objectives."""
 
@@ -364,6 +383,7 @@ ENGINE_BUILDER: Kind[EngineBuilder] = Kind(*_ENGINE, EngineBuilder, "facts", "en
 _FAMILY = "family", "bench.models", "model.family"
 FAMILY: Kind[FamilyPlugin] = Kind(*_FAMILY, FamilyPlugin, "shape")
 FAMILY_BUILDER: Kind[FamilyBuilder] = Kind(*_FAMILY, FamilyBuilder, "shape", "build")
+DIVIDED_FAMILY_BUILDER: Kind[DividedFamilyBuilder] = Kind(*_FAMILY, DividedFamilyBuilder, "shape", "build")
 OBJECTIVE: Kind[ObjectivePlugin] = Kind("objective", "bench.objectives", "objective.name", ObjectivePlugin)
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
 STANDALONE: Kind[StandaloneLauncherPlugin] = Kind(

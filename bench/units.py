@@ -2,10 +2,36 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench.stacks import Attention, Mlp, Stack, Stacks
+from bench.stacks import Attention, Mlp, Stack, Stacks, list_part_sizes
+
+
+class Part(NamedTuple):
+    """Consecutive units that a model is cut into for a pipeline: 0 is the embedding, then come the blocks in the order
+    of forward, then the head. A stack's last norm follows its last block."""
+
+    begin: int
+    end: int  # behind the last one
+    units: int  # of the whole model
+
+    @property
+    def first(self) -> bool:
+        return self.begin == 0
+
+    @property
+    def last(self) -> bool:
+        return self.end == self.units
+
+    def blocks(self, layers: Sequence[int]) -> list[range]:
+        """Return by stack of so many `layers` which of its blocks are here."""
+        found, before = list[range](), 1  # the embedding
+        for count in layers:
+            begin, end = (min(max(edge - before, 0), count) for edge in (self.begin, self.end))
+            found.append(range(begin, end))
+            before += count
+        return found
 
 
 class Matrix(NamedTuple):
@@ -39,6 +65,21 @@ def units(network: Stacks) -> list[Unit]:
     blocks = [block for stack in network.stacks for block in _blocks(network, stack)]
     counted = [_count(None, _outside(network)), *(_count(number, found) for number, found in enumerate(blocks))]
     return list(counted)
+
+
+def count_part_elements(network: Stacks, parts: Sequence[Part]) -> int:
+    """Return the elements of a rank's parameters that has these parts: what several of its parts use counts once. A
+    table of position biases is wherever a block of its stack is, a tied embedding at both ends."""
+    starts, ends = any(part.first for part in parts), any(part.last for part in parts)
+    found = network.table * ((starts or ends) if network.tied else starts + ends)
+    layers = [stack.layers for stack in network.stacks]
+    for place, stack in enumerate(network.stacks):
+        here = {block for part in parts for block in part.blocks(layers)[place]}
+        rows, columns = stack.bias_table or (0, 0)
+        found += len(here) * sum(sum(list_part_sizes(network, sub_layer)) for sub_layer in stack.block)
+        found += rows * columns * bool(here) + sum(network.norm_sizes) * (stack.layers - 1 in here)
+        found += stack.positions * network.width * starts
+    return found
 
 
 def _count(block: int | None, matrices: Iterator[Matrix] | list[Matrix]) -> Unit:

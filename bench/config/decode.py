@@ -117,6 +117,8 @@ def check_rank(composed: Request, device: str | None) -> None:
     engine, source = load_file(engines, spec.engine.backend), load_file(data, spec.data.source)
     engine.check(decode_cached(engine.Options, spec.engine.options), spec, device)
     engines.check_layout(spec)
+    if (cut := engines.facts(spec).cut) is not None:
+        cut(spec, models.get_network(spec.model))
     source.check(decode_cached(source.Options, spec.data.options), spec)
 
 

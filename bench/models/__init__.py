@@ -8,7 +8,8 @@ import hashlib
 import json
 
 from bench import plugins
-from bench.plugins import FamilyBuilder, FamilyPlugin
+from bench.errors import UserError
+from bench.plugins import DividedFamilyBuilder, FamilyBuilder, FamilyPlugin
 from bench.spec import ModelSpec
 from bench.stacks import Stacks, count_parameters
 
@@ -23,6 +24,11 @@ def load_builder(family: str) -> FamilyBuilder:
     return plugins.load(plugins.FAMILY_BUILDER, family)
 
 
+def load_divided_builder(family: str) -> DividedFamilyBuilder:
+    """Return what builds parts of models of the family named `family`; raise UserError if it builds only whole ones."""
+    return plugins.load(plugins.DIVIDED_FAMILY_BUILDER, family)
+
+
 def find_family(config: object) -> str:
     """Return the family of a Hugging Face config.json: the one of its model type or, if none is, the general one."""
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -34,6 +40,14 @@ def find_family(config: object) -> str:
 def build_network(model: ModelSpec) -> Stacks | None:
     """Return a model's network, None where its family does not describe it; UserError for an unknown family."""
     return _build_network(model.family, json.dumps(model.shape))
+
+
+def get_network(model: ModelSpec) -> Stacks:
+    """Return a model's network; UserError where its family does not describe it."""
+    if (network := build_network(model)) is None:
+        rule = f"what a model of family {model.family} is made of is not known, so it cannot be divided"
+        raise UserError(f"model={model.name}", rule, "choose an engine without a pipeline, or another family")
+    return network
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it

@@ -22,6 +22,7 @@ from bench.measure.failures import Refused
 from bench.measure.faults import InjectedFault
 from bench.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
+from bench.units import count_part_elements
 
 if TYPE_CHECKING:
     from bench.measure.inspection import Inspection
@@ -107,7 +108,7 @@ class RankWorker:
             self.data_facts = self.source.describe(spec) if self.peers.is_main else {}
         with memory.trace_memory(self.device) as self.initialisation:
             with self.phase("model"):
-                module = self.family.build(spec, self.engine_builder.construction(spec))
+                module = self.build_module()
                 self.check_parameters(module)
                 self.family.initialise(module, spec, self.engine_builder.whole)
                 if self.drill:
@@ -118,10 +119,23 @@ class RankWorker:
         # What is random from here on, dropout, follows from the seed: each rank draws its own, repeats the same again.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         self.parameters = self.check_parameters(module)
-        self.trainable_parameters = int(self.engine_builder.parameter_count(engines.trained(module)))
+        here, trained = (
+            self.engine_builder.parameter_count(kind) for kind in (module.parameters(), engines.trained(module))
+        )
+        self.trainable_parameters = self.parameters - int(here - trained)
         self.initialisation_rss = memory.read_peak_rss_bytes()
         self.device_peak = memory.DeviceUsePeak(self.device)
         self.device_peak.look()
+
+    def build_module(self) -> Any:
+        """Return the uninitialised model, or this rank's part of it where the engine cuts it."""
+        from bench.distributed.stages import build_stages
+
+        spec, cut = self.spec, engines.facts(self.spec).cut
+        if cut is None:
+            return self.family.build(spec, self.engine_builder.construction(spec))
+        network, family = models.get_network(spec.model), models.load_divided_builder(spec.model.family)
+        return build_stages(spec, self.rank, family, self.engine_builder, network, cut(spec, network))
 
     def train(self) -> "Series":
         """Warm up and measure."""
@@ -286,11 +300,15 @@ class RankWorker:
 
     def check_parameters(self, module: Any) -> int:
         """Count the model's parameters, partitions included; refuse one that is not what its name says."""
-        expected = models.count_expected_parameters(self.spec.model)
+        expected = here = models.count_expected_parameters(self.spec.model)
+        if (cut := engines.facts(self.spec).cut) is not None:  # it is then the part that is counted
+            network = models.get_network(self.spec.model)
+            parts = cut(self.spec, network)
+            here = count_part_elements(network, [parts[stage] for stage in layout.list_stages(self.spec, self.rank)])
         found = int(self.engine_builder.parameter_count(module.parameters()))
-        if expected is not None and found != expected:
-            raise Refused(f"{self.spec.model.name} has {found} parameters where {expected} were expected")
-        return found
+        if here is not None and found != here:
+            raise Refused(f"{self.spec.model.name} has {found} parameters where {here} were expected")
+        return found if expected is None else expected
 
     def write(self, observed: Observations, series: "Series") -> None:
         """Write the steps, then the record: where a record is, the attempt is complete. Its own it may write again."""

@@ -1,5 +1,6 @@
 """A decoder-only model in torch, and its weights."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,10 +10,13 @@ from torch import nn
 from bench import objectives
 from bench.models import derived_seed
 from bench.models.gpt.decoder import CausalLanguageModel
+from bench.models.gpt.part import EMBEDDING, DecoderPart
 from bench.models.gpt.shape import Shape
+from bench.models.modules.parts import materialise
 from bench.models.modules.weights import SkippedInitialisation, draw
 from bench.plugins import Whole
 from bench.spec import RunSpec
+from bench.units import Part
 
 DEVIATION = 0.02
 """Standard deviation of every matrix and embedding, `initializer_range` of transformers' GPT-2 and Llama."""
@@ -27,6 +31,24 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
         for layer in model.model.layers:
             layer.compile()  # in place: names of parameters, and so their weights, stay
     return model
+
+
+def build_part(spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None) -> nn.Module:
+    """Return a part of the uninitialised model; see `bench.plugins.DividedFamilyBuilder`."""
+    shape, reduction = Shape.model_validate(spec.model.shape), objectives.load(spec.objective).REDUCTION
+
+    def make() -> DecoderPart:
+        return DecoderPart(shape, spec.model, part, checkpointing=spec.activation_checkpointing, reduction=reduction)
+
+    made = materialise(make, construction)
+    made.finish(spec.model.loss_chunk_tokens)
+    return made
+
+
+def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
+    """Return the parameters that several parts have: an embedding that is the head as well."""
+    tied = not Shape.model_validate(spec.model.shape).separate_head
+    return {EMBEDDING: [0, len(parts) - 1]} if tied and len(parts) > 1 else {}
 
 
 def initialise(module: nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:

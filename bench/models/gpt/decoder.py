@@ -154,20 +154,27 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return the last states. `position_ids`, (samples, tokens), begin anew with each document of a sample: a token
         then sees its own document alone."""
-        places = torch.arange(input_ids.shape[1], device=input_ids.device) if position_ids is None else position_ids
+        states = self.run_layers(self.embed(input_ids, position_ids), position_ids)
+        return self.norm(states)  # type: ignore[no-any-return]
+
+    def embed(self, input_ids: Tensor, position_ids: Tensor | None) -> Tensor:
+        """Return the states before the first layer."""
         states = self.embed_tokens(input_ids)
-        rotation = None
         if self.shape.rotary_base is None:
-            states = states + self.embed_positions(places)
-        else:
-            rotation = tables(self.shape, places, states.dtype)
-        states, mask = F.dropout(states, self.dropout), self.mask(position_ids, states)
+            states = states + self.embed_positions(_find_places(input_ids, position_ids))
+        return F.dropout(states, self.dropout)
+
+    def run_layers(self, states: Tensor, position_ids: Tensor | None) -> Tensor:
+        """Return the states behind the last of `layers`."""
+        rotation, mask = None, self.mask(position_ids, states)
+        if self.shape.rotary_base is not None:
+            rotation = tables(self.shape, _find_places(states, position_ids), states.dtype)
         for layer in self.layers:
             if self.checkpointing:
                 states = checkpoint(layer, states, rotation, mask, use_reentrant=False)
             else:
                 states = layer(states, rotation, mask)
-        return self.norm(states)  # type: ignore[no-any-return]
+        return states
 
     def mask(self, position_ids: Tensor | None, states: Tensor) -> Tensor | None:
         """Return what the attention takes as a mask: None where its kernel knows causality by itself."""
@@ -198,11 +205,20 @@ class CausalLanguageModel(nn.Module):
             self.lm_head = ChunkedHead(self.lm_head, model.loss_chunk_tokens)
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Output:
-        states, following = self.model(input_ids, position_ids), F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        return Output(self.loss(self.model(input_ids, position_ids), labels))
+
+    def loss(self, states: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the last states."""
+        following = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
         if isinstance(self.lm_head, ChunkedHead):
-            return Output(self.lm_head(states, following))
+            return self.lm_head(states, following)  # type: ignore[no-any-return]
         logits = self.lm_head(states).float().flatten(0, 1)
-        return Output(F.cross_entropy(logits, following.flatten(), reduction=self.reduction, ignore_index=IGNORED))
+        return F.cross_entropy(logits, following.flatten(), reduction=self.reduction, ignore_index=IGNORED)
+
+
+def _find_places(tokens: Tensor, position_ids: Tensor | None) -> Tensor:
+    """Return the positions of `tokens`, (samples, tokens, …), where nothing else is said of them."""
+    return torch.arange(tokens.shape[1], device=tokens.device) if position_ids is None else position_ids
 
 
 def _norm(shape: Shape) -> nn.Module:

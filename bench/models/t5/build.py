@@ -10,9 +10,12 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from bench.models import derived_seed
 from bench.models.modules.chunked_loss import ChunkedHead
+from bench.models.modules.parts import materialise
 from bench.models.modules.weights import SkippedInitialisation, draw
+from bench.models.t5.part import BIAS_TABLE, EMBEDDING, STACKS, T5Part
 from bench.models.t5.shape import NAMES, Shape
 from bench.spec import ModelSpec, RunSpec
+from bench.units import Part
 
 
 class ChunkedLoss:
@@ -78,6 +81,27 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
         for block in (*model.encoder.block, *model.decoder.block):
             block.compile()  # in place: names of parameters, and so their weights, stay
     return model  # type: ignore[no-any-return]
+
+
+def build_part(spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None) -> torch.nn.Module:
+    """Return a part of the uninitialised model; see `bench.plugins.DividedFamilyBuilder`."""
+    shape = Shape.model_validate(spec.model.shape)
+    kind = KINDS[shape.bias_per_layer, False]
+    made = materialise(lambda: T5Part(kind(_build_config(shape, spec.model)), part, shape), construction)
+    made.finish(spec.model.loss_chunk_tokens)
+    return made
+
+
+def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
+    """Return the parameters that several parts have: tables of position biases that all blocks of a stack use, and an
+    embedding that is the head as well."""
+    shape = Shape.model_validate(spec.model.shape)
+    layers = shape.encoder_layers, shape.decoder_layers
+    shared = {} if shape.separate_head else {EMBEDDING: [0, len(parts) - 1]}
+    for place, stack in enumerate(STACKS):
+        holders = [stage for stage, part in enumerate(parts) if part.blocks(layers)[place]]
+        shared |= {} if shape.bias_per_layer else {f"{stack}.{BIAS_TABLE}": holders}
+    return {name: stages for name, stages in shared.items() if len(set(stages)) > 1}
 
 
 def _build_config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:

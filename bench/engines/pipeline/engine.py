@@ -1,0 +1,126 @@
+"""A pipeline: each rank has some stages of the model and runs its list of a schedule; states and gradients go from rank
+to rank. Data-parallel copies of a stage divide AdamW's states, as ZeRO's stage 1 does it.
+
+Below fp32, weights and gradients are in the run's precision; norm, clipping and AdamW are in fp32, on master weights.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from bench.distributed.executor import Neighbours, ScheduleExecutor
+from bench.distributed.flat import FlatUpdate
+from bench.distributed.schedule import build_schedule
+from bench.distributed.stages import RankStages
+from bench.engines.pipeline.options import decode_options, size_of
+from bench.engines.precision import on_device
+from bench.layout import place
+from bench.spec import RunSpec
+
+
+def construction(spec: RunSpec) -> AbstractContextManager[Any]:
+    """Return the context in which a stage is built, on this rank's device and in the run's precision."""
+    return on_device(spec.precision)
+
+
+def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
+    """Return a context that does nothing: a rank has all of its stages' parameters, drawn alike on all of them."""
+    return nullcontext()
+
+
+def parameter_count(parameters: Iterable[Parameter]) -> int:
+    """Return the elements of all `parameters`."""
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def build(module: Module, spec: RunSpec) -> "PipelineEngine":
+    """Return the engine of this rank's stages; the process group exists. Collective."""
+    assert isinstance(module, RankStages)
+    return PipelineEngine(module, spec)
+
+
+class PipelineEngine:
+    """The engine; see `bench.engines.Engine`."""
+
+    def __init__(self, stages: RankStages, spec: RunSpec) -> None:
+        self._spec, self._options, size = spec, decode_options(spec), size_of(spec)
+        rank = dist.get_rank()
+        self._here = place(spec, rank)
+        named = {name: parameter for name, parameter in stages.named_parameters() if parameter.requires_grad}
+        self._shared = self._find_shared(stages, named)
+        counted = {index for index, name in enumerate(named) if self._is_counted(stages, name)}
+        self._update = FlatUpdate(list(named.values()), counted, spec.optimizer, self._make_data_group())
+        like = next(iter(named.values())).detach()
+        neighbours = Neighbours(self._find_rank, stages.shapes, like, limit=2 * size.ranks)
+        order = build_schedule(self._options.schedule, size)[self._here.pipeline]
+        mine = {number: stages[number] for number in size.stages_of(self._here.pipeline)}
+        self._executor = ScheduleExecutor(mine, order, size, neighbours)
+
+    def _find_rank(self, stage: int) -> int:
+        """Return the rank that has a stage for the samples of this one."""
+        return self._rank_at(stage % self._spec.parallel.pipeline, self._here.data)
+
+    def _rank_at(self, pipeline: int, data: int) -> int:
+        return pipeline * self._spec.data_parallel + data
+
+    def _make_data_group(self) -> dist.ProcessGroup:
+        """Return the ranks that have copies of this one's stages. Every rank makes all groups, in one order."""
+        replicas = range(self._spec.data_parallel)
+        groups: list[dist.ProcessGroup] = [
+            dist.new_group([self._rank_at(pipeline, data) for data in replicas])
+            for pipeline in range(self._spec.parallel.pipeline)
+        ]
+        return groups[self._here.pipeline]
+
+    def _list_holders(self, stages: RankStages, name: str) -> list[int]:
+        """Return which ranks of a pipeline have a parameter that several stages have; nothing of any other."""
+        return sorted({stage % self._spec.parallel.pipeline for stage in stages.shared.get(name, ())})
+
+    def _find_shared(
+        self, stages: RankStages, named: dict[str, Parameter]
+    ) -> list[tuple[Parameter, dist.ProcessGroup]]:
+        """Return what other ranks of this pipeline have as well, each with the ranks that do. Every rank makes all
+        groups, in one order."""
+        found, groups = list[tuple[Parameter, dist.ProcessGroup]](), dict[tuple[int, ...], dist.ProcessGroup]()
+        for name in sorted(stages.shared):
+            holders = self._list_holders(stages, name)
+            for data in range(self._spec.data_parallel):
+                ranks = tuple(self._rank_at(pipeline, data) for pipeline in holders)
+                if len(ranks) > 1 and ranks not in groups:
+                    groups[ranks] = dist.new_group(list(ranks))
+            mine = tuple(self._rank_at(pipeline, self._here.data) for pipeline in holders)
+            if name in named and mine in groups:
+                found.append((named[name], groups[mine]))
+        return found
+
+    def _is_counted(self, stages: RankStages, name: str) -> bool:
+        """Whether a parameter of this rank counts in the norm here: of those who have it the first one counts it."""
+        holders = self._list_holders(stages, name)
+        return not holders or holders[0] == self._here.pipeline
+
+    def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor | None:
+        losses = self._executor.run(micro_batches)
+        for parameter, group in self._shared:  # each stage has the gradient of what it did with it
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad, group=group)
+        self._update()
+        return torch.stack(losses).mean() if losses else None
+
+    def idle_s(self) -> float:
+        return self._executor.read_idle_s()
+
+    def gradient_norm(self) -> Tensor | None:
+        return self._update.norm
+
+    def skipped_steps(self) -> int:
+        return 0  # without a loss scale nothing is left out
+
+    def config(self) -> dict[str, Any]:
+        """Return the options, and the optimizer."""
+        optimizer = {"type": "torch.optim.AdamW", **self._spec.optimizer.model_dump(mode="json")}
+        return {**self._options.model_dump(mode="json"), "precision": self._spec.precision, "optimizer": optimizer}

@@ -1,0 +1,36 @@
+"""What a pipeline says of itself: its stages, where they are, and which ranks have a loss."""
+
+from bench.distributed.cut import count_unit_flops, cut_units
+from bench.engine_facts import EngineFacts
+from bench.engines.pipeline.options import decode_options, size_of
+from bench.errors import UserError
+from bench.spec import RunSpec
+from bench.stacks import Stacks
+from bench.units import Part
+
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "breadth_first": "breadth-first"}
+
+
+def facts(spec: RunSpec) -> EngineFacts:
+    """Return what holds for this spec. Memory and time are not predicted yet."""
+    last = spec.world_size - spec.data_parallel * spec.parallel.tensor  # the first rank of the last part
+    return EngineFacts(
+        label=f"pipeline, {SCHEDULES[decode_options(spec).schedule]}",
+        distinguishing=frozenset({"schedule"}),
+        layouts=frozenset({"pipeline", "stages_per_rank"}),
+        loss_ranks=tuple(range(last, spec.world_size)),
+        cut=cut_into_parts,
+        members=frozenset({"idle_s"}),
+    )
+
+
+def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
+    """Return all parts of the model by stage; UserError where there are more stages than units."""
+    stages, costs = size_of(spec).stages, count_unit_flops(network, spec.sequence)
+    if decode_options(spec).cut == "blocks":
+        costs = [0, *[1] * (len(costs) - 2), 0]
+    if stages > len(costs):
+        value = f"parallel.pipeline={spec.parallel.pipeline} × stages_per_rank={spec.parallel.stages_per_rank}"
+        rule = f"{spec.model.name} has {len(costs)} units to divide: embedding, {len(costs) - 2} blocks, head"
+        raise UserError(value, rule, f"choose at most {len(costs)} stages")
+    return tuple(Part(units.start, units.stop, len(costs)) for units in cut_units(costs, stages))

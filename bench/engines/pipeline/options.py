@@ -1,0 +1,61 @@
+"""What a pipeline may be given, and what it cannot do."""
+
+import functools
+import json
+from typing import Literal
+
+from bench.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
+from bench.errors import UserError
+from bench.spec import Frozen, RunSpec
+
+
+class Options(Frozen):
+    """How the passes of a step are ordered, and the model is cut."""
+
+    # gpipe: all forwards, then all backwards; 1f1b: backwards as early as they can be; interleaved: the same with
+    # several stages on a rank; breadth_first: each stage takes all micro-batches before the rank's next one begins
+    schedule: ScheduleName
+    cut: Literal["flops", "blocks"] = "flops"  # stages of nearly equal FLOPs, or of nearly as many blocks
+
+
+def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
+    """Raise UserError for what this engine cannot do."""
+    if size_of(spec).stages == 1:
+        rule = f"engine {spec.engine.name} divides the layers among stages, and there is one"
+        raise UserError("parallel.pipeline=1", rule, "raise it, or parallel.stages_per_rank; or choose engine=ddp")
+    if obstacle := find_obstacle(options.schedule, size_of(spec)):
+        rule, remedy = obstacle
+        raise UserError(f"engine.schedule={options.schedule}", rule, remedy)
+    if spec.optimizer.implementation == "native":
+        rule = f"engine {spec.engine.name} has no optimizer of its own"
+        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
+    if spec.precision == "fp16":
+        rule = f"engine {spec.engine.name} has no loss scale"
+        raise UserError("precision=fp16", rule, "choose precision=bf16, or engine=ddp")
+    if spec.model.dropout:
+        rule = f"engine {spec.engine.name} would drop a state wherever the model is cut"
+        raise UserError(f"model.dropout={spec.model.dropout}", rule, "set model.dropout=0")
+    for name, value in (("activation_checkpointing", spec.activation_checkpointing),
+                        ("model.compile", spec.model.compile != "none")):  # fmt: skip
+        if value:
+            rule = f"engine {spec.engine.name} does not do it yet"
+            raise UserError(f"{name}={_format(spec, name)}", rule, "leave it out, or choose another engine")
+
+
+def _format(spec: RunSpec, name: str) -> str:
+    return spec.model.compile if name == "model.compile" else str(spec.activation_checkpointing).lower()
+
+
+def size_of(spec: RunSpec) -> PipelineSize:
+    """Return the pipeline of a spec, and what goes through it."""
+    return PipelineSize(spec.parallel.pipeline, spec.parallel.stages_per_rank, spec.accumulation)
+
+
+def decode_options(spec: RunSpec) -> Options:
+    """Return the options that a spec holds as plain data."""
+    return _decode_cached(json.dumps(spec.engine.options))
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share them, and decoding costs as much as predicting
+def _decode_cached(plain: str) -> Options:
+    return Options.model_validate_json(plain)

@@ -1,0 +1,83 @@
+"""Cuts of a model into stages: the dearest stage is as cheap as any cut can make it."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import models
+from bench.distributed.cut import count_unit_flops, cut_units
+from bench.predict.flops import compute_training_flops
+from bench.spec import ModelSpec
+from bench.stacks import Stacks
+
+CONF = Path(__file__).parents[3] / "conf/model"
+SAMPLES = {"encoder": 1024, "decoder": 256, "tokens": 2048}
+
+
+def network_of(name: str) -> Stacks:
+    plain = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    network = models.build_network(ModelSpec.model_validate(json.loads(json.dumps(plain))))
+    assert network is not None
+    return network
+
+
+def dearest(costs: list[int], cut: list[range]) -> int:
+    return max(sum(costs[unit] for unit in stage) for stage in cut)
+
+
+def every_cut(units: int, stages: int) -> list[list[range]]:
+    ends = ((0, *inner, units) for inner in itertools.combinations(range(1, units), stages - 1))
+    return [[range(*pair) for pair in itertools.pairwise(cut)] for cut in ends]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=9), st.data())
+def test_no_cut_has_a_cheaper_dearest_stage(costs: list[int], data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, len(costs)))
+    cut = cut_units(costs, stages)
+    assert cut in every_cut(len(costs), stages)
+    assert dearest(costs, cut) == min(dearest(costs, other) for other in every_cut(len(costs), stages))
+
+
+def test_equal_blocks_are_cut_evenly() -> None:
+    assert [len(stage) for stage in cut_units([1] * 12, 4)] == [3, 3, 3, 3]
+    assert [len(stage) for stage in cut_units([0, *[4] * 4, 0], 3)] == [2, 2, 2]
+
+
+def test_many_units_are_cut_at_once() -> None:
+    cut = cut_units([0, *[1] * 10_000, 3], 64)
+    assert dearest([0, *[1] * 10_000, 3], cut) == 157
+
+
+@pytest.mark.parametrize("stages", [0, 4])
+def test_a_stage_without_units_is_refused(stages: int) -> None:
+    with pytest.raises(ValueError, match="3 units"):
+        cut_units([1, 2, 3], stages)
+
+
+@pytest.mark.parametrize("name", ["tiny", "mt5_xl", "gpt2"])
+def test_all_units_together_have_the_flops_of_the_model(name: str) -> None:
+    network = network_of(name)
+    units = count_unit_flops(network, SAMPLES)
+    assert len(units) == 2 + sum(stack.layers for stack in network.stacks)
+    assert 3 * sum(units) == compute_training_flops(network, SAMPLES)
+
+
+@pytest.mark.parametrize(("name", "ranks", "even", "by_flops"), [
+    ("mt5_xl", 2, 1.285, 1.02), ("mt5_xl", 8, 1.285, 1.08), ("mt5_xxl", 4, 1.321, 1.02), ("mt5_xxl", 8, 1.321, 1.11),
+])  # fmt: skip
+def test_cutting_by_flops_beats_as_many_blocks_on_each_rank(
+    name: str, ranks: int, even: float, by_flops: float
+) -> None:
+    """The slowest stage over the mean: at 1024/256 tokens a block of mT5's encoder costs twice one of its decoder."""
+    costs = count_unit_flops(network_of(name), SAMPLES)
+    blocks = len(costs) - 2
+    bounds = [0, *(1 + blocks * rank // ranks for rank in range(1, ranks)), len(costs)]
+    equal = [range(*pair) for pair in itertools.pairwise(bounds)]
+    mean = sum(costs) / ranks
+    assert dearest(costs, equal) / mean == pytest.approx(even, abs=1e-3)
+    assert dearest(costs, cut_units(costs, ranks)) / mean <= by_flops

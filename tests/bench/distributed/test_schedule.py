@@ -1,0 +1,354 @@
+"""Schedules against torch's own, against closed forms, and to their end where every transfer is waited for."""
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.distributed.schedule import (
+    Action,
+    Order,
+    PipelineSize,
+    ScheduleName,
+    add_gathers,
+    add_transfers,
+    build_computation,
+    build_schedule,
+    find_obstacle,
+    find_source,
+)
+from bench.distributed.simulation import SimulatedStep, count_passes_in_flight, simulate_schedule
+
+NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "breadth_first")
+CASES = [
+    (name, size)
+    for name in NAMES
+    for size in itertools.starmap(PipelineSize, itertools.product((1, 2, 3, 4, 8), (1, 2, 4), (1, 2, 4, 8, 16)))
+    if find_obstacle(name, size) is None
+]
+FULL = [(name, size) for name, size in CASES if size.ranks > 1 and size.micro_batches % size.ranks == 0]
+"""Those with enough micro-batches for all ranks."""
+
+
+def simulate(name: ScheduleName, size: PipelineSize, hop_s: float = 0.0) -> SimulatedStep:
+    """Every stage takes 1 s forward and 2 s back."""
+    return simulate_schedule(build_schedule(name, size), size, [1.0] * size.stages, [2.0] * size.stages, hop_s)
+
+
+def bubble(step: SimulatedStep) -> float:
+    """Idle over busy seconds of a rank: all ranks are equally busy."""
+    return (step.total_s - step.busy_s[0]) / step.busy_s[0]
+
+
+# torch.distributed.pipelining as oracle
+
+
+@pytest.fixture(scope="module")
+def pipelining() -> Any:
+    """torch's schedules, among ranks of which only this one is there."""
+    import torch.distributed as dist
+    from torch.distributed.pipelining import schedules
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield schedules
+    dist.destroy_process_group()
+
+
+def order_of_torch(pipelining: Any, name: str, size: PipelineSize) -> list[list[tuple[str, int, int]]]:
+    import torch
+    from torch.distributed.pipelining import PipelineStage
+
+    class Stage(PipelineStage):
+        """One that is on the first of several ranks, though the group has one."""
+
+        def __init__(self, index: int) -> None:
+            layer, device = torch.nn.Linear(1, 1), torch.device("cpu")
+            super().__init__(layer, index, size.stages, device, input_args=(), output_args=(torch.empty(1),))
+
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size.ranks)
+    stages = [Stage(index) for index in size.stages_of(0)]
+    schedule = getattr(pipelining, name)
+    given_stages = stages[0] if issubclass(schedule, pipelining.PipelineScheduleSingle) else stages
+    made = schedule(given_stages, size.micro_batches, loss_fn=lambda *_: torch.zeros(()))
+    kinds = {"FORWARD": "forward", "FULL_BACKWARD": "backward"}
+    return [
+        [
+            (kinds[action.computation_type.name], action.stage_index, action.microbatch_index)
+            for action in made.pipeline_order[rank]
+            if action is not None and action.computation_type.name in kinds
+        ]
+        for rank in range(size.ranks)
+    ]
+
+
+@pytest.mark.parametrize(("torchs", "name", "size"), [
+    *(("ScheduleGPipe", "gpipe", PipelineSize(ranks, 1, micro)) for ranks, micro in ((2, 4), (4, 8), (4, 2))),
+    *(("ScheduleInterleaved1F1B", "interleaved", PipelineSize(ranks, stages, micro))
+      for ranks, stages, micro in ((2, 2, 4), (4, 2, 8), (4, 4, 16), (3, 2, 9))),
+    *(("ScheduleLoopedBFS", "breadth_first", PipelineSize(ranks, stages, micro))
+      for ranks, stages, micro in ((2, 2, 4), (4, 2, 8), (4, 4, 2), (1, 6, 4), (3, 2, 5))),
+])  # fmt: skip
+def test_ranks_compute_in_the_order_of_torch(
+    pipelining: Any, torchs: str, name: ScheduleName, size: PipelineSize
+) -> None:
+    ours = [[tuple(action) for action in order] for order in build_computation(name, size)]
+    assert ours == order_of_torch(pipelining, torchs, size)
+
+
+@pytest.mark.parametrize("size", [PipelineSize(2, 1, 4), PipelineSize(4, 1, 8), PipelineSize(3, 1, 5)])
+def test_the_first_rank_of_1f1b_computes_in_the_order_of_torch(pipelining: Any, size: PipelineSize) -> None:
+    # of later ranks torch 2.13 numbers the forwards from 1 (in what it prints, not in what it runs)
+    ours = [tuple(action) for action in build_computation("1f1b", size)[0]]
+    assert ours == order_of_torch(pipelining, "Schedule1F1B", size)[0]
+
+
+def test_1f1b_as_its_paper_draws_it() -> None:
+    """arXiv 2006.09503, figure 3, of four workers; here with four micro-batches."""
+
+    def read(text: str, rank: int) -> list[Action]:
+        kinds = {"F": "forward", "B": "backward"}
+        return [Action(kinds[word[0]], rank, int(word[1])) for word in text.split()]  # type: ignore[arg-type]
+
+    drawn = [
+        "F0 F1 F2 F3 B0 B1 B2 B3", "F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3",
+    ]  # fmt: skip
+    computed = build_computation("1f1b", PipelineSize(4, 1, 4))
+    assert [list(order) for order in computed] == [read(text, rank) for rank, text in enumerate(drawn)]
+
+
+# what every schedule has to be
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_each_pass_is_computed_once_on_its_stages_rank(name: ScheduleName, size: PipelineSize) -> None:
+    for rank, order in enumerate(build_computation(name, size)):
+        wanted = itertools.product(("forward", "backward"), size.stages_of(rank), range(size.micro_batches))
+        assert Counter(order) == Counter(itertools.starmap(Action, wanted))
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_no_rank_waits_in_vain_even_where_both_ends_of_a_transfer_wait(name: ScheduleName, size: PipelineSize) -> None:
+    run_with_rendezvous(build_schedule(name, size), size)
+
+
+def run_with_rendezvous(schedule: tuple[Order, ...], size: PipelineSize) -> None:
+    """Go through all lists: a send ends only while its receive is what the other rank is at, and a pass needs what it
+    takes up to be there. That is stricter than any library."""
+    left, here = [list(order[::-1]) for order in schedule], set[Action]()
+    while any(left):
+        moved = False
+        for order in left:
+            if not order:
+                continue
+            action = order[-1]
+            if action.computes:
+                source = find_source(action, size)
+                if source is None or source in here:
+                    here.add(order.pop())
+                    moved = True
+                continue
+            peer = peer_of(action, size)
+            if left[peer] and left[peer][-1] == counterpart(action):
+                left[peer].pop()
+                order.pop()
+                moved = True
+        assert moved, [order[-1] for order in left if order]
+
+
+def counterpart(action: Action) -> Action:
+    """Return the other end of a transfer."""
+    direction, what = action.kind.split("_")
+    other = f"{'receive' if direction == 'send' else 'send'}_{what}"
+    towards_the_end = action.kind in ("send_states", "receive_gradients")
+    return Action(other, action.stage + (1 if towards_the_end else -1), action.micro_batch)  # type: ignore[arg-type]
+
+
+def peer_of(action: Action, size: PipelineSize) -> int:
+    return size.rank_of(counterpart(action).stage)
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_transfers_between_two_ranks_stand_in_one_order_on_both(name: ScheduleName, size: PipelineSize) -> None:
+    schedule = build_schedule(name, size)
+
+    def between(rank: int, other: int) -> list[Action]:
+        return [action for action in schedule[rank] if not action.computes and peer_of(action, size) == other]
+
+    for rank, other in itertools.combinations(range(size.ranks), 2):
+        assert [counterpart(action) for action in between(rank, other)] == between(other, rank)
+
+
+@pytest.mark.parametrize(("name", "size"), [case for case in CASES if case[1].ranks > 1])
+def test_a_rank_sends_and_receives_as_often_as_the_closed_form_says(name: ScheduleName, size: PipelineSize) -> None:
+    ranks, stages, micro_batches = size
+    for rank, order in enumerate(build_schedule(name, size)):
+        ends = rank in (0, ranks - 1)
+        kinds = Counter(action.kind.partition("_")[0] for action in order)
+        assert kinds["send"] == kinds["receive"] == micro_batches * (2 * stages - 1 if ends else 2 * stages)
+
+
+def test_a_rank_alone_sends_nothing() -> None:
+    assert all(action.computes for action in build_schedule("breadth_first", PipelineSize(1, 6, 4))[0])
+
+
+def test_an_order_that_no_rank_can_follow_is_refused() -> None:
+    size = PipelineSize(2, 1, 2)
+    first, second = (
+        (Action("forward", 0, 0), Action("backward", 0, 1)),
+        (Action("forward", 0, 1), Action("backward", 0, 0)),
+    )
+    crossed = (
+        (*first, *second),
+        tuple(action._replace(stage=1) for action in (second[0], first[1], first[0], second[1])),
+    )
+    with pytest.raises(ValueError, match="no rank can go on"):
+        add_transfers(crossed, size)
+    with pytest.raises(ValueError, match="does not end"):
+        simulate_schedule(crossed, size, [1, 1], [2, 2])
+
+
+@pytest.mark.parametrize(("name", "size", "rule"), [
+    ("gpipe", PipelineSize(2, 2, 4), "one stage on a rank"),
+    ("1f1b", PipelineSize(2, 2, 4), "one stage on a rank"),
+    ("interleaved", PipelineSize(2, 1, 4), "several stages on a rank"),
+    ("interleaved", PipelineSize(4, 2, 6), "4 at a time"),
+])  # fmt: skip
+def test_a_schedule_that_is_not_there_is_refused(name: ScheduleName, size: PipelineSize, rule: str) -> None:
+    obstacle = find_obstacle(name, size)
+    assert obstacle and rule in obstacle[0]
+    with pytest.raises(ValueError, match=rule):
+        build_schedule(name, size)
+
+
+# time and memory
+
+
+@pytest.mark.parametrize(("name", "size"), FULL)
+def test_the_bubble_is_that_of_the_closed_form(name: ScheduleName, size: PipelineSize) -> None:
+    """(P − 1) / (v·m): arXiv 2104.04473, section 2.2, and 2211.05953."""
+    assert bubble(simulate(name, size)) == pytest.approx((size.ranks - 1) / (size.stages_per_rank * size.micro_batches))
+
+
+@pytest.mark.parametrize(
+    "size", [PipelineSize(4, 4, 2), PipelineSize(8, 4, 4), PipelineSize(4, 2, 2), PipelineSize(8, 2, 4)]
+)
+def test_breadth_first_with_fewer_micro_batches_than_ranks_waits_between_stages(size: PipelineSize) -> None:
+    ranks, stages, micro_batches = size
+    wanted = ((ranks - 1) + (stages - 1) * (ranks - micro_batches)) / (stages * micro_batches)
+    assert bubble(simulate("breadth_first", size)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("name", "size"), FULL)
+def test_a_rank_keeps_as_many_passes_as_the_closed_form_says(name: ScheduleName, size: PipelineSize) -> None:
+    ranks, stages, micro_batches = size
+    wanted = {
+        "gpipe": [micro_batches] * ranks,
+        "breadth_first": [micro_batches * stages] * ranks,
+        "1f1b": [min(micro_batches, ranks - rank) for rank in range(ranks)],
+        "interleaved": [
+            min(micro_batches * stages, 2 * (ranks - rank - 1) + (stages - 1) * ranks + 1) for rank in range(ranks)
+        ],
+    }
+    assert list(simulate(name, size).passes_in_flight) == wanted[name]
+
+
+def test_what_1f1b_keeps_does_not_grow_with_micro_batches() -> None:
+    kept = {simulate("1f1b", PipelineSize(4, 1, micro)).passes_in_flight for micro in (4, 8, 64, 256)}
+    assert kept == {(4, 3, 2, 1)}
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "breadth_first"])
+def test_a_receive_is_posted_only_for_what_soon_is_used(name: ScheduleName) -> None:
+    """Buffers that are received and not taken up are few, however many micro-batches there are."""
+    size = PipelineSize(4, 1, 64)
+    for order in build_schedule(name, size):
+        posted = most = 0
+        for action in order:
+            posted += action.kind.startswith("receive")
+            posted -= action.computes and find_source(action, size) is not None
+            most = max(most, posted)
+        assert most <= 4
+
+
+def test_a_slow_stage_decides_and_a_hop_is_waited_for() -> None:
+    size = PipelineSize(2, 1, 3)
+    schedule = build_schedule("gpipe", size)
+    step = simulate_schedule(schedule, size, [1.0, 3.0], [2.0, 6.0], hop_s=0.5)
+    # rank 1 computes without a pause from 1.5 s on; then come a hop and the last backward of rank 0
+    assert step.finish_s[Action("backward", 1, 2)] == pytest.approx(1.5 + 3 * 3 + 3 * 6)
+    assert step.total_s == pytest.approx(1.5 + 9 + 18 + 0.5 + 2)
+    assert step.busy_s == (9.0, 27.0)
+    assert step.idle_s == pytest.approx((22.0, 4.0))
+
+
+@given(st.data())
+def test_no_pass_begins_before_what_it_takes_up(data: st.DataObject) -> None:
+    name, size = data.draw(st.sampled_from(CASES))
+    seconds = st.lists(st.floats(0.1, 10), min_size=size.stages, max_size=size.stages)
+    forward_s, backward_s, hop_s = data.draw(seconds), data.draw(seconds), data.draw(st.floats(0, 5))
+    step = simulate_schedule(build_schedule(name, size), size, forward_s, backward_s, hop_s)
+    begin_s = {
+        action: end_s - (forward_s if action.kind == "forward" else backward_s)[action.stage]
+        for action, end_s in step.finish_s.items()
+    }
+    for action, begins_s in begin_s.items():
+        source = find_source(action, size)
+        if source is not None:
+            apart = size.rank_of(source.stage) != size.rank_of(action.stage)
+            assert begins_s >= step.finish_s[source] + apart * hop_s - 1e-9
+    for order in build_computation(name, size):
+        assert all(begin_s[later] >= step.finish_s[first] - 1e-9 for first, later in itertools.pairwise(order))
+    assert all(idle_s >= -1e-9 for idle_s in step.idle_s)
+    assert sum(step.busy_s) == pytest.approx(size.micro_batches * (sum(forward_s) + sum(backward_s)))
+
+
+# weights that are gathered
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize(("name", "size"), [case for case in FULL if case[1].micro_batches >= 8][::3])
+def test_a_stage_computes_only_while_its_weights_are_whole(name: ScheduleName, size: PipelineSize, ahead: int) -> None:
+    for order in build_schedule(name, size):
+        whole = set[int]()
+        for action in add_gathers(order, ahead):
+            if action.kind == "gather":
+                assert action.stage not in whole
+                whole.add(action.stage)
+            elif action.kind == "release":
+                whole.remove(action.stage)
+            elif action.computes:
+                assert action.stage in whole
+            assert len(whole) <= 1 + ahead
+        assert not whole
+        assert (
+            tuple(action for action in add_gathers(order, ahead) if action.kind not in ("gather", "release")) == order
+        )
+
+
+@pytest.mark.parametrize(("ranks", "stages", "ahead"), [*itertools.product((1, 2, 4), (1, 2, 3, 12), (0, 1, 2))])
+def test_breadth_first_gathers_each_stage_twice_but_those_at_the_turn(ranks: int, stages: int, ahead: int) -> None:
+    for order in build_schedule("breadth_first", PipelineSize(ranks, stages, 8)):
+        gathers = Counter(action.kind for action in add_gathers(order, ahead))["gather"]
+        assert gathers == 2 * stages - min(stages, ahead + 1)
+
+
+def test_layered_accumulation_gathers_by_stage_and_not_by_micro_batch() -> None:
+    """Twelve blocks with embedding and head, eight micro-batches: what depth-first accumulation gathers 200 times."""
+    few, many = (
+        sum(action.kind == "gather" for action in add_gathers(build_schedule("breadth_first", size)[0]))
+        for size in (PipelineSize(1, 12, 8), PipelineSize(1, 12, 64))
+    )
+    assert few == many == 22
+
+
+def test_passes_in_flight_count_the_forwards_that_wait() -> None:
+    passes = [Action("forward", 0, 0), Action("forward", 0, 1), Action("backward", 0, 1), Action("backward", 0, 0)]
+    assert count_passes_in_flight(tuple(passes)) == 2

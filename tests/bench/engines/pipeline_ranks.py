@@ -1,0 +1,101 @@
+"""Ranks that train jobs in a pipeline: `python pipeline_ranks.py JOBS OUT`. They are forked once all is imported, as
+many as a job's spec has, and meet in files beside OUT.
+
+JOBS is a JSON object from label to RunSpec. OUT-<rank>.pt gets by label what a rank saw, weights by name included.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from bench import engines, models
+from bench.distributed.stages import build_stages
+from bench.layout import place
+from bench.measure.collectives import CollectiveCounter
+from bench.spec import RunSpec
+
+STEPS = 5
+
+
+def main() -> None:
+    jobs = {label: RunSpec.model_validate(plain) for label, plain in json.loads(Path(sys.argv[1]).read_text()).items()}
+    for family in {spec.model.family for spec in jobs.values()}:
+        models.load_divided_builder(family)
+    for world in sorted({spec.world_size for spec in jobs.values()}):
+        mine = {label: spec for label, spec in jobs.items() if spec.world_size == world}
+        children = []
+        for rank in range(world):
+            if (child := os.fork()) == 0:
+                run_rank(rank, world, mine)
+            children.append(child)
+        if any(os.waitpid(child, 0)[1] for child in children):
+            sys.exit(f"a rank of {world} failed")
+
+
+def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
+    torch.set_num_threads(1)
+    status = 1
+    try:
+        distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting-{world}", rank=rank, world_size=world)
+        torch.save({label: train(spec, rank) for label, spec in jobs.items()}, f"{sys.argv[2]}-{world}-{rank}.pt")
+        distributed.barrier()
+        status = 0
+    finally:
+        if status:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def train(spec: RunSpec, rank: int) -> dict[str, Any]:
+    backend, family = engines.load_builder(spec.engine.backend), models.load_divided_builder(spec.model.family)
+    network, cut = models.build_network(spec.model), engines.facts(spec).cut
+    assert network is not None and cut is not None
+    stages = build_stages(spec, rank, family, backend, network, cut(spec, network))
+    family.initialise(stages, spec, backend.whole)
+    begun = {name: parameter.detach().clone() for name, parameter in stages.named_parameters()}
+    engine = backend.build(stages, spec)
+    losses, norms, idle = [], [], []
+    data = place(spec, rank).data
+    for step in range(STEPS):
+        loss = engine.train_step(iter(micro_batches(spec, step, data)))
+        losses.append(None if loss is None else float(loss))
+        norms.append(float(engine.gradient_norm()))
+        idle.append(engine.idle_s())
+    weights = {name: parameter.detach().clone() for name, parameter in stages.named_parameters()}
+    with CollectiveCounter(wait=lambda: None) as counter:
+        engine.train_step(iter(micro_batches(spec, STEPS, data)))
+    return {
+        "begun": begun, "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(), "weights": weights,
+        "traffic": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
+    }  # fmt: skip
+
+
+def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]]:
+    """Random tokens that differ by data-parallel rank, step and micro-step, some of the labels and inputs left out."""
+    batches = []
+    for micro_step in range(spec.accumulation):
+        generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + data)
+
+        def tokens(length: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randint(2, spec.model.shape["vocab"], (spec.batch.micro, length), generator=generator)
+
+        inputs, *targets = (tokens(length) for length in spec.sequence.values())
+        batch = {"input_ids": inputs, "labels": targets[0] if targets else inputs.clone()}
+        batch["labels"][0, -2:] = -100
+        if spec.model.name == "masked":
+            batch["attention_mask"] = torch.ones_like(inputs)
+            batch["attention_mask"][0, -3:] = 0
+        if spec.model.name == "documents":
+            batch["position_ids"] = torch.arange(inputs.shape[1]).remainder(5).expand_as(inputs)
+        batches.append(batch)
+    return batches
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""A pipeline trains as one process does: real ranks over gloo, both families, every schedule, one copy or two."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipeline_ranks import STEPS, micro_batches
+from pipeline_specs import CLIPPING, MICRO, spec
+
+from bench import engines, models
+from bench.engines.precision import on_device
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+BF16 = {"precision": "bf16"}
+JOBS = {
+    "t5 1f1b": spec("t5", "1f1b", 2),
+    "t5 gpipe, tied": spec("tied", "gpipe", 2),
+    "t5 interleaved, tied": spec("tied", "interleaved", 2, 2),
+    "t5 breadth-first, masked": spec("masked", "breadth_first", 2, 4),
+    "umt5 1f1b": spec("umt5", "1f1b", 2),
+    "t5 layered, two copies": spec("t5", "breadth_first", 1, 8, data=2),
+    "t5 1f1b bf16": spec("t5", "1f1b", 2, **BF16),
+    "gpt 1f1b": spec("gpt", "1f1b", 2),
+    "gpt interleaved": spec("gpt", "interleaved", 2, 3),
+    "gpt breadth-first, documents": spec("documents", "breadth_first", 2, 2),
+    "llama gpipe": spec("llama", "gpipe", 2),
+    "gpt 1f1b bf16": spec("gpt", "1f1b", 2, **BF16),
+    "t5 1f1b, two copies": spec("t5", "1f1b", 2, data=2),
+    "t5 interleaved, tied, two copies": spec("tied", "interleaved", 2, 2, data=2),
+    "t5 on four ranks": spec("t5", "interleaved", 4, 2),
+    "t5 bf16, two copies": spec("t5", "1f1b", 2, data=2, **BF16),
+    "gpt breadth-first, two copies": spec("gpt", "breadth_first", 2, 2, data=2),
+    "gpt on four ranks": spec("gpt", "1f1b", 4),
+    "gpt bf16, two copies": spec("gpt", "1f1b", 2, data=2, **BF16),
+}
+FP32 = [label for label in JOBS if "bf16" not in label]
+Seen = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What each rank saw, by job."""
+    folder = tmp_path_factory.mktemp("ranks")
+    jobs = {label: job.model_dump(mode="json", by_alias=True) for label, job in JOBS.items()}
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    script = Path(__file__).with_name("pipeline_ranks.py")
+    quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder / "jobs.json"), str(folder / "seen")],
+        env=os.environ | quiet, capture_output=True, text=True, timeout=580,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    worlds = {job.world_size for job in JOBS.values()}
+    by_world = {world: [torch.load(folder / f"seen-{world}-{rank}.pt") for rank in range(world)] for world in worlds}
+    return {label: [rank[label] for rank in by_world[job.world_size]] for label, job in JOBS.items()}
+
+
+@functools.cache
+def alone(label: str) -> dict[str, Any]:
+    """What one process sees that has the whole model and all samples: plain torch, AdamW in fp32."""
+    job = JOBS[label]
+    family = models.load_builder(job.model.family)
+    module = family.build(job, on_device(job.precision))
+    family.initialise(module, job)
+    named = dict(module.named_parameters())
+    begun = {name: parameter.detach().clone() for name, parameter in named.items()}
+    masters = [torch.nn.Parameter(parameter.detach().float().clone()) for parameter in named.values()]
+    options = job.optimizer
+    adamw = torch.optim.AdamW(
+        masters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
+    )
+    losses, norms = list[float](), list[float]()
+    for step in range(STEPS):
+        batches = [batch for data in range(job.data_parallel) for batch in micro_batches(job, step, data)]
+        found = []
+        for batch in batches:
+            loss = module(**batch).loss
+            (loss / len(batches)).backward()
+            found.append(float(loss.detach()))
+        for master, parameter in zip(masters, named.values(), strict=True):
+            assert parameter.grad is not None
+            master.grad, parameter.grad = parameter.grad.float(), None
+        norms.append(float(torch.nn.utils.clip_grad_norm_(masters, CLIPPING)))
+        losses.append(sum(found) / len(found))
+        adamw.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, named.values(), strict=True):
+                parameter.copy_(master)
+    weights = {name: parameter.detach().clone() for name, parameter in named.items()}
+    return {"begun": begun, "losses": losses, "norms": norms, "weights": weights}
+
+
+def losses_of(ranks: list[dict[str, Any]]) -> list[float]:
+    """The mean over the ranks that have a loss, by step."""
+    with_loss = [rank["losses"] for rank in ranks if rank["losses"][0] is not None]
+    return [sum(step) / len(step) for step in zip(*with_loss, strict=True)]
+
+
+@pytest.mark.parametrize("label", JOBS)
+def test_the_ranks_begin_with_the_weights_of_the_whole_model(seen: Seen, label: str) -> None:
+    whole = alone(label)["begun"]
+    for rank in seen[label]:
+        assert all(weight.equal(whole[name]) for name, weight in rank["begun"].items())
+    assert {name for rank in seen[label] for name in rank["begun"]} == set(whole)
+
+
+@pytest.mark.parametrize("label", FP32)
+def test_losses_norms_and_weights_are_those_of_one_process(seen: Seen, label: str) -> None:
+    ranks, whole = seen[label], alone(label)
+    assert min(whole["norms"]) > CLIPPING
+    assert losses_of(ranks) == pytest.approx(whole["losses"], rel=1e-6)
+    for rank in ranks:
+        assert rank["norms"] == pytest.approx(whole["norms"], rel=1e-6)
+        for name, weight in rank["weights"].items():
+            difference = (weight - whole["weights"][name]).abs().max()
+            assert difference <= 1e-6 * whole["weights"][name].abs().max(), name
+
+
+@pytest.mark.parametrize("label", [label for label in JOBS if label not in FP32])
+def test_below_fp32_it_trains_as_one_process_does_but_for_rounding(seen: Seen, label: str) -> None:
+    ranks, whole = seen[label], alone(label)
+    assert losses_of(ranks) == pytest.approx(whole["losses"], rel=1e-2)
+    for rank in ranks:
+        assert rank["norms"] == pytest.approx(whole["norms"], rel=2e-2)
+        assert all(weight.dtype == torch.bfloat16 for weight in rank["weights"].values())
+
+
+@pytest.mark.parametrize("label", JOBS)
+def test_what_several_ranks_hold_stays_equal_to_the_bit(seen: Seen, label: str) -> None:
+    held: dict[str, list[torch.Tensor]] = {}
+    for rank in seen[label]:
+        for name, weight in rank["weights"].items():
+            held.setdefault(name, []).append(weight)
+    assert all(weight.equal(weights[0]) for weights in held.values() for weight in weights)
+
+
+@pytest.mark.parametrize("label", JOBS)
+def test_the_last_part_alone_has_a_loss_and_ranks_tell_how_long_they_waited(seen: Seen, label: str) -> None:
+    job, ranks = JOBS[label], seen[label]
+    with_loss = tuple(rank for rank, found in enumerate(ranks) if found["losses"][0] is not None)
+    assert with_loss == engines.facts(job).loss_ranks
+    idle = [found["idle_s"] for found in ranks]
+    assert all((seconds > 0) == (job.parallel.pipeline > 1) for rank in idle for seconds in rank)
+
+
+@pytest.mark.parametrize("label", JOBS)
+def test_what_a_rank_sends_is_what_the_closed_form_says(seen: Seen, label: str) -> None:
+    job, width = JOBS[label], 2 if JOBS[label].precision == "bf16" else 4
+    per_pass = [MICRO * length * 32 * width for length in job.sequence.values()]
+    pipeline, stages, data = job.parallel.pipeline, job.parallel.stages_per_rank, job.data_parallel
+    for rank, found in enumerate(seen[label]):
+        ends = rank // data in (0, pipeline - 1)
+        passes = 0 if pipeline == 1 else job.accumulation * (2 * stages - 1 if ends else 2 * stages)
+        wanted = (passes * len(per_pass), passes * sum(per_pass)) if passes else (0, 0)
+        assert found["traffic"].get("send", (0, 0)) == found["traffic"].get("recv", (0, 0)) == wanted
+        elements = sum(weight.numel() for weight in found["weights"].values())
+        padded = -(-elements // data) * data * width
+        once = (1, padded) if data > 1 else (0, 0)
+        assert found["traffic"].get("reduce_scatter", (0, 0)) == found["traffic"].get("all_gather", (0, 0)) == once

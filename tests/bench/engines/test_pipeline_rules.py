@@ -1,0 +1,82 @@
+"""What is said of a pipeline without running one: its parts are the model, and what it cannot do is one line."""
+
+from typing import Any
+
+import pytest
+import torch
+from pipeline_ranks import micro_batches
+from pipeline_specs import SHAPES, parts_of, spec
+
+from bench import engines, models
+from bench.errors import UserError
+from bench.stacks import count_parameters
+from bench.units import count_part_elements
+
+
+@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize("stages", [1, 2, 3, 6])
+def test_parts_have_the_names_and_the_numbers_of_the_whole_model(model: str, stages: int) -> None:
+    job = spec(model, "1f1b", stages)
+    family, network = models.load_divided_builder(job.model.family), models.build_network(job.model)
+    assert network
+    parts = parts_of(job)
+    built = [family.build_part(job, part, torch.device("meta")) for part in parts]
+    names = [[name for name, _ in part.named_parameters()] for part in built]
+    shapes = {name: parameter.shape for name, parameter in family.build(job).named_parameters()}
+    assert {name for part in names for name in part} == set(shapes)
+    assert all(parameter.shape == shapes[name] for part in built for name, parameter in part.named_parameters())
+    several = {name: [at for at, part in enumerate(names) if name in part] for name in shapes}
+    assert family.find_shared(job, parts) == {name: at for name, at in several.items() if len(at) > 1}
+    for part, module in zip(parts, built, strict=True):
+        assert count_part_elements(network, [part]) == sum(parameter.numel() for parameter in module.parameters())
+    assert count_part_elements(network, parts) == count_parameters(network)
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_a_part_with_all_units_is_the_model(model: str) -> None:
+    job = spec(model, "1f1b", 1)
+    family = models.load_divided_builder(job.model.family)
+    whole, part = family.build(job), family.build_part(job, parts_of(job)[0])
+    for module in (whole, part):
+        family.initialise(module, job)
+    [batch, *_] = micro_batches(job, 0, 0)
+    losses = whole(**batch).loss, part(**batch)
+    assert losses[0].equal(losses[1])
+    for loss in losses:
+        loss.backward()
+    gradients = dict(whole.named_parameters())
+    assert all(parameter.grad.equal(gradients[name].grad) for name, parameter in part.named_parameters())
+
+
+@pytest.mark.parametrize(("fields", "line"), [
+    ({"pipeline": 1}, "parallel.pipeline=1: engine pipeline divides the layers among stages, and there is one"),
+    ({"schedule": "gpipe", "stages": 2}, "engine.schedule=gpipe: it has one stage on a rank"),
+    ({"schedule": "interleaved"}, "engine.schedule=interleaved: it has several stages on a rank"),
+    ({"schedule": "interleaved", "stages": 2, "batch": {"micro": 1, "accumulation": 3}},
+     "engine.schedule=interleaved: it takes micro-batches 2 at a time"),
+    ({"precision": "fp16"}, "precision=fp16: engine pipeline has no loss scale"),
+    ({"activation_checkpointing": True}, "activation_checkpointing=true: engine pipeline does not do it yet"),
+    ({"optimizer": {"implementation": "native"}}, "optimizer.implementation=native"),
+])  # fmt: skip
+def test_what_a_pipeline_cannot_do_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+    job = spec("t5", **({"schedule": "1f1b", "pipeline": 2} | fields))
+    engine = engines.load("pipeline")
+    with pytest.raises(UserError, match=line) as refused:
+        engine.check(engine.Options.model_validate(job.engine.options), job, None)
+    assert "\n" not in str(refused.value)
+
+
+def test_more_stages_than_units_and_tensor_slices_are_refused() -> None:
+    with pytest.raises(UserError, match=r"stages_per_rank=5: t5 has 8 units to divide: embedding, 6 blocks, head"):
+        parts_of(spec("t5", "breadth_first", 2, 5))
+    sliced = spec("t5", "1f1b", 2, data=2, parallel={"tensor": 2, "pipeline": 2})
+    with pytest.raises(UserError, match=r"parallel.tensor=2: engine pipeline has no tensor parallelism"):
+        engines.check_layout(sliced)
+
+
+def test_cuts_are_by_flops_or_by_blocks() -> None:
+    sample = {"encoder": 48, "decoder": 4}  # a block of the encoder costs nearly four times one of the decoder
+    by_flops = [part.end - part.begin for part in parts_of(spec("t5", "1f1b", 3, sequence=sample))]
+    engine = {"name": "pipeline", "backend": "pipeline", "options": {"schedule": "1f1b", "cut": "blocks"}}
+    by_blocks = [part.end - part.begin for part in parts_of(spec("t5", "1f1b", 3, engine=engine, sequence=sample))]
+    assert by_blocks == [3, 2, 3] and by_flops == [2, 1, 5]
