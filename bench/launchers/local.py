@@ -49,6 +49,7 @@ def poll(handle: subprocess.Popen[bytes]) -> bool:
 
 
 def cancel(handle: subprocess.Popen[bytes]) -> None:
-    """Ask the run to end; it leaves a record `cancelled`."""
+    """Ask the run to end; it leaves a record `cancelled`, unless it has only just been started: then it ends without a
+    word, where SIGINT would make Python print a traceback."""
     if handle.poll() is None:
-        handle.send_signal(signal.SIGINT)
+        handle.send_signal(signal.SIGTERM)

@@ -150,6 +150,16 @@ def test_whatever_ends_the_command_leaves_a_record_and_no_orphan(zeroscale_run: 
     assert not record.outcome.final
 
 
+def test_ctrl_c_before_the_run_has_begun_leaves_a_record_and_no_traceback(zeroscale_run: Start) -> None:
+    run = zeroscale_run(*ENDLESS)
+    until = time.monotonic() + SOON_S
+    while not list(run.results.glob(f"*/*/*/{store.SPEC}")) and time.monotonic() < until:
+        time.sleep(0.001)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.record(SOON_S).outcome.kind == "cancelled"
+    assert "Traceback" not in run.errors
+
+
 def test_a_supervisor_that_is_killed_itself_leaves_a_record_and_no_orphan(zeroscale_run: Start) -> None:
     run = zeroscale_run(*ENDLESS)
     beat = run.stepping()

@@ -1,9 +1,11 @@
 """One attempt at a point here: started, followed, and seen to its end."""
 
 import contextlib
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,6 +56,21 @@ def waits(requested: RequestedRun) -> bool:
     return bool(requested.circumstance.launcher.get("lock"))
 
 
+@contextlib.contextmanager
+def defer_interrupts() -> Iterator[list[int]]:
+    """Yield a list of the Ctrl-C that came meanwhile. An attempt that is claimed, and whose supervisor is not watched
+    yet, would stay without a record. In a thread, which hears none, it stays empty."""
+    deferred: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield deferred
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: deferred.append(number))
+    try:
+        yield deferred
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def make_attempt(
     requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
 ) -> MeasuredRun:
@@ -63,21 +80,25 @@ def make_attempt(
         update["launcher"] = requested.circumstance.launcher | {"control": True}
     circumstance = requested.circumstance.model_copy(update=update)
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
-    try:
-        claimed = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=again)
-    except OSError as error:
-        raise store.build_unwritable_error(study_folder, error) from error
-    folder = claimed.folder
-    if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
-        reason = "another process was faster by a moment"
-        return MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
     options = dict(requested.circumstance.launcher)
     launcher = launchers.load_starting(str(options.pop("name")))
-    work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))
-    handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
+    with defer_interrupts() as deferred:
+        try:
+            claimed = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=again)
+        except OSError as error:
+            raise store.build_unwritable_error(study_folder, error) from error
+        folder = claimed.folder
+        if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
+            reason = "another process was faster by a moment"
+            return MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
+        work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))
+        handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
     interrupted, watch = False, AttemptWatch(folder, requested.spec.measure)
     while not launcher.poll(handle):
         try:
+            if deferred:
+                deferred.clear()
+                raise KeyboardInterrupt
             time.sleep(_POLL_S)
             follow(watch.look())
         except KeyboardInterrupt:
@@ -86,6 +107,8 @@ def make_attempt(
             interrupted = True
             launcher.cancel(handle)
     if interrupted:
+        reason = "interrupted before its supervisor had begun"  # or else there is a record already
+        store.finalize(folder, Outcome(kind="cancelled", reason=reason))
         raise KeyboardInterrupt
     reason = "its supervisor died and left no record; run.log may tell more"
     return MeasuredRun(folder, store.finalize(folder, Outcome(kind="error", reason=reason)))
