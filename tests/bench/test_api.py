@@ -28,7 +28,7 @@ def _silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_path: Path) -> None:
     from analysis import results
 
-    shared = dict(text.split("=") for text in QUICK) | {"machine": "cpu"}
+    shared = dict(text.split("=") for text in QUICK) | {"machine": "cpu", "devices_per_node": "1"}
     study = api.Study(name="notebook", question="Does it work?", axes={"engine": ["ddp", "zero1"]})
     told: list[str] = []
     plan = api.plan(study, shared)
@@ -57,12 +57,12 @@ def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_pa
 
 @pytest.mark.processes
 def test_one_point_is_measured_or_rehearsed_at_every_call(tmp_path: Path) -> None:
-    small = [*QUICK, "machine=cpu", "engine=zero2"]
+    small = [*QUICK[:-1], "machine=cpu", "engine=zero2", "devices_per_node=1"]
     for repeat in range(2):
         folder, record = api.measure(api.point(small, study="mine"), results=tmp_path)
         assert (record.outcome.kind, record.circumstance.repeat) == ("ok", repeat)
         assert folder.parent.parent == tmp_path / "mine"
-    rehearsed = api.rehearse([*small, "nodes=4"], rank=7, results=tmp_path).record
+    rehearsed = api.rehearse([*small, "nodes=8"], rank=7, results=tmp_path).record
     assert (rehearsed.outcome.kind, rehearsed.evidence, rehearsed.spec.world_size) == ("ok", "rehearsed", 8)
 
 

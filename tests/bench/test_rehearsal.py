@@ -5,12 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from bench import cli
+from bench import cli, store
 from bench.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
@@ -48,22 +47,35 @@ ASKED = {
 }
 
 
+FORKED = """
+import json, sys
+from pathlib import Path
+from bench.config import compose
+from bench.prediction_inputs.rehearsals import rehearse
+from bench.runtime import fork_server
+fork_server.preload("cpu")
+for name, words in json.loads(sys.argv[1]).items():
+    rehearse(compose.compose_request(compose.parse_single(words)).spec, 0, Path(sys.argv[2]) / name)
+"""
+"""Rehearsals of rank 0, each in a process forked from one that has done the imports."""
+
+
 @pytest.fixture(scope="module")
 def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Every rehearsal of this file, two at a time."""
+    """Every rehearsal of this file: one by the command, the others as the inputs of predictions are made."""
     results = tmp_path_factory.mktemp("rehearsals")
-
-    def rehearse(name: str) -> RunRecord:
-        words = (*ASKED[name], *SHORT, "--json", "--results", str(results / name.replace(" ", "_")))
+    named, others = (
+        "the last of 1024",
+        {name: [*words, *SHORT] for name, words in ASKED.items() if "--rank" not in words},
+    )
+    command = ["-m", "bench.cli", "rehearse", *ASKED[named], *SHORT, "--json", "--results", str(results / named)]
+    for words in (command, ["-c", FORKED, json.dumps(others), str(results)]):
         done = subprocess.run(
-            [sys.executable, "-m", "bench.cli", "rehearse", *words],
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, *words], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-        return RunRecord.model_validate_json(done.stdout)
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(ASKED, pool.map(rehearse, ASKED), strict=True))
+    found = {name: store.find_records([results / name]) for name in ASKED}
+    return {name: store.read_record(path) for name, paths in found.items() for path in paths}
 
 
 @pytest.mark.parametrize("engine", REAL)

@@ -22,7 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {  # buckets that this model fills more than 
     "zero1": {"reduce_bucket_size": 2000},
     "zero2": {"reduce_bucket_size": 2000},
     "zero3": {
-        "reduce_bucket_size": 2000,
+        "reduce_bucket_size": 10_000,
         "stage3_prefetch_bucket_size": 5000,
         "stage3_param_persistence_threshold": 100,
         "stage3_max_live_parameters": 10_000,
@@ -152,7 +152,7 @@ def test_without_clipping_the_fused_engines_agree(seen: Seen) -> None:
     # nothing at stage 0 in fp32 computes it but the engine, once, for the comparison with the reference
     first, *later = seen[0]["zero0 unclipped"]["norms"]
     assert first == pytest.approx(seen[0]["ddp unclipped"]["norms"][0], rel=1e-5)
-    assert later == [None] * 5
+    assert later == [None] * 4
 
 
 def test_fp16_leaves_out_the_steps_that_overflow(seen: Seen) -> None:
