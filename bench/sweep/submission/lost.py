@@ -112,7 +112,7 @@ def _decide_lost_here(attempt: UnfinishedAttempt, left_behind: reconcile.LeftBeh
     if attempt.dead_here:
         return reconcile.reconcile_outcome(left_behind, None, restarted=False)
     is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
-    return Outcome(kind="error", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
+    return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
 
 
 def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrections) -> Counter[str]:

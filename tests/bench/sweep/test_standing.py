@@ -127,7 +127,7 @@ def test_an_attempt_here_whose_supervisor_never_began_gets_its_record_once_nothi
     os.utime(folder / store.CIRCUMSTANCE, (0, 0))
     assert finalize_lost(read_state(tmp_path)) == 1
     outcome = store.read_record(folder / store.RECORD).outcome
-    assert outcome.kind == "error" and "supervisor never began" in outcome.reason
+    assert outcome.kind == "cancelled" and "supervisor never began" in outcome.reason
     assert not list(folder.glob(".*")), "reserved room"
 
 
