@@ -107,4 +107,5 @@ def test_a_point_whose_job_an_urgent_one_preempts_is_measured_again_to_one_answe
     assert [record.circumstance.launcher["restart"] for record in (put_back, again)] == [0, 1]
     assert study.check() == ["answered"]
     starts = ("--noheader", "--parsable2", "--allocations", "--duplicates", "--format=State")
-    assert bed.slurm("sacct", *starts, f"--jobs={job}").split() == ["PREEMPTED", "COMPLETED"]
+    ended = ["PREEMPTED", "COMPLETED"]  # a few seconds later than squeue, which the database hears of it from
+    wait_for(lambda: bed.slurm("sacct", *starts, f"--jobs={job}").split() == ended)
