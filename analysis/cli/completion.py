@@ -1,7 +1,7 @@
 """Print a script by which bash or zsh completes verbs, options, config groups with their files, keys and names.
 
   zeroscale completion bash > ~/.local/share/bash-completion/completions/zeroscale
-  zeroscale completion zsh >> ~/.zshrc
+  zeroscale completion zsh > ~/.zeroscale.zsh                # and `source ~/.zeroscale.zsh` in ~/.zshrc
 
 Print it again after the package or its plug-ins have changed. Files of your own folders are not in it.
 """

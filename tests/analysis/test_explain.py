@@ -49,7 +49,7 @@ def test_the_last_part_of_a_key_or_of_a_file_is_enough(capsys: pytest.CaptureFix
 def test_without_a_name_it_lists_all_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("verb:\n  run  sweep") and "\n\nflag:\n  drill" in out and "model=tiny" in out
+    assert out.startswith("verb:\n  run  init  sweep") and "\n\nflag:\n  drill" in out and "model=tiny" in out
 
 
 @pytest.mark.parametrize(
