@@ -7,36 +7,24 @@ all micro-steps summed there; then norm, clipping and AdamW in fp32 on master we
 One rank runs DDP too, buckets and all: a scaling curve whose base did without would compare two programs.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.engines import trained
 from bench.engines.ddp.options import Options, decode_options
-from bench.engines.precision import on_device, torch_dtype
+from bench.engines.precision import torch_dtype
+from bench.engines.precision.undivided import construction, parameter_count, whole
 from bench.engines.precision.update import Update
 from bench.spec import RunSpec
 
-
-def construction(spec: RunSpec) -> AbstractContextManager[Any]:
-    """Return the context in which the model is built, on this rank's device and in the run's precision."""
-    return on_device(spec.precision)
-
-
-def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
-    """Return a context that does nothing: every rank holds every parameter, and `build` broadcasts rank 0's."""
-    return nullcontext()
-
-
-def parameter_count(parameters: Iterable[Parameter]) -> int:
-    """Return the elements of all `parameters`."""
-    return sum(parameter.numel() for parameter in parameters)
+__all__ = ["DataParallel", "build", "construction", "parameter_count", "whole"]
 
 
 def build(module: Module, spec: RunSpec) -> "DataParallel":

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import StrictBool
 
+from bench.engines.precision.rules import check_unscaled
 from bench.errors import UserError
 from bench.spec import Frozen, Positive, RunSpec
 
@@ -29,12 +30,7 @@ class Options(Frozen):
 
 def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
     """Raise UserError for what this engine cannot do."""
-    if spec.optimizer.implementation == "native":
-        rule = f"engine {spec.engine.name} has no optimizer of its own"
-        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
-    if spec.precision == "fp16":
-        rule = f"engine {spec.engine.name} has no loss scale"
-        raise UserError("precision=fp16", rule, "choose precision=bf16, or engine=ddp")
+    check_unscaled(spec)
     if spec.precision == "fp32" and options.reduce_dtype == "bf16":
         raise UserError("engine.reduce_dtype=bf16", "the run's precision is fp32", "leave it out, or precision=bf16")
     _check_shards(options, spec)

@@ -4,8 +4,7 @@ to rank. Data-parallel copies of a stage divide AdamW's states, as ZeRO's stage 
 Below fp32, weights and gradients are in the run's precision; norm, clipping and AdamW are in fp32, on master weights.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,24 +17,11 @@ from bench.distributed.flat import FlatUpdate
 from bench.distributed.schedule import build_schedule
 from bench.distributed.stages import RankStages
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.engines.precision import on_device
+from bench.engines.precision.undivided import construction, parameter_count, whole
 from bench.layout import place
 from bench.spec import RunSpec
 
-
-def construction(spec: RunSpec) -> AbstractContextManager[Any]:
-    """Return the context in which a stage is built, on this rank's device and in the run's precision."""
-    return on_device(spec.precision)
-
-
-def whole(parameters: Sequence[Parameter]) -> AbstractContextManager[Any]:
-    """Return a context that does nothing: a rank has all of its stages' parameters, drawn alike on all of them."""
-    return nullcontext()
-
-
-def parameter_count(parameters: Iterable[Parameter]) -> int:
-    """Return the elements of all `parameters`."""
-    return sum(parameter.numel() for parameter in parameters)
+__all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
 
 
 def build(module: Module, spec: RunSpec) -> "PipelineEngine":

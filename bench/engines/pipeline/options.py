@@ -5,6 +5,7 @@ import json
 from typing import Literal
 
 from bench.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
+from bench.engines.precision.rules import check_unscaled
 from bench.errors import UserError
 from bench.spec import Frozen, RunSpec
 
@@ -26,12 +27,7 @@ def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None
     if obstacle := find_obstacle(options.schedule, size_of(spec)):
         rule, remedy = obstacle
         raise UserError(f"engine.schedule={options.schedule}", rule, remedy)
-    if spec.optimizer.implementation == "native":
-        rule = f"engine {spec.engine.name} has no optimizer of its own"
-        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
-    if spec.precision == "fp16":
-        rule = f"engine {spec.engine.name} has no loss scale"
-        raise UserError("precision=fp16", rule, "choose precision=bf16, or engine=ddp")
+    check_unscaled(spec)
     if spec.model.dropout:
         rule = f"engine {spec.engine.name} would drop a state wherever the model is cut"
         raise UserError(f"model.dropout={spec.model.dropout}", rule, "set model.dropout=0")
