@@ -90,7 +90,10 @@ def make_attempt(
         folder = claimed.folder
         if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
             reason = "another process was faster by a moment"
-            return MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
+            left = MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
+            if deferred:
+                raise KeyboardInterrupt
+            return left
         work = Work(requested.config_id, folder, "bench.runtime", (str(folder),))
         handle = launcher.submit(launcher.plan(work, launcher.Options.model_validate(options)))
     interrupted, watch = False, AttemptWatch(folder, requested.spec.measure)
