@@ -38,13 +38,13 @@ ORDER = (
     "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s", "encoder_tokens_per_s", "decoder_tokens_per_s",
     "padding_tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu", "hfu",
     "peak_allocated_bytes", "peak_allocated_spread_bytes", "peak_reserved_bytes", "init_peak_bytes", "resident_bytes",
-    "peak_rss_bytes", "data_wait_s", "data_wait_share", "compute_s", "slowest_over_median",
+    "peak_rss_bytes", "data_wait_s", "data_wait_share", "compute_s", "slowest_over_median", "idle_share",
     "energy_j_per_million_tokens", "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node",
     "reason", "flags", "notes",
 )  # fmt: skip
 """The columns in order; a metric that is not named here comes before `reason`, by its name."""
 
-LATER = {"objective": OBJECTIVE, "lengths": None}
+LATER = {"objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1}
 """Columns that a table has only where some run is no longer as all of the first were: what it was in all of those."""
 
 SHOWN = (
@@ -194,4 +194,7 @@ _FACTS = (
 _LATER = (
     Column("objective", "what is learned, a file of conf/objective", "", "text", lambda r: r.spec.objective),
     Column("lengths", "tokens per sample by kind, where no column before has them", "", "text", _format_lengths),
+    Column("tensor", "ranks that share each matrix", "", "integer", lambda r: r.spec.parallel.tensor),
+    Column("pipeline", "ranks that the layers are divided among", "", "integer", lambda r: r.spec.parallel.pipeline),
+    Column("stages_per_rank", "parts of the layers on each", "", "integer", lambda r: r.spec.parallel.stages_per_rank),
 )

@@ -167,7 +167,7 @@ def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
 
 def find_slowest_rank(record: RunRecord) -> int | None:
     """Return the rank that the others wait for most, if one stands out (`bench.stragglers`)."""
-    return _find_slowest(list_own_seconds(record))
+    return _find_slowest(list_own_seconds(record), record.spec.parallel.pipeline)
 
 
 def find_slowest_link(record: RunRecord) -> int | None:
@@ -218,5 +218,8 @@ _compute_step_flops = remember_latest(compute_flops_per_step)
 
 
 @functools.lru_cache(maxsize=8)  # several columns of a record ask for it, one soon after the other
-def _find_slowest(own: tuple[float, ...]) -> int | None:
-    return max(find_slow_ranks(own), key=own.__getitem__, default=None)
+def _find_slowest(own: tuple[float, ...], parts: int) -> int | None:
+    """Ranks with the same of so many parts of the layers are held against each other: another part is other work."""
+    alike = len(own) // parts
+    found = (first + rank for first in range(0, len(own), alike or 1) for rank in find_slow_ranks(own[first:][:alike]))
+    return max(found, key=own.__getitem__, default=None)

@@ -16,9 +16,9 @@ Question = dict[str, Any]
 
 _PLACE = ("model", "nodes", "devices_per_node")
 _LENGTHS = {f"{kind}_length": f"{kind}_tokens" for kind in LENGTHS}
-_MORE = ("machine", "environment_id", "evidence", "precision", "data", *_LENGTHS, *LATER)
+_MORE = ("machine", "environment_id", "evidence", "precision", "data", *_LENGTHS, "objective", "lengths")
 QUESTION = (*_PLACE, *_MORE)
-"""Rows that share these answer one question; engine, batch and activation checkpointing are the choice."""
+"""Rows that share these answer one question; engine, layout, batch and activation checkpointing are the choice."""
 
 
 def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:

@@ -35,7 +35,7 @@ FIELDS: Mapping[str, Decides] = {
     "data": Decides(step_time=False),
     "data.name": Decides(step_time=False, shown=True),
     "batch.micro": Decides(shown=True),
-    "batch.accumulation": Decides(shown=True),
+    "batch.accumulation": Decides(losses=False, shown=True),  # they follow from the micro-batches of all ranks
     "batch.global": Decides(identity=False, shown=True),  # follows from the others, but not without `parallel`
     "nodes": Decides(shown=True),
     "devices_per_node": Decides(shown=True),

@@ -1,4 +1,4 @@
-"""What a step waits for: its batch, its slowest rank."""
+"""What a step waits for: its batch, its slowest rank, its turn in a schedule."""
 
 import statistics
 
@@ -30,6 +30,21 @@ def compute_slowest_over_median(record: RunRecord) -> float | None:
     return max(ranks) / statistics.median(ranks)
 
 
+def compute_idle_share(record: RunRecord) -> float | None:
+    """Part of a step in which a rank waited for another one's part of a pipeline, mean over ranks: untimed steps after
+    the window, over the window's median."""
+    shares = list_idle_shares(record)
+    return statistics.mean(shares) if shares else None
+
+
+def list_idle_shares(record: RunRecord) -> list[float]:
+    """Return the same by rank; empty unless all ranks' are known."""
+    timed, observed = get_window(record), record.observations
+    if timed is None or observed is None or not observed.idle_s or None in observed.idle_s:
+        return []
+    return [seconds / statistics.median(timed.step_s) for seconds in observed.idle_s if seconds is not None]
+
+
 METRICS = (
     Metric("data_wait_s", "median wait for data per step", "s", "less", compute_data_wait_s),
     Metric(
@@ -41,5 +56,8 @@ METRICS = (
         "ratio",
         "less",
         compute_slowest_over_median,
+    ),
+    Metric(
+        "idle_share", "wait for other stages, part of a step, mean of ranks", "of step time", "less", compute_idle_share
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 _ENGINES: Mapping[str, int] = {
     "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 4, "zero0": 5, "fsdp_hybrid": 6, "fsdp_no_reshard": 31,
+    "pipeline": 7, "interleaved": 8, "modular": 9, "lga": 11,
 }  # fmt: skip
 _COLOURS = 7  # a look's number modulo this is its colour, and what is left over moves on to other markers
 _LOOKS = _COLOURS**2

@@ -80,8 +80,8 @@ def _compose_requests(query: AdviceQuery, config_dir: Path | None, rejected: lis
         try:
             request = compose.compose_request(pairs, config_dir)
             device = target.find_predicted_device(request)
-            predict_memory(request.spec, device)
             decode.check_rank(request, device)
+            predict_memory(request.spec, device)
             found[request.spec.engine.name] = request
         except UserError as error:
             if query.chosen:

@@ -2,11 +2,13 @@
 
 import importlib
 import shlex
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench import engines, store, terminal
 from bench.record import RunRecord
+from bench.spec import Parallel, RunSpec
 
 
 def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str]) -> list[str]:
@@ -22,6 +24,7 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str]) -> 
     raised, notes = flags.list_flags(record), flags.list_notes(record)
     return [
         *([f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []),
+        *_describe_parts(record),
         *([f"flags: {', '.join(raised)}"] if raised else []),
         *(f"  {name}: the run {flags.FLAGS[name].meaning}" for name in raised),
         *([f"notes: {', '.join(notes)}"] if notes else []),
@@ -31,14 +34,44 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str]) -> 
     ]
 
 
+def _describe_parts(record: RunRecord) -> list[str]:
+    """Return how long the ranks with each part of the layers were idle in a step, on average, and the peak memory of
+    the one that needs most; nothing where every rank has all layers."""
+    observed, parts = record.observations, record.spec.parallel.pipeline
+    idle = importlib.import_module("analysis.metrics.waiting").list_idle_shares(record)
+    if observed is None or parts == 1 or not idle:
+        return []
+    ranks = record.spec.world_size // parts
+    groups = [range(part * ranks, (part + 1) * ranks) for part in range(parts)]
+    shares = ", ".join(f"{100 * statistics.mean(idle[rank] for rank in group):.0f}" for group in groups)
+    lines = [f"idle: {100 * statistics.mean(idle):.0f} % of a step; by part of the layers: {shares} %"]
+    peaks = [rank.peak_allocated_bytes for rank in observed.memory]
+    if len(peaks) == record.spec.world_size and None not in peaks:
+        most = ", ".join(f"{max(peaks[rank] or 0 for rank in group) / 2**20:.1f}" for group in groups)
+        lines.append(f"peak memory by part of the layers: {most} MiB")
+    return lines
+
+
 def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str]) -> list[str]:
     """Return the commands that go on from here."""
     page = Path("results/reports") / study.name
     commands = [(shlex.join(["zeroscale", "report", str(study), "--out", str(page)]), "all runs of this folder")]
     known = engines.find_facts(record.spec)
-    if known is None or not known.is_reference:
-        kept = [text for text in overrides if not text.startswith(("engine=", "engine."))]
+    kept = _list_reference_overrides(record.spec, overrides)
+    if (known is None or not known.is_reference) and kept is not None:
         reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept]
         commands.insert(0, (shlex.join(reference), "the reference that losses are compared with"))
     rows = [("" if number else "next:", command, f" # {what}") for number, (command, what) in enumerate(commands)]
     return terminal.align(rows, gap=1).splitlines()
+
+
+def _list_reference_overrides(spec: RunSpec, overrides: Sequence[str]) -> list[str] | None:
+    """Return those of `overrides` that the reference is asked for with. Where ranks share a copy of the model there,
+    they do not here, and make the same micro-batches of a step with fewer each; None where these do not divide."""
+    kept = [text for text in overrides if not text.startswith(("engine=", "engine."))]
+    if spec.parallel == Parallel():
+        return kept
+    if spec.global_batch % (spec.batch.micro * spec.world_size):
+        return None
+    other = ("parallel.", "batch.accumulation=", "batch.global=")
+    return [*(text for text in kept if not text.startswith(other)), f"batch.global={spec.global_batch}"]

@@ -6,7 +6,7 @@ graph is kept by its edge alone. So memory follows the passes in flight, and not
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ class Neighbours:
         self._find_rank, self._shapes, self._like, self._limit = find_rank, shapes, like, limit
         self._coming: dict[Action, tuple[States, list[dist.Work]]] = {}
         self._leaving: deque[tuple[States, list[dist.Work]]] = deque()
-        self.waited: list[tuple[Any, Any]] = []  # begin and end of each wait for a receive
+        self.waited: list[tuple[Any, Any]] = []  # begin and end of each wait for another rank
 
     def receive(self, states_of: Action, source: int) -> None:
         """Begin to receive what the pass `states_of` will take up from a stage."""
@@ -42,10 +42,7 @@ class Neighbours:
     def take(self, states_of: Action) -> States:
         """Return what was received for a pass, once it is here."""
         buffers, works = self._coming.pop(states_of)
-        begin = self._mark()
-        for work in works:
-            work.wait()
-        self.waited.append((begin, self._mark()))
+        self._wait(works)
         return buffers
 
     def send(self, states: States, target: int) -> None:
@@ -62,10 +59,15 @@ class Neighbours:
             self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
-        for work in self._leaving.popleft()[1]:
-            work.wait()
+        self._wait(self._leaving.popleft()[1])
 
-    def _mark(self) -> Any:
+    def _wait(self, works: Sequence[dist.Work]) -> None:
+        begin = self.mark()
+        for work in works:
+            work.wait()
+        self.waited.append((begin, self.mark()))
+
+    def mark(self) -> Any:
         """Return this moment: of the device's stream, which is what waits there, or of the host."""
         if not self._like.is_cuda:
             return time.perf_counter()
@@ -73,14 +75,12 @@ class Neighbours:
         event.record()
         return event
 
-    def read_waited_s(self) -> float:
-        """Return the seconds of all waits in `waited`; it waits for the device to have done them."""
-        if self._like.is_cuda and self.waited:
-            self.waited[-1][1].synchronize()
-            seconds = sum(begin.elapsed_time(end) / 1000 for begin, end in self.waited)
-        else:
-            seconds = sum(end - begin for begin, end in self.waited)
-        return float(seconds)
+    def read_s(self, spans: Sequence[tuple[Any, Any]]) -> float:
+        """Return the seconds of all spans between two moments; it waits for the device to have come to the last."""
+        if self._like.is_cuda and spans:
+            spans[-1][1].synchronize()
+            return float(sum(begin.elapsed_time(end) / 1000 for begin, end in spans))
+        return float(sum(end - begin for begin, end in spans))
 
 
 def _known(work: dist.Work | None) -> dist.Work:
@@ -100,20 +100,24 @@ class ScheduleExecutor:
 
     def __init__(self, stages: Mapping[int, Module], order: Order, size: PipelineSize, neighbours: Neighbours) -> None:
         self._stages, self._order, self._size, self._neighbours = stages, order, size, neighbours
+        self._ran: list[tuple[Any, Any]] = []  # begin and end of the last step
 
     def run(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
         """Make the passes of one step; return the loss of each micro-batch where the last stage is here. Gradients of
         their mean are added to those that the parameters have."""
         self._neighbours.waited.clear()
+        begin = self._neighbours.mark()
         step = _Step(self._stages, self._size, self._neighbours, iter(micro_batches))
         for action in self._order:
             step.act(action)
         self._neighbours.finish()
+        self._ran = [(begin, self._neighbours.mark())]
         return step.losses
 
-    def read_idle_s(self) -> float:
-        """Return the seconds of the last step in which this rank waited for its neighbours."""
-        return self._neighbours.read_waited_s()
+    def read_times_s(self) -> tuple[float, float]:
+        """Return the seconds from the first to the last action of the last step, and those of them in which this rank
+        waited for its neighbours."""
+        return self._neighbours.read_s(self._ran), self._neighbours.read_s(self._neighbours.waited)
 
 
 class _Step:

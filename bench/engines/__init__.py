@@ -76,7 +76,7 @@ class OptionalMembers(Protocol):
 
     def idle_s(self) -> float:
         """Return the seconds of the last step in which this rank waited for its turn in the engine's schedule. It may
-        wait for the device."""
+        wait for the device. Every rank calls it, and it may be collective."""
         ...
 
     def step_phases_s(self) -> dict[str, float]:

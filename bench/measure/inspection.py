@@ -24,7 +24,8 @@ class Inspection:
     """What this rank saw of itself."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)  # of one step
-    outside_collectives_s: float = 0.0  # of one step, the wait for its data included
+    # of one step, the wait for its data included; of an engine that tells how long it is idle, all but that
+    outside_collectives_s: float = 0.0
     flops: int | None = None  # of one step, if they were to be counted
     idle_s: float | None = None  # of one step; None where the engine does not tell
     step_phases_s: dict[str, float] = field(default_factory=dict)  # of one step; empty where the engine does not tell
@@ -49,22 +50,29 @@ def inspect(
             for kind, calls in sorted(counter.calls.items())
         }
     seen.outside_collectives_s = statistics.median(outside)
-    _ask_engine(trainer, engine, members, seen)
+    _ask_engine(trainer, engine, members, device, seen)
     if counts_flops:
         seen.flops = count_flops(trainer.step)
     return seen
 
 
-def _ask_engine(trainer: Trainer, engine: OptionalMembers, members: Collection[Member], seen: Inspection) -> None:
+def _ask_engine(
+    trainer: Trainer, engine: OptionalMembers, members: Collection[Member], device: torch.device, seen: Inspection
+) -> None:
     """Add what the engine tells of a few steps that nothing else observes."""
-    idle, phases = [], []
+    idle, own, phases = list[float](), list[float](), []
     for _ in range(_STEPS if {"idle_s", "step_phases_s"}.intersection(members) else 0):
         trainer.peers.barrier()
+        begin = time.perf_counter()
         trainer.step()
+        wait_for(device)
+        step_s = time.perf_counter() - begin
         if "idle_s" in members:
             idle.append(engine.idle_s())
+            own.append(max(0.0, step_s - idle[-1]))
         if "step_phases_s" in members:
             phases.append(engine.step_phases_s())
-    seen.idle_s = statistics.median(idle) if idle else None
+    if idle:  # who waits for a neighbour is in no collective, and would look as slow as whom it waits for
+        seen.idle_s, seen.outside_collectives_s = statistics.median(idle), statistics.median(own)
     names = phases[0] if phases else {}
     seen.step_phases_s = {name: statistics.median(step[name] for step in phases) for name in names}

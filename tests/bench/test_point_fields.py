@@ -54,8 +54,9 @@ def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) 
     assert (config_id(one) != config_id(other)) == (decides is None or decides.identity)
     assert (format_decisive(one) != format_decisive(other)) == (decides is None or decides.step_time)
     losses = [select(spec.model_dump(mode="json", by_alias=True), "losses") for spec in (one, other)]
-    # Another layout makes another global batch of the same micro-batches, and so other losses.
-    assert (losses[0] != losses[1]) == (decides is None or decides.losses or field == "parallel.tensor")
+    # Another layout or accumulation makes another global batch of the same micro-batches, and so other losses.
+    makes_batch = field in ("parallel.tensor", "batch.accumulation")
+    assert (losses[0] != losses[1]) == (decides is None or decides.losses or makes_batch)
 
 
 @pytest.mark.parametrize("field", sorted(OTHER.keys() - {"model.name", "engine.name", "parallel.tensor"}))

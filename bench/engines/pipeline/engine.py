@@ -42,6 +42,7 @@ class PipelineEngine:
         counted = {index for index, name in enumerate(named) if self._is_counted(stages, name)}
         self._update = FlatUpdate(list(named.values()), counted, spec.optimizer, self._make_data_group())
         like = next(iter(named.values())).detach()
+        self._device = like.device
         neighbours = Neighbours(self._find_rank, stages.shapes, like, limit=2 * size.ranks)
         order = build_schedule(self._options.schedule, size)[self._here.pipeline]
         mine = {number: stages[number] for number in size.stages_of(self._here.pipeline)}
@@ -98,7 +99,13 @@ class PipelineEngine:
         return torch.stack(losses).mean() if losses else None
 
     def idle_s(self) -> float:
-        return self._executor.read_idle_s()
+        """Waiting for neighbours, and from this rank's last pass to the last one of all: both ends of the bubble."""
+        own_s, waited_s = self._executor.read_times_s()
+        if self._spec.parallel.pipeline == 1:
+            return 0.0
+        longest_s = torch.tensor(own_s, dtype=torch.float64, device=self._device)
+        dist.all_reduce(longest_s, dist.ReduceOp.MAX)
+        return waited_s + float(longest_s) - own_s
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

@@ -1,7 +1,7 @@
 """What a pipeline says of itself: its stages, where they are, and which ranks have a loss."""
 
 from bench.distributed.cut import count_unit_flops, cut_units
-from bench.engine_facts import EngineFacts
+from bench.engine_facts import EngineFacts, Rehearsal
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.errors import UserError
 from bench.spec import RunSpec
@@ -20,6 +20,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         layouts=frozenset({"pipeline", "stages_per_rank"}),
         loss_ranks=tuple(range(last, spec.world_size)),
         cut=cut_into_parts,
+        rehearsal=Rehearsal("any"),
         members=frozenset({"idle_s"}),
     )
 

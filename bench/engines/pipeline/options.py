@@ -19,11 +19,21 @@ class Options(Frozen):
     cut: Literal["flops", "blocks"] = "flops"  # stages of nearly equal FLOPs, or of nearly as many blocks
 
 
+_ONE_STAGE = "parallel.pipeline=2 batch.accumulation=8"
+_FIRST: dict[ScheduleName, str] = {
+    "gpipe": _ONE_STAGE,
+    "1f1b": _ONE_STAGE,
+    "interleaved": "parallel.pipeline=2 parallel.stages_per_rank=2 batch.accumulation=8",
+    "breadth_first": "parallel.stages_per_rank=2 batch.accumulation=8, and parallel.pipeline=2 if ranks share a copy",
+}
+"""What a first run of a schedule needs beside it: all at once, as two ranks can run it."""
+
+
 def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
     """Raise UserError for what this engine cannot do."""
     if size_of(spec).stages == 1:
         rule = f"engine {spec.engine.name} divides the layers among stages, and there is one"
-        raise UserError("parallel.pipeline=1", rule, "raise it, or parallel.stages_per_rank; or choose engine=ddp")
+        raise UserError("parallel.pipeline=1", rule, f"add {_FIRST[options.schedule]}; or choose engine=ddp")
     if obstacle := find_obstacle(options.schedule, size_of(spec)):
         rule, remedy = obstacle
         raise UserError(f"engine.schedule={options.schedule}", rule, remedy)

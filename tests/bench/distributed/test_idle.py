@@ -1,0 +1,43 @@
+"""Idle time as real ranks measure it, beside the simulated bubble: passes sleep, so that no core is needed for them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from idle_ranks import BACKWARD_S, FORWARD_S
+
+from bench.distributed.schedule import PipelineSize, ScheduleName, build_schedule
+from bench.distributed.simulation import simulate_schedule
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize(("name", "size", "bubble"), [
+    ("1f1b", PipelineSize(3, 1, 4), 2 / 6),
+    ("gpipe", PipelineSize(3, 1, 4), 2 / 6),
+    ("interleaved", PipelineSize(2, 2, 4), 1 / 9),
+    ("breadth_first", PipelineSize(2, 2, 4), 1 / 9),
+])  # fmt: skip
+def test_measured_idle_time_is_the_simulated_bubble(
+    tmp_path: Path, name: ScheduleName, size: PipelineSize, bubble: float
+) -> None:
+    """The bubble is (p - 1) / (v m + p - 1) of a step. Waiting for neighbours is one part of it; the other one is what
+    comes behind a rank's last pass, until the last rank has made its own."""
+    script = Path(__file__).with_name("idle_ranks.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "seen"), name, *map(str, size)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    times = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(size.ranks)]
+    step_s = max(own_s for own_s, _ in times)
+    found = [(waited_s + step_s - own_s) / step_s for own_s, waited_s in times]
+    simulated = simulate_schedule(
+        build_schedule(name, size), size, [FORWARD_S] * size.stages, [BACKWARD_S] * size.stages
+    )
+    wanted = [idle_s / simulated.total_s for idle_s in simulated.idle_s]
+    assert wanted == pytest.approx([bubble] * size.ranks)
+    assert found == pytest.approx(wanted, abs=0.08)

@@ -1,0 +1,153 @@
+"""Pipelines as a user runs them: what a record says, its rehearsal beside it, and what a wrong first word meets."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis import results
+from analysis.metrics.throughput import compute_tokens_per_s
+from analysis.metrics.waiting import compute_idle_share
+from analysis.observed import get_window
+from bench import store
+from bench.cli.answer_text import format_answer
+from bench.config import compose
+from bench.config.decode import check_rank
+from bench.errors import UserError
+from bench.record import RunRecord
+
+QUICK = (
+    "precision=fp32", "batch.micro=2", "measure.warmup_steps=2", "measure.warmup_max_steps=2", "measure.block_steps=1",
+    "measure.min_steps=3", "measure.min_s=0", "measure.max_steps=3", "model=tiny", "sequence.encoder=32",
+    "sequence.decoder=16", "devices_per_node=4",
+)  # fmt: skip
+LAYOUT = ("engine=modular", "parallel.pipeline=2", "parallel.stages_per_rank=2", "batch.accumulation=4")
+LARGE = ("engine=pipeline", "parallel.pipeline=4", "batch.accumulation=4", "nodes=256")
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from bench.config import compose
+from bench.prediction_inputs.rehearsals import rehearse
+from bench.runtime import fork_server
+fork_server.preload("cpu")
+for rank, words in json.loads(sys.argv[1]):
+    rehearse(compose.compose_request(compose.parse_single(words)).spec, rank, Path(sys.argv[2]) / str(rank))
+"""
+"""Rehearsals, each in a process forked from one that has done the imports."""
+
+
+def start(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def find_one(folder: Path) -> RunRecord:
+    [path] = store.find_records([folder])
+    return store.read_record(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real pipeline of four ranks beside the reference, by a sweep as a user asks for it; rehearsals of all its ranks
+    and of one of a thousand."""
+    made = tmp_path_factory.mktemp("pipelines")
+    start("-m", "bench.cli", "sweep", "--results", str(made / "real"), *QUICK, *LAYOUT)
+    start("-m", "bench.cli", "run", "--results", str(made / "real"), *QUICK, "engine=ddp", "batch.global=16")
+    ranks = [*((rank, [*QUICK, *LAYOUT]) for rank in range(4)), (1023, [*QUICK, *LARGE])]
+    start("-c", PROGRAM, json.dumps(ranks), str(made / "rehearsed"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def real(folder: Path) -> RunRecord:
+    read = map(store.read_record, store.find_records([folder / "real"]))
+    return next(record for record in read if record.spec.engine.name == "modular")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_samples_and_tokens_are_those_of_copies_and_not_of_ranks(real: RunRecord) -> None:
+    observed, timed = real.observations, get_window(real)
+    assert observed and observed.tokens and timed
+    assert real.spec.global_batch == 2 * 4 * 2  # micro-batch, accumulation, copies of the model on four ranks
+    assert observed.tokens.of("encoder") == 16 * 32 and observed.tokens.of("decoder") == 16 * 16
+    assert compute_tokens_per_s(real) == pytest.approx(16 * 48 * len(timed.step_s) / sum(timed.step_s), rel=0.01)
+    assert len(observed.memory) == 4 and observed.parameters == real.spec.model.parameters
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_its_losses_are_those_of_the_reference(folder: Path) -> None:
+    table = results.read([folder / "real"]).runs.set_index("engine")
+    assert set(table.outcome) == {"ok"}
+    assert "unverified" not in table.flags["modular"].split()
+    assert list(table.pipeline) and table.pipeline["modular"] == 2 and table.stages_per_rank["modular"] == 2
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_every_rank_tells_how_long_it_was_idle_and_the_answer_says_it(real: RunRecord, tmp_path: Path) -> None:
+    observed, timed = real.observations, get_window(real)
+    assert observed and observed.idle_s and timed and all(seconds and seconds > 0 for seconds in observed.idle_s)
+    share = statistics.mean(seconds or 0 for seconds in observed.idle_s) / statistics.median(timed.step_s)
+    assert compute_idle_share(real) == pytest.approx(share)
+    lines = format_answer(real, tmp_path / "study" / "point" / "0.0", [*QUICK, *LAYOUT])
+    assert any(line.startswith(f"idle: {100 * share:.0f} % of a step; by part of the layers: ") for line in lines)
+    assert any(line.startswith("peak memory by part of the layers: ") and line.endswith(" MiB") for line in lines)
+    [reference] = [line for line in lines if "engine=ddp" in line]
+    assert "batch.global=16" in reference and "parallel." not in reference and "accumulation" not in reference
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rehearsed_rank_holds_what_the_real_one_holds(folder: Path, real: RunRecord, rank: int) -> None:
+    rehearsed = find_one(folder / "rehearsed" / str(rank)).observations
+    assert rehearsed and real.observations
+    [own], there = rehearsed.memory, real.observations.memory[rank]
+    assert own.rank == there.rank == rank and there.resident_bytes and own.peak_allocated_bytes
+    # but for what the loop keeps of each rank's steps
+    assert own.resident_bytes == pytest.approx(there.resident_bytes, abs=2000)
+    assert own.peak_allocated_bytes == pytest.approx(there.peak_allocated_bytes, rel=0.01)
+    assert rehearsed.collectives and rehearsed.collectives["send"].calls == 4 * 3 * 2  # passes that another rank takes
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_any_of_a_thousand_ranks_is_rehearsed(folder: Path) -> None:
+    record = find_one(folder / "rehearsed" / "1023")
+    assert record.spec.world_size == 1024 and record.spec.data_parallel == 256
+    assert record.outcome.kind == "ok" and record.observations and record.observations.memory[0].rank == 1023
+
+
+@pytest.mark.parametrize(("words", "rule"), [
+    (["engine=pipeline"], "there is one; add parallel.pipeline=2 batch.accumulation=8"),
+    (["engine=interleaved"], "add parallel.pipeline=2 parallel.stages_per_rank=2 batch.accumulation=8"),
+    (["engine=modular"], "add parallel.stages_per_rank=2 batch.accumulation=8, and parallel.pipeline=2"),
+    (["engine=lga"], "add parallel.stages_per_rank=2 batch.accumulation=8"),
+    (["engine=interleaved", "parallel.pipeline=2", "parallel.stages_per_rank=2"], "choose a multiple of 2 as"),
+    (["engine=pipeline", "parallel.pipeline=16", "devices_per_node=16"], "choose at most 9 stages"),
+    (["engine=pipeline", "parallel.pipeline=2", "devices_per_node=3"], "does not divide 3 ranks"),
+])  # fmt: skip
+def test_a_first_word_that_is_not_enough_says_what_to_add(words: list[str], rule: str) -> None:
+    given = words if any(word.startswith("devices") for word in words) else [*words, "devices_per_node=4"]
+    with pytest.raises(UserError) as refused:
+        check_rank(compose.compose_request(compose.parse_single(given)), "cpu")
+    assert rule in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("words", [
+    ["engine=pipeline", "parallel.pipeline=2", "batch.accumulation=8"],
+    ["engine=interleaved", "parallel.pipeline=2", "parallel.stages_per_rank=2", "batch.accumulation=8"],
+    ["engine=modular", "parallel.stages_per_rank=2", "batch.accumulation=8", "parallel.pipeline=2"],
+    ["engine=lga", "parallel.stages_per_rank=2", "batch.accumulation=8"],
+])  # fmt: skip
+def test_what_it_says_is_enough(words: list[str]) -> None:
+    check_rank(compose.compose_request(compose.parse_single([*words, "devices_per_node=2"])), "cpu")
