@@ -21,9 +21,10 @@ class Options(Frozen):
 
 def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
     """Raise UserError for what this engine cannot do."""
-    if size_of(spec).stages == 1:
+    if size_of(spec).stages == spec.parallel.tensor == 1:
         rule = f"engine {spec.engine.name} divides the layers among stages, and there is one"
-        raise UserError("parallel.pipeline=1", rule, "raise it, or parallel.stages_per_rank; or choose engine=ddp")
+        remedy = "raise it, or parallel.stages_per_rank, or parallel.tensor; or choose engine=ddp"
+        raise UserError("parallel.pipeline=1", rule, remedy)
     if obstacle := find_obstacle(options.schedule, size_of(spec)):
         rule, remedy = obstacle
         raise UserError(f"engine.schedule={options.schedule}", rule, remedy)
@@ -36,6 +37,19 @@ def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None
         if value:
             rule = f"engine {spec.engine.name} does not do it yet"
             raise UserError(f"{name}={_format(spec, name)}", rule, "leave it out, or choose another engine")
+    if spec.parallel.tensor > 1:
+        _check_sliced(spec)
+
+
+def _check_sliced(spec: RunSpec) -> None:
+    """Raise UserError for what sliced matrices cannot do."""
+    if spec.model.attention == "flex":
+        rule = "it was not tried on the heads of one tensor-parallel rank"
+        raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or parallel.tensor=1")
+    if spec.model.loss_chunk_tokens:
+        rule = "a rank has the logits of its own tokens of the vocabulary alone, all at once"
+        value = f"model.loss_chunk_tokens={spec.model.loss_chunk_tokens}"
+        raise UserError(value, rule, "leave it out, or set parallel.tensor=1")
 
 
 def _format(spec: RunSpec, name: str) -> str:

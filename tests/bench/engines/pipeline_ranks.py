@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributed
 
 from bench import engines, models
+from bench.distributed.slices import find_slice
 from bench.distributed.stages import build_stages
 from bench.layout import place
 from bench.measure.collectives import CollectiveCounter
@@ -58,6 +59,7 @@ def train(spec: RunSpec, rank: int) -> dict[str, Any]:
     assert network is not None and cut is not None
     stages = build_stages(spec, rank, family, backend, network, cut(spec, network))
     family.initialise(stages, spec, backend.whole)
+    slices = {name: part for name, parameter in stages.named_parameters() if (part := find_slice(parameter))}
     begun = {name: parameter.detach().clone() for name, parameter in stages.named_parameters()}
     engine = backend.build(stages, spec)
     losses, norms, idle = [], [], []
@@ -71,7 +73,8 @@ def train(spec: RunSpec, rank: int) -> dict[str, Any]:
     with CollectiveCounter(wait=lambda: None) as counter:
         engine.train_step(iter(micro_batches(spec, STEPS, data)))
     return {
-        "begun": begun, "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(), "weights": weights,
+        "begun": begun, "weights": weights, "slices": {name: tuple(part) for name, part in slices.items()},
+        "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(),
         "traffic": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
     }  # fmt: skip
 

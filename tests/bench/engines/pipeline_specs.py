@@ -12,24 +12,33 @@ GPT = {"width": 32, "layers": 4, "heads": 4, "inner": 64, "vocab": 96, "position
 LLAMA = GPT | {"norm": "rms", "activation": "silu", "gated": True, "biases": False, "fused": False, "key_heads": 2,
                "separate_head": True, "scaled_residuals": False, "rotary_base": 10000.0}  # fmt: skip
 SHAPES = {"t5": T5, "tied": T5 | {"separate_head": False}, "umt5": T5 | {"bias_per_layer": True}, "masked": T5,
+          "eager": T5,
           "gpt": GPT, "llama": LLAMA, "documents": GPT}  # fmt: skip
 CLIPPING = 0.5
 MICRO, ENCODER, DECODER, TOKENS = 2, 12, 6, 10
 
 
-def spec(model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, **fields: Any) -> RunSpec:
+def spec(
+    model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, tensor: int = 1,
+    by_tokens: bool = False, **fields: Any,
+) -> RunSpec:  # fmt: skip
     """A tiny model in a pipeline, with clipping that clips, weight decay and accumulation."""
     shape = SHAPES[model]
     encodes = "encoder_layers" in shape
     plain = {
-        "model": {"name": model, "family": "t5" if encodes else "gpt", "shape": shape},
+        "model": {
+            "name": model,
+            "family": "t5" if encodes else "gpt",
+            "shape": shape,
+            "attention": "eager" if model == "eager" else "sdpa",
+        },
         "engine": {"name": "pipeline", "backend": "pipeline", "options": {"schedule": schedule}},
         "data": {"name": "test", "source": "test"},
         "batch": {"micro": MICRO, "accumulation": 4},
-        "devices_per_node": pipeline * data,
+        "devices_per_node": pipeline * data * tensor,
         "objective": "span_corruption" if encodes else "causal_lm",
         "sequence": {"encoder": ENCODER, "decoder": DECODER} if encodes else {"tokens": TOKENS},
-        "parallel": {"pipeline": pipeline, "stages_per_rank": stages},
+        "parallel": {"pipeline": pipeline, "stages_per_rank": stages, "tensor": tensor, "sequence": by_tokens},
         "precision": "fp32",
         # with a small eps AdamW makes as much of a gradient that is nothing but rounding as of any other
         "optimizer": {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "gradient_clipping": CLIPPING},
