@@ -213,16 +213,18 @@ def make_whole(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 class UnslicedGradients:
-    """The gradients of parameters that every tensor-parallel rank has whole, where each has seen some of the tokens."""
+    """The gradients of parameters that every tensor-parallel rank has whole: with sequence parallelism each has seen
+    some of the tokens."""
 
-    def __init__(self, parameters: list[Parameter], among: TensorRanks) -> None:
-        self._whole = [parameter for parameter in parameters if find_slice(parameter) is None]
+    def __init__(self, parameters: Sequence[Parameter], among: TensorRanks | None) -> None:
+        summed = among is not None and among.sequence
+        self._whole = [parameter for parameter in parameters if summed and find_slice(parameter) is None]
         self._among = among
 
     def reduce(self) -> None:
         """Add them up over the ranks, in one collective."""
         gradients = [parameter.grad for parameter in self._whole if parameter.grad is not None]
-        if not gradients or not self._among.sequence:
+        if not gradients or self._among is None:
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=self._among.group)

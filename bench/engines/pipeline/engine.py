@@ -1,6 +1,6 @@
 """A pipeline: each rank has some stages of the model and runs its list of a schedule; states and gradients go from rank
 to rank. Tensor-parallel ranks have a slice of each of a stage's matrices; data-parallel copies of a stage divide
-AdamW's states, as ZeRO's stage 1 does it.
+AdamW's states as ZeRO's stage 1 does it, or, as its stage 3, gradients and weights too.
 
 Below fp32, weights and gradients are in the run's precision; norm, clipping and AdamW are in fp32, on master weights.
 """
@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from bench.distributed.executor import Neighbours, ScheduleExecutor
-from bench.distributed.flat import FlatUpdate
-from bench.distributed.schedule import build_schedule
-from bench.distributed.slices import UnslicedGradients, find_slice
+from bench.distributed.flat import DividedParameters, DividedUpdate, GatheredParameters, WholeParameters
+from bench.distributed.schedule import add_gathers, build_schedule
+from bench.distributed.slices import find_slice
 from bench.distributed.slices import make_whole as whole
 from bench.distributed.stages import RankStages
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision.undivided import construction, parameter_count
-from bench.layout import LayoutPosition, find_rank, place
+from bench.layout import LayoutPosition, find_rank, list_stages, place
 from bench.spec import RunSpec
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
@@ -42,14 +42,32 @@ class PipelineEngine:
         self._here = place(spec, rank)
         named = {name: parameter for name, parameter in stages.named_parameters() if parameter.requires_grad}
         self._shared = self._find_shared(stages, named)
-        counted = {index for index, name in enumerate(named) if self._is_counted(stages, name, named[name])}
-        self._unsliced = None if stages.among is None else UnslicedGradients(list(named.values()), stages.among)
-        self._update = FlatUpdate(list(named.values()), counted, spec.optimizer, self._make_data_group())
         like = next(iter(named.values())).detach()
+        self.gathered = self._divide(stages, named)
         neighbours = Neighbours(self._find_rank, stages.shapes, like, limit=2 * size.ranks)
         order = build_schedule(self._options.schedule, size)[self._here.pipeline]
+        order = add_gathers(order, self._options.gather_ahead) if self.gathered else order
         mine = {number: stages[number] for number in size.stages_of(self._here.pipeline)}
-        self._executor = ScheduleExecutor(mine, order, size, neighbours)
+        self._executor = ScheduleExecutor(mine, order, size, neighbours, self.gathered)
+
+    def _divide(self, stages: RankStages, named: dict[str, Parameter]) -> dict[int, GatheredParameters]:
+        """Divide the update among copies, as the options say; return by stage the parameters that are gathered."""
+        group, left = self._make_data_group(), dict(named)
+        counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
+        gathered = dict[int, GatheredParameters]()
+        if self._options.sharding == "zero3" and dist.get_world_size(group) > 1:
+            for number in list_stages(self._spec, dist.get_rank()):
+                names = [name for name, _ in stages[number].named_parameters() if name not in stages.shared]
+                mine = {name: left.pop(name) for name in names if name in left}
+                if mine:
+                    places = [place for place, name in enumerate(mine) if name in counted]
+                    gathered[number] = GatheredParameters(list(mine.values()), places, group, stages.among)
+        parts: list[DividedParameters] = list(gathered.values())
+        if left:
+            places = [place for place, name in enumerate(left) if name in counted]
+            parts.append(WholeParameters(list(left.values()), places, group, stages.among))
+        self._update = DividedUpdate(parts, self._spec.optimizer)
+        return gathered
 
     def _find_rank(self, stage: int) -> int:
         """Return the rank that has a stage for the samples of this one."""
@@ -97,8 +115,6 @@ class PipelineEngine:
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor | None:
         losses = self._executor.run(micro_batches)
-        if self._unsliced is not None:
-            self._unsliced.reduce()
         for parameter, group in self._shared:  # each stage has the gradient of what it did with it
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad, group=group)

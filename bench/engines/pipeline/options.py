@@ -2,7 +2,9 @@
 
 import functools
 import json
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from bench.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
 from bench.engines.precision.rules import check_unscaled
@@ -17,6 +19,10 @@ class Options(Frozen):
     # several stages on a rank; breadth_first: each stage takes all micro-batches before the rank's next one begins
     schedule: ScheduleName
     cut: Literal["flops", "blocks"] = "flops"  # stages of nearly equal FLOPs, or of nearly as many blocks
+    # what copies of a stage divide: zero1: AdamW's states; zero3: weights and gradients too, but for what several
+    # stages have; weights are gathered when their stage computes, those of the next so many while another one does
+    sharding: Literal["zero1", "zero3"] = "zero1"
+    gather_ahead: Annotated[int, Field(ge=0)] = 1
 
 
 def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:

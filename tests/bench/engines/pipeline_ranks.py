@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 from bench import engines, models
 from bench.distributed.slices import find_slice
 from bench.distributed.stages import build_stages
+from bench.engines.pipeline.engine import PipelineEngine
 from bench.layout import place
 from bench.measure.collectives import CollectiveCounter
 from bench.spec import RunSpec
@@ -69,7 +70,13 @@ def train(spec: RunSpec, rank: int) -> dict[str, Any]:
         losses.append(None if loss is None else float(loss))
         norms.append(float(engine.gradient_norm()))
         idle.append(engine.idle_s())
+    assert isinstance(engine, PipelineEngine)
+    for gathered in engine.gathered.values():
+        gathered.gather()
+        gathered.wait()
     weights = {name: parameter.detach().clone() for name, parameter in stages.named_parameters()}
+    for gathered in engine.gathered.values():
+        gathered.release()
     with CollectiveCounter(wait=lambda: None) as counter:
         engine.train_step(iter(micro_batches(spec, STEPS, data)))
     return {

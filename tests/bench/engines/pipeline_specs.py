@@ -20,7 +20,7 @@ MICRO, ENCODER, DECODER, TOKENS = 2, 12, 6, 10
 
 def spec(
     model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, tensor: int = 1,
-    by_tokens: bool = False, **fields: Any,
+    by_tokens: bool = False, sharding: str = "zero1", **fields: Any,
 ) -> RunSpec:  # fmt: skip
     """A tiny model in a pipeline, with clipping that clips, weight decay and accumulation."""
     shape = SHAPES[model]
@@ -32,7 +32,7 @@ def spec(
             "shape": shape,
             "attention": "eager" if model == "eager" else "sdpa",
         },
-        "engine": {"name": "pipeline", "backend": "pipeline", "options": {"schedule": schedule}},
+        "engine": {"name": "pipeline", "backend": "pipeline", "options": {"schedule": schedule, "sharding": sharding}},
         "data": {"name": "test", "source": "test"},
         "batch": {"micro": MICRO, "accumulation": 4},
         "devices_per_node": pipeline * data * tensor,

@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 import torch
 from pipeline_ranks import STEPS, micro_batches
-from pipeline_specs import CLIPPING, MICRO, spec
+from pipeline_specs import CLIPPING, MICRO, parts_of, spec
 
 from bench import engines, models
+from bench.distributed.schedule import add_gathers, build_schedule
 from bench.distributed.slices import Slice
+from bench.engines.pipeline.options import size_of
 from bench.engines.precision import on_device
-from bench.layout import place
+from bench.layout import list_stages, place
+from bench.stacks import pad_elements
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 BF16 = {"precision": "bf16"}
+ZERO3 = {"sharding": "zero3"}
 JOBS = {
     "t5 1f1b": spec("t5", "1f1b", 2),
     "t5 gpipe, tied": spec("tied", "gpipe", 2),
@@ -57,6 +61,13 @@ JOBS = {
     "gpt sliced by tokens in a pipeline": spec("gpt", "1f1b", 2, tensor=2, by_tokens=True),
     "t5 sliced, two copies": spec("t5", "breadth_first", 1, 4, data=2, tensor=2, by_tokens=True),
     "gpt sliced bf16 in a pipeline": spec("gpt", "1f1b", 2, tensor=2, by_tokens=True, **BF16),
+    "t5 layered, divided": spec("t5", "breadth_first", 1, 8, data=2, **ZERO3),
+    "tied t5 layered, divided": spec("tied", "breadth_first", 1, 8, data=2, **ZERO3),
+    "gpt layered, divided": spec("gpt", "breadth_first", 1, 6, data=2, **ZERO3),
+    "t5 layered, divided, bf16": spec("t5", "breadth_first", 1, 8, data=2, **ZERO3, **BF16),
+    "gpt interleaved, divided": spec("gpt", "interleaved", 2, 3, data=2, **ZERO3),
+    "t5 1f1b, divided": spec("t5", "1f1b", 2, data=2, **ZERO3),
+    "t5 layered, sliced, divided": spec("t5", "breadth_first", 1, 8, data=2, tensor=2, by_tokens=True, **ZERO3),
     "t5 on eight ranks": spec("tied", "1f1b", 2, data=2, tensor=2, by_tokens=True),
     "gpt on eight ranks": spec("gpt", "interleaved", 2, 2, data=2, tensor=2),
 }
@@ -191,11 +202,37 @@ def test_what_a_rank_sends_is_what_the_closed_form_says(seen: Seen, label: str) 
         elements = sum(weight.numel() for weight in found["weights"].values())
         padded = -(-elements // data) * data * width
         once = (1, padded) if data > 1 else (0, 0)
-        if not job.parallel.sequence:
+        if not job.parallel.sequence and job.engine.options["sharding"] == "zero1":
             assert found["traffic"].get("reduce_scatter", (0, 0)) == found["traffic"].get("all_gather", (0, 0)) == once
 
 
-SLICED = [label for label, job in JOBS.items() if job.parallel.pipeline == 1 and job.parallel.tensor > 1]
+DIVIDED = [label for label, job in JOBS.items() if job.engine.options["sharding"] == "zero3"]
+UNSLICED = [label for label in DIVIDED if JOBS[label].parallel.tensor == 1]
+SLICED = [label for label, job in JOBS.items() if job.parallel.tensor == job.world_size and label not in DIVIDED]
+
+
+@pytest.mark.parametrize("label", UNSLICED)
+def test_weights_are_gathered_once_for_forward_and_once_for_backward_and_gradients_reduced_once(
+    seen: Seen, label: str
+) -> None:
+    """But for stages at the turn, which stay whole, and what several stages have, which is never divided."""
+    job, ranks = JOBS[label], seen[label]
+    family = models.load_divided_builder(job.model.family)
+    shared, parts = family.find_shared(job, parts_of(job)), parts_of(job)
+    for rank, found in enumerate(ranks):
+        sizes = {}
+        for stage in list_stages(job, rank):
+            module = family.build_part(job, parts[stage], torch.device("meta"))
+            elements = sum(weight.numel() for name, weight in module.named_parameters() if name not in shared)
+            sizes[stage] = pad_elements(elements, job.data_parallel)
+        whole = sum(weight.numel() for name, weight in found["weights"].items() if name in shared)
+        once = pad_elements(whole, job.data_parallel)
+        order = build_schedule(job.engine.options["schedule"], size_of(job))[place(job, rank).pipeline]
+        actions = [action for action in add_gathers(order) if sizes.get(action.stage)]
+        width = 2 if job.precision == "bf16" else 4
+        for kind, collective in (("gather", "all_gather"), ("reduce", "reduce_scatter")):
+            at = [sizes[action.stage] for action in actions if action.kind == kind]
+            assert found["traffic"][collective] == (len(at) + bool(once), width * (sum(at) + once)), kind
 
 
 @pytest.mark.parametrize("label", SLICED)
