@@ -1,6 +1,9 @@
 """Tiny models in a pipeline: what its tests run, and what they only build."""
 
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bench import engines, models
 from bench.spec import RunSpec
@@ -14,25 +17,28 @@ LLAMA = GPT | {"norm": "rms", "activation": "silu", "gated": True, "biases": Fal
 SHAPES = {"t5": T5, "tied": T5 | {"separate_head": False}, "umt5": T5 | {"bias_per_layer": True}, "masked": T5,
           "eager": T5,
           "gpt": GPT, "llama": LLAMA, "documents": GPT}  # fmt: skip
+CONF = Path(__file__).parents[3] / "conf/engine"
 CLIPPING = 0.5
 MICRO, ENCODER, DECODER, TOKENS = 2, 12, 6, 10
 
 
 def spec(
     model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, tensor: int = 1,
-    by_tokens: bool = False, sharding: str = "zero1", **fields: Any,
+    by_tokens: bool = False, sharding: str = "zero1", engine: str = "pipeline", **fields: Any,
 ) -> RunSpec:  # fmt: skip
-    """A tiny model in a pipeline, with clipping that clips, weight decay and accumulation."""
+    """A tiny model in a pipeline, or whole in another engine, with clipping that clips, weight decay and
+    accumulation."""
     shape = SHAPES[model]
     encodes = "encoder_layers" in shape
+    options = {"name": engine, "backend": engine, "schedule": schedule, "sharding": sharding}
+    if engine != "pipeline":
+        options = yaml.safe_load((CONF / f"{engine}.yaml").read_text())
     plain = {
         "model": {
-            "name": model,
-            "family": "t5" if encodes else "gpt",
-            "shape": shape,
+            "name": model, "family": "t5" if encodes else "gpt", "shape": shape,
             "attention": "eager" if model == "eager" else "sdpa",
         },
-        "engine": {"name": "pipeline", "backend": "pipeline", "options": {"schedule": schedule, "sharding": sharding}},
+        "engine": {"name": options.pop("name"), "backend": options.pop("backend"), "options": options},
         "data": {"name": "test", "source": "test"},
         "batch": {"micro": MICRO, "accumulation": 4},
         "devices_per_node": pipeline * data * tensor,
@@ -42,7 +48,7 @@ def spec(
         "precision": "fp32",
         # with a small eps AdamW makes as much of a gradient that is nothing but rounding as of any other
         "optimizer": {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "gradient_clipping": CLIPPING},
-    }
+    }  # fmt: skip
     return RunSpec.model_validate(plain | fields)
 
 

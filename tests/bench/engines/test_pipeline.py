@@ -1,23 +1,16 @@
 """A pipeline trains as one process does: real ranks over gloo, both families, every schedule, one copy or two."""
 
 import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pipeline_ranks import STEPS, micro_batches
+from pipeline_runs import Ranks, average_losses, cut_own, run_jobs, train_alone
 from pipeline_specs import CLIPPING, MICRO, parts_of, spec
 
 from bench import engines, models
 from bench.distributed.schedule import add_gathers, build_schedule
-from bench.distributed.slices import Slice
 from bench.engines.pipeline.options import size_of
-from bench.engines.precision import on_device
 from bench.layout import list_stages, place
 from bench.stacks import pad_elements
 
@@ -72,79 +65,26 @@ JOBS = {
     "gpt on eight ranks": spec("gpt", "interleaved", 2, 2, data=2, tensor=2),
 }
 FP32 = [label for label in JOBS if "bf16" not in label]
-Seen = dict[str, list[dict[str, Any]]]
+Seen = dict[str, Ranks]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw, by job."""
-    folder = tmp_path_factory.mktemp("ranks")
-    jobs = {label: job.model_dump(mode="json", by_alias=True) for label, job in JOBS.items()}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    script = Path(__file__).with_name("pipeline_ranks.py")
-    quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder / "jobs.json"), str(folder / "seen")],
-        env=os.environ | quiet, capture_output=True, text=True, timeout=580,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    worlds = {job.world_size for job in JOBS.values()}
-    by_world = {world: [torch.load(folder / f"seen-{world}-{rank}.pt") for rank in range(world)] for world in worlds}
-    return {label: [rank[label] for rank in by_world[job.world_size]] for label, job in JOBS.items()}
+    return run_jobs(JOBS, tmp_path_factory.mktemp("ranks"))
 
 
 @functools.cache
 def alone(label: str) -> dict[str, Any]:
-    """What one process sees that has the whole model and all samples: plain torch, AdamW in fp32."""
-    job = JOBS[label]
-    family = models.load_builder(job.model.family)
-    module = family.build(job, on_device(job.precision))
-    family.initialise(module, job)
-    named = dict(module.named_parameters())
-    begun = {name: parameter.detach().clone() for name, parameter in named.items()}
-    masters = [torch.nn.Parameter(parameter.detach().float().clone()) for parameter in named.values()]
-    options = job.optimizer
-    adamw = torch.optim.AdamW(
-        masters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
-    )
-    losses, norms = list[float](), list[float]()
-    for step in range(STEPS):
-        batches = [batch for data in range(job.data_parallel) for batch in micro_batches(job, step, data)]
-        found = []
-        for batch in batches:
-            loss = module(**batch).loss
-            (loss / len(batches)).backward()
-            found.append(float(loss.detach()))
-        for master, parameter in zip(masters, named.values(), strict=True):
-            assert parameter.grad is not None
-            master.grad, parameter.grad = parameter.grad.float(), None
-        norms.append(float(torch.nn.utils.clip_grad_norm_(masters, CLIPPING)))
-        losses.append(sum(found) / len(found))
-        adamw.step()
-        with torch.no_grad():
-            for master, parameter in zip(masters, named.values(), strict=True):
-                parameter.copy_(master)
-    weights = {name: parameter.detach().clone() for name, parameter in named.items()}
-    return {"begun": begun, "losses": losses, "norms": norms, "weights": weights}
-
-
-def losses_of(ranks: list[dict[str, Any]]) -> list[float]:
-    """The mean over the ranks that have a loss, by step."""
-    with_loss = [rank["losses"] for rank in ranks if rank["losses"][0] is not None]
-    return [sum(step) / len(step) for step in zip(*with_loss, strict=True)]
-
-
-def cut(rank: dict[str, Any], name: str, whole: torch.Tensor) -> torch.Tensor:
-    """What a rank has of a whole parameter."""
-    part = rank["slices"].get(name)
-    return Slice(*part).cut(whole) if part else whole
+    """What one process sees."""
+    return train_alone(JOBS[label])
 
 
 @pytest.mark.parametrize("label", JOBS)
 def test_the_ranks_begin_with_the_weights_of_the_whole_model(seen: Seen, label: str) -> None:
     whole = alone(label)["begun"]
     for rank in seen[label]:
-        assert all(weight.equal(cut(rank, name, whole[name])) for name, weight in rank["begun"].items())
+        assert all(weight.equal(cut_own(rank, name, whole[name])) for name, weight in rank["begun"].items())
     assert {name for rank in seen[label] for name in rank["begun"]} == set(whole)
 
 
@@ -153,18 +93,18 @@ def test_losses_norms_and_weights_are_those_of_one_process(seen: Seen, label: st
     ranks, whole = seen[label], alone(label)
     near = 1e-6 if JOBS[label].parallel.tensor == 1 else 1e-5  # sums over slices are rounded in another order
     assert min(whole["norms"]) > CLIPPING
-    assert losses_of(ranks) == pytest.approx(whole["losses"], rel=near)
+    assert average_losses(ranks) == pytest.approx(whole["losses"], rel=near)
     for rank in ranks:
         assert rank["norms"] == pytest.approx(whole["norms"], rel=near)
         for name, weight in rank["weights"].items():
-            difference = (weight - cut(rank, name, whole["weights"][name])).abs().max()
+            difference = (weight - cut_own(rank, name, whole["weights"][name])).abs().max()
             assert difference <= near * whole["weights"][name].abs().max(), name
 
 
 @pytest.mark.parametrize("label", [label for label in JOBS if label not in FP32])
 def test_below_fp32_it_trains_as_one_process_does_but_for_rounding(seen: Seen, label: str) -> None:
     ranks, whole = seen[label], alone(label)
-    assert losses_of(ranks) == pytest.approx(whole["losses"], rel=1e-2)
+    assert average_losses(ranks) == pytest.approx(whole["losses"], rel=1e-2)
     for rank in ranks:
         assert rank["norms"] == pytest.approx(whole["norms"], rel=2e-2)
         assert all(weight.dtype == torch.bfloat16 for weight in rank["weights"].values())
