@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study testbed-study gpu-study wheels check test lint bench coverage bench-testbed chaos predictions golden schema reference docs install clean
+.PHONY: study testbed-study gpu-study wheels check test lint bench coverage parity bench-testbed chaos predictions golden schema reference docs install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
@@ -68,6 +68,10 @@ bench-testbed: $(INSTALLED)
 # Random faults by seeds over sweeps on a testbed and here, as root; CHAOS="--seeds 1-20" says which, --dry-run what they do.
 chaos: $(INSTALLED)
 	cd tests/slurm && $(abspath $(BIN))/python -m chaos $(CHAOS)
+
+# Whether every engine trains as one process does, over a covering set of layouts; PARITY="--seed 2 --first 20", --dry-run.
+parity: $(INSTALLED)
+	cd tests/bench/engines && $(abspath $(BIN))/python -m parity $(PARITY)
 
 # Predictions beside what came true, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
 # of an hour more: python -m bench.prediction_inputs.rehearsals, and then .beside_real.

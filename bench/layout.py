@@ -21,6 +21,11 @@ def place(spec: RunSpec, rank: int) -> LayoutPosition:
     return LayoutPosition(pipeline, data, tensor)
 
 
+def find_rank(spec: RunSpec, here: LayoutPosition) -> int:
+    """Return the rank in a place."""
+    return (here.pipeline * spec.data_parallel + here.data) * spec.parallel.tensor + here.tensor
+
+
 def list_stages(spec: RunSpec, rank: int) -> range:
     """Return the numbers of a rank's stages, in the order of forward: stage s is on rank s mod `pipeline` of a copy."""
     parallel = spec.parallel

@@ -34,6 +34,8 @@ from bench.units import Part
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
 
+    from bench.distributed.slices import TensorRanks
+
 Plugin = TypeVar("Plugin")
 GROUP = "zeroscale"
 """Entry points of the kind `engine` are declared in the group `zeroscale.engine`."""
@@ -212,9 +214,14 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
     """A family whose models can be built in parts, for a pipeline."""
 
     def build_part(
-        self, spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None
+        self,
+        spec: RunSpec,
+        part: Part,
+        construction: AbstractContextManager[Any] | None = None,
+        among: "TensorRanks | None" = None,
     ) -> "Module":
         """Return a part of the uninitialised module, its parameters under the names that they have in the whole.
+        `among` are the ranks that share each matrix with this one, which then keeps its slices alone.
 
         Its forward takes the states of the part before, one tensor for each stack (the first part takes none), and a
         micro-batch by name. It returns a tuple of those states; the last part the loss, 0-d.

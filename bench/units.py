@@ -67,19 +67,22 @@ def units(network: Stacks) -> list[Unit]:
     return list(counted)
 
 
-def count_part_elements(network: Stacks, parts: Sequence[Part]) -> int:
-    """Return the elements of a rank's parameters that has these parts: what several of its parts use counts once. A
-    table of position biases is wherever a block of its stack is, a tied embedding at both ends."""
+def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1) -> int:
+    """Return the elements of a rank's parameters that has these parts, one of `tensor` slices of each matrix: what
+    several of its parts use counts once. A table of position biases is wherever a block of its stack is, a tied
+    embedding at both ends. Norms, learned positions and the bias of a sub-layer's last matrix are not sliced."""
     starts, ends = any(part.first for part in parts), any(part.last for part in parts)
-    found = network.table * ((starts or ends) if network.tied else starts + ends)
+    sliced, whole = network.table * ((starts or ends) if network.tied else starts + ends), 0
     layers = [stack.layers for stack in network.stacks]
     for place, stack in enumerate(network.stacks):
         here = {block for part in parts for block in part.blocks(layers)[place]}
         rows, columns = stack.bias_table or (0, 0)
-        found += len(here) * sum(sum(list_part_sizes(network, sub_layer)) for sub_layer in stack.block)
-        found += rows * columns * bool(here) + sum(network.norm_sizes) * (stack.layers - 1 in here)
-        found += stack.positions * network.width * starts
-    return found
+        unsliced = sum(sum(network.norm_sizes) + network.width * sub_layer.biases for sub_layer in stack.block)
+        everything = sum(sum(list_part_sizes(network, sub_layer)) for sub_layer in stack.block)
+        sliced += len(here) * (everything - unsliced) + rows * columns * bool(here)
+        whole += len(here) * unsliced + sum(network.norm_sizes) * (stack.layers - 1 in here)
+        whole += stack.positions * network.width * starts
+    return sliced // tensor + whole
 
 
 def _count(block: int | None, matrices: Iterator[Matrix] | list[Matrix]) -> Unit:

@@ -1,9 +1,13 @@
-"""Where a model is cut into stages: consecutive units, so that the slowest stage is as fast as it can be."""
+"""Where a model is cut into stages: consecutive units, so that the slowest stage is as fast as it can be; and among how
+many ranks its matrices can be sliced."""
 
 import itertools
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
+from bench.errors import UserError
+from bench.spec import RunSpec
 from bench.stacks import Attention, Mlp, Stack, Stacks
 
 
@@ -71,3 +75,21 @@ def _list_earliest_ends(before: Sequence[int], stages: int, limit: int) -> list[
     for stage in range(stages - 1, -1, -1):
         ends.append(max(stage, bisect_left(before, before[ends[-1]] - limit)))
     return ends[::-1]
+
+
+def check_slices(spec: RunSpec, network: Stacks) -> None:
+    """Raise UserError where a model's matrices cannot be sliced into equal parts, one for each tensor-parallel rank."""
+    ranks = spec.parallel.tensor
+    sizes = {"tokens in its vocabulary": network.vocab}
+    for part in (part for stack in network.stacks for part in stack.block):
+        if isinstance(part, Mlp):
+            sizes["inner elements of its feed-forward layers"] = part.inner
+        else:
+            sizes["heads"] = part.heads
+            sizes["heads of keys and values"] = part.key_heads or part.heads
+    for what, size in sizes.items():
+        if size % ranks:
+            common = math.gcd(*sizes.values())
+            fitting = ", ".join(str(ranks) for ranks in range(1, min(common, 64) + 1) if common % ranks == 0)
+            rule = f"it does not divide the {size:,} {what} of {spec.model.name}"
+            raise UserError(f"parallel.tensor={ranks}", rule, f"choose one of {fitting}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Module
 
+from bench.distributed.flat import GatheredParameters
 from bench.distributed.schedule import Action, Order, PipelineSize, find_source, find_target
 from bench.distributed.stages import Shapes
 
@@ -98,16 +99,21 @@ class PassUnderWay(NamedTuple):
 class ScheduleExecutor:
     """Runs one rank's order of a schedule, step after step."""
 
-    def __init__(self, stages: Mapping[int, Module], order: Order, size: PipelineSize, neighbours: Neighbours) -> None:
+    def __init__(
+        self, stages: Mapping[int, Module], order: Order, size: PipelineSize, neighbours: Neighbours,
+        gathered: Mapping[int, GatheredParameters],
+    ) -> None:  # fmt: skip
+        """`gathered`: the weights that are divided, by stage."""
         self._stages, self._order, self._size, self._neighbours = stages, order, size, neighbours
         self._ran: list[tuple[Any, Any]] = []  # begin and end of the last step
+        self._gathered = gathered
 
     def run(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
         """Make the passes of one step; return the loss of each micro-batch where the last stage is here. Gradients of
         their mean are added to those that the parameters have."""
         self._neighbours.waited.clear()
         begin = self._neighbours.mark()
-        step = _Step(self._stages, self._size, self._neighbours, iter(micro_batches))
+        step = _Step(self._stages, self._size, self._neighbours, self._gathered, iter(micro_batches))
         for action in self._order:
             step.act(action)
         self._neighbours.finish()
@@ -125,9 +131,10 @@ class _Step:
 
     def __init__(
         self, stages: Mapping[int, Module], size: PipelineSize, neighbours: Neighbours,
-        micro_batches: Iterator[dict[str, Tensor]],
+        gathered: Mapping[int, GatheredParameters], micro_batches: Iterator[dict[str, Tensor]],
     ) -> None:  # fmt: skip
         self._stages, self._size, self._neighbours, self._micro_batches = stages, size, neighbours, micro_batches
+        self._gathered = gathered
         self._batches: list[dict[str, Tensor]] = []  # taken so far
         self._under_way: dict[tuple[int, int], PassUnderWay] = {}
         self._leaving: dict[Action, States] = {}  # what a pass made that the next action sends
@@ -136,7 +143,7 @@ class _Step:
 
     def act(self, action: Action) -> None:
         """Do one action."""
-        kind, stage, micro = action
+        kind, stage, _ = action
         if kind == "forward":
             self._run_forward(action)
         elif kind == "backward":
@@ -151,10 +158,12 @@ class _Step:
             target = find_target(maker, self._size)
             assert target is not None
             self._neighbours.send(self._leaving.pop(maker), target)
-        else:
-            raise NotImplementedError(f"{kind} of stage {stage}, micro-batch {micro}")
+        elif stage in self._gathered:
+            getattr(self._gathered[stage], kind)()
 
     def _run_forward(self, action: Action) -> None:
+        if action.stage in self._gathered:
+            self._gathered[action.stage].wait()
         inputs = [tensor.requires_grad_() for tensor in self._take(action)]
         made = self._stages[action.stage](*inputs, **self._find_batch(action.micro_batch))
         if isinstance(made, Tensor):
@@ -167,6 +176,9 @@ class _Step:
         self._under_way[action.stage, action.micro_batch] = PassUnderWay(inputs, list(map(get_gradient_edge, outputs)))
 
     def _run_backward(self, action: Action) -> None:
+        if action.stage in self._gathered:
+            self._gathered[action.stage].wait()
+            self._gathered[action.stage].expect_gradients()
         inputs, edges = self._under_way.pop((action.stage, action.micro_batch))
         torch.autograd.backward(edges, self._take(action) or [self._unit])
         if inputs:

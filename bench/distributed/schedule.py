@@ -16,10 +16,11 @@ before the rank's next one begins (2211.05953); on one rank that is layered grad
 Kind = Literal[
     "forward", "backward",
     "send_states", "receive_states", "send_gradients", "receive_gradients",
-    "gather", "release",
+    "gather", "release", "reduce",
 ]  # fmt: skip
 """states: what a stage's forward gives to the next one; gradients: what its backward gives to the one before. gather,
-release: a stage's weights are made whole on its rank, and divided again."""
+release: a stage's weights are made whole on its rank, and divided again. reduce: its gradients are summed over copies,
+and divided."""
 
 NO_MICRO_BATCH = -1
 
@@ -183,8 +184,10 @@ def _append_transfer(lists: list[list[Action]], action: Action, size: PipelineSi
 
 def add_gathers(order: Order, ahead: int = 1) -> Order:
     """Return a rank's actions with those on the weights of its stages: whole while a stage computes, those of the
-    `ahead` stages that compute next on their way. What comes next stays whole, and nothing does behind the end."""
+    `ahead` stages that compute next on their way. What comes next stays whole, and nothing does behind the end.
+    Gradients are reduced behind a stage's last backward."""
     stages = [action.stage for action in order if action.computes]
+    last = {action.stage: action for action in order if action.kind == "backward"}
     result, whole, place = list[Action](), list[int](), 0
     for action in order:
         if action.computes:
@@ -193,6 +196,8 @@ def add_gathers(order: Order, ahead: int = 1) -> Order:
             result += [Action("gather", stage) for stage in coming if stage not in whole]
             whole, place = coming, place + 1
         result.append(action)
+        if action == last.get(action.stage):
+            result.append(Action("reduce", action.stage))
     return (*result, *(Action("release", stage) for stage in whole))
 
 

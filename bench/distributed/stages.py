@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch.nn import Module, ModuleDict, Parameter
 
+from bench.distributed.slices import TensorRanks, join_tensor_ranks
 from bench.layout import list_stages
 from bench.plugins import DividedFamilyBuilder, EngineBuilder
 from bench.spec import RunSpec
@@ -18,11 +19,15 @@ class RankStages(Module):
     """The stages of a rank by number, and what they need to know of the others. A parameter is met once under the name
     that it has in the whole model, also where several stages use it: it is one."""
 
-    def __init__(self, stages: Mapping[int, Module], shapes: Shapes, shared: Mapping[str, Sequence[int]]) -> None:
-        """`shared`: by name the parameters that several stages of the model have, and which."""
+    def __init__(
+        self, stages: Mapping[int, Module], shapes: Shapes, shared: Mapping[str, Sequence[int]],
+        among: TensorRanks | None,
+    ) -> None:  # fmt: skip
+        """`shared`: by name the parameters that several stages of the model have, and which. `among`: those who share
+        each matrix with this rank."""
         super().__init__()
         self.stages = ModuleDict({str(number): stage for number, stage in stages.items()})
-        self.shapes, self.shared = shapes, shared
+        self.shapes, self.shared, self.among = shapes, shared, among
         self._unite()
 
     def _unite(self) -> None:
@@ -63,9 +68,13 @@ def build_stages(
     network: Stacks,
     parts: Sequence[Part],
 ) -> RankStages:
-    """Return a rank's stages, uninitialised, of a model that is cut into these parts."""
+    """Return a rank's stages, uninitialised, of a model that is cut into these parts. Collective."""
+    among = join_tensor_ranks(spec, rank)
+    sliced = {} if among is None else {"among": among}
     stages = {
-        number: family.build_part(spec, parts[number], engine.construction(spec)) for number in list_stages(spec, rank)
+        number: family.build_part(spec, parts[number], engine.construction(spec), **sliced)
+        for number in list_stages(spec, rank)
     }
-    shapes = tuple((spec.batch.micro, spec.sequence[stack.tokens], network.width) for stack in network.stacks)
-    return RankStages(stages, shapes, family.find_shared(spec, parts))
+    shares = spec.parallel.tensor if spec.parallel.sequence else 1
+    shapes = tuple((spec.batch.micro, spec.sequence[stack.tokens] // shares, network.width) for stack in network.stacks)
+    return RankStages(stages, shapes, family.find_shared(spec, parts), among)

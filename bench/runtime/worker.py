@@ -304,7 +304,8 @@ class RankWorker:
         if (cut := engines.facts(self.spec).cut) is not None:  # it is then the part that is counted
             network = models.get_network(self.spec.model)
             parts = cut(self.spec, network)
-            here = count_part_elements(network, [parts[stage] for stage in layout.list_stages(self.spec, self.rank)])
+            mine = [parts[stage] for stage in layout.list_stages(self.spec, self.rank)]
+            here = count_part_elements(network, mine, self.spec.parallel.tensor)
         found = int(self.engine_builder.parameter_count(module.parameters()))
         if here is not None and found != here:
             raise Refused(f"{self.spec.model.name} has {found} parameters where {here} were expected")

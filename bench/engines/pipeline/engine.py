@@ -1,5 +1,6 @@
 """A pipeline: each rank has some stages of the model and runs its list of a schedule; states and gradients go from rank
-to rank. Data-parallel copies of a stage divide AdamW's states, as ZeRO's stage 1 does it.
+to rank. Tensor-parallel ranks have a slice of each of a stage's matrices; data-parallel copies of a stage divide
+AdamW's states as ZeRO's stage 1 does it, or, as its stage 3, gradients and weights too.
 
 Below fp32, weights and gradients are in the run's precision; norm, clipping and AdamW are in fp32, on master weights.
 """
@@ -13,12 +14,14 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from bench.distributed.executor import Neighbours, ScheduleExecutor
-from bench.distributed.flat import FlatUpdate
-from bench.distributed.schedule import build_schedule
+from bench.distributed.flat import DividedParameters, DividedUpdate, GatheredParameters, WholeParameters
+from bench.distributed.schedule import add_gathers, build_schedule
+from bench.distributed.slices import find_slice
+from bench.distributed.slices import make_whole as whole
 from bench.distributed.stages import RankStages
 from bench.engines.pipeline.options import decode_options, size_of
-from bench.engines.precision.undivided import construction, parameter_count, whole
-from bench.layout import place
+from bench.engines.precision.undivided import construction, parameter_count
+from bench.layout import LayoutPosition, find_rank, list_stages, place
 from bench.spec import RunSpec
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
@@ -39,30 +42,46 @@ class PipelineEngine:
         self._here = place(spec, rank)
         named = {name: parameter for name, parameter in stages.named_parameters() if parameter.requires_grad}
         self._shared = self._find_shared(stages, named)
-        counted = {index for index, name in enumerate(named) if self._is_counted(stages, name)}
-        self._update = FlatUpdate(list(named.values()), counted, spec.optimizer, self._make_data_group())
         like = next(iter(named.values())).detach()
         self._device = like.device
+        self.gathered = self._divide(stages, named)
         neighbours = Neighbours(self._find_rank, stages.shapes, like, limit=2 * size.ranks)
         order = build_schedule(self._options.schedule, size)[self._here.pipeline]
+        order = add_gathers(order, self._options.gather_ahead) if self.gathered else order
         mine = {number: stages[number] for number in size.stages_of(self._here.pipeline)}
-        self._executor = ScheduleExecutor(mine, order, size, neighbours)
+        self._executor = ScheduleExecutor(mine, order, size, neighbours, self.gathered)
+
+    def _divide(self, stages: RankStages, named: dict[str, Parameter]) -> dict[int, GatheredParameters]:
+        """Divide the update among copies, as the options say; return by stage the parameters that are gathered."""
+        group, left = self._make_data_group(), dict(named)
+        counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
+        gathered = dict[int, GatheredParameters]()
+        if self._options.sharding == "zero3" and dist.get_world_size(group) > 1:
+            for number in list_stages(self._spec, dist.get_rank()):
+                names = [name for name, _ in stages[number].named_parameters() if name not in stages.shared]
+                mine = {name: left.pop(name) for name in names if name in left}
+                if mine:
+                    places = [place for place, name in enumerate(mine) if name in counted]
+                    gathered[number] = GatheredParameters(list(mine.values()), places, group, stages.among)
+        parts: list[DividedParameters] = list(gathered.values())
+        if left:
+            places = [place for place, name in enumerate(left) if name in counted]
+            parts.append(WholeParameters(list(left.values()), places, group, stages.among))
+        self._update = DividedUpdate(parts, self._spec.optimizer)
+        return gathered
 
     def _find_rank(self, stage: int) -> int:
         """Return the rank that has a stage for the samples of this one."""
-        return self._rank_at(stage % self._spec.parallel.pipeline, self._here.data)
-
-    def _rank_at(self, pipeline: int, data: int) -> int:
-        return pipeline * self._spec.data_parallel + data
+        return find_rank(self._spec, self._here._replace(pipeline=stage % self._spec.parallel.pipeline))
 
     def _make_data_group(self) -> dist.ProcessGroup:
         """Return the ranks that have copies of this one's stages. Every rank makes all groups, in one order."""
-        replicas = range(self._spec.data_parallel)
-        groups: list[dist.ProcessGroup] = [
-            dist.new_group([self._rank_at(pipeline, data) for data in replicas])
-            for pipeline in range(self._spec.parallel.pipeline)
-        ]
-        return groups[self._here.pipeline]
+        parallel, groups = self._spec.parallel, dict[LayoutPosition, dist.ProcessGroup]()
+        for pipeline in range(parallel.pipeline):
+            for tensor in range(parallel.tensor):
+                copies = [LayoutPosition(pipeline, data, tensor) for data in range(self._spec.data_parallel)]
+                groups[copies[0]] = dist.new_group([find_rank(self._spec, copy) for copy in copies])
+        return groups[self._here._replace(data=0)]
 
     def _list_holders(self, stages: RankStages, name: str) -> list[int]:
         """Return which ranks of a pipeline have a parameter that several stages have; nothing of any other."""
@@ -76,19 +95,24 @@ class PipelineEngine:
         found, groups = list[tuple[Parameter, dist.ProcessGroup]](), dict[tuple[int, ...], dist.ProcessGroup]()
         for name in sorted(stages.shared):
             holders = self._list_holders(stages, name)
-            for data in range(self._spec.data_parallel):
-                ranks = tuple(self._rank_at(pipeline, data) for pipeline in holders)
+            for first in range(self._spec.world_size // self._spec.parallel.pipeline):
+                ranks = self._list_same_place(holders, place(self._spec, first))
                 if len(ranks) > 1 and ranks not in groups:
                     groups[ranks] = dist.new_group(list(ranks))
-            mine = tuple(self._rank_at(pipeline, self._here.data) for pipeline in holders)
+            mine = self._list_same_place(holders, self._here)
             if name in named and mine in groups:
                 found.append((named[name], groups[mine]))
         return found
 
-    def _is_counted(self, stages: RankStages, name: str) -> bool:
+    def _list_same_place(self, holders: list[int], here: LayoutPosition) -> tuple[int, ...]:
+        """Return the ranks of one copy and slice in several places of its pipeline."""
+        return tuple(find_rank(self._spec, here._replace(pipeline=pipeline)) for pipeline in holders)
+
+    def _is_counted(self, stages: RankStages, name: str, parameter: Parameter) -> bool:
         """Whether a parameter of this rank counts in the norm here: of those who have it the first one counts it."""
         holders = self._list_holders(stages, name)
-        return not holders or holders[0] == self._here.pipeline
+        first = not holders or holders[0] == self._here.pipeline
+        return first and (find_slice(parameter) is not None or self._here.tensor == 0)
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor | None:
         losses = self._executor.run(micro_batches)

@@ -1,6 +1,6 @@
 """What a pipeline says of itself: its stages, where they are, and which ranks have a loss."""
 
-from bench.distributed.cut import count_unit_flops, cut_units
+from bench.distributed.cut import check_slices, count_unit_flops, cut_units
 from bench.engine_facts import EngineFacts, Rehearsal
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.errors import UserError
@@ -17,7 +17,7 @@ def facts(spec: RunSpec) -> EngineFacts:
     return EngineFacts(
         label=f"pipeline, {SCHEDULES[decode_options(spec).schedule]}",
         distinguishing=frozenset({"schedule"}),
-        layouts=frozenset({"pipeline", "stages_per_rank"}),
+        layouts=frozenset({"pipeline", "stages_per_rank", "tensor", "sequence"}),
         loss_ranks=tuple(range(last, spec.world_size)),
         cut=cut_into_parts,
         rehearsal=Rehearsal("any"),
@@ -27,6 +27,7 @@ def facts(spec: RunSpec) -> EngineFacts:
 
 def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
     """Return all parts of the model by stage; UserError where there are more stages than units."""
+    check_slices(spec, network)
     stages, costs = size_of(spec).stages, count_unit_flops(network, spec.sequence)
     if decode_options(spec).cut == "blocks":
         costs = [0, *[1] * (len(costs) - 2), 0]

@@ -2,7 +2,9 @@
 
 import functools
 import json
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from bench.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
 from bench.engines.precision.rules import check_unscaled
@@ -17,6 +19,10 @@ class Options(Frozen):
     # several stages on a rank; breadth_first: each stage takes all micro-batches before the rank's next one begins
     schedule: ScheduleName
     cut: Literal["flops", "blocks"] = "flops"  # stages of nearly equal FLOPs, or of nearly as many blocks
+    # what copies of a stage divide: zero1: AdamW's states; zero3: weights and gradients too, but for what several
+    # stages have; weights are gathered when their stage computes, those of the next so many while another one does
+    sharding: Literal["zero1", "zero3"] = "zero1"
+    gather_ahead: Annotated[int, Field(ge=0)] = 1
 
 
 _ONE_STAGE = "parallel.pipeline=2 batch.accumulation=8"
@@ -31,7 +37,7 @@ _FIRST: dict[ScheduleName, str] = {
 
 def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:
     """Raise UserError for what this engine cannot do."""
-    if size_of(spec).stages == 1:
+    if size_of(spec).stages == spec.parallel.tensor == 1:
         rule = f"engine {spec.engine.name} divides the layers among stages, and there is one"
         raise UserError("parallel.pipeline=1", rule, f"add {_FIRST[options.schedule]}; or choose engine=ddp")
     if obstacle := find_obstacle(options.schedule, size_of(spec)):
@@ -46,6 +52,19 @@ def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None
         if value:
             rule = f"engine {spec.engine.name} does not do it yet"
             raise UserError(f"{name}={_format(spec, name)}", rule, "leave it out, or choose another engine")
+    if spec.parallel.tensor > 1:
+        _check_sliced(spec)
+
+
+def _check_sliced(spec: RunSpec) -> None:
+    """Raise UserError for what sliced matrices cannot do."""
+    if spec.model.attention == "flex":
+        rule = "it was not tried on the heads of one tensor-parallel rank"
+        raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or parallel.tensor=1")
+    if spec.model.loss_chunk_tokens:
+        rule = "a rank has the logits of its own tokens of the vocabulary alone, all at once"
+        value = f"model.loss_chunk_tokens={spec.model.loss_chunk_tokens}"
+        raise UserError(value, rule, "leave it out, or set parallel.tensor=1")
 
 
 def _format(spec: RunSpec, name: str) -> str:

@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from bench import objectives
+from bench.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
 from bench.models.gpt.decoder import CausalLanguageModel
 from bench.models.gpt.part import EMBEDDING, DecoderPart
 from bench.models.gpt.shape import Shape
+from bench.models.gpt.slices import DIMENSIONS
 from bench.models.modules.parts import materialise
 from bench.models.modules.weights import SkippedInitialisation, draw
 from bench.plugins import Whole
@@ -33,15 +35,21 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     return model
 
 
-def build_part(spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None) -> nn.Module:
+def build_part(
+    spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
+) -> nn.Module:
     """Return a part of the uninitialised model; see `bench.plugins.DividedFamilyBuilder`."""
     shape, reduction = Shape.model_validate(spec.model.shape), objectives.load(spec.objective).REDUCTION
 
     def make() -> DecoderPart:
-        return DecoderPart(shape, spec.model, part, checkpointing=spec.activation_checkpointing, reduction=reduction)
+        return DecoderPart(
+            shape, spec.model, part, among, checkpointing=spec.activation_checkpointing, reduction=reduction
+        )
 
     made = materialise(make, construction)
     made.finish(spec.model.loss_chunk_tokens)
+    if among is not None:
+        mark_slices(made, DIMENSIONS, among)
     return made
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from bench.distributed.slices import TensorRanks
 from bench.models.gpt.rotary import rotate, tables
 from bench.models.gpt.shape import Shape
 from bench.models.modules.chunked_loss import ChunkedHead
@@ -50,7 +51,7 @@ class SelfAttention(nn.Module):
             self.q_proj = nn.Linear(shape.width, inner, bias=shape.biases)
             self.k_proj = nn.Linear(shape.width, key_inner, bias=shape.biases)
             self.v_proj = nn.Linear(shape.width, key_inner, bias=shape.biases)
-        self.o_proj = nn.Linear(inner, shape.width, bias=shape.biases)
+        self.o_proj: nn.Module = nn.Linear(inner, shape.width, bias=shape.biases)
 
     def forward(self, states: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         query, key, value = self.projected(states)
@@ -106,7 +107,7 @@ class FeedForward(nn.Module):
             self.up_proj = nn.Linear(shape.width, shape.inner, bias=shape.biases)
         else:
             self.up_proj = first
-        self.down_proj = nn.Linear(shape.inner, shape.width, bias=shape.biases)
+        self.down_proj: nn.Module = nn.Linear(shape.inner, shape.width, bias=shape.biases)
 
     def forward(self, states: Tensor) -> Tensor:
         made: Tensor
@@ -145,9 +146,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape, self.eager, self.dropout = shape, model.attention == "eager", model.dropout
         self.checkpointing = checkpointing
-        self.embed_tokens = nn.Embedding(shape.vocab, shape.width)
+        self.among: TensorRanks | None = None  # those who share each matrix with this rank
+        self.embed_tokens: nn.Module = nn.Embedding(shape.vocab, shape.width)
         if shape.rotary_base is None:
-            self.embed_positions = nn.Embedding(shape.positions, shape.width)
+            self.embed_positions: nn.Module = nn.Embedding(shape.positions, shape.width)
         self.layers = nn.ModuleList(DecoderLayer(shape, model) for _ in range(shape.layers))
         self.norm = _norm(shape)
 
@@ -161,14 +163,15 @@ class Decoder(nn.Module):
         """Return the states before the first layer."""
         states = self.embed_tokens(input_ids)
         if self.shape.rotary_base is None:
-            states = states + self.embed_positions(_find_places(input_ids, position_ids))
+            states = states + self.embed_positions(_find_places(input_ids.shape[1], input_ids, position_ids))
         return F.dropout(states, self.dropout)
 
     def run_layers(self, states: Tensor, position_ids: Tensor | None) -> Tensor:
         """Return the states behind the last of `layers`."""
-        rotation, mask = None, self.mask(position_ids, states)
+        tokens = states.shape[1] if self.among is None else self.among.count_all_tokens(states)
+        rotation, mask = None, self.mask(tokens, position_ids, states)
         if self.shape.rotary_base is not None:
-            rotation = tables(self.shape, _find_places(states, position_ids), states.dtype)
+            rotation = tables(self.shape, _find_places(tokens, states, position_ids), states.dtype)
         for layer in self.layers:
             if self.checkpointing:
                 states = checkpoint(layer, states, rotation, mask, use_reentrant=False)
@@ -176,11 +179,10 @@ class Decoder(nn.Module):
                 states = layer(states, rotation, mask)
         return states
 
-    def mask(self, position_ids: Tensor | None, states: Tensor) -> Tensor | None:
+    def mask(self, tokens: int, position_ids: Tensor | None, states: Tensor) -> Tensor | None:
         """Return what the attention takes as a mask: None where its kernel knows causality by itself."""
         if position_ids is None and not self.eager:
             return None
-        tokens = states.shape[1]
         seen = torch.ones(tokens, tokens, dtype=torch.bool, device=states.device).tril()
         if position_ids is not None:
             document = (position_ids == 0).cumsum(-1)
@@ -199,7 +201,7 @@ class CausalLanguageModel(nn.Module):
         self.model = Decoder(shape, model, checkpointing=checkpointing)
         self.lm_head: nn.Module = nn.Linear(shape.width, shape.vocab, bias=False)
         if not shape.separate_head:
-            self.lm_head.weight = self.model.embed_tokens.weight
+            self.lm_head.weight = self.model.embed_tokens.weight  # type: ignore[assignment]
         if model.loss_chunk_tokens:
             assert isinstance(self.lm_head, nn.Linear)
             self.lm_head = ChunkedHead(self.lm_head, model.loss_chunk_tokens)
@@ -212,13 +214,17 @@ class CausalLanguageModel(nn.Module):
         following = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
         if isinstance(self.lm_head, ChunkedHead):
             return self.lm_head(states, following)  # type: ignore[no-any-return]
+        return self.compute_loss(states, following)
+
+    def compute_loss(self, states: Tensor, following: Tensor) -> Tensor:
+        """Return the loss of states by the label that follows each of them."""
         logits = self.lm_head(states).float().flatten(0, 1)
         return F.cross_entropy(logits, following.flatten(), reduction=self.reduction, ignore_index=IGNORED)
 
 
-def _find_places(tokens: Tensor, position_ids: Tensor | None) -> Tensor:
-    """Return the positions of `tokens`, (samples, tokens, …), where nothing else is said of them."""
-    return torch.arange(tokens.shape[1], device=tokens.device) if position_ids is None else position_ids
+def _find_places(tokens: int, like: Tensor, position_ids: Tensor | None) -> Tensor:
+    """Return the positions of so many tokens, on the device of `like`, where nothing else is said of them."""
+    return torch.arange(tokens, device=like.device) if position_ids is None else position_ids
 
 
 def _norm(shape: Shape) -> nn.Module:

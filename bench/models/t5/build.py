@@ -8,12 +8,14 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration, UMT5Config, UMT5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from bench.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
 from bench.models.modules.chunked_loss import ChunkedHead
 from bench.models.modules.parts import materialise
 from bench.models.modules.weights import SkippedInitialisation, draw
 from bench.models.t5.part import BIAS_TABLE, EMBEDDING, STACKS, T5Part
 from bench.models.t5.shape import NAMES, Shape
+from bench.models.t5.slices import DIMENSIONS
 from bench.spec import ModelSpec, RunSpec
 from bench.units import Part
 
@@ -83,12 +85,16 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     return model  # type: ignore[no-any-return]
 
 
-def build_part(spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None) -> torch.nn.Module:
+def build_part(
+    spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
+) -> torch.nn.Module:
     """Return a part of the uninitialised model; see `bench.plugins.DividedFamilyBuilder`."""
     shape = Shape.model_validate(spec.model.shape)
     kind = KINDS[shape.bias_per_layer, False]
-    made = materialise(lambda: T5Part(kind(_build_config(shape, spec.model)), part, shape), construction)
+    made = materialise(lambda: T5Part(kind(_build_config(shape, spec.model)), part, shape, among), construction)
     made.finish(spec.model.loss_chunk_tokens)
+    if among is not None:
+        mark_slices(made, DIMENSIONS, among)
     return made
 
 

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.distributed.slices import TensorRanks
+from bench.distributed.vocabulary import compute_sliced_loss
 from bench.models.modules.chunked_loss import IGNORED, ChunkedHead
 from bench.models.modules.parts import NumberedBlocks
 from bench.models.t5.shape import Shape
+from bench.models.t5.slices import slice_part
 from bench.units import Part
 
 EMBEDDING = "shared.weight"
@@ -25,10 +28,11 @@ START, PADDING = 0, 0
 class T5Part(nn.Module):
     """Some units of a T5; where its head is the embedding, the last part has that as well."""
 
-    def __init__(self, whole: Any, part: Part, shape: Shape) -> None:
-        """`whole` is a T5ForConditionalGeneration, or UMT5's, without memory."""
+    def __init__(self, whole: Any, part: Part, shape: Shape, among: TensorRanks | None) -> None:
+        """`whole` is a T5ForConditionalGeneration, or UMT5's, without memory; `among` are those who share each matrix
+        with this rank."""
         super().__init__()
-        self.part, self.tied = part, not shape.separate_head
+        self.part, self.tied, self.among = part, not shape.separate_head, among
         self.scale = shape.d_model**-0.5 if self.tied else None  # of what comes to the head
         self.encoder: Any = None
         self.decoder: Any = None
@@ -40,6 +44,8 @@ class T5Part(nn.Module):
                 setattr(self, name, _keep_blocks(getattr(whole, name), blocks, count, shape))
         if part.last:
             self.lm_head: nn.Module = whole.lm_head
+        if among is not None:
+            slice_part(self, among)
 
     def finish(self, loss_chunk_tokens: int | None) -> None:
         """Tie the head, and give it its loss, now that the parameters have memory."""
@@ -55,11 +61,14 @@ class T5Part(nn.Module):
         self, *states: Tensor, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         encoded, decoded = self._embed(input_ids, labels) if self.part.first else states
+        mask, causal = attention_mask, None
+        if self.among is not None and self.among.sequence:
+            mask, causal = _write_mask(input_ids, encoded, mask), _write_causal_mask(labels, decoded)
         if self.encoder is not None:
-            encoded = self.encoder(inputs_embeds=encoded, attention_mask=attention_mask).last_hidden_state
+            encoded = self.encoder(inputs_embeds=encoded, attention_mask=mask).last_hidden_state
         if self.decoder is not None:
             decoded = self.decoder(
-                inputs_embeds=decoded, encoder_hidden_states=encoded, encoder_attention_mask=attention_mask
+                inputs_embeds=decoded, attention_mask=causal, encoder_hidden_states=encoded, encoder_attention_mask=mask
             ).last_hidden_state
         return self._compute_loss(decoded, labels) if self.part.last else (encoded, decoded)
 
@@ -74,7 +83,23 @@ class T5Part(nn.Module):
         decoded = decoded if self.scale is None else decoded * self.scale
         if isinstance(self.lm_head, ChunkedHead):
             return self.lm_head(decoded, labels)  # type: ignore[no-any-return]
+        if self.among is not None:
+            logits = self.lm_head(self.among.enter(decoded)).flatten(0, 1)
+            return compute_sliced_loss(logits, labels.flatten(), self.among, "mean")
         return nn.functional.cross_entropy(self.lm_head(decoded).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
+def _write_mask(tokens: Tensor, states: Tensor, seen: Tensor | None) -> Tensor:
+    """Return what is added to scores for all of a sample's tokens: transformers would count those of `states`, of which
+    a rank has a share."""
+    mask = states.new_zeros(len(tokens), 1, 1, tokens.shape[1])
+    return mask if seen is None else mask.masked_fill_(seen[:, None, None] == 0, torch.finfo(states.dtype).min)
+
+
+def _write_causal_mask(tokens: Tensor, states: Tensor) -> Tensor:
+    """Return the same where a token sees none behind it."""
+    length = tokens.shape[1]
+    return states.new_full((1, 1, length, length), torch.finfo(states.dtype).min).triu_(1)
 
 
 def _keep_blocks(stack: Any, blocks: range, layers: int, shape: Shape) -> Any:

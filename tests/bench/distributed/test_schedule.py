@@ -328,9 +328,8 @@ def test_a_stage_computes_only_while_its_weights_are_whole(name: ScheduleName, s
                 assert action.stage in whole
             assert len(whole) <= 1 + ahead
         assert not whole
-        assert (
-            tuple(action for action in add_gathers(order, ahead) if action.kind not in ("gather", "release")) == order
-        )
+        added = "gather", "release", "reduce"
+        assert tuple(action for action in add_gathers(order, ahead) if action.kind not in added) == order
 
 
 @pytest.mark.parametrize(("ranks", "stages", "ahead"), [*itertools.product((1, 2, 4), (1, 2, 3, 12), (0, 1, 2))])
@@ -338,6 +337,19 @@ def test_breadth_first_gathers_each_stage_twice_but_those_at_the_turn(ranks: int
     for order in build_schedule("breadth_first", PipelineSize(ranks, stages, 8)):
         gathers = Counter(action.kind for action in add_gathers(order, ahead))["gather"]
         assert gathers == 2 * stages - min(stages, ahead + 1)
+
+
+@pytest.mark.parametrize(("name", "size"), FULL[::5])
+def test_gradients_of_a_stage_are_reduced_once_behind_its_last_backward(name: ScheduleName, size: PipelineSize) -> None:
+    for order in build_schedule(name, size):
+        left = Counter(action.stage for action in order if action.kind == "backward")
+        reduced = []
+        for action in add_gathers(order):
+            left[action.stage] -= action.kind == "backward"
+            if action.kind == "reduce":
+                assert left[action.stage] == 0
+                reduced.append(action.stage)
+        assert sorted(reduced) == sorted(left)
 
 
 def test_layered_accumulation_gathers_by_stage_and_not_by_micro_batch() -> None:

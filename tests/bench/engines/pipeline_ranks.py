@@ -1,5 +1,5 @@
-"""Ranks that train jobs in a pipeline: `python pipeline_ranks.py JOBS OUT`. They are forked once all is imported, as
-many as a job's spec has, and meet in files beside OUT.
+"""Ranks that train jobs, most in a pipeline: `python pipeline_ranks.py JOBS OUT`. They are forked once all is imported,
+as many as a job's spec has, and meet in files beside OUT.
 
 JOBS is a JSON object from label to RunSpec. OUT-<rank>.pt gets by label what a rank saw, weights by name included.
 """
@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, distributed
 
 from bench import engines, models
-from bench.distributed.stages import build_stages
+from bench.distributed.slices import find_slice
+from bench.distributed.stages import RankStages, build_stages
+from bench.engines.ddp.engine import DataParallel
+from bench.engines.pipeline.engine import PipelineEngine
 from bench.layout import place
 from bench.measure.collectives import CollectiveCounter
 from bench.spec import RunSpec
@@ -24,8 +27,9 @@ STEPS = 5
 
 def main() -> None:
     jobs = {label: RunSpec.model_validate(plain) for label, plain in json.loads(Path(sys.argv[1]).read_text()).items()}
-    for family in {spec.model.family for spec in jobs.values()}:
-        models.load_divided_builder(family)
+    for spec in jobs.values():  # imported once
+        models.load_builder(spec.model.family)
+        engines.load_builder(spec.engine.backend)
     for world in sorted({spec.world_size for spec in jobs.values()}):
         mine = {label: spec for label, spec in jobs.items() if spec.world_size == world}
         children = []
@@ -39,6 +43,7 @@ def main() -> None:
 
 def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
     torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_SIZE": str(world)}
     status = 1
     try:
         distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting-{world}", rank=rank, world_size=world)
@@ -53,27 +58,55 @@ def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
 
 
 def train(spec: RunSpec, rank: int) -> dict[str, Any]:
-    backend, family = engines.load_builder(spec.engine.backend), models.load_divided_builder(spec.model.family)
-    network, cut = models.build_network(spec.model), engines.facts(spec).cut
-    assert network is not None and cut is not None
-    stages = build_stages(spec, rank, family, backend, network, cut(spec, network))
-    family.initialise(stages, spec, backend.whole)
-    begun = {name: parameter.detach().clone() for name, parameter in stages.named_parameters()}
-    engine = backend.build(stages, spec)
+    backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
+    module = build_module(spec, rank)
+    family.initialise(module, spec, backend.whole)
+    slices = {name: part for name, parameter in module.named_parameters() if (part := find_slice(parameter))}
+    begun = copy_weights(module) if isinstance(module, RankStages) else {}
+    engine = backend.build(module, spec)
     losses, norms, idle = [], [], []
     data = place(spec, rank).data
     for step in range(STEPS):
         loss = engine.train_step(iter(micro_batches(spec, step, data)))
         losses.append(None if loss is None else float(loss))
         norms.append(float(engine.gradient_norm()))
-        idle.append(engine.idle_s())
-    weights = {name: parameter.detach().clone() for name, parameter in stages.named_parameters()}
+        idle.append(engine.idle_s() if isinstance(engine, PipelineEngine) else None)
+    weights = read_weights(engine, module)
     with CollectiveCounter(wait=lambda: None) as counter:
         engine.train_step(iter(micro_batches(spec, STEPS, data)))
     return {
-        "begun": begun, "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(), "weights": weights,
+        "begun": begun, "weights": weights, "slices": {name: tuple(part) for name, part in slices.items()},
+        "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(),
         "traffic": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
     }  # fmt: skip
+
+
+def build_module(spec: RunSpec, rank: int) -> Any:
+    """This rank's stages, or the whole model of an engine that does not cut it."""
+    backend, cut = engines.load_builder(spec.engine.backend), engines.facts(spec).cut
+    if cut is None:
+        return models.load_builder(spec.model.family).build(spec, backend.construction(spec))
+    family, network = models.load_divided_builder(spec.model.family), models.get_network(spec.model)
+    return build_stages(spec, rank, family, backend, network, cut(spec, network))
+
+
+def read_weights(engine: Any, module: Any) -> dict[str, Tensor]:
+    """The weights that this rank has; none where they lie in an engine's own pieces."""
+    if isinstance(engine, DataParallel):
+        return copy_weights(module)
+    if not isinstance(engine, PipelineEngine):
+        return {}
+    for gathered in engine.gathered.values():
+        gathered.gather()
+        gathered.wait()
+    weights = copy_weights(module)
+    for gathered in engine.gathered.values():
+        gathered.release()
+    return weights
+
+
+def copy_weights(module: Any) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
 def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]]:

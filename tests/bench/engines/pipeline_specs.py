@@ -1,6 +1,9 @@
 """Tiny models in a pipeline: what its tests run, and what they only build."""
 
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bench import engines, models
 from bench.spec import RunSpec
@@ -12,31 +15,43 @@ GPT = {"width": 32, "layers": 4, "heads": 4, "inner": 64, "vocab": 96, "position
 LLAMA = GPT | {"norm": "rms", "activation": "silu", "gated": True, "biases": False, "fused": False, "key_heads": 2,
                "separate_head": True, "scaled_residuals": False, "rotary_base": 10000.0}  # fmt: skip
 SHAPES = {"t5": T5, "tied": T5 | {"separate_head": False}, "umt5": T5 | {"bias_per_layer": True}, "masked": T5,
+          "eager": T5,
           "gpt": GPT, "llama": LLAMA, "documents": GPT}  # fmt: skip
+CONF = Path(__file__).parents[3] / "conf/engine"
 CLIPPING = 0.5
 MICRO, ENCODER, DECODER, TOKENS = 2, 12, 6, 10
 
 
-def spec(model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, **fields: Any) -> RunSpec:
-    """A tiny model in a pipeline, with clipping that clips, weight decay and accumulation."""
+def spec(
+    model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, tensor: int = 1,
+    by_tokens: bool = False, sharding: str = "zero1", preset: str = "pipeline", **fields: Any,
+) -> RunSpec:  # fmt: skip
+    """A tiny model in a pipeline, or whole in another engine, with clipping that clips, weight decay and
+    accumulation."""
     shape = SHAPES[model]
     encodes = "encoder_layers" in shape
+    options = {"name": preset, "backend": preset, "schedule": schedule, "sharding": sharding}
+    if preset != "pipeline":
+        options = yaml.safe_load((CONF / f"{preset}.yaml").read_text())
     plain = {
-        "model": {"name": model, "family": "t5" if encodes else "gpt", "shape": shape},
-        "engine": {"name": "pipeline", "backend": "pipeline", "options": {"schedule": schedule}},
+        "model": {
+            "name": model, "family": "t5" if encodes else "gpt", "shape": shape,
+            "attention": "eager" if model == "eager" else "sdpa",
+        },
+        "engine": {"name": options.pop("name"), "backend": options.pop("backend"), "options": options},
         "data": {"name": "test", "source": "test"},
         "batch": {"micro": MICRO, "accumulation": 4},
-        "devices_per_node": pipeline * data,
+        "devices_per_node": pipeline * data * tensor,
         "objective": "span_corruption" if encodes else "causal_lm",
         "sequence": {"encoder": ENCODER, "decoder": DECODER} if encodes else {"tokens": TOKENS},
-        "parallel": {"pipeline": pipeline, "stages_per_rank": stages},
+        "parallel": {"pipeline": pipeline, "stages_per_rank": stages, "tensor": tensor, "sequence": by_tokens},
         "precision": "fp32",
         # With an eps of 1e-8 AdamW's first updates hardly depend on how large a gradient is, so they carry the rounding
         # of the smallest. Gradients of parts and whole agree to 1.5e-7 of each tensor's largest; yet with breadth-first
         # stages a few weights were more than 1e-6 apart after one step, and their gradients were all below 1e-5 of that
         # largest, where rounding is up to 1 % of them. In fp64 all weights agreed to 3e-12 with the same eps.
         "optimizer": {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "gradient_clipping": CLIPPING},
-    }
+    }  # fmt: skip
     return RunSpec.model_validate(plain | fields)
 
 

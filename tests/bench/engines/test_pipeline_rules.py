@@ -8,6 +8,7 @@ from pipeline_ranks import micro_batches
 from pipeline_specs import SHAPES, parts_of, spec
 
 from bench import engines, models
+from bench.distributed.slices import TensorRanks, find_slice
 from bench.errors import UserError
 from bench.stacks import count_parameters
 from bench.units import count_part_elements
@@ -66,12 +67,53 @@ def test_what_a_pipeline_cannot_do_is_refused_in_one_line(fields: dict[str, Any]
     assert "\n" not in str(refused.value)
 
 
-def test_more_stages_than_units_and_tensor_slices_are_refused() -> None:
+@pytest.mark.parametrize(("fields", "line"), [
+    ({"attention": "flex"}, "model.attention=flex: it was not tried on the heads of one tensor-parallel rank"),
+    ({"loss_chunk_tokens": 8}, "model.loss_chunk_tokens=8: a rank has the logits of its own tokens"),
+])  # fmt: skip
+def test_what_slices_cannot_do_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+    job = spec("t5", "1f1b", 2, tensor=2)
+    job, engine = job.model_copy(update={"model": job.model.model_copy(update=fields)}), engines.load("pipeline")
+    with pytest.raises(UserError, match=line):
+        engine.check(engine.Options.model_validate(job.engine.options), job, None)
+
+
+def test_more_stages_than_units_are_refused() -> None:
     with pytest.raises(UserError, match=r"stages_per_rank=5: t5 has 8 units to divide: embedding, 6 blocks, head"):
         parts_of(spec("t5", "breadth_first", 2, 5))
-    sliced = spec("t5", "1f1b", 2, data=2, parallel={"tensor": 2, "pipeline": 2})
-    with pytest.raises(UserError, match=r"parallel.tensor=2: engine pipeline has no tensor parallelism"):
-        engines.check_layout(sliced)
+
+
+@pytest.mark.parametrize(("model", "ranks", "rule"), [
+    ("t5", 3, r"the 96 tokens|the 4 heads of t5; choose one of 1, 2, 4"),
+    ("llama", 4, r"the 2 heads of keys and values of llama; choose one of 1, 2"),
+    ("t5", 8, r"the 4 heads of t5; choose one of 1, 2, 4"),
+])  # fmt: skip
+def test_slices_that_would_not_be_equal_are_refused(model: str, ranks: int, rule: str) -> None:
+    with pytest.raises(UserError, match=rf"parallel.tensor={ranks}: it does not divide ({rule})"):
+        parts_of(spec(model, "1f1b", 1, tensor=ranks))
+
+
+@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_slices_of_every_rank_are_the_whole_model(model: str, by_tokens: bool) -> None:
+    """Built as each of two ranks, cut in three: names are the model's, slices lie side by side, numbers are as said."""
+    job = spec(model, "1f1b", 3, tensor=2, by_tokens=by_tokens)
+    family, network = models.load_divided_builder(job.model.family), models.build_network(job.model)
+    assert network
+    group: Any = None
+    ranks = [TensorRanks(group, 2, rank, by_tokens) for rank in range(2)]
+    whole = {name: parameter.shape for name, parameter in family.build(job).named_parameters()}
+    for part in parts_of(job):
+        built = [dict(family.build_part(job, part, torch.device("meta"), among).named_parameters()) for among in ranks]
+        assert built[0].keys() == built[1].keys() <= whole.keys()
+        for name, parameter in built[0].items():
+            found = find_slice(parameter)
+            assert tuple(found.size_of_whole(parameter) if found else parameter.shape) == whole[name]
+            assert found is None or built[1][name].tensor_slice.rank == 1
+        assert all(
+            count_part_elements(network, [part], 2) == sum(parameter.numel() for parameter in rank.values())
+            for rank in built
+        )
 
 
 def test_cuts_are_by_flops_or_by_blocks() -> None:

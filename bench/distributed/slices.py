@@ -1,0 +1,233 @@
+"""Tensor parallelism by plain slices: every rank keeps some rows or columns of a matrix, and two pairs of autograd
+functions add what they make (arXiv 1909.08053). With sequence parallelism the tokens between such regions are divided
+as well (arXiv 2205.05198).
+
+A region begins with `enter` and ends with `leave`: the matrices at its beginning are sliced by rows of torch's weight,
+those at its end by columns, so that nothing is exchanged in between.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Module, Parameter
+from torch.nn import functional as F
+
+from bench.layout import place
+from bench.spec import RunSpec
+
+TOKENS = 1
+"""Dimension of states (samples, tokens, width) that sequence parallelism divides."""
+
+
+class TensorRanks(NamedTuple):
+    """The ranks that share each matrix of a part of the model, and this one's place among them."""
+
+    group: dist.ProcessGroup
+    ranks: int
+    rank: int
+    sequence: bool  # states outside of the regions are divided by tokens
+
+    def enter(self, states: Tensor) -> Tensor:
+        """Return the states that a region begins with: of all tokens."""
+        function = _GatherTokens if self.sequence else _Enter
+        return function.apply(states, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def leave(self, partial: Tensor) -> Tensor:
+        """Return the sum of what all ranks made in a region; with sequence parallelism of this rank's tokens."""
+        function = _SumTokens if self.sequence else _Leave
+        return function.apply(partial, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def keep_own_tokens(self, tokens: Tensor) -> Tensor:
+        """Return what is this rank's of something that lies along tokens, the last dimension."""
+        return tokens.chunk(self.ranks, -1)[self.rank] if self.sequence else tokens
+
+    def count_all_tokens(self, states: Tensor) -> int:
+        """Return the tokens of whole states, of which these may be a share."""
+        return states.shape[TOKENS] * (self.ranks if self.sequence else 1)
+
+
+def join_tensor_ranks(spec: RunSpec, rank: int) -> TensorRanks | None:
+    """Return a rank's group; None where matrices are whole. Collective: every rank makes all groups, in one order."""
+    ranks = spec.parallel.tensor
+    if ranks == 1:
+        return None
+    groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, spec.world_size, ranks)]
+    mine: Any = groups[rank // ranks]
+    return TensorRanks(mine, ranks, place(spec, rank).tensor, spec.parallel.sequence)
+
+
+class _Enter(torch.autograd.Function):
+    """The states as they are; their gradient is the sum over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, among: TensorRanks) -> Tensor:
+        ctx.among = among
+        return states.view_as(states)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradient, ctx.among), None
+
+
+class _Leave(torch.autograd.Function):
+    """The sum over all ranks; the gradient as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, among: TensorRanks) -> Tensor:
+        ctx.mark_dirty(partial)  # a product's result, which nobody else has
+        dist.all_reduce(partial, group=among.group)
+        return partial
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _GatherTokens(torch.autograd.Function):
+    """The tokens of all ranks; of their gradients' sum each rank gets its tokens'."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, among: TensorRanks) -> Tensor:
+        ctx.among = among
+        return _gather(states, among)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _sum_scattered(gradient, ctx.among), None
+
+
+class _SumTokens(torch.autograd.Function):
+    """Of the sum over all ranks this rank's tokens; their gradients come from all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, among: TensorRanks) -> Tensor:
+        ctx.among = among
+        return _sum_scattered(partial, among)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _gather(gradient, ctx.among), None
+
+
+def _sum(tensor: Tensor, among: TensorRanks) -> Tensor:
+    """Return the sum over all ranks, in a tensor of its own: the one given may be somebody else's gradient too."""
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=among.group)
+    return total
+
+
+def _gather(states: Tensor, among: TensorRanks) -> Tensor:
+    """Return states (samples, tokens of all ranks, width) from (samples, tokens, width)."""
+    first = states.transpose(0, TOKENS).contiguous()  # collectives divide the first dimension
+    gathered = first.new_empty(among.ranks * first.shape[0], *first.shape[1:])
+    dist.all_gather_into_tensor(gathered, first, group=among.group)
+    return gathered.transpose(0, TOKENS).contiguous()
+
+
+def _sum_scattered(partial: Tensor, among: TensorRanks) -> Tensor:
+    """Return this rank's tokens of the sum over all ranks, from partial sums of all tokens."""
+    first = partial.transpose(0, TOKENS).contiguous()
+    own = first.new_empty(first.shape[0] // among.ranks, *first.shape[1:])
+    dist.reduce_scatter_tensor(own, first, group=among.group)
+    return own.transpose(0, TOKENS).contiguous()
+
+
+class SummedLinear(Module):
+    """The linear layer that ends a region: its weight is sliced by columns; its bias is whole, and added once."""
+
+    bias: Parameter | None
+
+    def __init__(self, linear: Any, among: TensorRanks) -> None:
+        """`linear` has this rank's columns alone."""
+        super().__init__()
+        self.weight, self.bias, self.among = linear.weight, linear.bias, among
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.among.leave(F.linear(inputs, self.weight))
+        return made if self.bias is None else made + self.bias
+
+
+class Slice(NamedTuple):
+    """Which part of a whole parameter a rank keeps."""
+
+    dimension: int
+    ranks: int
+    rank: int
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """Return the part, a view."""
+        return whole.chunk(self.ranks, self.dimension)[self.rank]
+
+    def size_of_whole(self, part: Tensor) -> list[int]:
+        """Return the whole parameter's size."""
+        size = list(part.shape)
+        size[self.dimension] *= self.ranks
+        return size
+
+
+def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
+    """Keep this rank's slice of every weight whose owner, the last word of a module's name, is in `dimensions`, and of
+    a bias where the weight is sliced by rows. Weights have no memory yet; each dimension is a multiple of the ranks."""
+    for name, owner in module.named_modules():
+        if (dimension := dimensions.get(name.rpartition(".")[2])) is not None:
+            for kind, parameter in list(owner.named_parameters(recurse=False)):
+                if kind == "weight" or dimension == 0:
+                    part = Slice(dimension, among.ranks, among.rank).cut(parameter.detach())
+                    setattr(owner, kind, Parameter(torch.empty_like(part)))
+
+
+def mark_slices(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
+    """Note at the parameters that `cut_weights` has cut which part of the whole they are."""
+    for name, parameter in module.named_parameters():
+        *_, owner, kind = name.split(".")
+        if (dimension := dimensions.get(owner)) is not None and (kind == "weight" or dimension == 0):
+            parameter.tensor_slice = Slice(dimension, among.ranks, among.rank)  # type: ignore[attr-defined]
+
+
+def find_slice(parameter: Tensor) -> Slice | None:
+    """Return which part of a whole a parameter is; None: it is the whole."""
+    return getattr(parameter, "tensor_slice", None)
+
+
+@contextmanager
+def make_whole(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """A context in which sliced parameters are whole, with undefined content; afterwards the slices have theirs."""
+    parts = [(parameter, part, parameter.data) for parameter in parameters if (part := find_slice(parameter))]
+    for parameter, part, own in parts:
+        parameter.data = own.new_empty(part.size_of_whole(own))
+    try:
+        yield
+    finally:
+        for parameter, part, own in parts:
+            own.copy_(part.cut(parameter.data))
+            parameter.data = own
+
+
+class UnslicedGradients:
+    """The gradients of parameters that every tensor-parallel rank has whole: with sequence parallelism each has seen
+    some of the tokens."""
+
+    def __init__(self, parameters: Sequence[Parameter], among: TensorRanks | None) -> None:
+        summed = among is not None and among.sequence
+        self._whole = [parameter for parameter in parameters if summed and find_slice(parameter) is None]
+        self._among = among
+
+    def reduce(self) -> None:
+        """Add them up over the ranks, in one collective."""
+        gradients = [parameter.grad for parameter in self._whole if parameter.grad is not None]
+        if not gradients or self._among is None:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=self._among.group)
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, total in zip(gradients, torch.split(flat, sizes), strict=True):
+            gradient.copy_(total.view_as(gradient))

@@ -1,0 +1,98 @@
+"""Runs of pipeline_ranks.py, and the same training in one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from pipeline_ranks import STEPS, micro_batches
+from torch import Tensor
+
+from bench import models
+from bench.distributed.slices import Slice
+from bench.engines.precision import on_device
+from bench.spec import RunSpec
+
+Ranks = list[dict[str, Any]]
+"""What each rank of a job saw."""
+
+
+def run_jobs(jobs: dict[str, RunSpec], folder: Path) -> dict[str, Ranks]:
+    """Train jobs by label, each on as many ranks as its spec has; RuntimeError with their output if a rank fails."""
+    plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in jobs.items()}
+    (folder / "jobs.json").write_text(json.dumps(plain))
+    script = Path(__file__).with_name("pipeline_ranks.py")
+    quiet = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder / "jobs.json"), str(folder / "seen")],
+        env=os.environ | quiet, capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    worlds = {job.world_size for job in jobs.values()}
+    by_world = {world: [torch.load(folder / f"seen-{world}-{rank}.pt") for rank in range(world)] for world in worlds}
+    return {label: [rank[label] for rank in by_world[job.world_size]] for label, job in jobs.items()}
+
+
+def train_alone(job: RunSpec) -> dict[str, Any]:
+    """Return what one process sees that has the whole model and all samples: plain torch, AdamW in fp32."""
+    family = models.load_builder(job.model.family)
+    module = family.build(job, on_device(job.precision))
+    family.initialise(module, job)
+    named = dict(module.named_parameters())
+    begun = {name: parameter.detach().clone() for name, parameter in named.items()}
+    masters = [torch.nn.Parameter(parameter.detach().float().clone()) for parameter in named.values()]
+    options = job.optimizer
+    adamw = torch.optim.AdamW(
+        masters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
+    )
+    losses, norms = list[float](), list[float]()
+    for step in range(STEPS):
+        batches = [batch for data in range(job.data_parallel) for batch in micro_batches(job, step, data)]
+        found = []
+        for batch in batches:
+            loss = module(**batch).loss
+            (loss / len(batches)).backward()
+            found.append(float(loss.detach()))
+        for master, parameter in zip(masters, named.values(), strict=True):
+            assert parameter.grad is not None
+            master.grad, parameter.grad = parameter.grad.float(), None
+        norms.append(float(torch.nn.utils.clip_grad_norm_(masters, options.gradient_clipping)))
+        losses.append(sum(found) / len(found))
+        adamw.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, named.values(), strict=True):
+                parameter.copy_(master)
+    weights = {name: parameter.detach().clone() for name, parameter in named.items()}
+    return {"begun": begun, "losses": losses, "norms": norms, "weights": weights}
+
+
+def average_losses(ranks: Ranks) -> list[float]:
+    """Return the mean over the ranks that have a loss, by step."""
+    with_loss = [rank["losses"] for rank in ranks if rank["losses"][0] is not None]
+    return [sum(step) / len(step) for step in zip(*with_loss, strict=True)]
+
+
+def cut_own(rank: dict[str, Any], name: str, whole: Tensor) -> Tensor:
+    """Return what a rank has of a whole parameter."""
+    part = rank["slices"].get(name)
+    return Slice(*part).cut(whole) if part else whole
+
+
+def compare_to_one_process(job: RunSpec, ranks: Ranks) -> tuple[float, float, float | None]:
+    """Return how far losses, norms and weights are off at most, relative to one process's, of a weight to the largest
+    of its elements; None where no rank has its weights whole."""
+    alone = train_alone(job)
+    losses = max(abs(here / there - 1) for here, there in zip(average_losses(ranks), alone["losses"], strict=True))
+    norms = max(
+        abs(here / there - 1) for rank in ranks for here, there in zip(rank["norms"], alone["norms"], strict=True)
+    )
+    weights = [
+        float((weight - cut_own(rank, name, alone["weights"][name])).abs().max() / alone["weights"][name].abs().max())
+        for rank in ranks
+        for name, weight in rank["weights"].items()
+    ]
+    return losses, norms, max(weights) if weights else None
