@@ -41,7 +41,7 @@ _RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment
 """An attempt that had all it measures when it was struck is `ok`; one that began second ends at once."""
 
 
-_FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "node_failure", "comm_error")
+_FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "comm_error")
 _ATTEMPTS = 3  # of its own failures that a point may have
 
 
