@@ -290,6 +290,15 @@ def open_attempt(
     return attempt
 
 
+def drop_claim(folder: Path) -> None:
+    """Remove an attempt's folder that was claimed by a process that was killed before it had said for what. One that
+    holds anything else than such a process writes is left as it is."""
+    with contextlib.suppress(OSError):
+        names = {path.name for path in folder.iterdir()}
+        if all(name == SPEC or name.startswith(".") for name in names):
+            shutil.rmtree(folder)
+
+
 def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured") -> RunRecord:
     """Return the record of an attempt, writing one with `outcome` if no rank left any: where the workers could not,
     whoever watched them says how it ended. The `evidence` of a point that never ran may be a prediction."""

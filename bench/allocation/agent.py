@@ -12,6 +12,7 @@ from bench.allocation.agents import join_leader
 from bench.files import is_disk_full
 from bench.measure.environment import find_device_kind
 from bench.runtime.agent import NodeAgent
+from bench.runtime.connection import Connection
 from bench.runtime.fork_client import ForkServer
 from bench.runtime.transport import Rendezvous
 from bench.scheduling import JobContext
@@ -53,10 +54,18 @@ class JobAgent:
                     if "end" in order:
                         return 0
                     if "run" in order:
+                        self._restart_server(connection)  # killed just now: a killed process takes a moment to end
                         self._run(Path(order["run"]), Rendezvous(**order["point"]))
+                        self._restart_server(connection)  # already here, where no point's start-up has to wait for it
                         connection.send({"ready": True})
                 time.sleep(_POLL_S)
         return 0 if self._interrupted else 1
+
+    def _restart_server(self, connection: Connection) -> None:
+        """Start the fork server again if it has ended, and say so: its imports take a while."""
+        if self._server.has_ended and not self._interrupted:
+            connection.send({"restarting": True})
+            self._server.restart()
 
     def _run(self, folder: Path, rendezvous: Rendezvous) -> None:
         self._agent = NodeAgent(

@@ -19,6 +19,7 @@ from bench.runtime.transport import Rendezvous
 
 _POLL_S = 0.1
 _READY_S = 30.0  # after a point, for a node's ranks to be gone
+_RESTART_S = 300.0  # for a fork server's imports
 
 
 def build_meeting_path(folder: Path, allocation: str) -> Path:
@@ -78,12 +79,15 @@ class JobAgents:
             connection.send({"run": str(folder), "point": point._asdict()})
 
     def wait(self) -> list[str]:
-        """Wait until every member is ready for the next point; return the hosts that do not answer any more."""
+        """Wait until every member is ready for the next point, also those that start their fork server again; return
+        the hosts that do not answer any more."""
         until, busy = time.monotonic() + _READY_S, set(self._connections)
         while busy and time.monotonic() < until:
             for number in list(busy):
-                ready = any("ready" in message for message in self._connections[number].take())
-                if ready or self._connections[number].closed:
+                messages = self._connections[number].take()
+                if any("restarting" in message for message in messages):
+                    until = time.monotonic() + _RESTART_S
+                if any("ready" in message for message in messages) or self._connections[number].closed:
                     busy.discard(number)
             time.sleep(_POLL_S)
         return [

@@ -137,6 +137,8 @@ class JobLeader:
         requested = requested or next(requested for requested in self.requested if requested.key == run.key)
         match decision:
             case StartRun():
+                if self.server.has_ended:
+                    self.server.restart()
                 self._run_attempt(requested)
                 if self.agents and (lost := self.agents.wait()):
                     return f"{', '.join(lost)} cannot be reached any more"

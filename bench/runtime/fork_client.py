@@ -26,11 +26,14 @@ class ForkServer:
 
     def __init__(self, device: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._ranks: list[ForkedRank] = []
+        self._device, self._ranks = device, list[ForkedRank]()
+        self._launch()
+
+    def _launch(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                build_module_command("bench.runtime.fork_server", str(theirs.fileno()), device),
+                build_module_command("bench.runtime.fork_server", str(theirs.fileno()), self._device),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -41,6 +44,17 @@ class ForkServer:
         """Wait for the imports. Before the first rank and not with it: a supervisor that is busy starting a rank is
         silent, and the others would take it for lost."""
         self._receive(_STARTUP_S)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server was killed: nothing is wrong with the node, and the ranks that it forked go on."""
+        return self._process.poll() is not None
+
+    def restart(self) -> None:
+        """Start a server in the place of one that has ended, and wait for its imports; between two points."""
+        self._connection.close()
+        self._launch()
+        self.wait_until_ready()
 
     def start(
         self, command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int

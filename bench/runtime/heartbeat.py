@@ -65,5 +65,9 @@ def _replace_file(path: Path, content: bytes) -> None:
     """A reader sees a whole file, the old or the new one. Nothing is forced to the disk: a heartbeat need not outlive
     the machine."""
     new = path.with_name(f".{path.name}.new")
-    new.write_bytes(content)
-    new.replace(path)
+    try:
+        new.write_bytes(content)
+        new.replace(path)
+    except OSError:  # the disk is full, say
+        new.unlink(missing_ok=True)
+        raise

@@ -184,9 +184,10 @@ def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None
 def explain_given_up(
     done: Sequence[RunAttempt], limit: int, submitted: int = 0, failed_starts: Sequence[str] = ()
 ) -> str:
-    """Return why a point may have no further attempt; empty if it may. Preemption, cancellation, a full disk and an
-    injected fault are not its fault, but have an end too; what never ran was no attempt. A job that failed before it
-    began an attempt (`failed_starts`) counts as one: what it failed of is the same the next time."""
+    """Return why a point may have no further attempt; empty if it may. Preemption, cancellation, a node that failed, a
+    full disk and an injected fault are not its fault, but have an end too; what never ran was no attempt. A job
+    that failed before it began an attempt (`failed_starts`) counts as one: what it failed of is the same the next
+    time."""
     own = [attempt for attempt in done if _is_own_fault(attempt)]
     if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):
         return f"after {len(done)} attempts; the last: {done[-1].reason}"
@@ -199,7 +200,7 @@ def explain_given_up(
 
 
 def _is_own_fault(attempt: RunAttempt) -> bool:
-    never = attempt.outcome in ("preempted", "cancelled", *NEVER_RAN)
+    never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
     return not never and not attempt.disk_full and not attempt.drill
 
 

@@ -39,6 +39,21 @@ def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, resta
     return Outcome(kind=kind, reason=reason, evidence=evidence)
 
 
+def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
+    """Decide how an attempt ended that no scheduler started, and whose supervisor is gone."""
+    interrupted, heartbeat = left_behind
+    evidence = {name: value for name, value in (("interrupted", interrupted), ("last_heartbeat", heartbeat)) if value}
+    if interrupted:
+        by = interrupted.get("signal", "a signal")
+        return Outcome(kind="cancelled", reason=f"interrupted by {by}, and left no record", evidence=evidence)
+    who, at = "", ""
+    if heartbeat:
+        who = f", process {heartbeat.get('supervisor')} on {heartbeat.get('host')},"
+        at = f"; it was last heard of at {heartbeat.get('at')}"
+    reason = f"its supervisor{who} died and left no record{at}; run.log may tell more"
+    return Outcome(kind="error", reason=reason, evidence=evidence)
+
+
 def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bool) -> tuple[OutcomeKind, str]:
     if restarted:
         if left_behind.interrupted:

@@ -88,6 +88,7 @@ class StudySnapshot(NamedTuple):
     jobs: list[jobs.SubmittedJob]
     ends: dict[tuple[str, int | None], jobs.JobEnd]  # of a job or task that left points without an attempt
     unreadable: list[store.Unreadable]  # files that count as not there, and folders
+    nobodys: list[Path]  # folders of attempts that were claimed a while ago, and never described
 
     def of(self, key: RunKey) -> list[store.RunAttempt]:
         """Return the attempts at a point that have a record, oldest first."""
@@ -108,7 +109,7 @@ def read_snapshot(folder: Path) -> StudySnapshot:
     """Look at everything in a study's folder once."""
     submitted, unreadable = jobs.list_submitted(folder)
     ends = {(job.name, end.task): end for job in submitted for end in jobs.list_ends(job.folder)}
-    seen = StudySnapshot(folder, {}, {}, submitted, ends, unreadable)
+    seen = StudySnapshot(folder, {}, {}, submitted, ends, unreadable, [])
     for entry in os.scandir(folder):
         if entry.is_dir() and entry.name not in _NO_POINTS:
             try:
@@ -133,8 +134,10 @@ def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttem
         last = attempt.folder / store.HEARTBEAT
         if found.heartbeat is None and last.exists():
             seen.unreadable.append(store.Unreadable(last, "not a heartbeat"))
-    except FileNotFoundError:
-        pass  # it was only just claimed
+    except FileNotFoundError:  # it was claimed just now, or by a process that was killed then
+        with contextlib.suppress(OSError):
+            if time.time() - attempt.folder.stat().st_mtime > FRESH_S:
+                seen.nobodys.append(attempt.folder)
     except store.Unreadable as error:
         seen.unreadable.append(error)
 

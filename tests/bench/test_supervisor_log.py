@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 import threading
 import time
@@ -106,3 +107,14 @@ def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None
     heartbeat.end(beat(5), PATIENCE_S)
     assert seen == {0, 1, 2, 3, 4}
     assert [path.name for path in tmp_path.iterdir()] == [store.HEARTBEAT], "nothing half-written is left"
+
+
+def test_a_heartbeat_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """As on a full disk: the file can be made, and takes no byte."""
+    heartbeat, (soft, hard) = HeartbeatWriter(tmp_path, 0.0), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        heartbeat.end(beat(1), PATIENCE_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []

@@ -33,6 +33,8 @@ _NEVER_BEGAN = "its supervisor never began: the command that was about to start 
 def finalize_lost(view: StudyState) -> int:
     """Give every attempt that ended without a record the one it should have left; return how many."""
     concluded = 0
+    for folder in view.seen.nobodys:
+        store.drop_claim(folder)
     for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
         if (outcome := _decide_lost_outcome(attempt, view.queue)) is not None:
             with contextlib.suppress(store.Unreadable):  # somebody has just written a bad one; the next look names it
@@ -110,7 +112,7 @@ def _decide_lost_here(attempt: UnfinishedAttempt, left_behind: reconcile.LeftBeh
     """Return how an attempt outside of any queue ended: its supervisor is gone, or whoever claimed it was ended before
     there was one, and left nothing that could say more."""
     if attempt.dead_here:
-        return reconcile.reconcile_outcome(left_behind, None, restarted=False)
+        return reconcile.reconcile_local_outcome(left_behind)
     is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
     return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
 

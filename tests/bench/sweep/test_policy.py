@@ -277,6 +277,13 @@ def test_a_full_disk_costs_no_attempt_but_has_an_end() -> None:
     assert explain_given_up([*full, failed(14)], 3)
 
 
+def test_a_node_that_failed_costs_no_attempt_but_has_an_end() -> None:
+    lost = [failed(number, "node_failure") for number in range(14)]
+    assert explain_given_up([*lost[:4], failed(4), failed(5)], 3) == ""
+    assert explain_given_up([*lost[:4], failed(4), failed(5), failed(6)], 3)
+    assert explain_given_up([*lost, failed(14, "node_failure")], 3), "the point may be the cause"
+
+
 def test_jobs_that_failed_before_any_attempt_count_like_attempts() -> None:
     assert explain_given_up([], 3, 2, ["job 1 FAILED", "job 2 FAILED"]) == ""
     assert explain_given_up([], 3, 3, ["job 1 FAILED"] * 3) == (

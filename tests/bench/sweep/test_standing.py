@@ -17,7 +17,7 @@ from bench.spec import config_id
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RunKey, SweepDefinition
 from bench.sweep.jobs import Job
-from bench.sweep.reconcile import LeftBehind, reconcile_outcome
+from bench.sweep.reconcile import LeftBehind, reconcile_local_outcome, reconcile_outcome
 from bench.sweep.snapshot import find_rival_attempt, read_snapshot
 from bench.sweep.status import JobTask, PointStatus, list_statuses
 from bench.sweep.submission.lost import finalize_lost
@@ -129,6 +129,34 @@ def test_an_attempt_here_whose_supervisor_never_began_gets_its_record_once_nothi
     outcome = store.read_record(folder / store.RECORD).outcome
     assert outcome.kind == "cancelled" and "supervisor never began" in outcome.reason
     assert not list(folder.glob(".*")), "reserved room"
+
+
+def test_an_attempt_here_whose_supervisor_died_says_what_is_known_and_names_no_scheduler(tmp_path: Path) -> None:
+    definition.write(tmp_path, sweep([point(FOUR)]))
+    folder = attempt(tmp_path, FOUR, None)
+    gone = 2**22 + 1  # above the largest process id
+    heartbeat(folder, host=os.uname().nodename, pid=gone)
+    assert finalize_lost(read_state(tmp_path)) == 1
+    outcome = store.read_record(folder / store.RECORD).outcome
+    assert outcome.kind == "error" and f"process {gone} on {os.uname().nodename}, died" in outcome.reason
+    assert "scheduler" not in outcome.reason and outcome.evidence["last_heartbeat"]["ranks"][0]["step"] == 7
+
+
+def test_an_attempt_here_that_was_interrupted_and_left_no_record_is_cancelled() -> None:
+    outcome = reconcile_local_outcome(LeftBehind({"signal": "SIGTERM"}, None))
+    assert (outcome.kind, outcome.reason) == ("cancelled", "interrupted by SIGTERM, and left no record")
+
+
+def test_a_folder_that_was_claimed_by_a_command_that_was_killed_then_is_removed(tmp_path: Path) -> None:
+    definition.write(tmp_path, sweep([point(FOUR)]))
+    claims = [store.create_attempt(tmp_path / config_id(FOUR), 0).folder for _ in range(3)]
+    for folder in claims:
+        store.reserve(folder / store.RECORD, 4096)
+    (claims[1] / "notes.txt").write_text("somebody else's")
+    for folder in claims[:2]:
+        os.utime(folder, (0, 0))
+    finalize_lost(read_state(tmp_path))
+    assert [folder.exists() for folder in claims] == [False, True, True], "the last one was claimed just now"
 
 
 # -- files that cannot be read
