@@ -13,11 +13,11 @@ from analysis.claims.published import read
 from analysis.predictions import PredictionComparison, PredictionPoint, compute_error_percent, scaling_a100
 from analysis.predictions.shapes import read_shape
 from bench.machine import Machine
-from bench.models.gpt.shape import Shape, stacks
 from bench.predict.step_time.compute import ADAMW_PASSES, UNCALIBRATED
 from bench.predict.step_time.layout import DeviceLayout, Kernels, predict_layout_s, predict_micro_step_s
 from bench.predict.workload import Workload, get_network
 from bench.spec import FULL, RunSpec
+from bench.stacks import Attention, Mlp, Stack, Stacks
 
 GPT_MEAN, T5_MEAN = 9.0, 15.0
 """Bounds of the mean of absolute errors, in percent; set before the formulas were written."""
@@ -25,6 +25,8 @@ SEED, SET_ASIDE = 20260, 3
 """Of the draw, and the part that it sets aside: one in so many."""
 MISSED = 0.1
 """Share of steps that may lie outside of the predicted interval."""
+VOCABULARY = 50257
+"""Of the steps of GPT, by their source."""
 HALF = 2
 """Bytes of a weight in 16 bits."""
 OPTIMIZER_BYTES = FULL * ADAMW_PASSES["fused"] + HALF
@@ -111,9 +113,10 @@ def predict_gpt_step(row: dict[str, str], machine: Machine) -> PublishedStep:
     """Return a row beside its prediction."""
     given = {name: int(value) for name, value in row.items() if name != "step_s"}
     width, tokens, micro = given["hidden"], given["sequence"], given["micro_batch"]
-    shape = Shape(
-        width=width, layers=given["layers"], heads=given["heads"], inner=4 * width, vocab=50257, positions=tokens
-    )
+    attention = Attention(given["heads"], width // given["heads"], causal=True, fused=True, biases=True)
+    block = (attention, Mlp(4 * width, "gelu", biases=True))
+    stack = Stack("decoder", "tokens", given["layers"], block, positions=tokens)
+    network = Stacks(VOCABULARY, width, (stack,), tied=True, norm="layer", full_loss=True)
     load = Workload(micro, (("tokens", tokens),), HALF, "eager", True, True, "cuda", True, None)
     micro_batches = given["global_batch"] // micro // given["data"]
     layout = DeviceLayout(given["tensor"], given["pipeline"], given["data"], micro_batches)
@@ -122,7 +125,7 @@ def predict_gpt_step(row: dict[str, str], machine: Machine) -> PublishedStep:
         f"width {width}, {given['layers']} layers, tensor {layout.tensor}, pipeline {layout.pipeline}, "
         f"data {layout.data}, micro-batch {micro} × {micro_batches}"
     )
-    return PublishedStep(what, float(row["step_s"]), predict_layout_s(stacks(shape), load, layout, machine, kernels))
+    return PublishedStep(what, float(row["step_s"]), predict_layout_s(network, load, layout, machine, kernels))
 
 
 def predict_t5_steps() -> list[PublishedStep]:
