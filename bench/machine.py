@@ -63,6 +63,7 @@ class Machine(Frozen):
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
     matmul_ceiling_tflops: dict[Precision, float] = {}  # best matmul seen, an upper bound closer than the peak
+    multiprocessors: Positive | None = None  # per device: NVIDIA's SMs, AMD's compute units
     memory_bytes: Positive | None = None  # per device, as its driver reports them: a card of 40 GB has 42.5e9
     memory_bytes_per_s: float | None = Field(None, gt=0)
     intra_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per device

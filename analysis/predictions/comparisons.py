@@ -7,6 +7,7 @@ from analysis.predictions import (
     fit_boundaries,
     gpu,
     peak_memory,
+    published_times,
     rehearsals,
     scaling_a100,
     step_times,
@@ -28,6 +29,7 @@ def compare_all(recorded: RecordedRuns) -> list[PredictionComparison]:
         fit_boundaries.compare(),
         *step_times.compare(recorded),
         scaling_a100.compare(),
+        *published_times.compare(),
         *gpu.compare(gpu.read_runs(recorded)),
     ]
 

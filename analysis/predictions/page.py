@@ -18,8 +18,9 @@ HEAD = """\
 Every prediction that zeroscale makes and that something recorded can contradict, with its signed error: (predicted ÷
 true − 1), in percent unless a table says points. No point is left out. What misses its bound is an `exception`;
 `not testable` is what the recorded facts do not decide. Both say why. Bounds were set before anything was compared, and
-no constant was fitted to the points that it is tested on; where a comparison showed an allocation that the formulas of
-memory had missed, they were given it, from the code that makes it. Beside most stands what DeepSpeed's own estimators
+no constant was fitted to the points that it is tested on, unless their table says so; where a comparison showed an
+allocation that the formulas of memory had missed, they were given it, from the code that makes it.
+Beside most stands what DeepSpeed's own estimators
 or 6·N·tokens would have said.
 
 `make predictions` writes this page and the CSV files beside it anew, from `results/published`, `results/measured` and

@@ -1,7 +1,8 @@
 """What a network computes in one forward pass of one rank, operation by operation.
 
-Element-wise work is counted from transformers 5's modeling_t5.py and modeling_gpt2.py as they are written, unfused:
-each operation reads its operands from memory and writes its result; the masks of dropout are left out.
+Element-wise work is counted from transformers 5's modeling_t5.py, modeling_gpt2.py and modeling_llama.py as they are
+written, unfused: each operation reads its operands from memory and writes its result. Where blocks are compiled, what
+lies between two products is one operation, which reads what goes in and writes what comes out.
 """
 
 from bench.predict.work import Matmul, PassWork
@@ -19,21 +20,32 @@ ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2
 """Reads and writes of a tensor: gelu_new is written out, with a power, three scalings, two sums, a tanh, a product."""
 
 
+COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
+"""Reads and writes where they are compiled: a norm; a residual sum, dropout included; softmax with all that is done to
+scores."""
+
+
 def compute_forward(network: Stacks, load: Workload) -> PassWork:
     """Return the work of one forward pass, loss included, nothing computed again."""
+    return compute_blocks(network, load).plus(compute_ends(network, load))
+
+
+def compute_ends(network: Stacks, load: Workload) -> PassWork:
+    """Return what of a forward pass is in no block: the last norms, the head and the loss."""
     rows = load.micro * sum(load.tokens(stack.tokens) for stack in network.stacks)
-    ends = _compute_norm(network, load, rows)  # of all stacks, as one operation
-    return _compute_blocks(network, load).plus(ends).plus(_compute_head_and_loss(network, load))
+    ends = _compute_norm(network, load._replace(compiled=False), rows)  # of all stacks, as one operation
+    return ends.plus(_compute_head_and_loss(network, load))
 
 
 def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
     """Return what checkpointing every block computes again: up to its last product, or with it where dropout or fp16's
     clamp behind it keeps a tensor as well, or where the block is compiled, for a graph runs to its end."""
     whole = load.compiled or load.dropout or (load.fp16 and network.clamps_fp16)
-    return _compute_blocks(network, load, whole=whole) if load.checkpointing else PassWork()
+    return compute_blocks(network, load, whole=whole) if load.checkpointing else PassWork()
 
 
-def _compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> PassWork:
+def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> PassWork:
+    """Return the work of all blocks in one forward pass, each without its last product unless it is `whole`."""
     found = PassWork()
     for stack in network.stacks:
         block = PassWork()
@@ -60,14 +72,47 @@ def _compute_attention(
     pairs = load.micro * part.heads * queries * keys
     flops = 2 * 2 * pairs * part.head_width
     biased = bool(part.position_bias) or part.zero_bias
-    written_out = load.attention == "eager" or (load.device == "cpu" and (biased or not is_fused(load, part)))
-    passes = 8 if written_out else biased  # scores, their sum with the bias, softmax, weights; else the bias is read
-    traffic = load.width * (passes * pairs + 2 * rows * part.inner + 3 * rows * network.width)  # a copy, the residual
-    rotated = part.rotary * (rows * part.inner + others * part.key_inner)
-    traffic += load.width * ROTARY_PASSES * rotated
+    on_cpu = load.device == "cpu"
+    written_out = load.attention == "eager" or (on_cpu and (biased or not is_fused(load, part)))
+    hidden = part.causal and not (biased or load.documents)  # by a mask that a kernel knows: half of the pairs
+    traffic = int(_count_score_bytes(part, load) * pairs) if written_out else load.width * biased * pairs
+    traffic += load.width * 2 * rows * part.inner + _count_residual_bytes(network, load, rows)  # a copy, the residual
+    operations = 14 + 6 * written_out + load.dropout * (1 + written_out) + 10 * part.rotary
+    if load.compiled:
+        operations = 6 + written_out + len(_list_projections(network, part, 1, 1))
+    else:
+        traffic += load.width * ROTARY_PASSES * part.rotary * (rows * part.inner + others * part.key_inner)
     products = _list_projections(network, part, rows, others)[: None if whole else -1]
-    operations = 14 + 6 * written_out + 10 * part.rotary
-    return _compute_norm(network, load, rows).plus(PassWork(products, flops, traffic, operations))
+    found = PassWork(products, flops, traffic, operations, 0 if written_out else flops // (1 + hidden))
+    if written_out:
+        number = load.micro * part.heads
+        scores, values = Matmul(queries, part.head_width, keys, number), Matmul(queries, keys, part.head_width, number)
+        found = found._replace(batched=(scores, values))
+    return _compute_norm(network, load, rows).plus(found)
+
+
+def _count_score_bytes(part: Attention, load: Workload) -> float:
+    """Return the bytes that a pair of a query and a key moves between attention's two products, scores written out.
+
+    transformers scales scores, adds a bias, adds a mask where there is one, and takes softmax: each reads and writes.
+    Llama's softmax goes by fp32.
+    """
+    width, biased = load.width, bool(part.position_bias) or part.zero_bias
+    if load.device == "cpu":  # torch's own: the products' part is not in calibrated attention
+        return 8 * width + load.dropout * (2 * width + 1)
+    if load.compiled:
+        return (COMPILED_SCORES_PASSES + biased) * width + load.dropout
+    masked = part.causal or load.documents
+    by_fp32 = 2 * FULL * (part.rotary and width < FULL)
+    return (4 + 2 * biased + 2 * masked) * width + by_fp32 + load.dropout * (2 * width + 1)
+
+
+def _count_residual_bytes(network: Stacks, load: Workload, rows: int) -> int:
+    """Return the bytes of the sum behind a sub-layer, and of the dropout before it, whose mask has a byte each."""
+    unfused = load.dropout and not load.compiled
+    masks = load.dropout
+    passes = COMPILED_RESIDUAL_PASSES + 2 * unfused
+    return rows * network.width * (load.width * passes + masks)
 
 
 def _list_projections(network: Stacks, part: Attention, rows: int, others: int) -> tuple[Matmul, ...]:
@@ -83,13 +128,19 @@ def _list_projections(network: Stacks, part: Attention, rows: int, others: int) 
 def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool) -> PassWork:
     first = Matmul(rows, network.width, part.inner, 2 if part.gated else 1)
     products = (first, Matmul(rows, part.inner, network.width))[: 1 + whole]
-    passes = ACTIVATION_PASSES[part.activation] + 3 * part.gated
-    traffic = load.width * (passes * rows * part.inner + 3 * rows * network.width)
-    return _compute_norm(network, load, rows).plus(PassWork(products, 0, traffic, 6 + passes // 2))
+    passes = 2 + part.gated if load.compiled else ACTIVATION_PASSES[part.activation] + 3 * part.gated
+    traffic = load.width * passes * rows * part.inner + _count_residual_bytes(network, load, rows)
+    operations = 3 + len(products) + part.gated if load.compiled else 6 + passes // 2 + load.dropout
+    if load.dropout and part.inner_dropout:
+        traffic += rows * part.inner * (1 if load.compiled else 2 * load.width + 1)
+        operations += not load.compiled
+    return _compute_norm(network, load, rows).plus(PassWork(products, 0, traffic, operations))
 
 
 def _compute_norm(network: Stacks, load: Workload, rows: int) -> PassWork:
     states = rows * network.width
+    if load.compiled:
+        return PassWork((), 0, states * COMPILED_NORM_PASSES * load.width, 1)
     if network.norm == "layer":
         return PassWork((), 0, states * LAYER_NORM_PASSES * load.width, 1)
     converted = (2 * (load.width + FULL)) if load.width < FULL else 0

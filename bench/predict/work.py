@@ -25,9 +25,11 @@ class PassWork(NamedTuple):
     """What a pass over a model computes."""
 
     matmuls: tuple[Matmul, ...] = ()
-    attention_flops: int = 0  # scores and weighted values; backward computes the scores again in fused kernels
+    attention_flops: int = 0  # scores and weighted values of all pairs, masked or not: what model FLOPs count
     traffic_bytes: int = 0  # of element-wise work: every operand read and every result written
     operations: int = 0  # that the host starts, one after the other
+    fused_flops: int = 0  # of attention in one kernel, which leaves out what a causal mask hides
+    batched: tuple[Matmul, ...] = ()  # attention's products, where scores are written out; one for each sample and head
 
     def plus(self, other: Self) -> Self:
         """Return both together."""
@@ -36,15 +38,19 @@ class PassWork(NamedTuple):
             self.attention_flops + other.attention_flops,
             self.traffic_bytes + other.traffic_bytes,
             self.operations + other.operations,
+            self.fused_flops + other.fused_flops,
+            self.batched + other.batched,
         )
 
     def times(self, number: int) -> Self:
         """Return `number` of this."""
         return type(self)(
-            tuple(product._replace(times=product.times * number) for product in self.matmuls),
+            _repeat(self.matmuls, number),
             self.attention_flops * number,
             self.traffic_bytes * number,
             self.operations * number,
+            self.fused_flops * number,
+            _repeat(self.batched, number),
         )
 
     @property
@@ -53,11 +59,23 @@ class PassWork(NamedTuple):
 
 
 def compute_backward(forward: PassWork) -> PassWork:
-    """Return the work of a pass back: two products, each as large, for every one of forward; twice the element-wise
+    """Return the work of a pass back: two products, each as large, for every one of forward, in a fused kernel of
+    attention five for two, since it computes the scores again (arXiv 2307.08691, section 3.1); twice the element-wise
     traffic, since every result's gradient is read and every operand's is written; twice the operations."""
-    turned = tuple(
-        product
-        for m, k, n, times in forward.matmuls
-        for product in (Matmul(m, n, k, times), Matmul(k, m, n, times))  # gradient of the input, of the weight
+    return PassWork(
+        _turn(forward.matmuls),
+        2 * forward.attention_flops,
+        2 * forward.traffic_bytes,
+        2 * forward.operations,
+        5 * forward.fused_flops // 2,
+        _turn(forward.batched),
     )
-    return PassWork(turned, 2 * forward.attention_flops, 2 * forward.traffic_bytes, 2 * forward.operations)
+
+
+def _turn(products: tuple[Matmul, ...]) -> tuple[Matmul, ...]:
+    """Return the products that give the gradients of both factors."""
+    return tuple(turned for m, k, n, times in products for turned in (Matmul(m, n, k, times), Matmul(k, m, n, times)))
+
+
+def _repeat(products: tuple[Matmul, ...], number: int) -> tuple[Matmul, ...]:
+    return tuple(product._replace(times=product.times * number) for product in products)

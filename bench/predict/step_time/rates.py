@@ -1,9 +1,9 @@
 """Seconds of work on one device: from rates that were calibrated on the machine, else from its published ceilings.
 
 Products, attention, element-wise work and the optimizer run one after the other. Where shapes were not calibrated, a
-product takes the time of its FLOPs or of its traffic, whichever is longer (the roofline model,
-doi 10.1145/1498765.1498785). On a GPU the host starts operations while others run, so a pass takes the longer of the
-two; on a CPU starting them is part of it.
+product takes the time of its tiles (bench.predict.step_time.tiles) or of its traffic, whichever is longer (the roofline
+model, doi 10.1145/1498765.1498785). On a GPU the host starts operations while others run, so a pass takes the longer of
+the two; on a CPU starting them is part of it.
 """
 
 from functools import lru_cache
@@ -14,17 +14,33 @@ from numpy.typing import NDArray
 
 from bench.errors import UserError
 from bench.machine import Machine
+from bench.predict.step_time.tiles import count_tiled_flops
 from bench.predict.work import Matmul, PassWork
 from bench.spec import WIDTH, Device, Precision
 
 NEIGHBOURS = 4
 """Calibrated shapes that a rate is interpolated from, weighted by inverse squared distance in log space."""
-CEILING_OF_PEAK = 0.8
-"""Best matmul as a share of the peak, where nobody published it: A100 0.87, H100 and H200 0.80, B200 0.78, MI300X 0.51
-(ml-engineering @744d01e, accelerator benchmarks)."""
+CEILING_OF_PEAK: dict[Precision, float] = {"fp32": 0.93, "bf16": 0.8, "fp16": 0.8}
+"""Best matmul as a share of the peak, where nobody published it. 16 bits: A100 0.87, H100 and H200 0.80, B200 0.78,
+MI300X 0.51 (ml-engineering @744d01e, accelerator benchmarks). fp32 needs far less from memory and power per FLOP: V100
+14.4 of 15.7, which is 0.92 (arXiv 1804.06826 has 0.92 to 0.94)."""
 ATTENTION_OF_MATMUL = 0.5
-"""Rate of attention with a bias as a share of a product's, where it was not calibrated: assumed, without a source.
-Attention is 2 to 7 % of the FLOPs of the published models at 512 and 128 tokens."""
+"""Rate of attention in one kernel as a share of a product's, where it was not calibrated: 0.3 to 0.5 of the peak where
+head width is 64 (arXiv 2307.08691, figures 4 and 5, kernels that take a bias among them), the best product 0.87."""
+MEMORY_OF_PEAK = 0.88
+"""Bytes that element-wise work moves per second as a share of the memory's published rate: V100 0.88, A100 0.87, H200
+0.90 (device copies; ml-engineering @744d01e has the last)."""
+BESIDE = 3.0
+"""How host and device share a pass: its time is the norm of this order of both. Of two that always overlap it would be
+infinite (the longer one), of two that never do 1. Large products let the host run ahead, small operations wait for it,
+and each pass has both."""
+BETWEEN_S = 1.5e-6
+"""Seconds from the end of an operation to the begin of the next on a GPU whose queue is never empty: 1 to 2 µs (NVIDIA,
+Getting Started with CUDA Graphs)."""
+START_S = 30e-6
+"""Seconds of the host for one operation of a pass where nothing was calibrated, the library's Python and autograd
+included: 5 µs are the launch alone, 10 to 35 µs an operation of a module in Python, by the host's processor. Chosen in
+that range on two thirds of the published steps of GPT (analysis.predictions.published_times)."""
 
 
 class CalibratedShapes(NamedTuple):
@@ -42,25 +58,40 @@ class DeviceRates(NamedTuple):
     ceiling: float  # FLOP/s of the best product
     memory: float  # bytes/s
     attention: float  # FLOP/s
-    start_s: float  # to start one operation; 0 where that is unknown
+    start_s: float  # to start one operation
     shapes: CalibratedShapes | None
+    calibrated_attention: bool
+    multiprocessors: int | None
 
     def products_s(self, work: PassWork) -> float:
         """Return the seconds of all matrix products, those of attention included."""
-        attention = work.attention_flops / self.attention
-        if self.shapes is None:
-            moved = self.width / self.memory
-            return attention + sum(max(p.flops / self.ceiling, p.elements * moved) for p in work.matmuls)
-        return attention + _interpolate(self.shapes, work.matmuls)
+        if self.shapes is not None:
+            return self._attention_s(work) + _interpolate(self.shapes, work.matmuls)
+        return self._attention_s(work) + sum(self._product_s(p, self.multiprocessors) for p in work.matmuls)
+
+    def _attention_s(self, work: PassWork) -> float:
+        if self.calibrated_attention or self.device == "cpu":
+            return work.attention_flops / self.attention
+        written_out = sum(self._product_s(p, None) for p in work.batched)  # so many at once that they fill a device
+        return work.fused_flops / self.attention + written_out
+
+    def _product_s(self, product: Matmul, multiprocessors: int | None) -> float:
+        moved = product.elements * self.width / self.memory
+        if self.device == "cpu":
+            return max(product.flops / self.ceiling, moved)
+        return max(count_tiled_flops(product, self.width, multiprocessors) / self.ceiling, moved)
 
     def running_s(self, work: PassWork) -> float:
         """Return the seconds that the device computes."""
-        return self.products_s(work) + work.traffic_bytes / self.memory
+        between = work.operations * BETWEEN_S if self.device == "cuda" else 0.0
+        return self.products_s(work) + work.traffic_bytes / self.memory + between
 
     def pass_s(self, work: PassWork) -> float:
         """Return the seconds of one pass, the host's included."""
         running, starting = self.running_s(work), work.operations * self.start_s
-        return running + starting if self.device == "cpu" else max(running, starting)
+        if self.device == "cpu":
+            return running + starting
+        return float((running**BESIDE + starting**BESIDE) ** (1 / BESIDE))
 
 
 def _interpolate(shapes: CalibratedShapes, products: tuple[Matmul, ...]) -> float:
@@ -97,11 +128,14 @@ def read_rates(machine_json: str, precision: Precision, device: Device) -> Devic
     shapes = _build_shapes([(p.m, p.k, p.n, p.tflops) for p in products]) if products else None
     best = max((p.tflops for p in products), default=0.0)
     peak = machine.peak_tflops.get(precision, 0.0)
-    ceiling = 1e12 * (best or machine.matmul_ceiling_tflops.get(precision) or CEILING_OF_PEAK * peak)
+    ceiling = 1e12 * (best or machine.matmul_ceiling_tflops.get(precision) or CEILING_OF_PEAK[precision] * peak)
     attention = found.attention_tflops.get(precision) if found else None
+    published = device == "cuda" and "memory_bytes_per_s" not in machine.calibrated
+    start_s = (found.kernel_s if found else None) or (START_S if device == "cuda" else 0.0)
     return DeviceRates(
-        device, WIDTH[precision], ceiling, memory, 1e12 * attention if attention else ATTENTION_OF_MATMUL * ceiling,
-        (found.kernel_s if found else None) or 0.0, shapes,
+        device, WIDTH[precision], ceiling, memory * (MEMORY_OF_PEAK if published else 1.0),
+        1e12 * attention if attention else ATTENTION_OF_MATMUL * ceiling, start_s, shapes,
+        attention is not None, machine.multiprocessors,
     )  # fmt: skip
 
 

@@ -108,3 +108,32 @@ def test_backward_of_a_product_is_two_products_as_large() -> None:
     back = compute_backward(there)
     assert back.matmuls == (Matmul(8, 2, 4, 3), Matmul(4, 8, 2, 3))
     assert (back.matmul_flops, back.attention_flops) == (2 * there.matmul_flops, 20)
+
+
+def test_a_fused_kernel_leaves_out_what_a_causal_mask_hides_and_computes_scores_again() -> None:
+    asked = spec("model=gpt2", "objective=causal_lm")
+    there = compute_forward(get_network(asked), build_workload(asked, "cuda"))
+    assert there.fused_flops * 2 == there.attention_flops
+    assert compute_backward(there).fused_flops * 2 == 5 * there.fused_flops
+    biased = spec("model=mt5_small")  # a bias is added to every pair
+    found = compute_forward(get_network(biased), build_workload(biased, "cuda"))
+    assert found.fused_flops == found.attention_flops
+
+
+def test_compiled_blocks_move_less_and_start_less() -> None:
+    plain, compiled = (
+        compute_forward(get_network(asked), build_workload(asked, "cuda"))
+        for asked in (spec("model=mt5_base"), spec("model=mt5_base", "model.compile=blocks"))
+    )
+    assert compiled.traffic_bytes < 0.6 * plain.traffic_bytes and compiled.operations < 0.6 * plain.operations
+    assert compiled.matmuls == plain.matmuls
+
+
+def test_dropout_reads_writes_and_keeps_a_mask() -> None:
+    plain, dropped = (
+        compute_forward(get_network(asked), build_workload(asked, "cuda"))
+        for asked in (spec("model=mt5_base"), spec("model=mt5_base", "model.dropout=0.1"))
+    )
+    rows = 3 * (12 * 2 * 512 + 12 * 3 * 128)  # sub-layers of encoder and decoder
+    inner = 3 * 12 * (512 + 128) * 2048
+    assert dropped.traffic_bytes - plain.traffic_bytes == 5 * (rows * 768 + inner)

@@ -1,0 +1,47 @@
+"""Published step times beside predictions: what is set aside, and that the bounds of each part are kept."""
+
+import functools
+
+import pytest
+
+from analysis.predictions import PredictionComparison, published_times, summarise_comparison
+from analysis.predictions.published_times import PublishedStep, draw_set_aside
+
+INTERVAL = 1.5
+"""Largest factor between the ends of a predicted interval."""
+
+
+@functools.cache
+def comparisons() -> dict[str, PredictionComparison]:
+    return {found.name: found for found in published_times.compare()}
+
+
+def test_a_third_is_set_aside_by_the_same_draw_every_time() -> None:
+    assert len(draw_set_aside(720)) == 240
+    assert draw_set_aside(720) == draw_set_aside(720)
+
+
+@pytest.mark.parametrize(
+    ("name", "points", "mean"), [("gpt_times", 480, 9), ("gpt_times_aside", 240, 10), ("t5_times", 6, 15)]
+)
+def test_errors_are_small_and_most_steps_lie_in_an_interval_that_is_not_wide(
+    name: str, points: int, mean: float
+) -> None:
+    found = comparisons()[name]
+    told = summarise_comparison(found)
+    assert told.points == points
+    assert told.mean is not None and told.mean <= mean
+    assert told.exceptions <= 0.15 * points
+    assert published_times.UNCALIBRATED[1] / published_times.UNCALIBRATED[0] < INTERVAL
+
+
+def test_the_predicted_time_is_the_median() -> None:
+    points = comparisons()["gpt_times_aside"].points
+    above = sum((point.error or 0.0) > 0 for point in points) / len(points)
+    assert 0.35 < above < 0.65
+
+
+def test_an_interval_scores_its_width_and_20_times_what_lies_beyond_it() -> None:
+    inside, beyond = PublishedStep("", 1.0, 1.0), PublishedStep("", 1.32, 1.0)
+    assert inside.score == pytest.approx(0.4)
+    assert beyond.score == pytest.approx((0.4 + 20 * 0.1) / 1.32)
