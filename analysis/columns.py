@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from analysis.metrics import Better, Metric, load_metrics
-from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_host, get_tokens
+from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_host, get_tokens, remember_latest
 from bench.point_fields import flatten
 from bench.presets import read_engine_preset
 from bench.record import RunRecord
-from bench.spec import LENGTHS, OBJECTIVE
+from bench.spec import LENGTHS, OBJECTIVE, EngineSpec
 
 Kind = Literal["text", "integer", "number", "truth"]
 
@@ -111,9 +111,10 @@ def _get_length(record: RunRecord, kind: str) -> int | None:
 _get_encoder_length, _get_decoder_length = (partial(_get_length, kind=kind) for kind in ("encoder", "decoder"))
 
 
-def _format_options(record: RunRecord) -> str | None:
+@remember_latest
+def _format_options(engine: EngineSpec) -> str | None:
     """Return the options of the engine in one line, as they are given; None where all are those of its file."""
-    preset, engine = dict(flatten(read_engine_preset(record.spec.engine.name))), record.spec.engine
+    preset = dict(flatten(read_engine_preset(engine.name)))
     changed = (f"{name}={value}" for name, value in flatten(engine.options) if preset.get(name, ...) != value)
     return ", ".join(changed) or None
 
@@ -152,7 +153,11 @@ _FACTS = (
     Column("parameters", "counted on the built model; published, where none was built", "", "integer", _get_parameters),
     Column("engine", "engine, a file of conf/engine", "", "text", lambda r: r.spec.engine.name),
     Column(
-        "options", "of the engine, where they are not as its file in conf/engine has them", "", "text", _format_options
+        "options",
+        "of the engine, where they are not as its file in conf/engine has them",
+        "",
+        "text",
+        lambda r: _format_options(r.spec.engine),
     ),
     Column("precision", "of weights and activations in forward and backward", "", "text", lambda r: r.spec.precision),
     Column(

@@ -3,7 +3,7 @@ tell."""
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +29,24 @@ class TimedWindow(NamedTuple):
     seconds: float  # all of them together
 
 
+def remember_latest(work: Callable[[Given], Found]) -> Callable[[Given], Found]:
+    """Keep what `work` returned for the last value, for most columns of a record ask for the same; the value is known
+    by what it is and not by what it holds, which would take longer to compare than `work` takes."""
+    latest: tuple[Any, Any] = object(), None  # a value, and what was returned for it
+
+    @functools.wraps(work)
+    def find(given: Given) -> Found:
+        nonlocal latest
+        known, found = latest
+        if known is not given:
+            found = work(given)
+            latest = given, found
+        return cast(Found, found)
+
+    return find
+
+
+@remember_latest
 def get_window(record: RunRecord) -> TimedWindow | None:
     """Return the steps whose time may be shown: those after the cut, of a run that ended well.
 
@@ -38,23 +56,6 @@ def get_window(record: RunRecord) -> TimedWindow | None:
     if record.outcome.kind != "ok" or steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0:
         return None
     return _cut_warmup(steps)
-
-
-def remember_latest(work: Callable[[Given], Found]) -> Callable[[Given], Found]:
-    """Keep what `work` returned for the last value, for most columns of a record ask for the same; the value is known
-    by what it is and not by what it holds, which would take longer to compare than `work` takes."""
-    latest: list[tuple[Given, Found]] = []
-
-    @functools.wraps(work)
-    def find(given: Given) -> Found:
-        for known, found in latest:
-            if known is given:
-                return found
-        found = work(given)
-        latest[:] = [(given, found)]
-        return found
-
-    return find
 
 
 @remember_latest
@@ -76,6 +77,7 @@ def find_job(environment: Environment | None) -> ScheduledJob | None:
     )
 
 
+@remember_latest
 def compute_steps_per_s(record: RunRecord) -> float | None:
     """Return the steps of the window divided by its seconds: the whole window, never a mean of rates."""
     timed = get_window(record)

@@ -12,7 +12,6 @@ of the same environment class. Repeats use the same seed, so any one of them wil
 What a record is judged by is a `Case`; a set is judged in columns of them, all at once.
 """
 
-import functools
 import hashlib
 import json
 import math
@@ -21,6 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.observed import remember_latest
 from bench.engines import REFERENCE, find_facts
 from bench.point_fields import select
 from bench.record import Outcome, RunRecord, Steps
@@ -123,6 +123,7 @@ def judge(cases: VerificationCases) -> Judgement:
     return Judgement(unverified, tuple(mismatches))
 
 
+@remember_latest
 def is_reference(spec: RunSpec) -> bool:
     """Whether a run is one of the reference engine; one whose engine is not known here is none."""
     facts = find_facts(spec)
@@ -192,12 +193,12 @@ def _get_comparable_steps(record: RunRecord) -> Steps | None:
 def _hash_question(record: RunRecord) -> str:
     """Return what two runs must share for their losses to be equal: all but engine, layout, protocol and kernels."""
     assert record.environment is not None and record.observations is not None  # _comparable
-    spec = _select_deciding_losses(record.spec.model_dump_json(by_alias=True))
+    spec = _select_deciding_losses(record.spec)
     parts = (json.dumps(record.environment.environment_id), spec, json.dumps(record.observations.data, sort_keys=True))
     return hashlib.sha256(f"[{', '.join(parts)}]".encode()).hexdigest()[:16]  # another corpus has other losses
 
 
-@functools.lru_cache(maxsize=4096)
-def _select_deciding_losses(spec: str) -> str:
-    """Return of a spec what decides the losses of a seed, both as JSON: repeats share it."""
-    return json.dumps(select(json.loads(spec), "losses"), sort_keys=True)
+@remember_latest
+def _select_deciding_losses(spec: RunSpec) -> str:
+    """Return of a spec what decides the losses of a seed, as JSON."""
+    return json.dumps(select(json.loads(spec.model_dump_json(by_alias=True)), "losses"), sort_keys=True)

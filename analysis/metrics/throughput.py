@@ -1,7 +1,8 @@
 """Samples and tokens per second, over all ranks."""
 
 from analysis.metrics import Metric
-from analysis.observed import compute_rate_interval, compute_steps_per_s, compute_token_rate
+from analysis.observed import compute_rate_interval, compute_steps_per_s, compute_token_rate, remember_latest
+from analysis.stats.interval import Interval
 from bench.record import RunRecord
 
 
@@ -17,20 +18,26 @@ def compute_samples_per_s(record: RunRecord) -> float | None:
     return None if rate is None else rate * record.spec.global_batch
 
 
+@remember_latest
 def compute_tokens_per_s(record: RunRecord) -> float | None:
     """Throughput in tokens over all ranks, of all kinds, padding included."""
     return compute_token_rate(record, lambda counted: counted.all)
 
 
+@remember_latest
+def _compute_tokens_interval(record: RunRecord) -> Interval | None:
+    return compute_rate_interval(record, compute_tokens_per_s(record))
+
+
 def compute_tokens_per_s_low(record: RunRecord) -> float | None:
     """Lower end of the 95 % interval of the throughput, from this run's own steps."""
-    interval = compute_rate_interval(record, compute_tokens_per_s(record))
+    interval = _compute_tokens_interval(record)
     return interval.low if interval else None
 
 
 def compute_tokens_per_s_high(record: RunRecord) -> float | None:
     """Upper end of the 95 % interval of the throughput, from this run's own steps."""
-    interval = compute_rate_interval(record, compute_tokens_per_s(record))
+    interval = _compute_tokens_interval(record)
     return interval.high if interval else None
 
 

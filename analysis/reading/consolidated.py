@@ -29,6 +29,7 @@ from analysis.reading import rows
 from analysis.reading.extraction import extract
 from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, RecordFile, RecordRows
 from analysis.reading.walk import CONSOLIDATED, FolderTree, is_unchanged, walk
+from bench import plugins
 from bench.store import write_atomically
 
 LEAST = 200
@@ -176,11 +177,15 @@ def _read_mtime(path: Path) -> float:
 
 
 def _formulas() -> str:
-    """Return what the rows of equal records depend on: the code that makes them, and the libraries that it uses."""
+    """Return what the rows of equal records depend on: the code that makes them, the libraries that it uses, and
+    the installed packages with metrics, families and engines of their own."""
     versions = [numpy.__version__, scipy.__version__, *list_all_columns()]
     digest = hashlib.sha256(json.dumps(versions).encode())
     for package, patterns in zip((analysis, bench), _FORMULAS, strict=True):
         folder = Path(str(package.__file__)).parent
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+            digest.update(path.read_bytes())
+    for kind in (plugins.METRIC, plugins.FAMILY, plugins.ENGINE):
+        for path in plugins.list_installed_files(kind):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -16,6 +16,7 @@ from analysis import verify
 from analysis.columns import Column, Kind, list_all_columns
 from analysis.flags import list_flags, list_notes
 from bench.record import Outcome, RunRecord
+from bench.spec import RunSpec
 
 FILE, SIZE, CHANGED = "file", "file_size", "file_changed_ns"
 TRACES = {
@@ -33,6 +34,8 @@ _CASE = {
 _TYPES: Mapping[Kind, pa.DataType] = {
     "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
 }  # fmt: skip
+_latest_spec: dict[str, RunSpec] = {}  # by its text
+_INVALID = Outcome(kind="invalid")
 _PLACE = (
     "study", "model", "nodes", "devices_per_node", "precision", "engine", "micro", "accumulation", "config_id",
     "repeat", "attempt", FILE,
@@ -96,6 +99,8 @@ def build_schema() -> pa.Schema:
 def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
     """Return the row of a record; `known` are the columns of the run table. ArithmeticError or ValueError for a record
     with numbers that no column can hold."""
+    text = record.spec.model_dump_json()
+    record = record.model_copy(update={"spec": _share_spec(text, record.spec)})
     cells, case = _compute_cells(record, known), verify.build_case(record)
     judged = {} if case.question is None or case.reference else _compute_invalid_cells(record, known, cells)
     return {
@@ -107,7 +112,7 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
         "case_losses": case.losses,
         "case_updates": case.updates,
         "case_if_invalid": json.dumps(judged),
-        **_build_traces(record),
+        **_build_traces(record, text),
     }
 
 
@@ -142,16 +147,27 @@ def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, 
 
 
 def _compute_invalid_cells(record: RunRecord, known: Mapping[str, Column], cells: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cells that change when the run turns out to have trained another model: it then shows no speed."""
-    invalid = _compute_cells(record.model_copy(update={"outcome": Outcome(kind="invalid")}), known)
-    return {name: cell for name, cell in invalid.items() if cell != cells[name] and name != "outcome"}
+    """Return the cells that change when the run turns out to have trained another model: it then shows no speed, and
+    nothing that it has not shown before."""
+    shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}
+    invalid = _compute_cells(record.model_copy(update={"outcome": _INVALID}), shown)
+    return {name: cell for name, cell in invalid.items() if cell != cells[name]}
 
 
-def _build_traces(record: RunRecord) -> dict[str, Any]:
+def _share_spec(text: str, spec: RunSpec) -> RunSpec:
+    """Return the spec of the record before where it is the same, as `text` says: repeats of a configuration follow each
+    other, and what was worked out of a spec is known by what it is (`analysis.observed.remember_latest`)."""
+    if text not in _latest_spec:
+        _latest_spec.clear()
+        _latest_spec[text] = spec
+    return _latest_spec[text]
+
+
+def _build_traces(record: RunRecord, spec: str) -> dict[str, Any]:
     observed = record.observations
     steps = observed.steps if observed else None
     return {
-        "trace_spec": record.spec.model_dump_json(),
+        "trace_spec": spec,
         "trace_environment": record.environment.model_dump_json() if record.environment else None,
         "trace_step_s": steps.step_s if steps else (),
         "trace_cut": steps.cut if steps else 0,

@@ -1,4 +1,4 @@
-"""`zeroscale completion`: what bash offers for what has been typed."""
+"""`zeroscale completion`: what bash offers for what has been typed, and what zsh makes of it."""
 
 import shutil
 import subprocess
@@ -64,5 +64,31 @@ def test_names_to_explain(complete: Complete) -> None:
     assert complete("explain", "tokens_per_s_") == ["tokens_per_s_high", "tokens_per_s_low"]
 
 
-def test_the_script_for_zsh_uses_what_zsh_has_for_bash() -> None:
-    assert "bashcompinit" in build_script("zsh") and "bashcompinit" not in build_script("bash")
+_TYPE = """
+zmodload zsh/zpty
+zpty -b shell 'env PS1= TERM=dumb zsh -f -i'
+zpty -w shell 'autoload -U compinit; compinit -D -u; source '"$1"'; setopt nolistbeep noautomenu'
+zpty -w shell 'zeroscale() { print -r -- "<${(j:|:)@}>" }; echo REA""DY'
+zpty -r shell seen '*READY*'
+zpty -w shell "$2"$'\\t'"$3"
+zpty -r shell seen '*<*>*'
+print -r -- "${${seen##*<}%%>*}"
+"""
+"""Types `$2`, the key TAB and `$3` into a zsh that has sourced `$1`; prints the words that the command gets."""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh here")
+def test_zsh_completes_a_word_and_adds_a_space_where_it_is_whole(tmp_path: Path) -> None:
+    script = tmp_path / "zeroscale.zsh"
+    script.write_text(build_script("zsh"))
+
+    def type_words(words: str, then: str) -> list[str]:
+        command = ["zsh", "-f", "-c", _TYPE, "type", str(script), f"zeroscale {words}", then]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip().split("|")
+
+    assert type_words("stat", "X") == ["status", "X"]
+    assert type_words("predict batch.mi", "4") == ["predict", "batch.micro=4"]
+    assert type_words("run engine=zero1,zero3,d", "X") == ["run", "engine=zero1,zero3,ddp", "X"]
+    assert type_words("table --form", "csv") == ["table", "--format", "csv"]
+    assert type_words("completion z", "") == ["completion", "zsh"]

@@ -16,7 +16,7 @@ from records import failed, plain, run, save, spec, steps
 from analysis import results
 from analysis.reading import consolidated, extraction, walk
 from analysis.results import Results
-from bench import store
+from bench import plugins, store
 
 NAME = walk.CONSOLIDATED
 
@@ -213,6 +213,21 @@ def test_other_formulas_read_every_record_again(runs: Path, opened: list[str], m
     monkeypatch.setattr(consolidated, "_formulas", lambda: "of a newer version")
     results.read([runs])
     assert len(opened) == 7
+
+
+def test_another_version_of_an_installed_metric_reads_every_record_again(
+    runs: Path, tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metric = tmp_path / "their_metric.py"
+    metric.write_text("FACTOR = 1")
+    monkeypatch.setattr(plugins, "list_installed_files", lambda kind: [metric] if kind is plugins.METRIC else [])
+    results.read([runs])
+    opened.clear()
+    results.read([runs])
+    assert len(opened) == 1  # what is no record
+    metric.write_text("FACTOR = 2")
+    results.read([runs])
+    assert len(opened) == 8
 
 
 def test_where_the_folder_cannot_be_written_the_cache_holds_it(

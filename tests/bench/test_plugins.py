@@ -91,3 +91,9 @@ def test_a_broken_plug_in_that_nobody_asks_for_stops_nobody(install: Install) ->
     assert [name for name, _ in plugins.list_usable(plugins.DATA)] == ["synthetic", "text"]
     rule_fields.list_field_names.cache_clear()
     assert "data.workers" in rule_fields.list_field_names()
+
+
+def test_the_files_of_an_installed_plug_in_are_known_before_it_is_imported(install: Install, tmp_path: Path) -> None:
+    assert plugins.list_installed_files(plugins.METRIC) == []
+    install("zeroscale.metric", "theirs = their_metric", "raise ImportError")
+    assert plugins.list_installed_files(plugins.METRIC) == [tmp_path / "their_metric.py"]
