@@ -9,17 +9,26 @@ _PROTOCOL = "measure."
 
 
 def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
-    """Return by config_id the fields, with their values, in which configurations of its model and engine differ and
-    that no column of the summary shows; empty where there are none. How long a configuration was measured is told only
-    of those that nothing else sets apart."""
+    """Return by config_id the fields, with their values, in which configurations of its model, engine and data differ
+    and that no column of the summary shows; empty where there are none. How long a configuration was measured names
+    none: `describe_protocol` says that once."""
     fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
     texts = dict.fromkeys(specs, "")
-    for members in _group_specs(specs, lambda one: (specs[one].model.name, specs[one].engine.name)):
+    for members in _group_specs(
+        specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name)
+    ):
         _add_differences(texts, members, fields, lambda name: not (is_shown(name) or name.startswith(_PROTOCOL)))
-    shown = {one: tuple(sorted(field for field in fields[one].items() if is_shown(field[0]))) for one in specs}
-    for twins in _group_specs(specs, lambda one: (texts[one], shown[one])):
-        _add_differences(texts, twins, fields, lambda name: name.startswith(_PROTOCOL))
     return texts
+
+
+def describe_protocol(specs: Iterable[RunSpec]) -> str:
+    """Return the fields of the protocol in which configurations differ, each with its values; empty where all were
+    measured alike."""
+    values: dict[str, dict[str, None]] = {}
+    for spec in specs:
+        for name, value in flatten(spec.measure):
+            values.setdefault(name, {})[str(value)] = None
+    return "; ".join(f"{name} {', '.join(found)}" for name, found in values.items() if len(found) > 1)
 
 
 def _group_specs(specs: Iterable[str], key: Callable[[str], Hashable]) -> list[list[str]]:

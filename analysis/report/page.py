@@ -25,6 +25,7 @@ from analysis.report.setup import describe_setup
 from analysis.report.summary_tables import TableCell, TextTable
 from analysis.summary import Row
 from analysis.table import list_rows
+from analysis.variants import describe_protocol
 
 MOST_SENTENCES = 6
 """Questions that are answered in words, one by one; the answers to more are a table."""
@@ -85,6 +86,7 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
         "questions": found.questions,
         "measured": _find_measured_days(left.values()) if len(left) == len(found.rows) else (),
         "asked": describe_setup(found.rows),
+        "protocol": describe_protocol(found.results.specs.values()),
         "answers": answers if few else [],
         "best": None
         if few

@@ -8,7 +8,7 @@ from records import LOSSES, MIB, failed, results, run, save, spec, steps
 
 from analysis.results import read
 from analysis.table import list_rows
-from analysis.variants import describe_variants
+from analysis.variants import describe_protocol, describe_variants
 from bench.spec import RunSpec, config_id
 
 
@@ -62,7 +62,7 @@ def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
     ("change", "told"),
     [
         ({"seed": 3}, ("seed=0", "seed=3")),
-        ({"measure": {"min_steps": 40}}, ("measure.min_steps=30", "measure.min_steps=40")),
+        ({"measure": {"min_steps": 40}}, ("", "")),
         ({"micro": 4}, ("", "")),
         ({"micro": 4, "measure": {"min_steps": 40}}, ("", "")),
     ],
@@ -70,6 +70,17 @@ def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
 def test_a_variant_is_what_no_column_shows(change: dict[str, object], told: tuple[str, str]) -> None:
     one, other = spec(), spec(**change)  # type: ignore[arg-type]
     assert tuple(describe_variants({"a": one, "b": other}).values()) == told
+
+
+def test_what_another_data_set_brings_with_it_names_nothing() -> None:
+    one = spec()
+    other = one.model_copy(update={"data": one.data.model_copy(update={"name": "other", "source": "text"})})
+    assert set(describe_variants({"a": one, "b": other}).values()) == {""}
+
+
+def test_a_protocol_that_differs_is_described_once() -> None:
+    assert describe_protocol([spec(), spec()]) == ""
+    assert describe_protocol([spec(), spec(measure={"min_steps": 40})]) == "min_steps 30, 40"
 
 
 def test_an_option_that_one_leaves_out_is_its_default() -> None:
