@@ -22,6 +22,13 @@ def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     return texts
 
 
+def split_protocol(variant: str) -> tuple[str, tuple[str, ...]]:
+    """Return what a variant says is chosen, and the fields by which it was measured otherwise."""
+    parts = variant.split(", ")
+    protocol = tuple(part for part in parts if part.startswith(_PROTOCOL))
+    return ", ".join(part for part in parts if part not in protocol), protocol
+
+
 def _group_specs(specs: Iterable[str], key: Callable[[str], Hashable]) -> list[list[str]]:
     groups: dict[Hashable, list[str]] = {}
     for one in specs:

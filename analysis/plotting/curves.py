@@ -90,8 +90,8 @@ def draw_curves(grid: Grid, quantity: PlottedQuantity, note: Callable[[Sequence[
     keys = [plotting.build_legend_entry(label, looks[label]) for label in labels]
     if quantity.ideal is not None:
         keys.append(Line2D([], [], label="ideal", **_IDEAL))
-    note_text = note([row for panel in grid.panels for row in panel.rows])
-    plotting.draw_legend(grid.figure, keys, note_text, grid.omitted, omitted)
+    rows = [row for panel in grid.panels for row in panel.rows]
+    plotting.draw_legend(grid.figure, keys, note(rows), panels.describe_protocols(rows), grid.omitted, omitted)
     return grid.figure
 
 
@@ -154,8 +154,12 @@ def _set_scale(
     if quantity.ideal is not None:
         axes.axhline(quantity.ideal, zorder=1, **_IDEAL)
     axes.set_xlim(-_EDGE, len(curve_panel.places) - 1 + _EDGE)
-    axes.set_xticks(range(len(curve_panel.places)), [str(place) for place in curve_panel.places])
-    axes.set_xlabel(quantity.across_label)
+    if len(curve_panel.places) == 1:  # one value is no axis
+        axes.set_xticks([])
+        axes.set_xlabel(f"{quantity.across_label} {curve_panel.places[0]}")
+    else:
+        axes.set_xticks(range(len(curve_panel.places)), [str(place) for place in curve_panel.places])
+        axes.set_xlabel(quantity.across_label)
 
 
 def _make_room(grid: Grid, lines: int) -> float:

@@ -15,6 +15,7 @@ from analysis.questions import group_by_question as group_rows
 from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
+from analysis.variants import split_protocol
 
 WHOLE, MOST = 20, 12
 """Panels of a figure: up to so many fit a page and are drawn all; of more, the second number, to be drawn soon."""
@@ -53,7 +54,7 @@ class Grid(NamedTuple):
 
 def group_by_question(summary: pd.DataFrame) -> list[QuestionGroup]:
     """Return the rows that compete with each other, a group per question."""
-    return [_build_fixed_group(question, rows, "accumulation") for question, rows in group_rows(summary)]
+    return [_build_fixed_group(question, rows, "accumulation") for question, rows in _group_by_name(summary)]
 
 
 def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
@@ -61,12 +62,24 @@ def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
     or that of a device (weak), whichever needs fewer groups."""
     groups = []
     for question, rows in _regroup(
-        (({**question, "nodes": None}, rows) for question, rows in group_rows(summary)), ["micro"]
+        (({**question, "nodes": None}, rows) for question, rows in _group_by_name(summary)), ["micro"]
     ):
         by_device, by_step = (_regroup([(question, rows)], [part]) for part in ("accumulation", "global_batch"))
         same, part = (by_step, "global_batch") if len(by_step) < len(by_device) else (by_device, "accumulation")
         groups += [_build_fixed_group(*one, part, f"micro {question['micro']}") for one in same]
     return groups
+
+
+def rename_row(row: Row) -> Row:
+    """Return a row whose variant is what is chosen in it; how it was measured stands apart, as its `protocol`."""
+    name, protocol = split_protocol(row["variant"])
+    return row | {"variant": name, "protocol": protocol}
+
+
+def describe_protocols(rows: Iterable[Row]) -> str:
+    """Say by which settings rows that bear one name were measured otherwise; empty where all are alike."""
+    protocols = sorted({", ".join(row["protocol"]) for row in rows if row.get("protocol")})
+    return f"Measured in several ways, which no name says: {'; '.join(protocols)}." if protocols else ""
 
 
 def build_question(row: Row) -> Question:
@@ -127,6 +140,10 @@ def compute_room_in(axes: Axes) -> float:
 def describe_omitted(number: int, what: str, why: str, most: int) -> str:
     """Say how many of `number` are not drawn, and which."""
     return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
+
+
+def _group_by_name(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
+    return [(question, [rename_row(row) for row in rows]) for question, rows in group_rows(summary)]
 
 
 def _regroup(

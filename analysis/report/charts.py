@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from analysis.formats.numbers import UNITS, find_unit_power
 from analysis.plotting import COLOURS
 from analysis.plotting.looks import number_looks
+from analysis.plotting.panels import describe_protocols
 from analysis.questions import describe_series
 from analysis.report.facets import Facet, find_place
 from analysis.report.hover import format_hover, format_reason
@@ -102,7 +103,8 @@ def build_chart(
         for place, group in enumerate(groups)
     )
     keys = tuple((label, choose_colour(index), SYMBOLS[choose_symbol(index)]) for label, index in looks.items())
-    return Chart(name, title, note, keys, panels)
+    protocols = describe_protocols(row for group in groups for row in group.rows)
+    return Chart(name, title, f"{note} {protocols}".strip(), keys, panels)
 
 
 def build_row_key(row: Row) -> tuple[Any, ...]:
@@ -220,12 +222,14 @@ def _build_layout(
 ) -> dict[str, Any]:
     height = _PLOT_PX + _LINE_PX * len(strip)
     below = _LINE_PX * len(strip) / height
+    single = len(ticks) == 1  # one value is no axis
     layout: dict[str, Any] = {
         "height": height, "showlegend": False, "hovermode": "closest", "dragmode": False,
         "margin": {"l": 56, "r": 8, "t": 8, "b": 40},
         "xaxis": {
-            "tickvals": list(range(len(ticks))), "ticktext": list(ticks),
-            "range": [-0.5, len(ticks) - 0.5], "title": {"text": axis.label}, "anchor": "y2" if strip else "y",
+            "tickvals": [] if single else list(range(len(ticks))), "ticktext": [] if single else list(ticks),
+            "range": [-0.5, len(ticks) - 0.5], "anchor": "y2" if strip else "y",
+            "title": {"text": f"{axis.label} {ticks[0]}" if single else axis.label},
             "showgrid": False, "zeroline": False, "fixedrange": True,
         },
         "yaxis": {
