@@ -154,8 +154,12 @@ def _set_scale(
     if quantity.ideal is not None:
         axes.axhline(quantity.ideal, zorder=1, **_IDEAL)
     axes.set_xlim(-_EDGE, len(curve_panel.places) - 1 + _EDGE)
-    axes.set_xticks(range(len(curve_panel.places)), [str(place) for place in curve_panel.places])
-    axes.set_xlabel(quantity.across_label)
+    if len(curve_panel.places) == 1:  # one value is no axis
+        axes.set_xticks([])
+        axes.set_xlabel(f"{quantity.across_label} {curve_panel.places[0]}")
+    else:
+        axes.set_xticks(range(len(curve_panel.places)), [str(place) for place in curve_panel.places])
+        axes.set_xlabel(quantity.across_label)
 
 
 def _make_room(grid: Grid, lines: int) -> float:

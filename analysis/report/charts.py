@@ -220,12 +220,14 @@ def _build_layout(
 ) -> dict[str, Any]:
     height = _PLOT_PX + _LINE_PX * len(strip)
     below = _LINE_PX * len(strip) / height
+    single = len(ticks) == 1  # one value is no axis
     layout: dict[str, Any] = {
         "height": height, "showlegend": False, "hovermode": "closest", "dragmode": False,
         "margin": {"l": 56, "r": 8, "t": 8, "b": 40},
         "xaxis": {
-            "tickvals": list(range(len(ticks))), "ticktext": list(ticks),
-            "range": [-0.5, len(ticks) - 0.5], "title": {"text": axis.label}, "anchor": "y2" if strip else "y",
+            "tickvals": [] if single else list(range(len(ticks))), "ticktext": [] if single else list(ticks),
+            "range": [-0.5, len(ticks) - 0.5], "anchor": "y2" if strip else "y",
+            "title": {"text": f"{axis.label} {ticks[0]}" if single else axis.label},
             "showgrid": False, "zeroline": False, "fixedrange": True,
         },
         "yaxis": {

@@ -34,7 +34,7 @@ def reasons(axes: Axes) -> set[tuple[str, str, str]]:
     """What the strip below zero says: text, place, colour."""
     for text in axes.texts:
         assert axes.get_ylim()[0] < text.get_position()[1] < 0
-    names = places(axes)
+    names = places(axes) or [axes.get_xlabel().split()[-1]]  # a single value has no tick
     return {(t.get_text(), names[round(t.get_position()[0])], to_hex(t.get_color()).upper()) for t in axes.texts}
 
 

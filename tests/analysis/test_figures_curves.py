@@ -141,7 +141,7 @@ def over_nodes() -> Figure:
 def test_step_time_has_a_panel_per_micro_batch_and_nodes_side_by_side() -> None:
     drawn = over_nodes()
     assert titles(drawn) == ["tiny · micro 2", "tiny · micro 8"]
-    assert [places(axes) for axes in drawn.axes] == [["1", "2", "4"], ["1"]]
+    assert [places(axes) for axes in drawn.axes] == [["1", "2", "4"], []], "a single value is no axis"
     assert drawn.axes[0].get_xlabel() == "nodes"
     assert drawn.axes[0].get_ylabel() == "s per step, median"
 
@@ -262,3 +262,8 @@ def test_models_stand_in_the_order_of_their_size() -> None:
     records = [run(spec(model={"name": name}), parameters=size) for name, size in sizes.items()]
     order = ["b_small · 2 ranks", "c_middle · 2 ranks", "a_large · 2 ranks"]
     assert titles(throughput.figure(results(*records))) == order
+
+
+def test_a_figure_for_print_says_a_single_value_beside_the_axis() -> None:
+    drawn = throughput.figure(results(run(spec("ddp", 2), steps=steps(WINDOW))))
+    assert (places(drawn.axes[0]), drawn.axes[0].get_xlabel()) == ([], "micro-batch 2")

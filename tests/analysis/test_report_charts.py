@@ -135,3 +135,14 @@ def test_without_any_number_there_is_no_scale_and_the_reason_stands_below() -> N
     (panel,) = drawn(results(failed("oom", spec("ddp"))))["throughput"].panels
     assert panel["layout"]["yaxis"]["showticklabels"] is False
     assert [trace["text"] for trace in panel["data"] if trace["mode"] == "text"] == [["OOM"]]
+
+
+def test_how_long_a_run_was_measured_names_no_series() -> None:
+    both = results(at("ddp", 2), at("ddp", 2, measure={"min_steps": 40}), at("zero1", 2))
+    assert [label for label, _, _ in drawn(both)["throughput"].keys] == ["ddp", "zero1"]
+
+
+def test_a_single_value_is_said_beside_the_axis_and_is_no_tick() -> None:
+    (panel,) = drawn(results(at("ddp", 2), at("zero1", 2)))["throughput"].panels
+    axis = panel["layout"]["xaxis"]
+    assert (axis["tickvals"], axis["title"]["text"]) == ([], "micro-batch 2")
