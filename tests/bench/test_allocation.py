@@ -82,8 +82,10 @@ def at(folder: Path, point: RequestedRun) -> list[store.RunAttempt]:
 
 
 def test_points_follow_each_other_in_fresh_processes_between_two_control_points(tmp_path: Path) -> None:
+    """In an environment that is larger than a message to the fork server."""
     two, four, control = requested("engine=zero2"), requested("engine=ddp"), requested("engine=zero1", control=True)
-    allocation = Allocation(tmp_path, [two, four, control])
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
+    allocation = Allocation(tmp_path, [two, four, control], **large)
     allocation.end()
     records = allocation.records()
     assert [record.spec.engine.name for record in records] == ["zero1", "zero2", "ddp", "zero1"]
@@ -127,42 +129,27 @@ def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_t
     assert [process.returncode for process in allocation.processes] == [0, 0]
 
 
-def test_what_has_an_answer_already_is_not_run_and_what_cannot_finish_is_left(tmp_path: Path) -> None:
-    done, long, short = requested("engine=zero1"), requested("engine=ddp", limit_min=60), requested("engine=zero2")
-    attempt = store.open_attempt(tmp_path / done.config_id, done.spec, done.circumstance)
-    store.finalize(attempt.folder, Outcome(kind="oom"))
-    said = Allocation(tmp_path, [done, long, short]).end()
-    assert "has its answer already" in said and "waits for another job" in said
-    assert len(at(tmp_path, done)) == 1 and at(tmp_path, long) == []
-    assert [attempt.outcome for attempt in at(tmp_path, short)] == ["ok"], "a shorter one fits"
-
-
-def test_a_job_that_begins_anew_leaves_a_point_whose_attempts_are_used_up(tmp_path: Path) -> None:
-    point, used_up = requested("engine=ddp"), Outcome(kind="error", reason="rank 0 was killed by SIGKILL")
-    for _ in range(2):
-        opened = store.open_attempt(tmp_path / point.config_id, point.spec, point.circumstance)
-        store.finalize(opened.folder, used_up)
-    said = Allocation(tmp_path, [point], attempts=2, SLURM_RESTART_COUNT="1").end()
-    assert "after 2 attempts; the last: rank 0 was killed by SIGKILL" in said and len(at(tmp_path, point)) == 2
-
-
-def test_an_environment_larger_than_a_message_reaches_the_rank(tmp_path: Path) -> None:
-    large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
-    allocation = Allocation(tmp_path, [requested("devices_per_node=1")], **large)
-    allocation.end()
-    assert [record.outcome.kind for record in allocation.records()] == ["ok"]
-
-
-def test_a_larger_micro_batch_is_pruned_within_the_job(tmp_path: Path) -> None:
-    small, large = requested("batch.micro=2"), requested("batch.micro=4")
+def test_what_has_an_answer_or_is_pruned_or_used_up_is_not_run_and_what_cannot_finish_is_left(tmp_path: Path) -> None:
+    """In a job that has begun anew; each with its reason in the log."""
+    done, used_up = requested("engine=zero1"), requested("engine=zero3")
+    long, short = requested("engine=ddp", limit_min=60), requested("engine=zero2")
+    small, large = (requested("engine=zero2", f"batch.micro={micro}") for micro in (3, 4))
     kin = find_siblings((point.key, point.spec.model_dump(mode="json")) for point in (small, large))
     small, large = (point.model_copy(update={"kin": kin[point.key[:2]]}) for point in (small, large))
-    for _ in range(2):
-        attempt = store.open_attempt(tmp_path / small.config_id, small.spec, small.circumstance)
-        store.finalize(attempt.folder, Outcome(kind="oom"))
-    said = Allocation(tmp_path, [small, large]).end()
+    killed = Outcome(kind="error", reason="rank 0 was killed by SIGKILL")
+    before = ((done, Outcome(kind="oom"), 1), (used_up, killed, 2), (small, Outcome(kind="oom"), 2))
+    for point, outcome, attempts in before:
+        for _ in range(attempts):
+            opened = store.open_attempt(tmp_path / point.config_id, point.spec, point.circumstance)
+            store.finalize(opened.folder, outcome)
+    points = [done, long, used_up, small, large, short]
+    said = Allocation(tmp_path, points, attempts=2, SLURM_RESTART_COUNT="1").end()
+    assert "has its answer already" in said and "waits for another job" in said
+    assert "after 2 attempts; the last: rank 0 was killed by SIGKILL" in said
     [pruned] = at(tmp_path, large)
     assert pruned.outcome == "pruned" and f"{small.config_id}/0.1" in pruned.reason and pruned.reason in said
+    assert [len(at(tmp_path, point)) for point in (done, long, used_up, small)] == [1, 0, 2, 2]
+    assert [attempt.outcome for attempt in at(tmp_path, short)] == ["ok"], "a shorter one fits"
 
 
 def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_process(tmp_path: Path) -> None:

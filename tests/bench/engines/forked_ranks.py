@@ -1,6 +1,7 @@
 """Ranks forked from one process that has imported what they need: `python forked_ranks.py SCRIPT JOBS OUT RANK...`,
 with torchrun's variables set except those of a rank. Ends with 1 where a rank did not end well."""
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -14,6 +15,8 @@ def main() -> None:
     script, jobs, out, *ranks = sys.argv[1:]
     fork_server.preload("cpu")
     importlib.import_module(Path(script).stem)
+    gc.collect()
+    gc.freeze()  # as in a packed job: DeepSpeed searches for garbage several times in every engine that it builds
     forked = multiprocessing.get_context("fork")
     processes = [forked.Process(target=run_rank, args=(script, jobs, out, rank)) for rank in ranks]
     for process in processes:
