@@ -15,7 +15,7 @@ from bench.measure.link import compute_node_rates, pair_in_rounds
 from bench.stragglers import find_slow_links
 
 NODES = 4
-RATES_MBIT = (100, 100, 20, 100)
+RATES_MBIT = (200, 200, 40, 200)
 
 
 @pytest.mark.parametrize("nodes", range(2, 12))
