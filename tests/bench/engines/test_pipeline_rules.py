@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity.covering import choose_cases, list_cases, list_pairs
 from pipeline_ranks import micro_batches
 from pipeline_specs import SHAPES, parts_of, spec
 
@@ -122,3 +123,12 @@ def test_cuts_are_by_flops_or_by_blocks() -> None:
     engine = {"name": "pipeline", "backend": "pipeline", "options": {"schedule": "1f1b", "cut": "blocks"}}
     by_blocks = [part.end - part.begin for part in parts_of(spec("t5", "1f1b", 3, engine=engine, sequence=sample))]
     assert by_blocks == [3, 2, 3] and by_flops == [2, 1, 5]
+
+
+def test_in_a_covering_set_every_two_values_meet_that_can() -> None:
+    chosen = choose_cases(seed=3, tried=40)
+    assert {pair for case in chosen for pair in list_pairs(case)} == {
+        p for case in list_cases() for p in list_pairs(case)
+    }
+    assert len(chosen) < len(list_cases()) / 5
+    assert all(case.build_spec().world_size == case.ranks for case in chosen)
