@@ -85,7 +85,7 @@ def counting(house: House, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZEROSCALE_SPOOL", str(tmp_path_factory.mktemp("spool_of_counting")))
         job = ("engine=zero2,zero3", BUCKET, "launcher=spool")
-        assert "2 points in 1 job" in house.zeroscale("sweep", *COUNTING, *job, "--results", str(results))
+        assert "2 points, 1 node × 2" in house.zeroscale("sweep", *COUNTING, *job, "--results", str(results))
         house.zeroscale("status", str(results / "adhoc"), "--wait")
     found = [store.read_record(path) for path in store.find_records([results])]
     return {record.spec.engine.name: record for record in found}
@@ -389,7 +389,7 @@ def test_what_an_engine_does_not_say_is_not_predicted_and_not_rehearsed(house: H
 def test_advice_leaves_out_an_engine_of_which_nothing_is_predicted(house: House) -> None:
     point = ("model=mt5_base", "machine=h200", "devices_per_node=8", "nodes=1")
     assert "two_stages" in house.zeroscale("advise", *point)
-    told = house.zeroscale("advise", *point, "engine=two_stages", code=2)
+    told = house.zeroscale("advise", *point, "engine=two_stages", "parallel.pipeline=2", code=2)
     assert "no prediction" in told and told.count("\n") == 1
 
 

@@ -87,7 +87,7 @@ def test_samples_and_tokens_are_those_of_copies_and_not_of_ranks(real: RunRecord
 def test_its_losses_are_those_of_the_reference(folder: Path) -> None:
     table = results.read([folder / "real"]).table.set_index("engine")
     assert set(table.outcome) == {"ok"}
-    assert "unverified" not in table.flags["modular"].split()
+    assert "unverified" not in table["flags"]["modular"].split()
     assert table.pipeline["modular"] == 2 and table.stages_per_rank["modular"] == 2
 
 
