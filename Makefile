@@ -49,6 +49,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.status
 	$(BIN)/python -m tests.benchmarks.prediction
 	$(BIN)/python -m tests.benchmarks.reading
+	$(BIN)/python -m tests.benchmarks.layouts
 
 # The tables of the method page, by simulation; SERIES, RUNS, FAMILIES and HISTORIES say how many of each.
 SERIES ?= 2000

@@ -23,7 +23,8 @@ from bench.spec import Precision
 from bench.stacks import Attention, Mlp, Stack, Stacks, count_parameters
 
 REDUCTION_OPERATIONS = 2
-"""What the host starts for one all-reduce of tensor parallelism: a function of autograd's, and the collective."""
+"""What the host starts for one all-reduce of tensor parallelism: a function of autograd's, and the collective. Chosen
+as START_S of `rates` was: one or three would be plausible too."""
 
 
 class DeviceLayout(NamedTuple):

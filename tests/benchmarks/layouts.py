@@ -1,0 +1,189 @@
+"""What our own code for layouts costs, as ratios of one run: sliced matrices beside whole ones, and the executor of
+schedules beside torch's.
+
+  python -m tests.benchmarks.layouts [--rounds 40]
+
+Slices: processor time of forward and backward of eight small T5 blocks, as one of two ranks whose collectives are only
+pretended, beside the same blocks whole. Schedules: seconds of a step of the same stages on two gloo ranks, by our
+executor and by torch.distributed.pipelining in turn. Rounds take what they compare in random order; shown is the median
+of the ratios within a round, with its 95 % rank-based interval.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench import models
+from bench.distributed.executor import Neighbours, ScheduleExecutor
+from bench.distributed.schedule import PipelineSize, build_schedule
+from bench.distributed.slices import TensorRanks
+from bench.spec import RunSpec
+from bench.statistics import median_interval
+from bench.units import Part
+
+SHAPE = {"d_model": 64, "d_kv": 16, "d_ff": 128, "encoder_layers": 4, "decoder_layers": 4, "heads": 4, "vocab": 256,
+         "gated": True, "activation": "gelu_new", "separate_head": True}  # fmt: skip
+UNITS, MICRO, ENCODER, DECODER = 10, 2, 32, 16
+SCHEDULES = {"1f1b": ("1f1b", 1), "interleaved": ("interleaved", 2)}
+WARM_UP = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # names of collectives that torch is about to change
+    with tempfile.TemporaryDirectory() as folder:
+        for name in SCHEDULES:
+            for label, ratios in run_ranks(Path(folder), name, rounds).items():
+                print_ratios(f"{label} / torch's schedule, {name}", ratios)
+    for label, ratios in time_slices(rounds).items():
+        print_ratios(f"{label} / whole matrices", ratios)
+
+
+def print_ratios(label: str, ratios: list[float]) -> None:
+    interval = median_interval(ratios)
+    low, high = interval if interval else (min(ratios), max(ratios))
+    print(f"{label}: {sorted(ratios)[len(ratios) // 2]:.2f} ({low:.2f}–{high:.2f})", flush=True)
+
+
+def take_turns(
+    calls: dict[str, Callable[[], object]], clock: Callable[[], float], rounds: int
+) -> dict[str, list[float]]:
+    """Return by label the seconds of each round; all are called in each, in an order that is random and the same on
+    every rank."""
+    dice, seconds = random.Random(1), {label: list[float]() for label in calls}
+    for number in range(WARM_UP + rounds):
+        for label in dice.sample(list(calls), len(calls)):
+            if dist.get_world_size() == 2 and dist.get_backend() == "gloo":
+                dist.barrier()
+            begin = clock()
+            calls[label]()
+            if number >= WARM_UP:
+                seconds[label].append(clock() - begin)
+    return seconds
+
+
+def divide(seconds: dict[str, list[float]], by: str) -> dict[str, list[float]]:
+    pairs = {label: zip(of, seconds[by], strict=True) for label, of in seconds.items() if label != by}
+    return {label: [mine / other for mine, other in both] for label, both in pairs.items()}
+
+
+def build(part: Part, among: TensorRanks | None = None) -> Any:
+    """Return some units of the T5, with weights."""
+    job, family = spec(), models.load_divided_builder("t5")
+    module = family.build_part(job, part, torch.device("cpu"), **({} if among is None else {"among": among}))
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return module
+
+
+def spec() -> RunSpec:
+    return RunSpec.model_validate({
+        "model": {"name": "small", "shape": SHAPE}, "engine": {"name": "ddp", "backend": "ddp"},
+        "data": {"name": "none", "source": "none"}, "batch": {"micro": MICRO}, "devices_per_node": 1,
+        "sequence": {"encoder": ENCODER, "decoder": DECODER},
+    })  # fmt: skip
+
+
+def draw_batch() -> dict[str, Tensor]:
+    tokens = [torch.randint(2, SHAPE["vocab"], (MICRO, length)) for length in (ENCODER, DECODER)]  # type: ignore[call-overload]
+    return dict(zip(("input_ids", "labels"), tokens, strict=True))
+
+
+def time_slices(rounds: int) -> dict[str, list[float]]:
+    """Return the ratios of sliced blocks to whole ones."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    whole, batch, group = Part(0, UNITS, UNITS), draw_batch(), dist.group.WORLD
+    assert group is not None
+    built = {"whole": build(whole), "slices": build(whole, TensorRanks(group, 2, 0, sequence=False)),
+             "slices, by tokens": build(whole, TensorRanks(group, 2, 0, sequence=True))}  # fmt: skip
+
+    def run(module: Any) -> None:
+        module(**batch).backward()
+        module.zero_grad()
+
+    calls = {label: lambda module=module: run(module) for label, module in built.items()}  # type: ignore[misc]
+    return divide(take_turns(calls, time.process_time, rounds), "whole")
+
+
+def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, list[float]]:
+    """Return the ratios of our executor to torch's schedule, as rank 0 saw them."""
+    children = []
+    for rank in range(2):
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                dist.init_process_group("gloo", f"file://{folder}/{name}", rank=rank, world_size=2)
+                found = time_schedules(name, rank, rounds)
+                (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+                dist.barrier()
+                status = 0
+            finally:
+                if status:
+                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        sys.exit(f"a rank of {name} failed")
+    ratios: dict[str, list[float]] = json.loads((folder / f"{name}-0.json").read_text())
+    return ratios
+
+
+def time_schedules(name: str, rank: int, rounds: int) -> dict[str, list[float]]:
+    schedule, stages = SCHEDULES[name]
+    size = PipelineSize(2, stages, 8)
+    edges = [round(UNITS * stage / size.stages) for stage in range(size.stages + 1)]
+    mine = {stage: build(Part(edges[stage], edges[stage + 1], UNITS)) for stage in size.stages_of(rank)}
+    batches = [draw_batch() for _ in range(size.micro_batches)]
+    shapes = ((MICRO, ENCODER, SHAPE["d_model"]), (MICRO, DECODER, SHAPE["d_model"]))
+    neighbours = Neighbours(size.rank_of, shapes, torch.empty(1), limit=4)  # type: ignore[arg-type]
+    ours = ScheduleExecutor(mine, build_schedule(schedule, size)[rank], size, neighbours, {})  # type: ignore[arg-type]
+    theirs = build_torch_schedule(name, mine, size, shapes)
+    whole = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+
+    def run_theirs() -> None:
+        theirs.step(target=whole["labels"], losses=[], return_outputs=False, **whole)
+
+    calls: dict[str, Callable[[], object]] = {"executor": lambda: ours.run(batches), "torch": run_theirs}
+    return divide(take_turns(calls, time.perf_counter, rounds), "torch")
+
+
+def build_torch_schedule(name: str, mine: dict[int, Any], size: PipelineSize, shapes: Any) -> Any:
+    states = tuple(torch.empty(shape, device="meta", requires_grad=True) for shape in shapes)
+    loss = torch.empty((), device="meta", requires_grad=True)
+    device = torch.device("cpu")
+    stages = [
+        PipelineStage(
+            module, stage, size.stages, device,
+            input_args=states if stage else (), output_args=states if stage < size.stages - 1 else (loss,),
+        )
+        for stage, module in mine.items()
+    ]  # fmt: skip
+
+    def take_loss(made: Tensor, target: Tensor) -> Tensor:
+        return made
+
+    if name == "1f1b":
+        return Schedule1F1B(stages[0], size.micro_batches, loss_fn=take_loss)
+    return ScheduleInterleaved1F1B(stages, size.micro_batches, loss_fn=take_loss)
+
+
+if __name__ == "__main__":
+    main()
