@@ -12,7 +12,7 @@ from idle_ranks import BACKWARD_S, FORWARD_S
 from bench.distributed.schedule import PipelineSize, ScheduleName, build_schedule
 from bench.distributed.simulation import simulate_schedule
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timed, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize(("name", "size", "bubble"), [
