@@ -65,6 +65,8 @@ def _check_observations(observed: Observations) -> str | None:
         return "observations.tokens: not a number of tokens"
     if not _is_between(observed.compute_s, 0, MOST_S) or not _is_between(observed.outside_collectives_s, 0, MOST_S):
         return "observations: compute_s or outside_collectives_s: not seconds of a step"
+    if not _is_between([idle for idle in observed.idle_s or () if idle is not None], 0, MOST_S):
+        return "observations.idle_s: not seconds of a step"
     if not _is_between([energy for energy in observed.energy_j if energy is not None], -MOST, MOST):
         return "observations.energy_j: no energy of a run"
     return None
@@ -76,7 +78,7 @@ def _check_steps(steps: Steps) -> str | None:
         return "step_s: not seconds of a step"
     if not _is_between(steps.data_wait_s, 0, MOST_S) or len(steps.data_wait_s) != count:
         return "data_wait_s: not seconds of each step"
-    if not 0 <= steps.cut <= count or not 0 <= steps.window_s <= MOST_S:
+    if not 0 <= steps.cut <= count or not (steps.window_s == 0 or LEAST_S <= steps.window_s <= MOST_S):
         return "cut: no window among the steps"
     if len(steps.loss) != count or len(steps.gradient_norm) not in (0, count):
         return "loss: not one of each step"

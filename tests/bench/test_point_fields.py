@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from analysis.variants import describe_variants
+from analysis.variants import describe_protocol, describe_variants
 from bench.point_fields import FIELDS, flatten, is_shown, select
 from bench.predict.advice.measured import format_decisive
 from bench.spec import RunSpec, config_id
@@ -60,10 +60,12 @@ def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) 
 
 
 @pytest.mark.parametrize("field", sorted(OTHER.keys() - {"model.name", "engine.name", "parallel.tensor"}))
-def test_what_no_column_shows_is_told_as_a_variant(field: str) -> None:
+def test_what_no_column_shows_is_told_as_a_variant_and_the_protocol_apart(field: str) -> None:
     specs = {"one": RunSpec.model_validate(ONE), "other": changed(field)}
     told = {text.partition("=")[0] for text in describe_variants(specs).values()} - {""}
-    shown = is_shown(field) or field == "model.source"
+    of_protocol = field.startswith("measure.")
+    assert bool(describe_protocol(specs.values())) == of_protocol
+    shown = is_shown(field) or field == "model.source" or of_protocol
     assert told == (set() if shown else {field.removeprefix("engine.options.").removeprefix("model.")})
 
 

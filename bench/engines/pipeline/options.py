@@ -47,11 +47,9 @@ def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None
     if spec.model.dropout:
         rule = f"engine {spec.engine.name} would drop a state wherever the model is cut"
         raise UserError(f"model.dropout={spec.model.dropout}", rule, "set model.dropout=0")
-    for name, value in (("activation_checkpointing", spec.activation_checkpointing),
-                        ("model.compile", spec.model.compile != "none")):  # fmt: skip
-        if value:
-            rule = f"engine {spec.engine.name} does not do it yet"
-            raise UserError(f"{name}={_format(spec, name)}", rule, "leave it out, or choose another engine")
+    if spec.model.compile != "none":
+        rule = f"engine {spec.engine.name} does not do it yet"
+        raise UserError(f"model.compile={spec.model.compile}", rule, "leave it out, or choose another engine")
     if spec.parallel.tensor > 1:
         _check_sliced(spec)
 
@@ -65,10 +63,6 @@ def _check_sliced(spec: RunSpec) -> None:
         rule = "a rank has the logits of its own tokens of the vocabulary alone, all at once"
         value = f"model.loss_chunk_tokens={spec.model.loss_chunk_tokens}"
         raise UserError(value, rule, "leave it out, or set parallel.tensor=1")
-
-
-def _format(spec: RunSpec, name: str) -> str:
-    return spec.model.compile if name == "model.compile" else str(spec.activation_checkpointing).lower()
 
 
 def size_of(spec: RunSpec) -> PipelineSize:

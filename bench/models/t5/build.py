@@ -76,9 +76,7 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
     if spec.model.loss_chunk_tokens:
         model.lm_head = ChunkedHead(model.lm_head, spec.model.loss_chunk_tokens)
     if spec.activation_checkpointing:
-        # the second name is the older one, deprecated where the first exists
-        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-        enable({"use_reentrant": False})
+        _enable_checkpointing(model)
     if spec.model.compile == "blocks":
         for block in (*model.encoder.block, *model.decoder.block):
             block.compile()  # in place: names of parameters, and so their weights, stay
@@ -91,11 +89,25 @@ def build_part(
     """Return a part of the uninitialised model; see `bench.plugins.DividedFamilyBuilder`."""
     shape = Shape.model_validate(spec.model.shape)
     kind = KINDS[shape.bias_per_layer, False]
-    made = materialise(lambda: T5Part(kind(_build_config(shape, spec.model)), part, shape, among), construction)
+
+    def make() -> T5Part:
+        whole = kind(_build_config(shape, spec.model))
+        if spec.activation_checkpointing:
+            _enable_checkpointing(whole)
+        return T5Part(whole, part, shape, among)
+
+    made = materialise(make, construction)
     made.finish(spec.model.loss_chunk_tokens)
     if among is not None:
         mark_slices(made, DIMENSIONS, among)
     return made
+
+
+def _enable_checkpointing(model: Any) -> None:
+    """Have every block run again in backward."""
+    # the second name is the older one, deprecated where the first exists
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
 
 
 def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 BF16 = {"precision": "bf16"}
 ZERO3 = {"sharding": "zero3"}
+AGAIN = {"activation_checkpointing": True}
 # The rest is in `make parity`.
 JOBS = {
     "t5 1f1b": spec("t5", "1f1b", 2),
@@ -48,6 +49,9 @@ JOBS = {
     "tied t5 layered, divided": spec("tied", "breadth_first", 1, 8, data=2, **ZERO3),
     "gpt interleaved, divided": spec("gpt", "interleaved", 2, 3, data=2, **ZERO3),
     "t5 layered, sliced, divided": spec("t5", "breadth_first", 1, 8, data=2, tensor=2, by_tokens=True, **ZERO3),
+    "t5 1f1b, checkpointed": spec("t5", "1f1b", 2, **AGAIN),
+    "umt5 layered, divided, checkpointed": spec("umt5", "breadth_first", 1, 4, data=2, **ZERO3, **AGAIN),
+    "gpt sliced, checkpointed": spec("gpt", "1f1b", 2, tensor=2, by_tokens=True, **AGAIN),
     "t5 on eight ranks": spec("tied", "1f1b", 2, data=2, tensor=2, by_tokens=True),
 }
 FP32 = [label for label in JOBS if "bf16" not in label]

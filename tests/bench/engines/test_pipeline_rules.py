@@ -57,7 +57,6 @@ def test_a_part_with_all_units_is_the_model(model: str) -> None:
     ({"schedule": "interleaved", "stages": 2, "batch": {"micro": 1, "accumulation": 3}},
      "engine.schedule=interleaved: it takes micro-batches 2 at a time"),
     ({"precision": "fp16"}, "precision=fp16: engine pipeline has no loss scale"),
-    ({"activation_checkpointing": True}, "activation_checkpointing=true: engine pipeline does not do it yet"),
     ({"optimizer": {"implementation": "native"}}, "optimizer.implementation=native"),
 ])  # fmt: skip
 def test_what_a_pipeline_cannot_do_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
@@ -69,10 +68,11 @@ def test_what_a_pipeline_cannot_do_is_refused_in_one_line(fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(("fields", "line"), [
+    ({"compile": "blocks"}, "model.compile=blocks: engine pipeline does not do it yet"),
     ({"attention": "flex"}, "model.attention=flex: it was not tried on the heads of one tensor-parallel rank"),
     ({"loss_chunk_tokens": 8}, "model.loss_chunk_tokens=8: a rank has the logits of its own tokens"),
 ])  # fmt: skip
-def test_what_slices_cannot_do_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+def test_what_models_cannot_do_in_slices_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
     job = spec("t5", "1f1b", 2, tensor=2)
     job, engine = job.model_copy(update={"model": job.model.model_copy(update=fields)}), engines.load("pipeline")
     with pytest.raises(UserError, match=line):

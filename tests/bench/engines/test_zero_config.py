@@ -41,9 +41,14 @@ def test_there_is_a_preset_for_ddp_and_every_stage() -> None:
     assert {"ddp", "zero0", "zero1", "zero2", "zero3"} <= set(PRESETS)
 
 
+_LOOPED = {"parallel": {"pipeline": 2, "stages_per_rank": 2}, "batch": {"micro": 1, "accumulation": 4}}
+PLACED = {"pipeline": {"parallel": {"pipeline": 2}}, "interleaved": _LOOPED, "modular": _LOOPED, "lga": _LOOPED}
+"""What presets of a pipeline need beside them."""
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_decode_and_pass_their_own_check(name: str) -> None:
-    spec = preset(name)
+    spec = preset(name, **PLACED.get(name, {}))
     engine = engines.load(spec.engine.backend)
     for device in (None, "cpu", "cuda"):
         engine.check(engine.Options.model_validate(spec.engine.options), spec, device)
