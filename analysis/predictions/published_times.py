@@ -41,7 +41,11 @@ GPT = (
     "micro-batch, as the simulator's source does it. The noise of a trace is in all rows that are made from it: with "
     "tensor 8 a micro-batch of 1 takes longer than one of 4. {part} {inside}"
 )
-TUNED = "These two thirds are those that the host's time of an operation was chosen on, within its published range."
+TUNED = (
+    "On these two thirds were chosen, within plausible ranges: the host's time of an operation, how it shares a pass "
+    "with the device, what begins and ends a tile, the operations of an all-reduce, the passes over compiled scores, "
+    "and the interval."
+)
 ASIDE = "This third was set aside by a seeded draw, and no constant was chosen on it."
 T5 = (
     "The steps of T5-3B on 1 to 20 nodes of the comparison of efficiencies above, here in seconds and from the "

@@ -44,10 +44,8 @@ def build_nothing_fits_error(found: CandidateSearch, rejected: Sequence[Rejected
     if found.short:
         ways = [f"try {helps}"] if (helps := remedy(found.short)) else []
         return UserError("no point", _format_least_shortage(found.short), "; ".join([*ways, _SMALLER]))
-    first = (
-        rejected[-1] if rejected else Rejected("batch", "leaves nothing to try")
-    )  # behind engines that were left out
-    return UserError(first.what, first.why, "ask for another batch, or for other nodes")
+    last = rejected[-1] if rejected else Rejected("batch", "leaves nothing to try")  # engines left out stand before it
+    return UserError(last.what, last.why, "ask for another batch, or for other nodes")
 
 
 def _format_least_shortage(short: Iterable[Shortage]) -> str:

@@ -1,12 +1,12 @@
-"""Tensor parallelism by plain slices: every rank keeps some rows or columns of a matrix, and two pairs of autograd
-functions add what they make (arXiv 1909.08053). With sequence parallelism the tokens between such regions are divided
+"""Tensor parallelism by plain slices: every rank keeps some rows or columns of a matrix, and what they make is added
+at the boundaries of such regions (arXiv 1909.08053). With sequence parallelism the tokens between regions are divided
 as well (arXiv 2205.05198).
 
 A region begins with `enter` and ends with `leave`: the matrices at its beginning are sliced by rows of torch's weight,
 those at its end by columns, so that nothing is exchanged in between.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -34,13 +34,13 @@ class TensorRanks(NamedTuple):
 
     def enter(self, states: Tensor) -> Tensor:
         """Return the states that a region begins with: of all tokens."""
-        function = _GatherTokens if self.sequence else _Enter
-        return function.apply(states, self)  # type: ignore[no-any-return, no-untyped-call]
+        exchanges = (_gather, _sum_scattered) if self.sequence else (_keep, _sum)
+        return _Boundary.apply(states, self, *exchanges)  # type: ignore[no-any-return, no-untyped-call]
 
     def leave(self, partial: Tensor) -> Tensor:
         """Return the sum of what all ranks made in a region; with sequence parallelism of this rank's tokens."""
-        function = _SumTokens if self.sequence else _Leave
-        return function.apply(partial, self)  # type: ignore[no-any-return, no-untyped-call]
+        exchanges = (_sum_scattered, _gather) if self.sequence else (_sum, _keep)
+        return _Boundary.apply(partial, self, *exchanges)  # type: ignore[no-any-return, no-untyped-call]
 
     def keep_own_tokens(self, tokens: Tensor) -> Tensor:
         """Return what is this rank's of something that lies along tokens, the last dimension."""
@@ -61,61 +61,26 @@ def join_tensor_ranks(spec: RunSpec, rank: int) -> TensorRanks | None:
     return TensorRanks(mine, ranks, place(spec, rank).tensor, spec.parallel.sequence)
 
 
-class _Enter(torch.autograd.Function):
-    """The states as they are; their gradient is the sum over all ranks."""
+Exchange = Callable[[Tensor, "TensorRanks"], Tensor]
+
+
+class _Boundary(torch.autograd.Function):
+    """Where a region begins or ends: one exchange of the states, and another one of their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, among: TensorRanks) -> Tensor:
-        ctx.among = among
-        return states.view_as(states)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _sum(gradient, ctx.among), None
-
-
-class _Leave(torch.autograd.Function):
-    """The sum over all ranks; the gradient as it is."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, among: TensorRanks) -> Tensor:
-        ctx.mark_dirty(partial)  # a product's result, which nobody else has
-        dist.all_reduce(partial, group=among.group)
-        return partial
+    def forward(ctx: Any, states: Tensor, among: TensorRanks, forwards: Exchange, backwards: Exchange) -> Tensor:
+        ctx.among, ctx.backwards = among, backwards
+        return forwards(states, among)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.backwards(gradient, ctx.among), None, None, None
 
 
-class _GatherTokens(torch.autograd.Function):
-    """The tokens of all ranks; of their gradients' sum each rank gets its tokens'."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, among: TensorRanks) -> Tensor:
-        ctx.among = among
-        return _gather(states, among)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _sum_scattered(gradient, ctx.among), None
-
-
-class _SumTokens(torch.autograd.Function):
-    """Of the sum over all ranks this rank's tokens; their gradients come from all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, among: TensorRanks) -> Tensor:
-        ctx.among = among
-        return _sum_scattered(partial, among)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradient, ctx.among), None
+def _keep(tensor: Tensor, among: TensorRanks) -> Tensor:
+    """Return what every rank has."""
+    return tensor.view_as(tensor)
 
 
 def _sum(tensor: Tensor, among: TensorRanks) -> Tensor:

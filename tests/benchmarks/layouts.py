@@ -11,9 +11,7 @@ of the ratios within a round, with its 95 % rank-based interval.
 
 import argparse
 import json
-import os
 import random
-import sys
 import tempfile
 import time
 import warnings
@@ -124,26 +122,18 @@ def time_slices(rounds: int) -> dict[str, list[float]]:
 
 def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, list[float]]:
     """Return the ratios of our executor to torch's schedule, as rank 0 saw them."""
-    children = []
-    for rank in range(2):
-        if (child := os.fork()) == 0:
-            status = 1
-            try:
-                dist.init_process_group("gloo", f"file://{folder}/{name}", rank=rank, world_size=2)
-                found = time_schedules(name, rank, rounds)
-                (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
-                dist.barrier()
-                status = 0
-            finally:
-                if status:
-                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    if any(os.waitpid(child, 0)[1] for child in children):
-        sys.exit(f"a rank of {name} failed")
-    ratios: dict[str, list[float]] = json.loads((folder / f"{name}-0.json").read_text())
+    torch.multiprocessing.start_processes(be_rank, (folder, name, rounds), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
+    ratios: dict[str, list[float]] = json.loads((folder / f"{name}.json").read_text())
     return ratios
+
+
+def be_rank(rank: int, folder: Path, name: str, rounds: int) -> None:
+    dist.init_process_group("gloo", f"file://{folder}/{name}", rank=rank, world_size=2)
+    found = time_schedules(name, rank, rounds)
+    if rank == 0:
+        (folder / f"{name}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def time_schedules(name: str, rank: int, rounds: int) -> dict[str, list[float]]:
