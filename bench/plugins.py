@@ -381,7 +381,8 @@ class MetricPlugin(Protocol):
 
 class FigurePlugin(Protocol):
     """A picture of a report: a file of analysis/figures. `applies(results) -> bool` may say where there is nothing to
-    show, such as no second node count."""
+    show, such as no second node count; `chart(results)` may return what it draws as an `analysis.charts.Chart`, which
+    the page can narrow."""
 
     TITLE: str
     PLACE: int

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
+from analysis.charts import Chart
 from analysis.plotting import INK, STYLE
 from analysis.results import Results
 from bench import plugins
@@ -32,6 +33,7 @@ class Picture(NamedTuple):
     alt: str
     figure: Callable[[Results], Figure]
     applies: Callable[[Results], bool]
+    chart: Callable[[Results], Chart] | None  # the same as values, which the page draws so that it can be narrowed
 
 
 def list_pictures(results: Results | None = None) -> list[Picture]:
@@ -72,7 +74,8 @@ def inline_svg(name: str, svg: bytes, alt: str) -> str:
 
 
 def _load_picture(name: str, module: Any) -> Picture:
-    return Picture(name, module.TITLE, module.ALT, module.figure, getattr(module, "applies", lambda results: True))
+    applies = getattr(module, "applies", lambda results: True)
+    return Picture(name, module.TITLE, module.ALT, module.figure, applies, getattr(module, "chart", None))
 
 
 def _remember_results(results: Results) -> None:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis import plotting
+from analysis.charts import groups
 from analysis.formats.numbers import format_significant
-from analysis.plotting import panels
 from analysis.questions import Question, describe_differences, describe_series
 from analysis.results import Results
 from analysis.scaling.best import Best, best
@@ -53,14 +53,14 @@ Line = tuple[Question, Mapping[int, BestCell]]
 
 def applies(results: Results) -> bool:
     """Whether anything was asked on two node counts."""
-    return any(len({row["nodes"] for row in group.rows}) > 1 for group in panels.group_by_micro(results.summary))
+    return any(len({row["nodes"] for row in group.rows}) > 1 for group in groups.group_by_micro(results.summary))
 
 
 @plotting.styled
 def figure(results: Results) -> Figure:
     """Draw a line of cells per model (and precision, machine … where these differ), a column per node count."""
     lines = _list_lines(results)
-    omitted = panels.describe_omitted(len(lines), "lines", "fewest node counts", _MOST)
+    omitted = groups.describe_omitted(len(lines), "lines", "fewest node counts", _MOST)
     lines = sorted(lines, key=lambda line: -len(line[1]))[:_MOST] if omitted else lines
     columns = sorted({nodes for _, cells in lines for nodes in cells})
     drawn = Figure(figsize=(_WIDTH_IN, _AROUND_IN + _CELL_IN * len(lines)), layout="constrained")

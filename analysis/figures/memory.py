@@ -2,22 +2,28 @@
 
 from matplotlib.figure import Figure
 
-from analysis import plotting
+from analysis.charts import Chart, groups
+from analysis.charts.curves import PlottedQuantity, build_chart
 from analysis.formats.numbers import UNITS, find_unit_power
-from analysis.plotting import panels
-from analysis.plotting.curves import PlottedQuantity, draw_curves
+from analysis.plotting.charts import draw_chart
 from analysis.results import Results
 
 TITLE = "Memory by engine and micro-batch"
 ALT = "Peak allocated bytes against micro-batch, a curve per engine, a panel per question. The tables hold the numbers."
 PLACE = 3
 
+_NOTE = "Peak over steady steps, on the rank with most."
 
-@plotting.styled
-def figure(results: Results) -> Figure:
-    """Draw the peak allocated memory per rank in the largest binary unit that it fills."""
+
+def chart(results: Results) -> Chart:
+    """Return the peak allocated memory per rank in the largest binary unit that it fills."""
     peaks = results.summary["peak_allocated_bytes"].dropna()
     power = find_unit_power(float(peaks.max()) if len(peaks) else 0.0)
-    peak = PlottedQuantity("peak_allocated_bytes", f"peak allocated, {UNITS[power]}", unit=1024**power)
-    grid = panels.build_grid(panels.group_by_question(results.summary))
-    return draw_curves(grid, peak, lambda rows: "Peak over steady steps, on the rank with most.")
+    label = f"peak allocated, {UNITS[power]}"
+    quantity = PlottedQuantity("peak_allocated_bytes", label, interval=False, unit=1024**power)
+    return build_chart(groups.group_by_question(results.summary), quantity, _NOTE)
+
+
+def figure(results: Results) -> Figure:
+    """Draw it for print."""
+    return draw_chart(chart(results))

@@ -11,9 +11,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from analysis import plotting
+from analysis.charts import groups
+from analysis.charts.groups import QuestionGroup
+from analysis.charts.looks import choose_colour
 from analysis.formats.numbers import UNITS, find_unit_power
 from analysis.plotting import panels
-from analysis.plotting.panels import Panel, QuestionGroup
+from analysis.plotting.panels import Panel
 from analysis.questions import describe_series
 from analysis.results import Results
 from analysis.summary import Row
@@ -60,7 +63,7 @@ class ConfigurationBytes(NamedTuple):
 @plotting.styled
 def figure(results: Results) -> Figure:
     """Draw the largest rank's memory, in the largest binary unit that it fills."""
-    grid = panels.build_grid([_select_one_micro(group) for group in panels.group_by_question(results.summary)])
+    grid = panels.build_grid([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
     known_bytes = [
         [_compute_bytes(row, results.specs, _find_device(row)) for row in panel.rows] for panel in grid.panels
     ]
@@ -133,7 +136,7 @@ def _draw_panel(panel: Panel, known_bytes: Sequence[ConfigurationBytes], unit: i
     missing = [x for x, (measured, *_) in enumerate(known_bytes) if measured is None]
     for x in missing:
         room_in = panels.compute_room_in(axes) / len(labels)
-        plotting.write_reason(axes, x, _STRIP * top, panel.rows[x], plotting.choose_colour(0), room_in)
+        plotting.write_reason(axes, x, _STRIP * top, panel.rows[x], choose_colour(0), room_in)
     axes.set_ylim(2 * _STRIP * top if missing else 0, top)
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top])

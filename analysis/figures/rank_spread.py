@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import plotting
+from analysis.charts import groups
 from analysis.flags import NO_MEASUREMENT
 from analysis.formats.numbers import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
-from analysis.plotting import panels
 from analysis.results import Results
 from bench.record import RunRecord
 from bench.stragglers import find_slow_ranks
@@ -58,13 +58,13 @@ def figure(results: Results) -> Figure:
     _draw_memory(right, shown)
     labels = [
         "\n".join(plotting.shorten_text(word, _LETTERS) for word in parts)
-        for parts in panels.describe_runs(results, most)
+        for parts in groups.describe_runs(results, most)
     ]
     left.set_yticks(range(len(labels)), labels)
     left.set_ylim(len(labels) - 0.4, -0.6)
     keys = [Line2D([], [], label="a rank", **_TICK), Line2D([], [], label="a slow rank, by its number", **_SLOW)]
     plotting.draw_legend(
-        drawn, keys, _NOTE, panels.describe_omitted(number, "configurations", "smallest spread", _MOST)
+        drawn, keys, _NOTE, groups.describe_omitted(number, "configurations", "smallest spread", _MOST)
     )
     return drawn
 

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from analysis import plotting
+from analysis.charts import groups
 from analysis.flags import NO_MEASUREMENT
 from analysis.formats.numbers import format_significant
 from analysis.plotting import panels
@@ -50,7 +51,7 @@ def figure(results: Results) -> Figure:
     """Draw seconds per step against the step's number, a panel per run."""
     chosen, omitted = _select_runs(results)
     drawn, axes = panels.build_empty_panels(len(chosen))
-    for one, place, labels in zip(axes, chosen, panels.describe_runs(results, chosen), strict=True):
+    for one, place, labels in zip(axes, chosen, groups.describe_runs(results, chosen), strict=True):
         panels.draw_title(one, " · ".join(labels).split(" · "))
         one.set_xlabel("step")
         one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -67,7 +68,7 @@ def _select_runs(results: Results) -> tuple[list[int], str]:
     timed = _find_timed_rows(results)
     flagged = timed & results.table["flags"].str.contains("unsteady")
     unsteady = [int(place) for place in flagged.to_numpy(bool).nonzero()[0]]
-    fastest = filter(None, (_select_fastest(group.rows) for group in panels.group_by_question(results.summary)))
+    fastest = filter(None, (_select_fastest(group.rows) for group in groups.group_by_question(results.summary)))
     wanted = itertools.chain(unsteady[:_UNSTEADY], (results.behind(row)[0] for row in fastest), unsteady)
     shown: dict[int, None] = {}
     while len(shown) < _MOST and (place := next(wanted, None)) is not None:

@@ -2,9 +2,9 @@
 
 from matplotlib.figure import Figure
 
-from analysis import plotting
-from analysis.plotting import panels
-from analysis.plotting.curves import PlottedQuantity, draw_curves
+from analysis.charts import Chart, groups
+from analysis.charts.curves import PlottedQuantity, build_chart
+from analysis.plotting.charts import draw_chart
 from analysis.results import Results
 
 TITLE = "Step time by stage and nodes"
@@ -14,18 +14,14 @@ ALT = (
 )
 PLACE = 2
 
-_STEP = PlottedQuantity(
-    "step_s",
-    "s per step, median",
-    low="step_s_low",
-    high="step_s_high",
-    across="nodes",
-    across_label="nodes",
-)
+_QUANTITY = PlottedQuantity("step_s", "s per step, median", across="nodes", across_label="nodes")
 
 
-@plotting.styled
+def chart(results: Results) -> Chart:
+    """Return the median time of an optimizer step in seconds, with its interval where one is known."""
+    return build_chart(groups.group_by_micro(results.summary), _QUANTITY)
+
+
 def figure(results: Results) -> Figure:
-    """Draw the median time of an optimizer step in seconds, with its interval where one is known."""
-    grid = panels.build_grid(panels.group_by_micro(results.summary))
-    return draw_curves(grid, _STEP, plotting.format_interval_note)
+    """Draw it for print."""
+    return draw_chart(chart(results))

@@ -2,8 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from analysis import plotting
-from analysis.plotting import efficiency
+from analysis.charts import Chart, efficiency
+from analysis.plotting.charts import draw_chart
 from analysis.results import Results
 
 TITLE = "Weak scaling"
@@ -19,7 +19,11 @@ def applies(results: Results) -> bool:
     return efficiency.has_scaling(results, "weak")
 
 
-@plotting.styled
+def chart(results: Results) -> Chart:
+    """Return seconds per sample and device at the smallest node count over those at each, with intervals."""
+    return efficiency.build_efficiency_chart(results, "weak")
+
+
 def figure(results: Results) -> Figure:
-    """Draw seconds per sample and device at the smallest node count over those at each, with intervals."""
-    return efficiency.draw_efficiency(results, "weak")
+    """Draw it for print."""
+    return draw_chart(chart(results))

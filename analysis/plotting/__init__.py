@@ -14,13 +14,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis.charts import format_reason
+from analysis.charts.looks import COLOURS as COLOURS
+from analysis.charts.looks import choose_colour, choose_marker
 from analysis.summary import Row
 
 INK = "#1b1b1d"
 """Of everything that is not data. The report replaces it by the page's own colour."""
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F")
-"""Okabe and Ito's palette, told apart by colour-blind readers; without its yellow, too faint for a line on paper."""
 MARKERS = "osD^vPX"
 
 STYLE: Any = {
@@ -45,17 +46,11 @@ _ENTRY_IN, _LETTER_IN = 0.6, 0.06  # a legend's entry without its letters, and o
 _NOTE_LETTERS_PER_IN = 20
 _REASON, _LEAST, _REASON_LETTER_IN = 5.5, 3.8, 0.055  # points, and width of a letter of the first
 _LEGEND_LINE_IN = 0.16
-_FAILURES = {"oom": "OOM", "host_oom": "host OOM"}
 
 
 def write_reason(axes: Axes, x: float, y: float, row: Row | None, colour: str, room_in: float = math.inf) -> None:
     """Write why there is no number at a place so wide: how the run ended, or that there was none."""
-    if row is None:
-        text = "not run"
-    elif row["outcome"] == "ok":
-        text = "unknown"
-    else:
-        text = _FAILURES.get(row["outcome"], row["outcome"].replace("_", " "))
+    text = format_reason(row)
     style = {"color": INK, "alpha": 0.6} if row is None else {"color": colour, "fontweight": "bold"}
     size = min(_REASON, max(_LEAST, _REASON * room_in / (_REASON_LETTER_IN * len(text))))
     axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)
@@ -87,21 +82,11 @@ def build_legend_entry(label: str, index: int) -> Line2D:
 
 def choose_marker_style(index: int) -> dict[str, Any]:
     """Return how a point of series number `index` looks."""
-    turn, place = divmod(index, len(MARKERS))
-    return {"color": choose_colour(index), "marker": MARKERS[(place + turn) % len(MARKERS)], "linestyle": "none"}
+    return {"color": choose_colour(index), "marker": MARKERS[choose_marker(index)], "linestyle": "none"}
 
 
-def choose_colour(index: int) -> str:
-    """Return the colour of series number `index`; they repeat, with other markers beside them."""
-    return COLOURS[index % len(COLOURS)]
-
-
-def format_interval_note(rows: Sequence[Row]) -> str:
-    """Say which intervals a figure of `rows` draws."""
-    kinds = sorted({(row["interval_kind"], row["interval_level"]) for row in rows if row["interval_kind"]})
-    intervals_text = " or ".join(f"{100 * level:.0f} %, {kind}" for kind, level in kinds)
-    return (
-        f"Bars: interval ({intervals_text}). Hollow: none is known. A bar that leaves its panel reaches beyond."
-        if intervals_text
-        else "No interval is known."
-    )
+def format_interval_note(kinds: Sequence[str]) -> str:
+    """Say which kinds of intervals a figure draws."""
+    if not kinds:
+        return "No interval is known."
+    return f"Bars: interval ({' or '.join(kinds)}). Hollow: none is known. A bar that leaves its panel reaches beyond."

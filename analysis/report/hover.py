@@ -2,22 +2,22 @@
 
 import html
 
+from analysis.charts import format_reason
 from analysis.formats.numbers import MISSING, format_size
 from analysis.questions import describe_choice, format_ranks
 from analysis.report.headline import format_ends, format_interval, format_value
 from analysis.summary import Row
 
-_ENDED = {"oom": "OOM", "host_oom": "host OOM"}
 _REASON_LETTERS = 120
 
 
-def format_hover(row: Row, column: str) -> str:
-    """Return the lines over a point that shows `column`, its texts escaped: plotly.js reads some HTML."""
+def format_hover(row: Row) -> str:
+    """Return the lines over a point, its texts escaped: plotly.js reads some HTML."""
     around = f"{format_ranks(row)}, {row['precision']}, {row['machine']}"
     lines = [
         f"{row['model']}: {describe_choice(row)}",
         around,
-        *(_list_numbers(row, column) if row["n"] else [_format_failure(row)]),
+        *(_list_numbers(row) if row["n"] else [_format_failure(row)]),
     ]
     lines += [f"flags: {row['flags']}"] if row["flags"] else []
     lines += [f"notes: {row['notes']}"] if row.get("notes") else []
@@ -25,19 +25,12 @@ def format_hover(row: Row, column: str) -> str:
     return "<br>".join([f"<b>{bold}</b>", *rest])
 
 
-def format_reason(row: Row | None) -> str:
-    """Say in a word or two why there is no number."""
-    if row is None:
-        return "not run"
-    ended = str(row["outcome"])
-    return "unknown" if ended == "ok" else _ENDED.get(ended, ended.replace("_", " "))
-
-
-def _list_numbers(row: Row, column: str) -> list[str]:
+def _list_numbers(row: Row) -> list[str]:
     rate, step, peak = row["tokens_per_s"], row["step_s"], row["peak_allocated_bytes"]
     lines = []
-    if column == "efficiency" and row[column] is not None:
-        lines.append(f"efficiency {format_value(row, column)}, {format_ends(row, column) or 'no interval'}")
+    if row.get("efficiency") is not None:
+        ends = format_ends(row, "efficiency") or "no interval"
+        lines.append(f"efficiency {format_value(row, 'efficiency')}, {ends}")
     if rate is not None:
         lines.append(f"{format_value(row, 'tokens_per_s')} tokens/s, {format_interval(row)}")
     if step is not None:

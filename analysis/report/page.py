@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from analysis import figures
 from analysis.columns import list_columns
 from analysis.flags import FLAGS, NOTES, Flag
 from analysis.questions import describe_choice, format_ranks
 from analysis.report import summary_tables
 from analysis.report.analogue import HEAD, Analogue
 from analysis.report.caveats import list_caveats
-from analysis.report.charts import Page, build_row_key
+from analysis.report.charts import Page, PageChart, build_row_key, render_chart
 from analysis.report.details import build_details
 from analysis.report.evidence import Evidence, list_reasons
 from analysis.report.facets import Facet, find_facets, find_place
 from analysis.report.findings import ReportFindings
 from analysis.report.headline import describe_answers, describe_winners
-from analysis.report.interactive import build_charts
 from analysis.report.limits import MOST_ROWS, select_failures, select_runs
 from analysis.report.setup import describe_setup
 from analysis.report.summary_tables import TableCell, TextTable
@@ -103,13 +103,20 @@ def _build_interactive_part(
     places, configurations = select_runs(found.rows), list_rows(found.summary[:MOST_ROWS])
     runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
     points = Page(page_facets, {build_row_key(row): index for index, row in enumerate(configurations)})
-    interactive = build_charts(found.summary[:MOST_ROWS], found.curves, points)
+    interactive = _render_charts(found, points)
     return {
         "charts": interactive,
         "plotly": Markup(_read_plotly()) if interactive else "",
         "tables": [table for table in _build_tables(found, runs, configurations, page_facets) if table.rows],
         "data": {"charts": [one._asdict() for one in interactive], **build_details(configurations, runs, evidence)},
     }
+
+
+def _render_charts(found: ReportFindings, page: Page) -> list[PageChart]:
+    """Return the interactive figures in which there is something to see."""
+    charted = ((one, one.chart(found.results)) for one in figures.list_pictures(found.results) if one.chart)
+    rendered = [render_chart(one.name, one.title, chart, page) for one, chart in charted]
+    return [one for one in rendered if one.panels]
 
 
 def _find_measured_days(left: Iterable[Evidence]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import pytest
 from records import failed, results, run, spec
 
 from analysis import figures, plotting
-from analysis.plotting.looks import number_looks
+from analysis.charts.looks import number_looks
 
 RUNS = [*(run(spec("ddp", nodes=nodes)) for nodes in (1, 2)), run(), failed("oom", spec("zero3"))]
 

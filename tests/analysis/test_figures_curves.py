@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, scattered, spec, steps
 
 from analysis import plotting
+from analysis.charts import curves, groups
 from analysis.figures import memory as memory_figure
 from analysis.figures import step_time, throughput
-from analysis.plotting import curves, panels
 from analysis.stats.series import rate_interval
 from bench.spec import RunSpec
 
@@ -206,7 +206,9 @@ def test_long_titles_stay_within_their_panel() -> None:
     drawn = throughput.figure(results(*(run(spec(model=name, nodes=nodes)) for name in names for nodes in (16, 32))))
     drawn.draw_without_rendering()
     boxes = [axes.get_tightbbox() for axes in drawn.axes]
-    assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes[:3]))
+    assert all(left.x1 <= right.x0 for left, right in zip(boxes[::2], boxes[1::2], strict=True)), (
+        "a line for each model"
+    )
     assert max(box.x1 for box in boxes) <= drawn.bbox.x1
 
 
@@ -229,24 +231,24 @@ def test_a_long_strip_makes_its_panel_higher_and_its_lines_never_touch() -> None
 
 
 def test_too_many_panels_are_left_out_aloud_those_with_the_fewest_numbers() -> None:
-    records = [run(spec(ranks=ranks)) for ranks in range(1, panels.WHOLE + 2)]
-    more = [run(spec("zero2", ranks=ranks)) for ranks in range(4, 4 + panels.MOST)]
+    records = [run(spec(ranks=ranks)) for ranks in range(1, groups.WHOLE + 2)]
+    more = [run(spec("zero2", ranks=ranks)) for ranks in range(4, 4 + groups.MOST)]
     drawn = throughput.figure(results(*records, *more))
-    assert titles(drawn) == [f"tiny · {ranks} ranks" for ranks in range(4, 4 + panels.MOST)]
+    assert titles(drawn) == [f"tiny · {ranks} ranks" for ranks in range(4, 4 + groups.MOST)]
     assert note(drawn).endswith("9 of 21 panels left out, those with the fewest numbers of each model.")
 
 
 def test_a_set_that_fits_a_page_is_drawn_whole() -> None:
-    drawn = throughput.figure(results(*(run(spec(ranks=ranks)) for ranks in range(1, panels.WHOLE + 1))))
-    assert len(titles(drawn)) == panels.WHOLE
+    drawn = throughput.figure(results(*(run(spec(ranks=ranks)) for ranks in range(1, groups.WHOLE + 1))))
+    assert len(titles(drawn)) == groups.WHOLE
     assert "left out" not in note(drawn)
 
 
 def test_a_model_with_few_numbers_keeps_its_panels_beside_one_with_many() -> None:
-    many = [run(spec(engine, ranks=ranks)) for engine in ("ddp", "zero1") for ranks in range(1, panels.WHOLE)]
-    large = [run(spec(model={"name": "xxl"})), failed("oom", spec(ranks=1, model={"name": "xxl"}))]
+    many = [run(spec(engine, ranks=ranks)) for engine in ("ddp", "zero1") for ranks in range(1, groups.WHOLE)]
+    large = [run(spec(ranks=ranks, model={"name": "xxl"})) for ranks in (1, 2)]
     shown = titles(throughput.figure(results(*many, *large)))
-    assert len(shown) == panels.MOST
+    assert len(shown) == groups.MOST
     assert {"xxl · 1 rank", "xxl · 2 ranks"} <= set(shown)
 
 
@@ -255,6 +257,19 @@ def test_too_many_curves_are_left_out_aloud() -> None:
     drawn = throughput.figure(results(*records))
     assert len(legend(drawn)) == len(points(drawn.axes[0])) == curves.MAX_CURVES
     assert note(drawn).endswith("2 of 16 curves left out, those with the fewest numbers.")
+
+
+def test_a_panel_without_any_number_is_named_and_not_drawn() -> None:
+    drawn = throughput.figure(results(run(), failed("oom", spec(ranks=1)), failed("hang", spec("ddp", ranks=1))))
+    assert titles(drawn) == ["tiny · 2 ranks"]
+    assert note(drawn).endswith("Not drawn, for nothing has a number: tiny · 1 rank (OOM, hang).")
+
+
+def test_models_that_stand_side_by_side_would_need_two_scales() -> None:
+    of = [run(spec(ranks=ranks, model={"name": name})) for name in ("one", "two") for ranks in (1, 2, 3)]
+    axes = throughput.figure(results(*of)).axes
+    lines = [one.get_subplotspec().rowspan.start for one in axes]
+    assert lines == [0, 0, 0, 1, 1, 1]
 
 
 def test_models_stand_in_the_order_of_their_size() -> None:

@@ -6,21 +6,22 @@ import plotly.graph_objects
 import pytest
 from records import MIB, failed, memory, results, run, scattered, spec, steps
 
-from analysis.report.charts import COLOURS, Chart, Page, build_row_key, choose_colour, choose_symbol
+from analysis.charts.looks import COLOURS, choose_colour
+from analysis.figures import list_pictures
+from analysis.report.charts import Page, PageChart, build_row_key, choose_symbol, render_chart
 from analysis.report.facets import find_facets, find_place
-from analysis.report.interactive import build_charts
 from analysis.results import Results
-from analysis.scaling.curves import build_curves
 from analysis.table import list_rows
 from bench.record import RunRecord
 
 WINDOW = scattered(0.09, 0.1, 0.11)
 
 
-def drawn(of: Results) -> dict[str, Chart]:
+def drawn(of: Results) -> dict[str, PageChart]:
     among = find_facets(list_rows(of.table))
     places = {build_row_key(row): index for index, row in enumerate(list_rows(of.summary))}
-    return {chart.name: chart for chart in build_charts(of.summary, build_curves(of), Page(among, places))}
+    page = Page(among, places)
+    return {one.name: render_chart(one.name, one.title, one.chart(of), page) for one in list_pictures(of) if one.chart}
 
 
 def at(engine: str, micro: int = 2, seconds: tuple[float, ...] = WINDOW, **more: Any) -> RunRecord:

@@ -1,15 +1,17 @@
-"""Which colour and marker an engine has: the same in every figure and every report."""
+"""Which colour and marker a series has: the same in every figure and every report."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F")
+"""Okabe and Ito's palette, told apart by colour-blind readers; without its yellow, too faint for a line on paper."""
+
 _ENGINES: Mapping[str, int] = {
     "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 4, "zero0": 5, "fsdp_hybrid": 6, "fsdp_no_reshard": 31,
     "pipeline": 7, "interleaved": 8, "modular": 9, "lga": 11,
 }  # fmt: skip
-_COLOURS = 7  # a look's number modulo this is its colour, and what is left over moves on to other markers
-_LOOKS = _COLOURS**2
+_LOOKS = len(COLOURS) ** 2  # a look's number modulo the colours is its colour, and what is left over moves its marker
 
 
 def number_looks(labels: Iterable[str]) -> dict[str, int]:
@@ -20,8 +22,20 @@ def number_looks(labels: Iterable[str]) -> dict[str, int]:
     for label in sorted(labels):
         engine = label.split(" ")[0]
         others[engine] += label != engine
-        numbers[label] = (_number_engine(engine) + _COLOURS * (others[engine] if label != engine else 0)) % _LOOKS
+        turns = others[engine] if label != engine else 0
+        numbers[label] = (_number_engine(engine) + len(COLOURS) * turns) % _LOOKS
     return numbers
+
+
+def choose_colour(index: int) -> str:
+    """Return the colour of series number `index`; they repeat, with other markers beside them."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def choose_marker(index: int) -> int:
+    """Return the number of the marker of series number `index`, of as many as there are colours."""
+    turn, place = divmod(index, len(COLOURS))
+    return (place + turn) % len(COLOURS)
 
 
 def _number_engine(engine: str) -> int:

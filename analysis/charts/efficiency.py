@@ -2,48 +2,36 @@
 
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from analysis.plotting import panels
-from analysis.plotting.curves import PlottedQuantity, draw_curves
-from analysis.plotting.panels import QuestionGroup
+from analysis.charts import Chart
+from analysis.charts.curves import PlottedQuantity, build_chart
+from analysis.charts.groups import QuestionGroup, build_question
 from analysis.questions import Question
 from analysis.results import Results
 from analysis.scaling.comparable import Law
-from analysis.scaling.curves import CurvePoint, ScalingCurve
-from analysis.scaling.curves import build_curves as scaling_curves
+from analysis.scaling.curves import CurvePoint, ScalingCurve, build_curves
 from analysis.summary import Row
 
-_EFFICIENCY = PlottedQuantity(
-    "efficiency",
-    "efficiency",
-    low="efficiency_low",
-    high="efficiency_high",
-    across="nodes",
-    across_label="nodes",
-    ideal=1.0,
-)
+_EFFICIENCY = PlottedQuantity("efficiency", "efficiency", across="nodes", across_label="nodes", ideal=1.0)
 _NOTE = (
     "1 at the base, the smallest node count with a number, by definition: its bar is its own interval, and is part of "
-    "those of the others as well. Hollow: no interval is known. A bar that leaves its panel "
-    "reaches beyond."
+    "those of the others as well."
 )
 
 
 def has_scaling(results: Results, law: Law) -> bool:
     """Whether a set has two node counts with a number to compare."""
-    return any(_has_two_numbers(curve) for curve in scaling_curves(results) if curve.law == law)
+    return any(_has_two_numbers(curve) for curve in build_curves(results) if curve.law == law)
 
 
-def draw_efficiency(results: Results, law: Law) -> Figure:
-    """Draw the efficiency of every curve of a law, a panel per work that is held equal."""
+def build_efficiency_chart(results: Results, law: Law) -> Chart:
+    """Return the efficiency of every curve of a law, a panel per work that is held equal."""
     groups: dict[tuple[Any, ...], QuestionGroup] = {}
-    for curve in scaling_curves(results):
+    for curve in build_curves(results):
         if curve.law == law:
             shared = _build_question(curve)
             group = groups.setdefault(tuple(shared.values()), QuestionGroup(shared, []))
             groups[tuple(shared.values())] = group._replace(rows=[*group.rows, *_build_rows(curve)])
-    return draw_curves(panels.build_grid(list(groups.values())), _EFFICIENCY, lambda rows: _NOTE)
+    return build_chart(list(groups.values()), _EFFICIENCY, _NOTE)
 
 
 def _has_two_numbers(curve: ScalingCurve) -> bool:
@@ -54,7 +42,7 @@ def _build_question(curve: ScalingCurve) -> Question:
     """Return what the points of a curve share, without the engine."""
     row, equal = curve.points[0].row, curve.batch == "equal micro-batch"
     return {
-        **panels.build_question(row),
+        **build_question(row),
         "nodes": None,
         "micro": row["micro"] if equal else 0,
         "held": _describe_fixed_work(curve),
