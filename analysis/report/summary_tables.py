@@ -118,7 +118,7 @@ def build_configurations_table(rows: Sequence[Row]) -> TextTable:
 
 def build_best_table(answers: Sequence[AnswerText], rows: Sequence[Row]) -> TextTable:
     """Return the answer to every question; `rows` are what was measured."""
-    words = ("question", "fastest", "throughput", "interval", "not told apart from it", "with too few repeats",
+    words = ("question", "fastest", "throughput", "interval", "equal or not told apart", "with too few repeats",
              "least memory", "peak allocated", "without a number")  # fmt: skip
     head = [ColumnHeading(word) for word in words]
     head[2] = ColumnHeading("throughput", _find_unit(list_columns()["tokens_per_s"], rows), number=True)
@@ -186,7 +186,7 @@ def _build_curve_cells(row: Row, scaling: str, fixed_work: str) -> tuple[TableCe
 
 
 def _build_answer_row(answer: AnswerText) -> tuple[TableCell, ...]:
-    rest = (answer.interval, "; ".join(answer.tied), answer.undecided, answer.leanest, answer.peak, answer.failed)
+    rest = (answer.interval, "; ".join((*answer.equal, *answer.tied)), answer.undecided, answer.leanest, answer.peak, answer.failed)
     return (
         _build_text_cell(answer.name),
         _build_text_cell(answer.fastest or "none"),

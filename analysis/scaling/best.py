@@ -2,7 +2,7 @@
 
 The table has a row per configuration of each question, the fastest first, those that failed last, with columns of the
 summary and these of its own:
-standing        fastest, tied, slower, failed, or too few repeats to tell
+standing        fastest, equal within 3 %, tied, slower, failed, or too few repeats to tell
 ratio           seconds per sample over the fastest's
 pareto          front, tied, dominated, or too few repeats to tell
 memory_ratio    seconds per sample over the fastest of those that need no more memory, with its memory_verdict
@@ -28,7 +28,7 @@ from analysis.scaling.columns import (
 )
 from analysis.scaling.ranking import Ranking, Rival, ranked
 from analysis.scaling.time_per_sample import Pace, Paces, paces
-from analysis.stats.compare import TOO_FEW, Comparison, Verdict
+from analysis.stats.compare import EQUAL, TIES, TOO_FEW, Comparison, Verdict
 from analysis.summary import Row
 
 COLUMNS = (
@@ -54,7 +54,7 @@ as measured, and there are too few repeats to tell."""
 _PLACES: Mapping[Verdict, Place] = {"slower": "dominated", TOO_FEW: TOO_FEW}
 
 
-_RANK_LABELS: Mapping[Verdict, str] = {"slower": "slower", TOO_FEW: TOO_FEW}
+_RANK_LABELS: Mapping[Verdict, str] = {"slower": "slower", EQUAL: EQUAL, TOO_FEW: TOO_FEW}
 
 
 class ParetoPoint(NamedTuple):
@@ -85,7 +85,7 @@ class Best(NamedTuple):
     @property
     def ties(self) -> tuple[Row, ...]:
         """The rivals that repeats do not find slower than the fastest, the fastest of them first."""
-        return tuple(rival.row for rival in self.rivals if rival.verdict == "no detectable difference")
+        return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
     @property
     def undecided(self) -> tuple[Row, ...]:
