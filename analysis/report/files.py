@@ -38,7 +38,7 @@ def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTabl
     )
     yield (
         best.as_table(found.best),
-        summary_tables.build_best_table(describe_answers(answers), found.rows),
+        summary_tables.build_best_table(answers, describe_answers(answers), found.rows),
         len(found.best),
     )
     yield curves.build_curve_table(list(found.curves)), summary_tables.build_scaling_table(found.curves), points
@@ -48,7 +48,7 @@ def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTabl
 
 
 def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
-    rows = [[cell.text for cell in row] for row in table.rows[:MOST_ROWS]]
+    rows = [[cell.full for cell in row] for row in table.rows[:MOST_ROWS]]
     head, right = [heading.text for heading in table.head], [heading.number for heading in table.head]
     more = all_rows - len(rows)
     said = f"{more:,} more rows stand in {table.name}.csv." if more else ""

@@ -57,6 +57,19 @@ def test_the_answer_names_the_fastest_its_ties_and_who_is_slower() -> None:
     assert answer.failed == "1 oom"
 
 
+def test_the_answer_says_which_rivals_are_equal_within_three_per_cent() -> None:
+    """Repeats scatter by 0.6 %, so that what is 0.3 % slower lies within 3 % and what is 1.4 % slower may not."""
+    records = [
+        at(engine, s * by, repeat=repeat)
+        for engine, s in (("ddp", 0.1), ("zero1", 0.1003), ("zero2", 0.1014))
+        for repeat, by in enumerate((0.994, 1.0, 1.006))
+    ]
+    (answer,) = describe_answers(compute_findings(results(*records)).best)
+    (equal,), (tied,) = ([text.replace("\xa0", " ") for text in texts] for texts in (answer.equal, answer.tied))
+    assert equal.startswith("zero1, micro 2 (+0.3 %, 95 %: −") and tied.startswith("zero2, micro 2 (+1.4 %, 95 %: −")
+    assert (answer.slower, answer.undecided) == ("", "")
+
+
 def test_one_run_each_is_answered_with_an_effect_and_without_a_verdict() -> None:
     (answer,) = describe_answers(
         compute_findings(results(at("ddp", 0.10, 0.01), at("zero2", 0.20), at("zero3", 0.40))).best
