@@ -11,13 +11,15 @@ _PROTOCOL = "measure."
 def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     """Return by config_id the fields, with their values, in which configurations of its model, engine and data differ
     and that no column of the summary shows; empty where there are none. How long a configuration was measured names
-    none: `describe_protocol` says that once."""
+    only those that differ in nothing else: for the others `describe_protocol` says that once."""
     fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
     texts = dict.fromkeys(specs, "")
     for members in _group_specs(
         specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name)
     ):
         _add_differences(texts, members, fields, lambda name: not (is_shown(name) or name.startswith(_PROTOCOL)))
+    for members in _group_specs(specs, lambda one: _select_measured(fields[one])):
+        _add_differences(texts, members, fields, lambda name: name.startswith(_PROTOCOL))
     return texts
 
 
@@ -29,6 +31,11 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
         for name, value in flatten(spec.measure):
             values.setdefault(name, {})[str(value)] = None
     return "; ".join(f"{name} {', '.join(found)}" for name, found in values.items() if len(found) > 1)
+
+
+def _select_measured(fields: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return the fields that say what is measured, not how long."""
+    return frozenset((name, value) for name, value in fields.items() if not name.startswith(_PROTOCOL))
 
 
 def _group_specs(specs: Iterable[str], key: Callable[[str], Hashable]) -> list[list[str]]:
@@ -53,4 +60,4 @@ def _add_differences(
 
 
 def _shorten_name(name: str) -> str:
-    return name.removeprefix("engine.options.").removeprefix("model.")
+    return name.removeprefix("engine.options.").removeprefix("model.").removeprefix(_PROTOCOL)

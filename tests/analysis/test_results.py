@@ -62,7 +62,7 @@ def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
     ("change", "told"),
     [
         ({"seed": 3}, ("seed=0", "seed=3")),
-        ({"measure": {"min_steps": 40}}, ("", "")),
+        ({"measure": {"min_steps": 40}}, ("min_steps=30", "min_steps=40")),
         ({"micro": 4}, ("", "")),
         ({"micro": 4, "measure": {"min_steps": 40}}, ("", "")),
     ],
@@ -70,6 +70,12 @@ def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
 def test_a_variant_is_what_no_column_shows(change: dict[str, object], told: tuple[str, str]) -> None:
     one, other = spec(), spec(**change)  # type: ignore[arg-type]
     assert tuple(describe_variants({"a": one, "b": other}).values()) == told
+
+
+def test_a_protocol_names_only_those_that_differ_in_nothing_else() -> None:
+    short, long = {"measure": {"min_steps": 30}}, {"measure": {"min_steps": 40}}
+    specs = {"a": spec(**short), "b": spec(**long), "c": spec("zero2", **long), "d": spec(micro=4, **long)}
+    assert describe_variants(specs) == {"a": "min_steps=30", "b": "min_steps=40", "c": "", "d": ""}
 
 
 def test_what_another_data_set_brings_with_it_names_nothing() -> None:
