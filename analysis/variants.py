@@ -1,6 +1,7 @@
 """What tells two configurations apart that agree in every column: an option of the engine, the attention, the seed …"""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 from bench.point_fields import flatten, is_shown
 from bench.spec import RunSpec
@@ -8,18 +9,30 @@ from bench.spec import RunSpec
 _PROTOCOL = "measure."
 
 
-def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
+def describe_variants(
+    specs: Mapping[str, RunSpec], machines: Mapping[str, Collection[str]] | None = None
+) -> dict[str, str]:
     """Return by config_id the fields, with their values, in which configurations of its model, engine and data differ
-    and that no column of the summary shows; empty where there are none. How long a configuration was measured names
-    only those that differ in nothing else: for the others `describe_protocol` says that once."""
+    and that no column of the summary shows; empty where there are none.
+
+    How long a configuration was measured names only those that differ in nothing else and were measured on the same
+    machine, for `machines` by config_id show that apart: for the others `describe_protocol` says it once.
+    """
     fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
     texts = dict.fromkeys(specs, "")
     for members in _group_specs(
         specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name)
     ):
-        _add_differences(texts, members, fields, lambda name: not (is_shown(name) or name.startswith(_PROTOCOL)))
+        differ = _list_differing(members, fields)
+        _add_values(
+            texts, members, fields, [name for name in differ if not (is_shown(name) or name.startswith(_PROTOCOL))]
+        )
     for members in _group_specs(specs, lambda one: _select_measured(fields[one])):
-        _add_differences(texts, members, fields, lambda name: name.startswith(_PROTOCOL))
+        together = members if machines is None else _select_together(members, machines)
+        differ = _list_differing(together, fields)
+        telling = (one for one in differ if len({fields[member][one] for member in together}) == len(together))
+        one_is_enough = next(telling, None)
+        _add_values(texts, together, fields, [one_is_enough] if one_is_enough else differ)
     return texts
 
 
@@ -45,17 +58,24 @@ def _group_specs(specs: Iterable[str], key: Callable[[str], Hashable]) -> list[l
     return list(groups.values())
 
 
-def _add_differences(
-    texts: dict[str, str],
-    members: Sequence[str],
-    fields: Mapping[str, Mapping[str, str]],
-    counts: Callable[[str], bool],
+def _select_together(members: Sequence[str], machines: Mapping[str, Collection[str]]) -> list[str]:
+    """Return those that another of them was measured beside, on the same machine."""
+    counts = Counter(machine for member in members for machine in machines[member])
+    return [member for member in members if any(counts[machine] > 1 for machine in machines[member])]
+
+
+def _list_differing(members: Sequence[str], fields: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the fields in which members differ."""
+    names = dict.fromkeys(name for member in members for name in fields[member])
+    return [name for name in names if len({fields[member].get(name) for member in members}) > 1]
+
+
+def _add_values(
+    texts: dict[str, str], members: Sequence[str], fields: Mapping[str, Mapping[str, str]], names: Sequence[str]
 ) -> None:
-    """Add to what is told of each member the fields that count and in which they differ."""
-    names = dict.fromkeys(name for member in members for name in fields[member] if counts(name))
-    differ = [name for name in names if len({fields[member].get(name) for member in members}) > 1]
+    """Add the values of these fields to what is told of each member."""
     for member in members:
-        more = (f"{_shorten_name(name)}={fields[member].get(name, 'default')}" for name in differ)
+        more = (f"{_shorten_name(name)}={fields[member].get(name, 'default')}" for name in names)
         texts[member] = ", ".join(filter(None, [texts[member], *more]))
 
 

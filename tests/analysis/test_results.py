@@ -76,6 +76,18 @@ def test_a_protocol_names_only_those_that_differ_in_nothing_else() -> None:
     short, long = {"measure": {"min_steps": 30}}, {"measure": {"min_steps": 40}}
     specs = {"a": spec(**short), "b": spec(**long), "c": spec("zero2", **long), "d": spec(micro=4, **long)}
     assert describe_variants(specs) == {"a": "min_steps=30", "b": "min_steps=40", "c": "", "d": ""}
+    apart = {"a": {"here"}, "b": {"there"}, "c": {"here"}, "d": {"here"}}
+    assert set(describe_variants(specs, apart).values()) == {""}, "the machine is said beside the name"
+    assert describe_variants(specs, apart | {"b": {"here", "there"}})["b"] == "min_steps=40"
+
+
+def test_of_a_protocol_one_field_names_where_it_is_enough() -> None:
+    two = [spec(measure={"min_steps": steps, "max_s": 10.0 * steps}) for steps in (30, 40)]
+    assert tuple(describe_variants(dict(zip("ab", two, strict=True))).values()) == ("min_steps=30", "min_steps=40")
+    three = {"a": two[0], "b": two[1], "c": spec(measure={"min_steps": 40, "max_s": 300.0})}
+    assert set(describe_variants(three).values()) == {
+        "min_steps=30, max_s=300.0", "min_steps=40, max_s=400.0", "min_steps=40, max_s=300.0",
+    }  # fmt: skip
 
 
 def test_what_another_data_set_brings_with_it_names_nothing() -> None:
