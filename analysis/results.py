@@ -62,10 +62,7 @@ class Results:
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
         """One row per configuration, machine, environment class and kind of evidence (`analysis.summary`)."""
-        machines: dict[str, set[str]] = {}
-        for config_id, machine in self.table[["config_id", "machine"]].drop_duplicates().itertuples(index=False):
-            machines.setdefault(config_id, set()).add(machine)
-        return summarise(self.table, describe_variants(self.specs, machines))
+        return summarise(self.table, describe_variants(self.specs))
 
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:

@@ -12,7 +12,6 @@ from analysis.report.findings import ReportFindings
 from analysis.report.headline import describe_answers
 from analysis.report.summary_tables import TextTable
 from analysis.scaling import best, crossover, curves
-from analysis.table import list_rows
 
 MOST_ROWS = 1000
 """Of a table for readers; the CSV has all."""
@@ -33,7 +32,7 @@ def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTabl
     yield found.table, summary_tables.build_runs_table(found.rows[:MOST_ROWS]), len(found.rows)
     yield (
         found.summary,
-        summary_tables.build_configurations_table(list_rows(found.summary[:MOST_ROWS])),
+        summary_tables.build_configurations_table(found.list_configurations(MOST_ROWS)),
         len(found.summary),
     )
     yield (

@@ -24,7 +24,6 @@ from analysis.report.limits import MOST_ROWS, select_failures, select_runs
 from analysis.report.page_tables import PageTable, build_page_table
 from analysis.report.setup import describe_setup
 from analysis.summary import Row
-from analysis.table import list_rows
 from analysis.variants import describe_protocol
 
 MOST_SENTENCES = 6
@@ -96,7 +95,7 @@ def _build_interactive_part(
     found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
 ) -> dict[str, Any]:
     """Return what can be narrowed: interactive figures, tables, and the runs behind their points and rows."""
-    places, configurations = select_runs(found.rows), list_rows(found.summary[:MOST_ROWS])
+    places, configurations = select_runs(found.rows), found.list_configurations(MOST_ROWS)
     runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
     points = Page(page_facets, {build_row_key(row): index for index, row in enumerate(configurations)})
     interactive = build_charts(found.summary[:MOST_ROWS], found.curves, points)

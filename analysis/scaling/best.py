@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from analysis.questions import Question, group_by_question
+from analysis.questions import Question, describe_choice, group_by_question
 from analysis.results import Results
 from analysis.scaling.cached import read_once
 from analysis.scaling.columns import (
@@ -30,6 +30,7 @@ from analysis.scaling.ranking import Ranking, Rival, ranked
 from analysis.scaling.time_per_sample import Pace, Paces, paces
 from analysis.stats.compare import EQUAL, TIES, TOO_FEW, Comparison, Verdict
 from analysis.summary import Row
+from analysis.variants import tell_apart
 
 COLUMNS = (
     *WHERE,
@@ -103,7 +104,9 @@ def best(results: Results) -> tuple[Best, ...]:
     """Return one answer per question, in the order of `questions.by_question`. Where the evidence is not measured
     there is no fastest: a rehearsal communicates nothing, so it ranks nothing."""
     pace = paces(results)
-    return tuple(_best(question, rows, pace) for question, rows in group_by_question(results.summary))
+    groups = group_by_question(results.summary)
+    named = [(question, tell_apart(rows, results.specs, describe_choice)) for question, rows in groups]
+    return tuple(_best(question, rows, pace) for question, rows in named)
 
 
 def as_table(found: Sequence[Best]) -> pd.DataFrame:
