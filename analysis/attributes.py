@@ -31,7 +31,7 @@ DERIVED: Mapping[str, ColumnMeaning] = {
     "interval_kind": ColumnMeaning("what the interval of step_s holds for"),
     "interval_level": ColumnMeaning("probability that the interval of step_s holds the median"),
     "interval_n": ColumnMeaning("what the interval of step_s rests on: steps of the one run, or repeats"),
-    "standing": ColumnMeaning("fastest, tied, slower, failed, or too few repeats to tell"),
+    "standing": ColumnMeaning("fastest, equal within 3 %, tied, slower, failed, or too few repeats to tell"),
     "ratio": ColumnMeaning("seconds per sample over those of the fastest, or of the other"),
     "ratio_kind": ColumnMeaning("what the intervals of the row's ratios hold for"),
     "ratio_level": ColumnMeaning("probability that they hold the value"),

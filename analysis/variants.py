@@ -1,6 +1,7 @@
 """What tells two configurations apart that agree in every column: an option of the engine, the attention, the seed …"""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 from bench.point_fields import flatten, is_shown
 from bench.spec import RunSpec
@@ -11,7 +12,7 @@ _PROTOCOL = "measure."
 def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     """Return by config_id the fields, with their values, in which configurations of its model, engine and data differ
     and that no column of the summary shows; empty where there are none. How long a configuration was measured names
-    none: `describe_protocol` says that once."""
+    none: `describe_protocol` says that once, and `tell_apart` where nothing else sets two rows apart."""
     fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
     texts = dict.fromkeys(specs, "")
     for members in _group_specs(
@@ -31,11 +32,35 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
     return "; ".join(f"{name} {', '.join(found)}" for name, found in values.items() if len(found) > 1)
 
 
+def tell_apart(
+    rows: Sequence[dict[str, Any]], specs: Mapping[str, RunSpec], name: Callable[[dict[str, Any]], Hashable]
+) -> list[dict[str, Any]]:
+    """Return rows of a summary; where several have one name, their `variant` holds what they differ in by protocol as
+    well: one field where one is enough. Figures have them as one series."""
+    groups: dict[Hashable, dict[str, None]] = {}
+    for row in rows:
+        groups.setdefault(name(row), {})[row["config_id"]] = None
+    texts: dict[str, str] = {}
+    for members in groups.values():
+        fields = {member: {one: str(value) for one, value in flatten(specs[member].measure)} for member in members}
+        differ = _list_differing(list(members), fields) if len(members) > 1 else []
+        telling = [one for one in differ if len({fields[member][one] for member in members}) == len(members)]
+        for member in members if differ else ():
+            texts[member] = ", ".join(f"{one}={fields[member][one]}" for one in telling[:1] or differ)
+    return [row | {"variant": ", ".join(filter(None, (row["variant"], texts.get(row["config_id"]))))} for row in rows]
+
+
 def _group_specs(specs: Iterable[str], key: Callable[[str], Hashable]) -> list[list[str]]:
     groups: dict[Hashable, list[str]] = {}
     for one in specs:
         groups.setdefault(key(one), []).append(one)
     return list(groups.values())
+
+
+def _list_differing(members: Sequence[str], fields: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the fields in which members differ."""
+    names = dict.fromkeys(name for member in members for name in fields[member])
+    return [name for name in names if len({fields[member].get(name) for member in members}) > 1]
 
 
 def _add_differences(
@@ -45,8 +70,7 @@ def _add_differences(
     counts: Callable[[str], bool],
 ) -> None:
     """Add to what is told of each member the fields that count and in which they differ."""
-    names = dict.fromkeys(name for member in members for name in fields[member] if counts(name))
-    differ = [name for name in names if len({fields[member].get(name) for member in members}) > 1]
+    differ = [name for name in _list_differing(members, fields) if counts(name)]
     for member in members:
         more = (f"{_shorten_name(name)}={fields[member].get(name, 'default')}" for name in differ)
         texts[member] = ", ".join(filter(None, [texts[member], *more]))

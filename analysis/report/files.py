@@ -12,7 +12,6 @@ from analysis.report.findings import ReportFindings
 from analysis.report.headline import describe_answers
 from analysis.report.summary_tables import TextTable
 from analysis.scaling import best, crossover, curves
-from analysis.table import list_rows
 
 MOST_ROWS = 1000
 """Of a table for readers; the CSV has all."""
@@ -33,12 +32,12 @@ def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTabl
     yield found.table, summary_tables.build_runs_table(found.rows[:MOST_ROWS]), len(found.rows)
     yield (
         found.summary,
-        summary_tables.build_configurations_table(list_rows(found.summary[:MOST_ROWS])),
+        summary_tables.build_configurations_table(found.list_configurations(MOST_ROWS)),
         len(found.summary),
     )
     yield (
         best.as_table(found.best),
-        summary_tables.build_best_table(describe_answers(answers), found.rows),
+        summary_tables.build_best_table(answers, describe_answers(answers), found.rows),
         len(found.best),
     )
     yield curves.build_curve_table(list(found.curves)), summary_tables.build_scaling_table(found.curves), points
@@ -48,7 +47,7 @@ def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTabl
 
 
 def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
-    rows = [[cell.text for cell in row] for row in table.rows[:MOST_ROWS]]
+    rows = [[cell.full for cell in row] for row in table.rows[:MOST_ROWS]]
     head, right = [heading.text for heading in table.head], [heading.number for heading in table.head]
     more = all_rows - len(rows)
     said = f"{more:,} more rows stand in {table.name}.csv." if more else ""

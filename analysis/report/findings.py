@@ -1,11 +1,12 @@
 """Everything that a set of runs says, worked out once for the page and for the files beside it."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from analysis.prices import add_prices
+from analysis.questions import QUESTION, add_lengths, describe_choice
 from analysis.report.drifts import ControlPointDrift, find_drifts
 from analysis.report.provenance import Provenance, build_provenance
 from analysis.results import Results
@@ -14,6 +15,7 @@ from analysis.scaling.crossover import Crossover, find_crossovers
 from analysis.scaling.curves import ScalingCurve, build_curves
 from analysis.summary import Row
 from analysis.table import list_rows
+from analysis.variants import tell_apart
 from bench.record import Circumstance
 from bench.store import Unreadable
 
@@ -31,6 +33,17 @@ class ReportFindings(NamedTuple):
     drifts: Sequence[ControlPointDrift]
     origin: Provenance
     questions: tuple[str, ...]  # by the studies, in their own words
+
+    def list_configurations(self, most: int) -> list[Row]:
+        """Return the first rows of the summary, those that would have one name told apart."""
+        rows = list_rows(self.summary[:most])
+        return tell_apart(rows, self.results.specs, _name_row)
+
+
+def _name_row(row: Row) -> tuple[Any, ...]:
+    """Return what a row of the summary is called: its question, and what is chosen in it."""
+    known = add_lengths(row)
+    return *(known[part] for part in QUESTION), describe_choice(row)
 
 
 def compute_findings(results: Results, price: float | None = None) -> ReportFindings:

@@ -9,7 +9,7 @@ from analysis.questions import describe_choice, name_question
 from analysis.report.setup import format_outcomes
 from analysis.scaling.best import Best
 from analysis.scaling.ranking import Rival
-from analysis.stats.compare import TOO_FEW, Comparison
+from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW, Comparison
 from analysis.summary import Row
 from bench.statistics import LEVEL
 
@@ -26,7 +26,8 @@ class AnswerText(NamedTuple):
     sample: str  # seconds per sample, by which all are ranked
     interval: str
     flags: str
-    tied: tuple[str, ...]  # with the change of the time per sample, and its interval
+    equal: tuple[str, ...]  # within 3 %, with the change of the time per sample, and its interval
+    tied: tuple[str, ...]  # neither slower nor equal, likewise
     slower: str
     undecided: str  # behind the fastest as measured, with too few repeats to tell
     leanest: str
@@ -42,8 +43,8 @@ def describe_answers(found: Sequence[Best]) -> list[AnswerText]:
 
 
 def describe_winners(found: Sequence[Best]) -> str:
-    """Say of each engine in how many questions it is the fastest as measured or not told apart from it; of those
-    questions alone in which it had a rival with a number, and empty for fewer than two of them."""
+    """Say of each engine in how many questions it is the fastest as measured, equal to it or not told apart from it; of
+    those questions alone in which it had a rival with a number, and empty for fewer than two of them."""
     decided = [best for best in found if best.rivals]
     if len(decided) < 2:
         return ""
@@ -83,9 +84,9 @@ def format_value(row: Row, column: str) -> str:
 
 def _describe_answer(best: Best, name: str) -> AnswerText:
     fastest, leanest = best.fastest, best.front[0] if best.front else None
-    tied, slower, undecided = (
+    equal, tied, slower, undecided = (
         [rival for rival in best.rivals if rival.verdict == verdict]
-        for verdict in ("no detectable difference", "slower", TOO_FEW)
+        for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
     )
     return AnswerText(
         name=name,
@@ -95,7 +96,8 @@ def _describe_answer(best: Best, name: str) -> AnswerText:
         sample=_format_sample(fastest) if fastest else MISSING,
         interval=format_interval(fastest) if fastest else MISSING,
         flags=fastest["flags"] if fastest else "",
-        tied=tuple(f"{describe_choice(one.row)} ({_format_effect(one.comparison)})" for one in tied),
+        equal=_list_rivals(equal),
+        tied=_list_rivals(tied),
         slower=_describe_rivals(slower, "is detectably slower", "are detectably slower"),
         undecided=_describe_rivals(
             undecided, f"took longer in these runs, {TOO_FEW}", f"took longer in these runs, {TOO_FEW}"
@@ -125,6 +127,10 @@ def _luck(best: Best) -> str:
 
 def _find_leading_engines(best: Best) -> set[str]:
     return {row["engine"] for row in (best.fastest, *best.ties) if row}
+
+
+def _list_rivals(rivals: Sequence[Rival]) -> tuple[str, ...]:
+    return tuple(f"{describe_choice(one.row)} ({_format_effect(one.comparison)})" for one in rivals)
 
 
 def _describe_rivals(rivals: Sequence[Rival], one_is: str, several_are: str) -> str:

@@ -21,14 +21,16 @@ from analysis.report.facets import Facet, find_facets, find_place
 from analysis.report.findings import ReportFindings
 from analysis.report.headline import describe_answers, describe_winners
 from analysis.report.limits import MOST_ROWS, select_failures, select_runs
+from analysis.report.page_tables import PageTable, build_page_table
 from analysis.report.setup import describe_setup
-from analysis.report.summary_tables import TableCell, TextTable
 from analysis.summary import Row
-from analysis.table import list_rows
 from analysis.variants import describe_protocol
 
 MOST_SENTENCES = 6
 """Questions that are answered in words, one by one; the answers to more are a table."""
+
+MOST_STUDIES = 3
+"""That the title names."""
 
 
 class PrintFigure(NamedTuple):
@@ -38,22 +40,6 @@ class PrintFigure(NamedTuple):
     title: str
     svg: str
     files: dict[str, str]
-
-
-class TableRow(NamedTuple):
-    """A row of a table of the page: where it stands among the facets, and which details it opens, if any."""
-
-    facets: str
-    cells: tuple[TableCell, ...]
-    opens: str = ""
-
-
-class PageTable(NamedTuple):
-    """A table of the page; `left_out` says what only the files hold."""
-
-    content: TextTable
-    rows: tuple[TableRow, ...]
-    omitted: str
 
 
 def render_page(
@@ -78,11 +64,13 @@ def render_page(
 
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
     """Return what is said first: what was asked, the answer, how sure."""
+    studies = sorted({row["study"] for row in found.rows})
     answers = describe_answers(found.best)
     few = len(answers) <= MOST_SENTENCES
     asking = [find_place(one.question, page_facets) for one in found.best]
     return {
-        "studies": sorted({row["study"] for row in found.rows}),
+        "studies": shorten_names(studies),
+        "all_studies": studies if len(studies) > MOST_STUDIES else [],
         "questions": found.questions,
         "measured": _find_measured_days(left.values()) if len(left) == len(found.rows) else (),
         "asked": describe_setup(found.rows),
@@ -90,24 +78,31 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
         "answers": answers if few else [],
         "best": None
         if few
-        else _build_table(summary_tables.build_best_table(answers, found.rows), asking, len(answers)),
+        else build_page_table(summary_tables.build_best_table(found.best, answers, found.rows), asking, len(answers)),
         "winners": describe_winners(found.best),
         "doubts": list_caveats(found.results, found.best, found.drifts, found.origin),
     }
+
+
+def shorten_names(names: Sequence[str]) -> list[str]:
+    """Return names for a title: of too many the first, and how many there are besides."""
+    if len(names) <= MOST_STUDIES:
+        return list(names)
+    return [*names[: MOST_STUDIES - 1], f"{names[MOST_STUDIES - 1]} and {len(names) - MOST_STUDIES} more"]
 
 
 def _build_interactive_part(
     found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
 ) -> dict[str, Any]:
     """Return what can be narrowed: interactive figures, tables, and the runs behind their points and rows."""
-    places, configurations = select_runs(found.rows), list_rows(found.summary[:MOST_ROWS])
+    places, configurations = select_runs(found.rows), found.list_configurations(MOST_ROWS)
     runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
     points = Page(page_facets, {build_row_key(row): index for index, row in enumerate(configurations)})
     interactive = _render_charts(found, points)
     return {
         "charts": interactive,
         "plotly": Markup(_read_plotly()) if interactive else "",
-        "tables": [table for table in _build_tables(found, runs, configurations, page_facets) if table.rows],
+        "tables": [table for table in _build_tables(found, runs, configurations, page_facets) if table.groups],
         "data": {"charts": [one._asdict() for one in interactive], **build_details(configurations, runs, evidence)},
     }
 
@@ -148,29 +143,22 @@ def _build_tables(
     found: ReportFindings, runs: Sequence[Row], configurations: Sequence[Row], page_facets: Sequence[Facet]
 ) -> Iterable[PageTable]:
     scaled = [point.row for curve in found.curves for point in curve.points]
-    yield _build_table(
+    yield build_page_table(
         summary_tables.build_scaling_table(found.curves), [find_place(row, page_facets) for row in scaled], len(scaled)
     )
     fitted = [curve.points[0].row for curve in found.curves if curve.fit]
-    yield _build_table(
+    yield build_page_table(
         summary_tables.build_law_table(found.curves), [find_place(row, page_facets) for row in fitted], len(fitted)
     )
     met = [row for one in found.crossovers if (row := one.any_row)]
-    yield _build_table(
+    yield build_page_table(
         summary_tables.build_crossovers_table(found.crossovers), [find_place(row, page_facets) for row in met], len(met)
     )
     for content, rows, all_rows in (
         (summary_tables.build_configurations_table(configurations), configurations, len(found.summary)),
         (summary_tables.build_runs_table(runs), runs, len(found.rows)),
     ):
-        yield _build_table(content, [find_place(row, page_facets) for row in rows], all_rows, opens=content.name)
-
-
-def _build_table(content: TextTable, places: Sequence[str], all_rows: int, opens: str = "") -> PageTable:
-    rows = zip(places[:MOST_ROWS], content.rows[:MOST_ROWS], strict=True)
-    rows_note = f"{MOST_ROWS:,} of {all_rows:,} rows; the CSV has all." if all_rows > MOST_ROWS else ""
-    named = [TableRow(facets, cells, f"{opens} {index}" if opens else "") for index, (facets, cells) in enumerate(rows)]
-    return PageTable(content, tuple(named), rows_note)
+        yield build_page_table(content, [find_place(row, page_facets) for row in rows], all_rows, opens=content.name)
 
 
 def _build_failures(

@@ -2,7 +2,7 @@
 
 The table has a row per configuration of each question, the fastest first, those that failed last, with columns of the
 summary and these of its own:
-standing        fastest, tied, slower, failed, or too few repeats to tell
+standing        fastest, equal within 3 %, tied, slower, failed, or too few repeats to tell
 ratio           seconds per sample over the fastest's
 pareto          front, tied, dominated, or too few repeats to tell
 memory_ratio    seconds per sample over the fastest of those that need no more memory, with its memory_verdict
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from analysis.questions import Question, group_by_question
+from analysis.questions import Question, describe_choice, group_by_question
 from analysis.results import Results
 from analysis.scaling.cached import read_once
 from analysis.scaling.columns import (
@@ -28,8 +28,9 @@ from analysis.scaling.columns import (
 )
 from analysis.scaling.ranking import Ranking, Rival, ranked
 from analysis.scaling.time_per_sample import Pace, Paces, paces
-from analysis.stats.compare import TOO_FEW, Comparison, Verdict
+from analysis.stats.compare import EQUAL, TIES, TOO_FEW, Comparison, Verdict
 from analysis.summary import Row
+from analysis.variants import tell_apart
 
 COLUMNS = (
     *WHERE,
@@ -54,7 +55,7 @@ as measured, and there are too few repeats to tell."""
 _PLACES: Mapping[Verdict, Place] = {"slower": "dominated", TOO_FEW: TOO_FEW}
 
 
-_RANK_LABELS: Mapping[Verdict, str] = {"slower": "slower", TOO_FEW: TOO_FEW}
+_RANK_LABELS: Mapping[Verdict, str] = {"slower": "slower", EQUAL: EQUAL, TOO_FEW: TOO_FEW}
 
 
 class ParetoPoint(NamedTuple):
@@ -85,7 +86,7 @@ class Best(NamedTuple):
     @property
     def ties(self) -> tuple[Row, ...]:
         """The rivals that repeats do not find slower than the fastest, the fastest of them first."""
-        return tuple(rival.row for rival in self.rivals if rival.verdict == "no detectable difference")
+        return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
     @property
     def undecided(self) -> tuple[Row, ...]:
@@ -103,7 +104,9 @@ def best(results: Results) -> tuple[Best, ...]:
     """Return one answer per question, in the order of `questions.by_question`. Where the evidence is not measured
     there is no fastest: a rehearsal communicates nothing, so it ranks nothing."""
     pace = paces(results)
-    return tuple(_best(question, rows, pace) for question, rows in group_by_question(results.summary))
+    groups = group_by_question(results.summary)
+    named = [(question, tell_apart(rows, results.specs, describe_choice)) for question, rows in groups]
+    return tuple(_best(question, rows, pace) for question, rows in named)
 
 
 def as_table(found: Sequence[Best]) -> pd.DataFrame:

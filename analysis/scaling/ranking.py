@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.scaling.time_per_sample import Pace, Paces, compare_paces
-from analysis.stats.compare import TOO_FEW, Comparison, Verdict, enough, superiority
+from analysis.stats.compare import TIES, TOO_FEW, Comparison, Verdict, enough, judge_interval, superiority
 from analysis.stats.family import Family
 from analysis.stats.interval import Interval
 from analysis.summary import Row
@@ -65,8 +65,7 @@ class RankedFamily:
         """Return what a comparison of the family tells."""
         if not comparison.decides or comparison.interval is None:
             return TOO_FEW
-        low, high = comparison.interval[:2]
-        return "slower" if low > 1 else "faster" if high < 1 else "no detectable difference"
+        return judge_interval(comparison.interval)
 
 
 class Ranking(NamedTuple):
@@ -85,7 +84,7 @@ class Ranking(NamedTuple):
         """The rivals that repeats do not find slower. Where all have enough of them, no rival that is as fast as the
         fastest measured is called slower in 95 of 100 rankings; the fastest measured of many alike was also lucky, so
         its own number flatters it."""
-        return tuple(rival.row for rival in self.rivals if rival.verdict == "no detectable difference")
+        return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
 
 def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:

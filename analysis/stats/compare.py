@@ -24,6 +24,9 @@ LEAST_RUNS = 3
 """Of each side, for runs to be the unit, and for a verdict."""
 TOO_FEW: Final = "too few repeats to tell"
 """The verdict on fewer runs: nothing in them says how much other runs of the same configurations would differ."""
+NOT_DETECTED: Final = "no detectable difference"
+TIES: Final[tuple[Verdict, ...]] = (EQUAL, NOT_DETECTED)
+"""What leaves open which of the two is faster."""
 
 
 class Comparison(NamedTuple):
@@ -101,6 +104,16 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
     return [_verdict(one, next(judged), level, equal=next(equal)) if one.decides else TOO_FEW for one in comparisons]
 
 
+def judge_interval(interval: Interval) -> Verdict:
+    """Return what the interval of a ratio tells that holds together with those of all other pairs: a difference where
+    it excludes 1, else equality where it lies within INTEREST, as `verdicts` says by tests."""
+    if interval.low > 1:
+        return "slower"
+    if interval.high < 1:
+        return "faster"
+    return EQUAL if interval.low > 1 / (1 + INTEREST) and interval.high < 1 + INTEREST else NOT_DETECTED
+
+
 def relevant_verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Verdict]:
     """Return the same where only differences of INTEREST count: two sides that are shown to differ by less are equal,
     whether or not a difference was detected."""
@@ -125,5 +138,5 @@ def _noises(one: Sequence[float], other: Sequence[float], *, blocked: bool) -> t
 
 def _verdict(comparison: Comparison, p: float, level: float, *, equal: bool) -> Verdict:
     if p > 1 - level:
-        return EQUAL if equal else "no detectable difference"
+        return EQUAL if equal else NOT_DETECTED
     return "faster" if comparison.ratio < 1 else "slower"

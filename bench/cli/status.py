@@ -1,6 +1,7 @@
-"""Show where every point of a sweep stands: pending, running, or how it ended and why.
+"""Show how many points of a sweep ended how, and which of them are pending, running or did not end ok, and why.
 
   zeroscale status results/runs/smoke
+  zeroscale status results/runs/smoke --all
   zeroscale status results/runs/paper --wait && zeroscale report results/runs/paper --out reports/paper
 
 Attempts that ended without a record get one, with the scheduler's words as evidence. Exit code 0 if every point is
@@ -36,6 +37,7 @@ _STUCK_S = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_study_folder(parser)
+    parser.add_argument("--all", action="store_true", help="show the points that ended ok as well")
     parser.add_argument("--wait", action="store_true", help="return only when nothing is pending or running any more")
     options.add_json(parser)
 
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if every point is answered."""
     status = _wait(args.folder, quiet=args.json) if args.wait else _read_status(args.folder)
     notes.print_unreadable(status.view.seen.unreadable)
-    print(_format_json(status) if args.json else _format_text(status.view))
+    print(_format_json(status) if args.json else _format_text(status.view, every=args.all))
     return 0 if status.answered else 1
 
 
@@ -67,8 +69,8 @@ def _read_status(folder: Path) -> api.Status:
     return status
 
 
-def _format_text(view: StudyState) -> str:
-    lines = [_format_line(point_status) for point_status in view.statuses]
+def _format_text(view: StudyState, *, every: bool) -> str:
+    lines = [_format_line(one) for one in view.statuses if every or not (one.final and one.outcome == "ok")]
     lines += [
         f"node {found.host} is not used any more: {found.reason} (runs {', '.join(found.runs)})"
         for found in exclusions.read(view.folder)

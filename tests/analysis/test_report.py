@@ -111,6 +111,11 @@ def test_every_configuration_and_every_run_is_a_row(page: Page) -> None:
         assert len(Page(table[: table.index("</table>")]).all("tr")) == 1 + 4
 
 
+def test_units_of_memory_are_said_beside_the_tables(page: Page) -> None:
+    assert "a GB, as predictions have it, is 10 9 bytes or 0.931 GiB" in page.words
+    assert f"{1e9 / 2**30:.3f}" == "0.931"
+
+
 def test_failures_show_their_evidence_and_what_was_skipped_is_named(page: Page) -> None:
     assert "tiny: zero3, micro 2, 2 ranks: oom rank 0:" in page.words
     assert "traceback Traceback" in page.words

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from records import MIB, failed, machine, memory, results, run, scattered, spec, steps
 
+from analysis.questions import describe_choice
 from analysis.report.caveats import list_caveats
 from analysis.report.evidence import read_evidence
 from analysis.report.findings import ReportFindings, compute_findings
@@ -55,6 +56,29 @@ def test_the_answer_names_the_fastest_its_ties_and_who_is_slower() -> None:
     )
     assert (answer.undecided, answer.leanest, answer.peak) == ("", "zero3, micro 2", "2.000 MiB")
     assert answer.failed == "1 oom"
+
+
+def test_the_answer_says_which_rivals_are_equal_within_three_per_cent() -> None:
+    """Repeats scatter by 0.6 %, so that what is 0.3 % slower lies within 3 % and what is 1.4 % slower may not."""
+    records = [
+        at(engine, s * by, repeat=repeat)
+        for engine, s in (("ddp", 0.1), ("zero1", 0.1003), ("zero2", 0.1014))
+        for repeat, by in enumerate((0.994, 1.0, 1.006))
+    ]
+    (answer,) = describe_answers(compute_findings(results(*records)).best)
+    (equal,), (tied,) = ([text.replace("\xa0", " ") for text in texts] for texts in (answer.equal, answer.tied))
+    assert equal.startswith("zero1, micro 2 (+0.3 %, 95 %: −") and tied.startswith("zero2, micro 2 (+1.4 %, 95 %: −")
+    assert (answer.slower, answer.undecided) == ("", "")
+
+
+def test_within_an_answer_and_a_table_two_protocols_have_two_names_and_figures_one_series() -> None:
+    both = [at("ddp", 0.1), run(spec("ddp", measure={"min_steps": 40}), steps=steps(scattered(0.19, 0.2, 0.21)))]
+    found = compute_findings(results(*both, at("zero1", 0.3), at("ddp", 0.4, micro=4)))
+    (answer,) = describe_answers(found.best)
+    assert answer.fastest == "ddp (min_steps=30), micro 2" and "ddp (min_steps=40), micro 2" in answer.undecided
+    names = [describe_choice(row) for row in found.list_configurations(9)]
+    assert names == ["ddp (min_steps=30), micro 2", "ddp (min_steps=40), micro 2", "zero1, micro 2", "ddp, micro 4"]
+    assert set(found.summary["variant"]) == {""}
 
 
 def test_one_run_each_is_answered_with_an_effect_and_without_a_verdict() -> None:

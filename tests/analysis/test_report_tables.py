@@ -5,16 +5,23 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from records import failed, results, run, save, scattered, spec, steps
+from records import MIB, failed, memory, results, run, save, scattered, spec, steps
 
 from analysis import results as reading
 from analysis.formats.latex import LONG, to_latex
 from analysis.formats.markdown import to_markdown
+from analysis.formats.numbers import format_short
 from analysis.report import limits
 from analysis.report.details import build_details
 from analysis.report.evidence import Evidence, format_record, read_evidence, read_tail
 from analysis.report.files import render_tables
 from analysis.report.findings import compute_findings
+from analysis.report.headline import describe_answers
+from analysis.report.page import shorten_names
+from analysis.report.page_tables import build_page_table
+from analysis.report.summary_tables import build_best_table, build_configurations_table
+from analysis.results import Results
+from analysis.scaling.best import best
 from analysis.table import list_rows, read_csv
 from bench.spec import RunSpec
 
@@ -45,7 +52,7 @@ DECODER = {
     ("specs", "unit"),
     [
         ([spec("ddp", **DECODER)], "tokens/s, with padding"),
-        ([spec("ddp", **DECODER), spec("ddp")], "tokens/s of all kinds, with padding"),
+        ([spec("ddp", **DECODER), spec("ddp")], "tokens/s, of all kinds, with padding"),
     ],
 )
 def test_a_rate_says_which_tokens_it_counts(specs: list[RunSpec], unit: str) -> None:
@@ -56,10 +63,80 @@ def test_a_rate_says_which_tokens_it_counts(specs: list[RunSpec], unit: str) -> 
 def test_tables_for_readers_have_units_and_digits_and_say_what_failed(files: dict[str, str]) -> None:
     head, _, *rows = files["configurations.md"].splitlines()
     assert "step time (s)" in head and "throughput (tokens/s, encoder + decoder, with padding)" in head
-    (ddp,) = (row for row in rows if "| ddp | 1 |" in row)
-    assert "| 0.100 | 0.090 to 0.110 |" in ddp
+    (ddp,) = (row for row in rows if "| ddp | 1 × 2 |" in row)
+    assert "| 0.100 (0.090 to 0.110) |" in ddp
     (oom,) = (row for row in rows if "zero3" in row)
-    assert "| oom | 0 | – |" in oom
+    assert "| oom | 0 | oom | – |" in oom, "instead of the first number"
+
+
+def test_numbers_have_three_digits_and_the_interval_those_that_it_tells() -> None:
+    assert format_short(0.12345, 0.1231, 0.1239) == ("0.123", "0.12310 to 0.12390")
+    assert format_short(44_321, 44_300, 44_350) == ("44,300", "44,300 to 44,350")
+    assert format_short(0.12345, 0.10, 0.15) == ("0.123", "0.100 to 0.150")
+    assert format_short(12.0, 7.0, 21.0) == ("12", "7 to 21")
+    assert format_short(0.5, 0.5, 0.5) == ("0.500", "0.5000 to 0.5000")
+
+
+def of_models(*models: str) -> Results:
+    """Each of two engines, the second of them faster and leaner."""
+    return results(
+        *(
+            run(spec(engine, model={"name": name}), steps=steps(scattered(0.9 * s, s, 1.1 * s)), memory=memory(2, peak))
+            for name in models
+            for engine, s, peak in (("zero1", 0.2, 3000 * MIB), ("ddp", 0.1, 300 * MIB))
+        )
+    )
+
+
+def test_rows_of_several_models_stand_under_a_heading_each() -> None:
+    rows = list_rows(of_models("b", "a").summary)
+    table = build_configurations_table([*rows[::2], *rows[1::2]])
+    page = build_page_table(table, [""] * 4, 4, "configurations")
+    labels = [heading.label for heading in page.head]
+    engine, peak = labels.index("engine"), labels.index("peak allocated")
+    assert "model" not in labels and "model" in [heading.label for heading in table.head]
+    told = [(group.heading, [row.cells[engine].text for row in group.rows]) for group in page.groups]
+    assert told == [("b", ["zero1", "ddp"]), ("a", ["zero1", "ddp"])]
+    assert [row.opens for group in page.groups for row in group.rows] == [f"configurations {n}" for n in (0, 2, 1, 3)]
+    assert (page.head[peak].unit, [row.cells[peak].text for row in page.groups[0].rows]) == ("GiB", ["2.93", "0.294"])
+
+
+def test_one_model_needs_no_heading_and_no_column() -> None:
+    page = build_page_table(build_configurations_table(list_rows(of_models("a").summary)), [""] * 2, 2)
+    assert [group.heading for group in page.groups] == [""]
+    assert "model" not in [heading.label for heading in page.head]
+
+
+def test_sizes_that_lie_far_apart_have_a_unit_each() -> None:
+    far = [run(spec(engine), memory=memory(2, peak)) for engine, peak in (("ddp", MIB), ("zero1", 2048 * MIB))]
+    table = build_configurations_table(list_rows(results(*far).summary))
+    place = [heading.label for heading in table.head].index("peak allocated")
+    assert (table.head[place].unit, [row[place].text for row in table.rows]) == ("", ["2.00 MiB", "2.00 GiB"])
+
+
+def test_a_table_says_what_its_intervals_are() -> None:
+    three = [run(spec("ddp"), repeat=n, steps=steps(scattered(0.09, 0.1, 0.11))) for n in range(3)]
+    once = run(spec("zero1"), steps=QUIET)
+    note = build_configurations_table(list_rows(results(once, *three).summary)).note.replace("\xa0", " ")
+    assert note == "intervals of n = 1: 95 %, within the run; of n = 3: 75 %, range of repeats"
+
+
+def test_of_many_rivals_the_best_table_names_three() -> None:
+    equal = [
+        run(spec(f"zero{stage}", micro), repeat=n, steps=steps((s * by * micro / 2,) * 30))
+        for stage, s in enumerate((0.1, 0.1001, 0.1002))
+        for micro in (2, 4)
+        for n, by in enumerate((0.999, 1.0, 1.001))
+    ]
+    found = best(results(*equal))
+    (row,) = build_best_table(found, describe_answers(found), []).rows
+    (others,) = (cell.text for cell in row if cell.text.startswith("equal within 3 %: "))
+    assert others.count("micro") == 3 and others.endswith(" and 2 more")
+
+
+def test_a_title_names_three_studies_and_counts_the_rest() -> None:
+    assert shorten_names(["a", "b", "c"]) == ["a", "b", "c"]
+    assert shorten_names(["a", "b", "c", "d", "e"]) == ["a", "b", "c and 2 more"]
 
 
 def test_there_is_scaling_where_node_counts_differ(files: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from records import LOSSES, MIB, failed, results, run, save, spec, steps
 
 from analysis.results import read
 from analysis.table import list_rows
-from analysis.variants import describe_protocol, describe_variants
+from analysis.variants import describe_protocol, describe_variants, tell_apart
 from bench.spec import RunSpec, config_id
 
 
@@ -70,6 +70,23 @@ def test_the_places_behind_a_row_are_in_the_order_of_the_runs() -> None:
 def test_a_variant_is_what_no_column_shows(change: dict[str, object], told: tuple[str, str]) -> None:
     one, other = spec(), spec(**change)  # type: ignore[arg-type]
     assert tuple(describe_variants({"a": one, "b": other}).values()) == told
+
+
+def name_rows(*specs: RunSpec) -> list[str]:
+    """Return what rows that would have one name are told apart by."""
+    known = {str(place): one for place, one in enumerate(specs)}
+    rows = [{"config_id": config_id, "variant": "seed=0"} for config_id in known]
+    return [row["variant"] for row in tell_apart(rows, known, lambda row: row["variant"])]
+
+
+def test_rows_of_one_name_are_told_apart_by_their_protocol_by_one_field_where_it_is_enough() -> None:
+    one, other = (spec(measure={"min_steps": steps, "max_s": 10.0 * steps}) for steps in (30, 40))
+    assert name_rows(one, other) == ["seed=0, min_steps=30", "seed=0, min_steps=40"]
+    assert name_rows(one) == name_rows(one, one)[:1] == ["seed=0"]
+    assert name_rows(one, other, spec(measure={"min_steps": 40, "max_s": 300.0}))[1:] == [
+        "seed=0, min_steps=40, max_s=400.0",
+        "seed=0, min_steps=40, max_s=300.0",
+    ]
 
 
 def test_what_another_data_set_brings_with_it_names_nothing() -> None:

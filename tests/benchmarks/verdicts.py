@@ -15,7 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from analysis.stats.compare import EQUAL, INTEREST, judge_interval
 from analysis.stats.family import Family, Noise, corrected, equivalent
+from analysis.stats.interval import Interval
+from bench.statistics import LEVEL
 
 Array = np.ndarray
 Draw = Callable[[np.random.Generator, tuple[int, int]], Array]
@@ -71,7 +74,8 @@ def main() -> None:
     parser.add_argument("--families", type=int, default=500)
     count = parser.parse_args().families
     tables = (
-        spread(count // 10), power(count // 2), luck(count // 2), pairs(count), equal(count), alike(count),
+        spread(count // 10), power(count // 2), luck(count // 2), pairs(count), equal(count), equal_to_best(count),
+        alike(count),
     )  # fmt: skip
     for row in itertools.chain(*tables):
         print(row, flush=True)
@@ -153,6 +157,43 @@ def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, 
         sets.append(equivalent(gaps, list(zip(noises[::2], noises[1::2], strict=True)), float(np.log1p(0.03))))
     equal_pairs = np.array(sets) <= 0.05
     return 100 * float(equal_pairs.any(axis=1).mean()), 100 * float(equal_pairs.mean())
+
+
+def equal_to_best(count: int) -> Iterable[str]:
+    """Yield how often one of a family, half of which takes just 3 % longer, is called equal to the fastest within 3 %:
+    of that half, which is wrong, and of those that are as fast, which is right."""
+    sizes = SIZES[1:]  # with several as fast
+    head = f"{'':26}{'n':>3}  {format_sizes(sizes)}"
+    yield f"\nhalf take 3 % longer: % of families with one of them called equal to the best\n{head}"
+    for name, noise, repeats in itertools.product(NOISES, (0.005, 0.01), REPEATS):
+        told = [called_equal_to_best(name, size, repeats, count, noise)[0] for size in sizes]
+        yield f"{f'{name}, {100 * noise:g} %':<26}{repeats:>3}  {format_shares(told)}"
+    yield f"\nthe others, normal noise: % of them called equal to the best\n{head}"
+    for noise, repeats in itertools.product((0.005, 0.01), (3, 5, 10)):
+        told = [called_equal_to_best("normal", size, repeats, count // 4, noise)[1] for size in sizes]
+        yield f"{f'noise {100 * noise:g} %':<26}{repeats:>3}  {format_shares(told)}"
+
+
+def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: float) -> tuple[float, float]:
+    """Return the per cent of families in which one is called equal to the fastest that truly takes 3 % more or less,
+    and of configurations that are truly as fast as it those that are called equal."""
+    rng = np.random.default_rng([*name.encode(), size, repeats, int(10_000 * noise)])
+    wrongly, rightly = [], []
+    for _ in range(min(count, _MOST // size)):
+        truth = np.where(np.arange(size) < (size + 1) // 2, 0.0, np.log1p(INTEREST))
+        told = Family(list(truth[:, None] + noise * NOISES[name](rng, (size, repeats))))
+        rivals = [place for place in range(size) if place != told.lead]
+        equal = {place for place in rivals if is_equal(told, place)}
+        wrongly.append(any(truth[place] != truth[told.lead] for place in equal))
+        rightly += [place in equal for place in rivals if truth[place] == truth[told.lead]]
+    return 100 * float(np.mean(wrongly)), 100 * float(np.mean(rightly))
+
+
+def is_equal(told: Family, place: int) -> bool:
+    """Return whether a configuration is called equal to the fastest."""
+    gap = told.gap(place, told.lead)
+    low, high = (float(np.exp(end)) for end in (gap.value - gap.reach, gap.value + gap.reach))
+    return judge_interval(Interval(low, high, "between repeats", LEVEL, 0)) == EQUAL
 
 
 def power(count: int) -> Iterable[str]:

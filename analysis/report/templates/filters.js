@@ -10,7 +10,7 @@ const matching = () => {
 };
 
 const told = (name, one) => {
-  const rows = [...document.querySelectorAll(`[data-table=${name}] tbody tr`)];
+  const rows = [...document.querySelectorAll(`[data-table=${name}] tbody tr[data-f]`)];
   return `${rows.filter((row) => !row.hidden).length} of ${rows.length} ${one}`;
 };
 

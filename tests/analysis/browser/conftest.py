@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from opened import Opened
 from playwright.sync_api import Browser, expect, sync_playwright
-from records import failed, run, save, scattered, spec, steps
+from records import failed, machine, run, save, scattered, spec, steps
 
 from analysis import figures, report, results
 from bench.spec import EngineSpec
@@ -53,6 +53,24 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     logged = runs / "smoke" / records[0].config_id / "0.0" / "run.log"
     logged.write_text("".join(f"line {number}\n" for number in range(100)))
     return reported(runs, folder / "out")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of two engines with two models on a machine of a long name."""
+    records = [
+        run(
+            spec(engine, model={"name": model}),
+            repeat=repeat,
+            steps=steps(scattered(0.9 * s, s, 1.1 * s)),
+            machine=machine(fp32=1.0).model_copy(update={"name": f"testbed_400mbit_{model}"}),
+        )
+        for model in ("big", "small")
+        for engine, s in (("zero2", 0.1), ("zero3", 0.2))
+        for repeat in range(3)
+    ]
+    folder = tmp_path_factory.mktemp("models")
+    return reported(save(folder / "runs", *records), folder / "out")
 
 
 @pytest.fixture(scope="session")

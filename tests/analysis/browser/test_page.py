@@ -120,6 +120,32 @@ def test_the_tab_key_reaches_every_control(opened: Open, sweep: Path) -> None:
     assert missed == []
 
 
+def test_a_table_is_sorted_within_the_rows_of_each_model(opened: Open, models: Path) -> None:
+    page = opened(models).page
+    table = page.locator("[data-table=configurations]")
+    told = lambda: [text.split()[1 if "\t" in text else 0] for text in table.locator("tbody tr").all_inner_texts()]  # noqa: E731
+    assert told() == ["big", "zero2", "zero3", "small", "zero2", "zero3"]
+    heading = table.locator("th").filter(has_text="engine").locator("button")
+    heading.click()
+    heading.click()
+    assert told() == ["big", "zero3", "zero2", "small", "zero3", "zero2"]
+    page.get_by_role("group", name="Model").get_by_role("checkbox", name="big").check()
+    assert table.locator("tr.group:visible").all_inner_texts() == ["big"]
+
+
+@pytest.mark.parametrize(("width", "stacked"), [(1400, False), (400, True)])
+def test_tables_fit_the_screen_and_are_stacked_on_a_narrow_one(
+    opened: Open, models: Path, width: int, *, stacked: bool
+) -> None:
+    page = opened(models, width).page
+    wider = (
+        "[...document.querySelectorAll('.scroll:has(table)')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    )
+    assert page.evaluate(f"[...document.querySelectorAll('details')].forEach((one) => one.open = true), {wider}") == 0
+    label = "getComputedStyle(document.querySelector('[data-table=runs] td'), '::before').content"
+    assert (page.evaluate(label) == '"configuration"') is stacked
+
+
 @pytest.mark.parametrize("key", ["Enter", "Space"])
 def test_the_keyboard_sorts_a_table_and_missing_stays_last(opened: Open, sweep: Path, key: str) -> None:
     page = opened(sweep).page

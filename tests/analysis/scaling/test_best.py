@@ -5,10 +5,10 @@ import pytest
 from clusters import asked, measured, out_of_memory
 from records import MIB, results, run, steps
 
-from analysis.scaling.best import Best, best
+from analysis.scaling.best import Best, as_table, best
 from analysis.scaling.ranking import ranked
 from analysis.scaling.time_per_sample import Pace
-from analysis.stats.compare import TOO_FEW
+from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW, Verdict
 from bench.record import RunRecord
 
 
@@ -30,9 +30,30 @@ def test_the_fastest_its_ties_and_what_is_slower() -> None:
     assert found.fastest is not None
     assert found.fastest["engine"] == "ddp"
     assert engines(rival.row for rival in found.rivals) == ["zero1", "zero3"]
-    assert [rival.verdict for rival in found.rivals] == ["no detectable difference", "slower"]
+    assert [rival.verdict for rival in found.rivals] == [EQUAL, "slower"]
     assert engines(found.ties) == ["zero1"]
     assert engines(found.failed) == ["zero0"]
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "standing"),
+    [
+        # pooled, the repeats scatter by 1 % or 4 %: of three a side Student's reach is 2.78 √(2/3) = 2.27 times that
+        ([1.005, 1.015, 0.995], EQUAL, EQUAL),  # + 0.5 %: from − 1.8 % to + 2.8 %
+        ([1.010, 1.020, 1.000], NOT_DETECTED, "tied"),  # + 1 %: from − 1.3 % to + 3.3 %
+        ([1.010, 1.070, 0.950], NOT_DETECTED, "tied"),  # + 1 %, known to 10 % or so
+        ([1.040, 1.050, 1.030], "slower", "slower"),  # + 4 %: from + 1.7 %
+        ([1.040, 1.050], TOO_FEW, TOO_FEW),
+    ],
+)
+def test_a_rival_is_slower_equal_within_three_per_cent_or_not_told_apart(
+    times: list[float], verdict: Verdict, standing: str
+) -> None:
+    found = only(*measured(asked(1, engine="ddp"), [1.0, 1.01, 0.99]), *measured(asked(1, engine="zero1"), times))
+    (rival,) = found.rivals
+    assert (rival.row["engine"], rival.verdict) == ("zero1", verdict)
+    assert (found.ties == (rival.row,)) is (verdict in (EQUAL, NOT_DETECTED))
+    assert as_table([found])["standing"].tolist() == ["fastest", standing]
 
 
 def test_micro_batches_compete_by_samples_per_second() -> None:
@@ -145,7 +166,7 @@ def test_who_is_heavier_and_not_detectably_slower_is_tied_with_the_front() -> No
 def test_on_the_front_by_a_difference_that_cannot_be_told_is_said() -> None:
     lean, heavy = only(*one("zero2", 1.0001, 10), *one("zero1", 1.0, 20)).pareto_points
     assert (lean.place, lean.verdict) == ("front", None)
-    assert (heavy.place, heavy.verdict) == ("front", "no detectable difference")
+    assert (heavy.place, heavy.verdict) == ("front", EQUAL)
 
 
 def test_of_equal_memory_the_fastest_is_on_the_front() -> None:

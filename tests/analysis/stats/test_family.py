@@ -90,3 +90,11 @@ def test_the_luck_of_the_fastest_is_told() -> None:
 def test_pairs_that_differ_by_three_per_cent_arecalled_equal_in_few_sets(name: str) -> None:
     """5 %; with 150 sets, 9.5 would be seen by chance once in a hundred."""
     assert verdicts.called_equal(name, 10, 3, 150, 0.01, math.log1p(0.03))[0] <= 9.5
+
+
+@pytest.mark.parametrize("name", ["normal", "unequal noise", "two clock states", "a tenth 5× noisier"])
+def test_what_takes_three_per_cent_longer_than_the_best_is_called_equal_in_few_families(name: str) -> None:
+    """5 %; of those that are as fast, half at least are found to be."""
+    wrongly, rightly = verdicts.called_equal_to_best(name, 10, 5, 60, 0.004)
+    assert wrongly <= 5
+    assert rightly > 50

@@ -5,8 +5,20 @@ import pytest
 from scipy import stats
 from simulated import PROCESSES, ar1
 
-from analysis.stats.compare import EQUAL, TOO_FEW, are_equal, compare, relevant_verdicts, superiority, verdicts
+from analysis.stats.compare import (
+    EQUAL,
+    NOT_DETECTED,
+    TOO_FEW,
+    Verdict,
+    are_equal,
+    compare,
+    judge_interval,
+    relevant_verdicts,
+    superiority,
+    verdicts,
+)
 from analysis.stats.family import equivalent, holm
+from analysis.stats.interval import Interval
 from analysis.stats.ratio import of_runs, of_steps
 from analysis.stats.series import mean_interval, median_interval
 
@@ -131,6 +143,20 @@ def test_equal_is_shown_by_two_one_sided_tests_at_three_per_cent() -> None:
     (p,) = equivalent([math.log(told.ratio)], [told.noises], margin)
     assert max(below, above) * 0.999 <= p <= 2 * max(below, above)
     assert are_equal([told]) == [p <= 0.05] == [True]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.98, 1.02, EQUAL), (0.9710, 1.0299, EQUAL), (0.9708, 1.02, NOT_DETECTED), (0.98, 1.031, NOT_DETECTED),
+        (1.001, 1.002, "slower"), (1.1, 1.2, "slower"), (0.998, 0.999, "faster"), (1.0, 1.02, EQUAL),
+    ],
+)  # fmt: skip
+def test_an_interval_that_holds_for_all_pairs_tells_a_difference_equality_or_neither(
+    low: float, high: float, verdict: Verdict
+) -> None:
+    """Within 3 % either way: at most 1.03 times as long, and at least 1 / 1.03 = 0.9709 times."""
+    assert judge_interval(Interval(low, high, "between repeats", 0.95, 6)) == verdict
 
 
 def test_a_difference_may_be_detected_and_yet_be_too_small_to_act_on() -> None:
