@@ -85,7 +85,7 @@ def _draw_bar(axes: Axes, place: int, bar: StackedBar, looks: Sequence[PartLook]
         ends = [bar.low / size, bar.high / size]
         axes.plot(ends, [place, place], color=INK, marker="|", markersize=7, linewidth=1.4, gid=f"range-{place}")
     if bar.limit is not None:
-        axes.plot([bar.limit / size] * 2, [place - 0.75, place + 0.4], color=INK, linewidth=1, gid=f"limit-{place}")
+        axes.plot([bar.limit / size] * 2, [place - 0.28, place + 0.28], color=INK, linewidth=1.6, gid=f"limit-{place}")
 
 
 def _format_value(bar: StackedBar, size: float) -> str:

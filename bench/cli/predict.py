@@ -104,7 +104,8 @@ def _build_answer(found: Sequence[Prediction], command: str) -> PredictionAnswer
             memory = [str(error)]
     else:
         fits = Counter(one.describe_fit() if one.memory else "unknown" for one in found)
-        memory = [f"{format_count(len(found), 'point')}: {', '.join(f'{n} {fit}' for fit, n in fits.items())}."]
+        counts = "; ".join(f"{fit}: {format_count(number, 'point')}" for fit, number in fits.items())
+        memory = [f"{counts[0].upper()}{counts[1:]}."]
     known = next((one for one in found if one.memory), None)
     caveats = _list_doubts(known, known.memory) if known and known.memory else []
     return PredictionAnswer(memory, time, [" ".join(text.split()) for text in caveats], command)

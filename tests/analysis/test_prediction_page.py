@@ -67,7 +67,7 @@ def test_of_several_points_each_has_a_bar_and_a_row(tmp_path: Path) -> None:
     assert [(bar.label, bar.words) for bar in bars] == [("ddp", "does not fit"), ("zero3", "fits")]
     assert [bar.label for bar in build_time_bars(found, ["ddp", "zero3"])] == ["ddp", "zero3"]
     page = write(tmp_path, SEVERAL)
-    assert "2 points: 1 does not fit, 1 fits." in page
+    assert "Does not fit: 1 point; fits: 1 point." in page
     assert re.findall(r"<code>([0-9a-f]{10})</code>", page) == [one.point.config_id for one in found]
 
 
