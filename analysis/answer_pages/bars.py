@@ -12,7 +12,7 @@ from bench.formatting import format_interval, format_number
 
 _BAR_IN, _MARGIN_IN = 0.42, 0.62
 _THICK = 0.42
-_LETTERS = 76
+_LETTERS = 66
 _HATCH = "/////"
 
 

@@ -40,8 +40,8 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
     """Return the page as HTML; `answer` is what the verb says of one point, and how it was called."""
     points = [list_facts(one.point.composed.spec, one.point.composed.machine.name) for one in found]
     differing = find_distinct(points)
-    labels = [", ".join(point[name] for name in differing) for point in points]
     alone = len(found) == 1
+    labels = [""] if alone else [_build_label(*one, differing) for one in enumerate(points, start=1)]
     return render_template(
         "prediction.html.j2",
         title="Prediction" if alone else f"Predictions of {format_count(len(found), 'point')}",
@@ -156,6 +156,11 @@ def _build_part_table(one: "Prediction") -> list[tuple[str, float, float | None]
         *((name, seconds, seconds / one.time.step_s) for name, seconds in ends),
         *([("communication hidden", one.time.hidden_s, None)] if one.time.hidden_s else []),
     ]
+
+
+def _build_label(number: int, point: dict[str, str], differing: Sequence[str]) -> str:
+    """Return the number of a point's row and what tells it apart; its global batch follows from the rest."""
+    return " ".join([f"{number}:", ", ".join(point[name] for name in differing if name != "global batch")])
 
 
 def _build_row(one: "Prediction", point: dict[str, str], differing: Sequence[str]) -> dict[str, Any]:

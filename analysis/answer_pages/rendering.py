@@ -14,7 +14,7 @@ from analysis.plotting import STYLE
 from bench.formatting import describe_layout, describe_lengths, format_count
 from bench.spec import RunSpec
 
-WIDTH_IN = 4.8
+WIDTH_IN = 4.2
 """Of a figure: so narrow that its letters can be read where the page is 400 px wide."""
 
 
@@ -45,7 +45,8 @@ def list_facts(spec: RunSpec, machine: str) -> dict[str, str]:
         "engine": spec.engine.name,
         "precision": spec.precision,
         "ranks": f"{format_count(spec.nodes, 'node')} × {spec.devices_per_node}",
-        "batch": f"micro {spec.batch.micro} × {spec.accumulation} = global {spec.global_batch}",
+        "batch": f"micro {spec.batch.micro} × {spec.accumulation}",
+        "global batch": f"global {spec.global_batch}",
         "checkpointing": f"{'' if spec.activation_checkpointing else 'no '}checkpointing",
         "layout": describe_layout(spec).strip() or "data-parallel",
         "lengths": describe_lengths(spec),

@@ -14,7 +14,7 @@ from analysis.plotting.looks import number_looks
 from bench.formatting import format_number
 
 SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}
-_HEIGHT_IN = 3.9
+_HEIGHT_IN = 3.6
 _WIDE = 8
 """Largest over smallest from which an axis is logarithmic."""
 _FAINT, _BEYOND = 0.55, 3
