@@ -54,6 +54,10 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
         phases=_build_phase_table(found[0].memory) if alone and found[0].memory else None,
         parts=_build_part_table(found[0]) if alone and found[0].time else [],
         differing=differing,
+        sources={
+            one.point.composed.machine.name: one.point.composed.machine.source or "its file names no source"
+            for one in found
+        },
         rows=[] if alone else [_build_row(one, point, differing) for one, point in zip(found, points, strict=True)],
     )
 

@@ -103,7 +103,7 @@ def _draw_front(axes: Axes, front: Sequence[CostPoint]) -> None:
     axes.plot(xs, ys, color=INK, drawstyle="steps-post", linewidth=1, gid="front")
     for number, point in enumerate(front, start=1):
         axes.annotate(
-            str(number), point.at, (-2, -3), textcoords="offset points", ha="right", va="top", fontsize=6.5,
+            str(number), point.at, (-2, -3), textcoords="offset points", ha="right", va="top", fontsize=7,
             fontweight="bold",
         )  # fmt: skip
     axes.annotate("Pareto front", front[0].at, (4, 5), textcoords="offset points", fontsize=7.5)

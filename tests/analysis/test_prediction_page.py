@@ -80,6 +80,7 @@ def test_the_page_holds_the_answer_the_exact_values_and_nothing_that_is_fetched(
     for seconds in one.time.parts.values():
         assert f"{seconds:.6g}" in page
     assert "Largest micro-batch: " in page and "No GPU run stands behind any of it yet." in page
+    assert one.point.composed.machine.source.split(",")[0] in page
     assert page.count("<svg") == 2
     assert not re.search(r"<script|(src|href)=\"(?!#)", page)
     assert "zeroscale predict model=mt5_xl" in page
