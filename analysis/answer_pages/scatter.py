@@ -106,7 +106,7 @@ def _draw_front(axes: Axes, front: Sequence[CostPoint]) -> None:
             str(number), point.at, (-2, -3), textcoords="offset points", ha="right", va="top", fontsize=7,
             fontweight="bold",
         )  # fmt: skip
-    axes.annotate("Pareto front", front[0].at, (4, 5), textcoords="offset points", fontsize=7.5)
+    axes.annotate("Pareto front", front[0].at, (6, -4), textcoords="offset points", va="top", fontsize=7.5)
 
 
 def _draw_winner(axes: Axes, winner: CostPoint) -> None:
