@@ -17,8 +17,8 @@ SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚",
 _HEIGHT_IN = 3.6
 _WIDE = 8
 """Largest over smallest from which an axis is logarithmic."""
-_FAINT, _BEYOND = 0.55, 3
-"""How solid a sign is, and the doubt of what lies beyond the limits."""
+_SOLID = 0.55
+"""Of a sign, so that others are seen through it."""
 
 
 class SignLook(NamedTuple):
@@ -86,7 +86,7 @@ def _scale_axes(axes: Axes, shown: CostFigure) -> None:
 def _draw_signs(axes: Axes, points: Sequence[CostPoint], style: Mapping[str, Any]) -> None:
     if points:
         xs, ys = zip(*(point.at for point in points), strict=True)
-        axes.plot(xs, ys, alpha=_FAINT, markersize=4, markeredgewidth=0.8, **style)
+        axes.plot(xs, ys, alpha=_SOLID, markersize=4, markeredgewidth=0.8, **style)
 
 
 def _draw_limits(axes: Axes, limits: CostLimits) -> None:

@@ -60,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class PredictionAnswer(NamedTuple):
-    """What the verb says in words, as its page shows it: of memory and time for one point alone."""
+    """What the verb says in words, as its page shows it; of several points how many fit, and nothing of time."""
 
     memory: Sequence[str]
     time: Sequence[str]
