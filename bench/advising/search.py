@@ -34,6 +34,7 @@ class Answer(NamedTuple):
     query: AdviceQuery
     rejected: list[Rejected]
     looked_at: int
+    choices: list[Choice]  # all of which a time is known
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None, *, hand_over: bool) -> Answer:
@@ -55,7 +56,7 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
             found, rejected, functools.partial(remedy, changes=(remedies.FUSED, *remedies.OFFLOAD))
         )
     made = _build_choices(_select_allowed(found.candidates, requests, device, rejected), known, first, device, rejected)
-    return Answer(_build_advice(query, made), first, query, rejected, len(found.candidates))
+    return Answer(_build_advice(query, made), first, query, rejected, len(found.candidates), made)
 
 
 def load_standalone(query: Request) -> StandaloneLauncherPlugin:

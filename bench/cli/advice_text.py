@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from bench import terminal
 from bench.advising.search import Answer
@@ -34,38 +35,65 @@ _FAR = 2
 """Times the usual from which a batch is named."""
 
 
+class AdviceText(NamedTuple):
+    """An answer in words, piece by piece: for a terminal, and for a page."""
+
+    question: tuple[str, ...]  # lines
+    winner: str
+    facts: list[tuple[str, str]]  # of the winner, by name
+    engines: list[list[str]]  # a table with its head; the last column has none
+    nodes: list[list[str]]  # empty where only one number of nodes came into question
+    rejected: list[tuple[str, str]]  # what, and why
+    caveats: list[str]
+
+
+def build_text(answer: Answer) -> AdviceText:
+    """Return the answer in words."""
+    advice = answer.advice
+    return AdviceText(
+        _list_question(answer),
+        f"{advice.winner.spec.engine.name}, {describe_choice(advice.winner.spec)}",
+        _list_facts(answer),
+        _build_table(advice, advice.engines),
+        _build_table(advice, advice.nodes) if len(advice.nodes) > 1 else [],
+        [(item.what, item.why) for item in answer.rejected],
+        list_caveats(answer),
+    )
+
+
 def format_text(answer: Answer) -> str:
     """Return the answer for a reader."""
-    advice = answer.advice
+    text = build_text(answer)
     parts = [
-        _format_head(answer),
-        _format_winner(answer),
-        _format_table(advice, "each engine at its best", advice.engines),
+        "\n".join(text.question),
+        f"→ {text.winner}\n{terminal.align(text.facts, least=(12,), gap=0, indent=2)}",
+        f"each engine at its best\n{terminal.align(text.engines, indent=2)}",
     ]
-    if len(advice.nodes) > 1:
-        parts.append(_format_table(advice, "each number of nodes at its best", advice.nodes))
-    if answer.rejected:
-        parts.append("\n".join(["left out", *(f"  {item.what}: {item.why}" for item in answer.rejected)]))
-    return "\n\n".join([*parts, "\n".join(["how sure", *(f"  {line}" for line in list_caveats(answer))])])
+    if text.nodes:
+        parts.append(f"each number of nodes at its best\n{terminal.align(text.nodes, indent=2)}")
+    if text.rejected:
+        parts.append("\n".join(["left out", *(f"  {what}: {why}" for what, why in text.rejected)]))
+    return "\n\n".join([*parts, "\n".join(["how sure", *(f"  {line}" for line in text.caveats)])])
 
 
-def _format_head(answer: Answer) -> str:
+def _list_question(answer: Answer) -> tuple[str, ...]:
     spec, question = answer.advice.winner.spec, answer.query.question
     where = f"nodes of {format_count(spec.devices_per_node, 'device')} of {answer.request.machine.name}"
     tokens = f"{question.tokens:g} tokens, " if question.tokens else ""
     return (
-        f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}\n"
-        f"asked: {tokens}{question.objective}; {answer.looked_at} candidates"
+        f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}",
+        f"asked: {tokens}{question.objective}; {answer.looked_at} candidates",
     )
 
 
-def _format_winner(answer: Answer) -> str:
+def _list_facts(answer: Answer) -> list[tuple[str, str]]:
+    """Return what the winner takes, by name."""
     winner = answer.advice.winner
     estimate, time = winner.estimate, winner.time
     needed = "–".join(map(format_gigabytes, winner.candidate.memory.device))
     rates = (time.tokens / seconds for seconds in (estimate.step_s, estimate.high_s, estimate.low_s))
     fits = "may fit" if winner.candidate.fits is None else "fits"
-    rows = [
+    return [
         ("step", f"{format_interval(estimate.step_s, estimate.low_s, estimate.high_s)} s, {_format_evidence(winner)}"),
         ("bound by", time.bound),
         ("tokens/s", format_interval(*rates)),
@@ -73,8 +101,6 @@ def _format_winner(answer: Answer) -> str:
         ("memory", f"{needed} of {format_gigabytes(answer.request.machine.memory_bytes or 0)} GB: {fits}"),
         *_list_training_rows(answer),
     ]
-    table = terminal.align(rows, least=(12,), gap=0, indent=2)
-    return f"→ {winner.spec.engine.name}, {describe_choice(winner.spec)}\n{table}"
 
 
 def _format_mfu(choice: Choice) -> str:
@@ -104,11 +130,10 @@ def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
     return rows
 
 
-def _format_table(advice: Advice, title: str, choices: list[Choice]) -> str:
+def _build_table(advice: Advice, choices: list[Choice]) -> list[list[str]]:
     head = ["engine", "nodes", "micro × acc", "checkpoint", "s/step", "tokens/s/device"]
     head += ["time"] if advice.question.tokens else []
-    rows = [head, *([*_build_row(advice, choice), _format_note(advice, choice)] for choice in choices)]
-    return f"{title}\n{terminal.align(rows, indent=2)}"
+    return [head, *([*_build_row(advice, choice), _format_note(advice, choice)] for choice in choices)]
 
 
 def _build_row(advice: Advice, choice: Choice) -> list[str]:

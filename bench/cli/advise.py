@@ -3,6 +3,7 @@
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8
   zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=30d price=2
   zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048 --export handover
+  zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
 Not given, these are searched, and a comma list narrows them: engine, nodes, batch.micro, batch.accumulation (with
 max_global_batch), activation_checkpointing. batch.global is kept exactly. Besides, in plain words:
@@ -16,12 +17,14 @@ machine outrank formulas.
 """
 
 import argparse
+import importlib
+import shlex
 from pathlib import Path
 
 from bench import api, training_export
 from bench.advising import questions, search
 from bench.advising.search import Answer
-from bench.cli import advice_text, options
+from bench.cli import advice_text, options, pages
 from bench.cli.advice_json import format_json
 from bench.files import RESULTS
 from bench.sweep.planning import target
@@ -33,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_overrides(parser, "override of conf/config.yaml, or a plain word", least="+")
     options.add_json(parser)
     options.add_config_dir(parser)
+    pages.add_page(parser)
     parser.add_argument("--results", type=Path, metavar="DIR", help=f"measured runs, default: {RESULTS}")
     parser.add_argument(
         "--export", type=Path, metavar="DIR", help="hand the winner over: a new folder that starts alone"
@@ -41,6 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if there is an answer."""
+    if args.page:
+        pages.check_path(args.page)
     if args.export:
         training_export.check_free(args.export)
     answer = api.advise(
@@ -51,7 +57,19 @@ def run(args: argparse.Namespace) -> int:
     print(format_json(answer) if args.json else advice_text.format_text(answer))
     if args.export and not args.json:
         print(f"\nhanded over in {args.export}; its README.md says how to start")
+    if args.page:
+        # By its name, for nothing here knows the analysis.
+        render = importlib.import_module("analysis.answer_pages.advice_page").render_advice_page
+        page = render(answer, advice_text.build_text(answer), _format_command(args))
+        pages.write(args.page, page, quiet=args.json)
     return 0
+
+
+def _format_command(args: argparse.Namespace) -> str:
+    """Return the command that gives this answer."""
+    paths = {"--results": args.results, "--config-dir": args.config_dir}
+    given = [word for option, path in paths.items() if path for word in (option, str(path))]
+    return shlex.join(["zeroscale", "advise", *args.overrides, *given])
 
 
 def _export_winner(answer: Answer, folder: Path) -> None:

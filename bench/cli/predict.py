@@ -3,6 +3,7 @@
   zeroscale predict model=mt5_xxl engine=zero3 nodes=8 devices_per_node=8 machine=a100_80
   zeroscale predict model=mt5_xl engine=ddp,zero1,zero2,zero3 devices_per_node=8 machine=h100
   zeroscale predict study=paper
+  zeroscale predict model=mt5_xl engine=zero3 devices_per_node=8 machine=h100 --page prediction.html
 
 One point is told by term, several in two lines each. GB are 10^9 bytes, of the rank that needs most. A number that is
 not sure stands before its range, from the best case to the worst.
@@ -10,14 +11,18 @@ not sure stands before its range, from the best case to the worst.
 
 import argparse
 import contextlib
+import importlib
 import json
 import math
-from typing import Any
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from bench import api, terminal
-from bench.cli import common_arguments, options
+from bench.cli import common_arguments, options, pages
 from bench.errors import NoPrediction
-from bench.formatting import describe_point, format_interval
+from bench.formatting import describe_point, format_count, format_interval
 from bench.predict.memory import MemoryPrediction, format_gigabytes, host
 from bench.predict.step_time import StepTime
 from bench.sweep.planning.prediction import Prediction
@@ -26,7 +31,7 @@ _DOUBT = """\
 Exact, by what torch, transformers and DeepSpeed allocate: weights, master weights, optimizer moments, buckets,
   activations, logits and loss. Approximate: gradients under way, gathered layers and working
   memory, which are bounded at the moment when most lives."""
-_DOUBT_CUDA = """
+_DOUBT_CUDA = """\
 Least sure is what lies beside tensors: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB that
   the allocator may hold in pieces. No GPU run stands behind any of it yet."""
 
@@ -35,6 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_overrides(parser, "override of conf/config.yaml, or study=NAME")
     options.add_json(parser, f"{options.JSON}; bytes, not GB")
     options.add_config_dir(parser)
+    pages.add_page(parser)
     parser.add_argument(
         "--straggler",
         type=_parse_factor,
@@ -53,8 +59,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class PredictionAnswer(NamedTuple):
+    """What the verb says in words, as its page shows it; of several points how many fit, and nothing of time."""
+
+    memory: Sequence[str]
+    time: Sequence[str]
+    caveats: Sequence[str]
+    command: str
+
+
 def run(args: argparse.Namespace) -> int:
     """Return 0; whether a point fits is an answer, not a failure."""
+    if args.page:
+        pages.check_path(args.page)
     found = api.predict(
         overrides=args.overrides,
         config_dir=args.config_dir,
@@ -67,7 +84,42 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([_build_json(one, alone=alone) for one in found], indent=1))
     else:
         print(_format_single(found[0]) if len(found) == 1 else "\n".join(map(_format_lines, found)))
+    if args.page:
+        answer = _build_answer(found, _format_command(args))
+        # By its name, for nothing here knows the analysis.
+        page = importlib.import_module("analysis.answer_pages.prediction_page").render_prediction_page(found, answer)
+        pages.write(args.page, page, quiet=args.json)
     return 0
+
+
+def _build_answer(found: Sequence[Prediction], command: str) -> PredictionAnswer:
+    """Return what is said of the points, as lines without breaks."""
+    memory, time = [], []
+    if len(found) == 1:
+        (one,) = found
+        try:
+            memory = [*_list_needed(one, one.memory), _format_host(one)] if one.memory else [one.memory_unknown]
+            time = _format_time(one).splitlines()
+        except NoPrediction as error:
+            memory = [str(error)]
+    else:
+        fits = Counter(one.describe_fit() if one.memory else "unknown" for one in found)
+        counts = "; ".join(f"{fit}: {format_count(number, 'point')}" for fit, number in fits.items())
+        memory = [f"{counts[0].upper()}{counts[1:]}."]
+    known = next((one for one in found if one.memory), None)
+    caveats = _list_doubts(known, known.memory) if known and known.memory else []
+    return PredictionAnswer(memory, time, [" ".join(text.split()) for text in caveats], command)
+
+
+def _format_command(args: argparse.Namespace) -> str:
+    """Return the command that gives this answer."""
+    given = [
+        *(["--straggler", f"{args.straggler:g}"] if args.straggler != 1 else []),
+        *(["--data-wait", f"{args.data_wait:g}"] if args.data_wait else []),
+        *(["--rehearsed", f"{args.rehearsed:g}"] if args.rehearsed else []),
+        *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
+    ]
+    return shlex.join(["zeroscale", "predict", *args.overrides, *given])
 
 
 def _format_single(one: Prediction) -> str:
@@ -92,12 +144,6 @@ def _parse_seconds(text: str) -> float:
         if 0 < (number := float(text)) < math.inf:
             return number
     raise argparse.ArgumentTypeError(f"{text}: not a number of seconds above 0; give for example 0.01")
-
-
-def _format_fits(one: Prediction) -> str:
-    if one.point.composed.machine.memory_bytes is None:
-        return "size of the device unknown"
-    return {True: "fits", False: "does not fit", None: "may fit"}[one.fits]
 
 
 def _format_host(one: Prediction) -> str:
@@ -137,7 +183,7 @@ def _format_lines(one: Prediction) -> str:
     if time:
         tokens = (time.tokens / seconds for seconds in (time.step_s, time.high_s, time.low_s))
         step = f"{format_interval(time.step_s, time.low_s, time.high_s)} s a step, {format_interval(*tokens)} tokens/s"
-    return f"{shown}\n    {span} GB: {_format_fits(one)}; {step}"
+    return f"{shown}\n    {span} GB: {one.describe_fit()}; {step}"
 
 
 def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
@@ -156,21 +202,29 @@ def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
 
 def _format_verdict(one: Prediction, needed: MemoryPrediction) -> str:
     """Return what the device must have, what fits, and which terms to trust."""
+    return "\n".join([*_list_needed(one, needed), *_list_doubts(one, needed)])
+
+
+def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:
+    """Return what the device must have, and what fits."""
     low, high = needed.device
     span = f"{format_gigabytes(low)} to {format_gigabytes(high)}" if high > low else format_gigabytes(low)
     lines = [f"A device needs {span} GB in all; {format_gigabytes(needed.resident)} GB stay between steps."]
     micro, machine = one.largest_micro_batch(), one.point.composed.machine
     if micro and machine.memory_bytes:
         lines.append(
-            f"{machine.name} has {format_gigabytes(machine.memory_bytes)} GB: {_format_fits(one)}. "
+            f"{machine.name} has {format_gigabytes(machine.memory_bytes)} GB: {one.describe_fit()}. "
             f"Largest micro-batch: {micro.surely or 'none'} surely, {micro.perhaps or 'none'} perhaps."
         )
-    doubt = _DOUBT
-    if one.device == "cuda":
-        doubt += _DOUBT_CUDA.format(
-            base="–".join(map(format_gigabytes, needed.base)), reserve=format_gigabytes(needed.reserve[1])
-        )
-    return "\n".join([*lines, doubt])
+    return lines
+
+
+def _list_doubts(one: Prediction, needed: MemoryPrediction) -> list[str]:
+    """Return which terms of memory to trust."""
+    if one.device != "cuda":
+        return [_DOUBT]
+    base, reserve = "–".join(map(format_gigabytes, needed.base)), format_gigabytes(needed.reserve[1])
+    return [_DOUBT, _DOUBT_CUDA.format(base=base, reserve=reserve)]
 
 
 def _build_json(one: Prediction, *, alone: bool) -> dict[str, Any]:

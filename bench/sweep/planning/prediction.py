@@ -32,6 +32,12 @@ class Prediction(NamedTuple):
         room = self.point.composed.machine.memory_bytes
         return self.memory.fits(room) if self.memory and room is not None else None
 
+    def describe_fit(self) -> str:
+        """Return in words whether it fits."""
+        if self.point.composed.machine.memory_bytes is None:
+            return "size of the device unknown"
+        return {True: "fits", False: "does not fit", None: "may fit"}[self.fits]
+
     def host(self) -> HostMemory | None:
         """Return what a node's host needs, where something is kept there."""
         return host.predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)

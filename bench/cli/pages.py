@@ -1,0 +1,31 @@
+"""The file of an answer's page: an option, a check before the answer is worked out, and its writing."""
+
+import argparse
+from pathlib import Path
+
+from bench import store
+from bench.errors import UserError
+
+
+def add_page(parser: argparse.ArgumentParser) -> None:
+    help_text = "write the answer as a page with figures, which opens offline; an older one is replaced"
+    parser.add_argument("--page", type=Path, metavar="FILE.html", help=help_text)
+
+
+def check_path(path: Path) -> None:
+    """Raise UserError for what cannot be a page: another kind of file could be one that somebody needs."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--page {path}", "not the name of a page", "let it end in .html")
+    if path.is_dir():
+        raise UserError(f"--page {path}", "a folder", "name a file in it")
+
+
+def write(path: Path, page: str, *, quiet: bool) -> None:
+    """Write a page, its folder too, and say where unless `quiet`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store.write_atomically(path, page.encode())
+    except OSError as error:
+        raise UserError(f"--page {path}", f"cannot be written ({error.strerror})", "choose another file") from error
+    if not quiet:
+        print(f"\npage: {path}")
