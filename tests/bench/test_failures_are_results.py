@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
 
 PLAIN = ("engine=ddp", *ENDLESS)
-"""For what does not depend on an engine: DeepSpeed's takes two seconds more to import in every rank."""
+"""For what does not depend on an engine: DeepSpeed takes every rank a second to import."""
 
 
 def test_a_rank_killed_from_outside_ends_the_run_within_seconds(zeroscale_run: Start) -> None:
