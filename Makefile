@@ -23,6 +23,9 @@ gpu-study: $(INSTALLED)
 wheels: $(INSTALLED)
 	$(BIN)/python -m bench.gpu_study.wheels $(WHEELS)
 
+# Tests start hundreds of interpreters, and each would compile all it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Two tests at a time, and one on Slurm, which mostly waits (tests/conftest.py); what measures time is alone, afterwards.
 TOGETHER := --dist loadscope --no-loadscope-reorder
 
@@ -32,7 +35,7 @@ check: lint
 
 test: lint
 	$(BIN)/pytest --numprocesses 3 $(TOGETHER) -m "not timed" --durations 20
-	$(BIN)/pytest -m timed --durations 20
+	$(BIN)/pytest -m timed --durations 20 $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

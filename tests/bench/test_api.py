@@ -57,7 +57,7 @@ def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_pa
 
 @pytest.mark.processes
 def test_one_point_is_measured_or_rehearsed_at_every_call(tmp_path: Path) -> None:
-    small = [*QUICK[:-1], "machine=cpu", "engine=zero2", "devices_per_node=1"]
+    small = [*QUICK[:-1], "machine=cpu", "engine=ddp", "devices_per_node=1"]
     for repeat in range(2):
         folder, record = api.measure(api.point(small, study="mine"), results=tmp_path)
         assert (record.outcome.kind, record.circumstance.repeat) == ("ok", repeat)

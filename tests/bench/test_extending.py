@@ -135,8 +135,13 @@ def test_table_and_report_show_what_was_added(house: House, counting: dict[str, 
     assert "decoder_tiny" in page and "continuation" in page
 
 
-def test_doctor_names_what_was_added(house: House) -> None:
-    findings = {found["subject"]: found["found"] for found in json.loads(house.zeroscale("doctor", "--json"))}
+@pytest.fixture(scope="module")
+def findings(house: House) -> dict[str, str]:
+    """What the doctor finds in the house with all that was added, by its subject."""
+    return {found["subject"]: found["found"] for found in json.loads(house.zeroscale("doctor", "--json"))}
+
+
+def test_doctor_names_what_was_added(findings: dict[str, str]) -> None:
     for kind, name in (("family", "decoder"), ("objective", "continuation"), ("data", "counting")):
         assert name in findings[f"{kind} plug-ins"].split(", ")
 
@@ -204,9 +209,9 @@ def test_an_installed_package_brings_an_objective_through_every_verb(elsewhere: 
     results = ("--results", str(elsewhere.results))
     assert "summed_lm" in elsewhere.zeroscale("sweep", *words, *own, *results, "--dry-run")
     assert "A device needs" in elsewhere.zeroscale("predict", *words, *own)
-    assert "causal_lm, causal_lm_documents, continuation, seq2seq, span_corruption, summed_lm" in elsewhere.zeroscale(
-        "doctor"
-    )
+    found = elsewhere.zeroscale("doctor")
+    assert "causal_lm, causal_lm_documents, continuation, seq2seq, span_corruption, summed_lm" in found
+    assert "processor" in found
     elsewhere.zeroscale("sweep", *words, *own, *results)
     (record,) = (store.read_record(path) for path in store.find_records([elsewhere.results]))
     assert record.outcome.kind == "ok" and record.observations and record.observations.steps
@@ -315,10 +320,6 @@ def test_a_figure_is_a_picture_of_the_report_of_queued_runs(house: House, queued
     assert "Step time over micro-batch" in (tmp_path / "report.html").read_text()
 
 
-def test_the_doctor_looks_at_a_house_with_more_in_it(house: House, spool: Path) -> None:
-    assert "processor" in house.zeroscale("doctor")
-
-
 def test_a_queued_study_is_cancelled_and_goes_on(house: House, spool: Path) -> None:
     results, study = house.root / "cancelled", str(house.root / "cancelled" / "adhoc")
     house.zeroscale("sweep", *ENDLESS, *SPOOLED, "--results", str(results))
@@ -416,6 +417,5 @@ def test_table_and_report_show_an_engine_of_any_kind(house: House, piped: dict[s
     assert "two_stages" in (tmp_path / "report.html").read_text()
 
 
-def test_doctor_knows_the_engine(house: House) -> None:
-    findings = {found["subject"]: found["found"] for found in json.loads(house.zeroscale("doctor", "--json"))}
+def test_doctor_knows_the_engine(findings: dict[str, str]) -> None:
     assert "two_stages" in findings["engine plug-ins"].split(", ")

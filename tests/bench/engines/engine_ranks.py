@@ -26,7 +26,7 @@ from bench.measure.collectives import CollectiveCounter
 from bench.plugins import EngineBuilder
 from bench.spec import RunSpec
 
-STEPS = 5
+STEPS = 4
 MEMORY = "memory: "
 CPU = torch.device("cpu")
 FROZEN = "frozen"

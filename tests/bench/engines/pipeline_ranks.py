@@ -4,6 +4,7 @@ as many as a job's spec has, and meet in files beside OUT.
 JOBS is a JSON object from label to RunSpec. OUT-<rank>.pt gets by label what a rank saw, weights by name included.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ from bench.layout import place
 from bench.measure.collectives import CollectiveCounter
 from bench.spec import RunSpec
 
-STEPS = 5
+STEPS = 4
 
 
 def main() -> None:
@@ -67,15 +68,15 @@ def train(spec: RunSpec, rank: int) -> dict[str, Any]:
     losses, norms, idle = [], [], []
     data = place(spec, rank).data
     for step in range(STEPS):
-        loss = engine.train_step(iter(micro_batches(spec, step, data)))
+        counter = CollectiveCounter(wait=lambda: None)
+        with counter if step == STEPS - 1 else contextlib.nullcontext():
+            loss = engine.train_step(iter(micro_batches(spec, step, data)))
         losses.append(None if loss is None else float(loss))
         norms.append(float(engine.gradient_norm()))
         idle.append(engine.idle_s() if isinstance(engine, PipelineEngine) else None)
-    weights = read_weights(engine, module)
-    with CollectiveCounter(wait=lambda: None) as counter:
-        engine.train_step(iter(micro_batches(spec, STEPS, data)))
     return {
-        "begun": begun, "weights": weights, "slices": {name: tuple(part) for name, part in slices.items()},
+        "begun": begun, "weights": read_weights(engine, module),
+        "slices": {name: tuple(part) for name, part in slices.items()},
         "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(),
         "traffic": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
     }  # fmt: skip

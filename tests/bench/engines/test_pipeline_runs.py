@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_allocation import Allocation, requested
 
 from analysis import results
 from analysis.metrics.throughput import compute_tokens_per_s
@@ -55,11 +56,13 @@ def find_one(folder: Path) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real pipeline of four ranks beside the reference, by a sweep as a user asks for it; rehearsals of all its ranks
-    and of one of a thousand."""
+    """A real pipeline of four ranks and the reference, both in one allocation: its ranks need not import anew. Beside
+    them rehearsals of all its ranks and of one of a thousand."""
     made = tmp_path_factory.mktemp("pipelines")
-    start("-m", "bench.cli", "sweep", "--results", str(made / "real"), *QUICK, *LAYOUT)
-    start("-m", "bench.cli", "run", "--results", str(made / "real"), *QUICK, "engine=ddp", "batch.global=16")
+    points = [requested(*words, quick=QUICK) for words in (LAYOUT, ("engine=ddp", "batch.global=16"))]
+    allocation = Allocation(made / "real" / "adhoc", points)
+    said = allocation.end()
+    assert [record.outcome.kind for record in allocation.records()] == ["ok"] * 2, said
     ranks = [*((rank, [*QUICK, *LAYOUT]) for rank in range(4)), (1023, [*QUICK, *LARGE])]
     start("-c", PROGRAM, json.dumps(ranks), str(made / "rehearsed"))
     return made
