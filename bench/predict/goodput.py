@@ -5,10 +5,10 @@ since the last checkpoint is computed again. The formulas are those of J. W. You
 and J. T. Daly (Future Generation Computer Systems 22, 2006); all times are seconds.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
-from bench.errors import UserError
 from bench.spec import WIDTH, Precision
 
 _DAY_S = 86_400.0
@@ -40,10 +40,24 @@ RSC_1 = PublishedFailures(6.50, 1000 * 8, "RSC-1, arXiv 2410.21680: 6.50 failure
 RSC_2 = PublishedFailures(2.34, 1000 * 8, "RSC-2, arXiv 2410.21680: 2.34 failures in 1,000 days of a node of 8 A100")
 """8,000 / 2.34 = 3,419 device-days."""
 PUBLISHED = (LLAMA_3, OPT_175B, RSC_1, RSC_2)
+PUBLISHED_RANGE = "OPT-175B to RSC-2"
+"""The most and the least frequent of these."""
 
 RESTART_S = 600.0
 """From a failure to the first step of the restarted job, where nobody says it. Chosen: noticing, scheduling, starting
 the processes and reading the checkpoint take minutes; no publication gives one number for all."""
+
+
+_LEAST_SHARE = 1e-3
+"""A goodput below it counts as none: the model has nothing to say of such jobs."""
+
+
+class FailureTerms(NamedTuple):
+    """What decides the goodput of a job of any size; times are above 0."""
+
+    write_s: float  # that training stands still for one checkpoint
+    restart_s: float = RESTART_S
+    device_mtbf_s: float | None = None  # mean time between the failures of one device; None: as published
 
 
 class Reliability(NamedTuple):
@@ -93,38 +107,25 @@ def compute_goodput(reliability: Reliability, interval_s: float) -> float:
     return interval_s / taken_s
 
 
-def predict_goodput(
-    devices: int,
-    write_s: float,
-    *,
-    device_mtbf_s: float | None = None,
-    restart_s: float = RESTART_S,
-) -> Goodput:
-    """Return the goodput of a job on `devices`, each of which ends it once in `device_mtbf_s` on average.
+@functools.cache
+def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
+    """Return the goodput of a job on `devices`, any of which ends it.
 
     Without a rate of their own it is Llama 3's, and the range goes from the most to the least frequent of `PUBLISHED`.
-    Raises UserError for times that cannot be.
     """
-    check_time("device_mtbf", device_mtbf_s)
-    check_time("restart", restart_s)
-    check_time("checkpoint write time", write_s)
-    rates = [device_mtbf_s] if device_mtbf_s else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]
-    found = [_predict_best(Reliability(rate / devices, write_s, restart_s)) for rate in rates]
+    own = terms.device_mtbf_s
+    rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]
+    found = [_predict_best(Reliability(rate / devices, terms.write_s, terms.restart_s)) for rate in rates]
     shares = [share for share, _ in found]
-    source = "as given" if device_mtbf_s else LLAMA_3.source
+    source = "what was given" if own else f"{LLAMA_3.source}; range: {PUBLISHED_RANGE}"
     return Goodput(shares[0], min(shares), max(shares), found[0][1], rates[0] / devices, source)
 
 
 def _predict_best(reliability: Reliability) -> tuple[float, float]:
     """Return the goodput at Daly's interval, and the interval; at least a second, where nothing is written."""
     interval_s = max(1.0, compute_daly_interval(reliability.mtbf_s, reliability.write_s))
-    return compute_goodput(reliability, interval_s), interval_s
-
-
-def check_time(what: str, seconds: float | None) -> None:
-    """Raise UserError for a time that is no finite number above 0; None is unknown."""
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise UserError(f"{what}={seconds:g} s", "not a time above 0", "give for example 600")
+    share = compute_goodput(reliability, interval_s)
+    return (share if share >= _LEAST_SHARE else 0.0), interval_s
 
 
 def compute_checkpoint_bytes(parameters: int, precision: Precision) -> int:
