@@ -3,11 +3,11 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from bench.config import compose
 from bench.errors import UserError, suggest_nearest
-from bench.predict.advice import AdviceQuestion
+from bench.predict.advice import AdviceQuestion, Best
 from bench.predict.advice.candidates import NODES, Axes
 from bench.predict.scaling_laws import find_law
 from bench.presets import list_engine_presets
@@ -51,9 +51,7 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     lists = {key: values for key, values in parsed if key in _AXES}
     shared = _require_single([(key, values) for key, values in parsed if key not in _AXES])
     training = TrainingWords(**{name: words.get(name) for name in TrainingWords._fields})
-    question = AdviceQuestion(
-        words.get("tokens"), words.get("deadline"), words.get("node_hours"), words.get("best") == "shortest"
-    )
+    question = AdviceQuestion(words.get("tokens"), words.get("deadline"), words.get("node_hours"), words.get("best"))
     _check_length(words)
     exact = dict(shared).pop("batch.global", None)
     axes = Axes(
@@ -112,7 +110,7 @@ def _parse_seconds(word: str, text: str) -> float:
 
 
 def _parse_best(word: str, text: str) -> str:
-    if text not in ("shortest", "cheapest"):
+    if text not in get_args(Best):
         raise UserError(f"{word}={text}", "neither shortest nor cheapest", "write best=shortest or leave it out")
     return text
 
@@ -140,7 +138,7 @@ _WORDS = {
     "samples": _PlainWord(_parse_amount, "1e9", "to train on, in place of tokens"),
     "loss": _PlainWord(_parse_amount, "2.8", "to reach, in nats per token, in place of tokens; by a scaling law"),
     "law": _PlainWord(_parse_law, "kaplan", "the scaling law: kaplan, chinchilla, chinchilla_corrected"),
-    "best": _PlainWord(_parse_best, "shortest", "what the best is, where no limit says it: shortest or cheapest"),
+    "best": _PlainWord(_parse_best, "shortest", "what the best is, whatever the limits: shortest or cheapest"),
     "deadline": _PlainWord(_parse_hours, "30d", "the training may take: hours, or 12h, 30d, 6w"),
     "node_hours": _PlainWord(_parse_amount, "5000", "the training may cost, in node-hours"),
     "price": _PlainWord(_parse_amount, "2.5", "of a device and hour, in your currency"),

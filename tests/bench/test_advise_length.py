@@ -104,7 +104,9 @@ def test_samples_and_budget_are_tokens_and_node_hours(say: Say) -> None:
     assert advise(say, *words, "samples=1e7")["asked"]["tokens"] == 1e7 * 1024
     bought = advise(say, *words, "samples=1e7", "budget=1600")
     assert bought["asked"]["node_hours"] == 1600 / (2 * 8)
-    assert "node-hours at most" in bought["objective"]
+    assert bought["objective"] == "the fastest, 100 node-hours at most"
+    cheapest = advise(say, *words, "samples=1e7", "budget=1600", "best=cheapest")
+    assert cheapest["objective"] == "the fewest node-hours, 100 node-hours at most"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from bench.formatting import format_interval
 from bench.predict.advice.choices import Choice
@@ -15,6 +15,10 @@ Kind = TypeVar("Kind")
 CLOSE = 0.05
 """Share of the time per token (and device) below which one choice is as good as another. Where a prediction is at its
 best its errors are that large on average (results/predictions, step times)."""
+
+
+Best = Literal["shortest", "cheapest"]
+"""In hours, and in node-hours."""
 
 
 class HoursInterval(NamedTuple):
@@ -31,14 +35,16 @@ class AdviceQuestion(NamedTuple):
     tokens: float | None = None  # to train on: of all kinds, padding included
     deadline_h: float | None = None
     node_hours: float | None = None
-    shortest: bool = False  # the fastest is the best, whatever the limits
+    best: Best | None = None  # None: as the limits have it
     need: TrainingNeed | None = None  # in place of tokens: as many as a loss takes, which depends on the batch
     failures: FailureTerms | None = None  # None: hours are those of a job that never fails
 
     @property
     def per_device(self) -> bool:
         """Whether the cheapest is the best; else the fastest is."""
-        return not self.shortest and (self.deadline_h is not None or self.node_hours is None)
+        if self.best:
+            return self.best == "cheapest"
+        return self.deadline_h is not None or self.node_hours is None
 
     @property
     def has_length(self) -> bool:
