@@ -132,3 +132,8 @@ def test_samples_and_budget_are_tokens_and_node_hours(say: Say) -> None:
 )
 def test_bad_question_gets_one_line(say: Say, words: tuple[str, ...], line: str) -> None:
     assert line in say(*XL, *words, fails=True)
+
+
+def test_devices_without_a_published_failure_rate_need_one(say: Say) -> None:
+    words = ("model=tiny", "machine=cpu", "machine.memory_bytes=8e9", "nodes=1", "tokens=1e6", "storage=1e9")
+    assert "published failure rates are those of GPUs; say for example node_mtbf=300d" in say(*words, fails=True)
