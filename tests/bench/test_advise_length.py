@@ -135,5 +135,6 @@ def test_bad_question_gets_one_line(say: Say, words: tuple[str, ...], line: str)
 
 
 def test_devices_without_a_published_failure_rate_need_one(say: Say) -> None:
-    words = ("model=tiny", "machine=cpu", "machine.memory_bytes=8e9", "nodes=1", "tokens=1e6", "storage=1e9")
+    words = ("model=tiny", "machine=cpu", "machine.memory_bytes=8e9", "devices_per_node=2", "nodes=1", "tokens=1e6",
+             "storage=1e9")  # fmt: skip
     assert "published failure rates are those of GPUs; say for example node_mtbf=300d" in say(*words, fails=True)
