@@ -319,9 +319,10 @@ def advise(
 ) -> "Answer":
     """Return which stage, micro-batch and node count to take, its rivals, and what was left out.
 
-    `question` has overrides and the plain words of `zeroscale advise`: tokens, deadline, node_hours, price,
-    max_global_batch. Runs in `results` on the same machine outrank formulas; by default those of results/runs, if any.
-    `standalone` refuses a launcher whose job scripts need zeroscale to start.
+    `question` has overrides and the plain words of `zeroscale advise`: tokens, samples, loss, law, best,
+    deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch. Runs in `results` on the same
+    machine outrank formulas; by default those of results/runs, if any. `standalone` refuses a
+    launcher whose job scripts need zeroscale to start.
     """
     from bench.advising import questions, search
     from bench.sweep.planning.overrides import format_overrides

@@ -3,18 +3,31 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from bench.config import compose
 from bench.errors import UserError, suggest_nearest
-from bench.predict.advice import AdviceQuestion
+from bench.predict.advice import AdviceQuestion, Best
 from bench.predict.advice.candidates import NODES, Axes
+from bench.predict.scaling_laws import find_law
 from bench.presets import list_engine_presets
 from bench.spec import RunSpec
 
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing")
 """Overrides that may be lists, and that are searched where they are not given."""
+
+
+class TrainingWords(NamedTuple):
+    """What is said of a whole training, which only the spec and the machine make hours of. None: not said."""
+
+    samples: float | None = None
+    loss: float | None = None  # to reach
+    law: str | None = None
+    budget: float | None = None  # in the currency of the price
+    storage: float | None = None  # bytes per second that a checkpoint is written with, by all nodes together
+    node_mtbf: float | None = None  # seconds
+    restart: float | None = None  # seconds
 
 
 class AdviceQuery(NamedTuple):
@@ -27,6 +40,7 @@ class AdviceQuery(NamedTuple):
     chosen: bool  # whether the engines were named, so that one that cannot be is a mistake
     overrides: list[tuple[str, Any]]  # what all points share
     texts: tuple[str, ...]  # the same, as they were written
+    training: TrainingWords = TrainingWords()
 
 
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
@@ -36,10 +50,9 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     _check_keys([key for key, _ in parsed])
     lists = {key: values for key, values in parsed if key in _AXES}
     shared = _require_single([(key, values) for key, values in parsed if key not in _AXES])
-    question = AdviceQuestion(words.get("tokens"), words.get("deadline"), words.get("node_hours"))
-    for word in ("deadline", "node_hours"):
-        if word in words and not question.tokens:
-            raise UserError(word, "a limit for nothing in particular", "say tokens=1e12 as well")
+    training = TrainingWords(**{name: words.get(name) for name in TrainingWords._fields})
+    question = AdviceQuestion(words.get("tokens"), words.get("deadline"), words.get("node_hours"), words.get("best"))
+    _check_length(words)
     exact = dict(shared).pop("batch.global", None)
     axes = Axes(
         nodes=_parse_counts("nodes", lists) or NODES,
@@ -52,7 +65,24 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     engines = tuple(map(str, lists.get("engine", list_engine_presets())))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
-    return AdviceQuery(question, words.get("price"), axes, engines, "engine" in lists, shared, fixed)
+    return AdviceQuery(question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training)
+
+
+_LENGTHS = ("tokens", "samples", "loss")
+_OF_A_LENGTH = ("deadline", "node_hours", "budget", "best", "storage")
+
+
+def _check_length(words: dict[str, Any]) -> None:
+    """Raise UserError where the training has two lengths, or none and something is said of it."""
+    given = [word for word in _LENGTHS if word in words]
+    if len(given) > 1:
+        raise UserError(" ".join(given), "each says how much is to be trained", "choose one")
+    for word in _OF_A_LENGTH:
+        if word in words and not given:
+            raise UserError(word, "a limit for nothing in particular", "say tokens=1e12 as well")
+    for word, needed in (("law", "loss"), ("node_mtbf", "storage"), ("restart", "storage")):
+        if word in words and needed not in words:
+            raise UserError(word, f"has no meaning without {needed}", f"say {needed}={_WORDS[needed].example} as well")
 
 
 def _parse_amount(word: str, text: str) -> float:
@@ -72,6 +102,24 @@ def _parse_samples(word: str, text: str) -> int:
     return int(number)
 
 
+def _parse_seconds(word: str, text: str) -> float:
+    found = re.fullmatch(r"(.+?)([smhd])", text)
+    if found is None:
+        raise UserError(f"{word}={text}", "no time with its unit", "write for example 90s, 10m, 12h or 300d")
+    return _parse_amount(word, found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
+
+
+def _parse_best(word: str, text: str) -> str:
+    if text not in get_args(Best):
+        raise UserError(f"{word}={text}", "neither shortest nor cheapest", "write best=shortest or leave it out")
+    return text
+
+
+def _parse_law(word: str, text: str) -> str:
+    find_law(text)
+    return text
+
+
 def _parse_hours(word: str, text: str) -> float:
     found = re.fullmatch(r"(.+?)([hdw]?)", text)
     if found is None:
@@ -87,9 +135,17 @@ class _PlainWord(NamedTuple):
 
 _WORDS = {
     "tokens": _PlainWord(_parse_amount, "1e12", "to train on: of all kinds, padding included"),
+    "samples": _PlainWord(_parse_amount, "1e9", "to train on, in place of tokens"),
+    "loss": _PlainWord(_parse_amount, "2.8", "to reach, in nats per token, in place of tokens; by a scaling law"),
+    "law": _PlainWord(_parse_law, "kaplan", "the scaling law: kaplan, chinchilla, chinchilla_corrected"),
+    "best": _PlainWord(_parse_best, "shortest", "what the best is, whatever the limits: shortest or cheapest"),
     "deadline": _PlainWord(_parse_hours, "30d", "the training may take: hours, or 12h, 30d, 6w"),
     "node_hours": _PlainWord(_parse_amount, "5000", "the training may cost, in node-hours"),
     "price": _PlainWord(_parse_amount, "2.5", "of a device and hour, in your currency"),
+    "budget": _PlainWord(_parse_amount, "50000", "the training may cost, in the currency of the price"),
+    "storage": _PlainWord(_parse_amount, "2e9", "bytes per second a checkpoint is written with: counts failures"),
+    "node_mtbf": _PlainWord(_parse_seconds, "264d", "mean time between failures of a node: 12h, 264d"),
+    "restart": _PlainWord(_parse_seconds, "10m", "from a failure to the first step after it: 90s, 10m, 1h"),
     "max_global_batch": _PlainWord(_parse_samples, "2048", "samples per optimizer step, over all devices, at most"),
 }
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from bench import launchers, store
 from bench.advising import remedies
+from bench.advising.length import build_critical_error, check_progress, complete_query
 from bench.advising.questions import AdviceQuery
 from bench.advising.rejected import Rejected, build_nothing_fits_error, list_rejected
 from bench.config import compose, decode
@@ -46,17 +47,22 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
         load_standalone(first)
     query = query._replace(price=query.price or first.machine.price_per_device_hour)
     device = target.find_predicted_device(first)
+    query = complete_query(query, first, device, rejected)
     known = _collect_measured(first, device, results, rejected)
     room = _build_limits(first, device, known)
     found = search_candidates([request.spec for request in requests.values()], query.axes, room)
     remedy = functools.partial(remedies.find_remedy, query, config_dir, room)
     rejected += list_rejected(found, query.axes, functools.partial(remedy, changes=(remedies.FUSED,)))
     if not found.candidates:
+        if query.question.need and not found.short:
+            raise build_critical_error(query.question.need)
         raise build_nothing_fits_error(
             found, rejected, functools.partial(remedy, changes=(remedies.FUSED, *remedies.OFFLOAD))
         )
     made = _build_choices(_select_allowed(found.candidates, requests, device, rejected), known, first, device, rejected)
-    return Answer(_build_advice(query, made), first, query, rejected, len(found.candidates), made)
+    advice = _build_advice(query, made)
+    check_progress(advice)
+    return Answer(advice, first, query, rejected, len(found.candidates), made)
 
 
 def load_standalone(query: Request) -> StandaloneLauncherPlugin:

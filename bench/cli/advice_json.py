@@ -1,6 +1,7 @@
 """Advice for another program: seconds, bytes and hours; shares as fractions."""
 
 import json
+import math
 from typing import Any
 
 from bench.advising.search import Answer
@@ -12,9 +13,9 @@ from bench.spec import config_id
 
 def format_json(answer: Answer) -> str:
     """Return the answer as JSON."""
-    advice, question, query = answer.advice, answer.query.question, answer.query
+    advice, question = answer.advice, answer.query.question
     plain = {
-        "asked": question._asdict() | {"price": query.price, "max_global_batch": query.axes.max_global_batch},
+        "asked": _build_question(answer),
         "objective": question.objective,
         "candidates": answer.looked_at,
         "winner": _build_choice(advice.winner, answer),
@@ -25,6 +26,14 @@ def format_json(answer: Answer) -> str:
         "doubts": list_caveats(answer),
     }
     return json.dumps(plain, indent=1)
+
+
+def _build_question(answer: Answer) -> dict[str, Any]:
+    """Return what was asked; what is said of losses and failures where it was."""
+    question, query = answer.query.question, answer.query
+    given = {"tokens": question.tokens, "deadline_h": question.deadline_h, "node_hours": question.node_hours}
+    given |= {"price": query.price, "max_global_batch": query.axes.max_global_batch}
+    return given | {name: value for name, value in query.training._asdict().items() if value is not None}
 
 
 def _build_choice(choice: Choice, answer: Answer) -> dict[str, Any]:
@@ -53,9 +62,19 @@ def _build_choice(choice: Choice, answer: Answer) -> dict[str, Any]:
 
 
 def _build_training(choice: Choice, answer: Answer) -> dict[str, float | None]:
-    """Return what the whole training takes; None where no tokens were asked for."""
+    """Return what the whole training takes; None where no tokens were asked for, or where
+    it never ends."""
     spec, price = choice.spec, answer.query.price
     hours = answer.query.question.hours(choice, choice.estimate.step_s)
-    if hours is None:
+    if hours is None or math.isinf(hours):
         return {"hours": None, "node_hours": None, "cost": None}
-    return {"hours": hours, "node_hours": hours * spec.nodes, "cost": price and hours * spec.world_size * price}
+    taken = {"hours": hours, "node_hours": hours * spec.nodes, "cost": price and hours * spec.world_size * price}
+    question, goodput = answer.query.question, answer.query.question.predict_goodput(choice)
+    if question.need:
+        taken |= {"tokens": question.count_tokens(choice), "critical_batch_tokens": question.need.critical_batch}
+    if goodput:
+        taken |= {f"goodput_{name}" if name != "share" else "goodput": getattr(goodput, name) for name in _GOODPUT}
+    return taken
+
+
+_GOODPUT = ("share", "low", "high", "interval_s", "mtbf_s")

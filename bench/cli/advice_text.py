@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from bench import terminal
 from bench.advising.search import Answer
+from bench.cli import advice_length
 from bench.formatting import (
     describe_choice,
     describe_lengths,
@@ -18,7 +19,7 @@ from bench.formatting import (
 from bench.predict.advice import CLOSE, Advice, format_hours_interval, rate_doubt
 from bench.predict.advice.candidates import Axes
 from bench.predict.advice.choices import Choice
-from bench.predict.advice.difference import compute_extra_share, explain_difference
+from bench.predict.advice.difference import explain_difference
 from bench.predict.memory import format_gigabytes, host
 from bench.predict.workload import get_network
 from bench.sweep.planning import target
@@ -80,6 +81,7 @@ def _list_question(answer: Answer) -> tuple[str, ...]:
     spec, question = answer.advice.winner.spec, answer.query.question
     where = f"nodes of {format_count(spec.devices_per_node, 'device')} of {answer.request.machine.name}"
     tokens = f"{question.tokens:g} tokens, " if question.tokens else ""
+    tokens = f"loss {question.need.loss:g}, " if question.need else tokens
     return (
         f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}",
         f"asked: {tokens}{question.objective}; {answer.looked_at} candidates",
@@ -115,31 +117,30 @@ def _format_mfu(choice: Choice) -> str:
 def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
     """Return what the asked tokens take."""
     winner, question = answer.advice.winner, answer.query.question
-    spec, estimate = winner.spec, winner.estimate
-    hours = [question.hours(winner, seconds) for seconds in (estimate.step_s, estimate.low_s, estimate.high_s)]
-    known = [value for value in hours if value is not None]
-    if not known:
+    spec, hours = winner.spec, question.predict_hours(winner)
+    if hours is None:
         return []
     rows = [
         ("steps", f"{question.steps(winner):,}"),
-        ("time", format_hours_interval(known[0], known[1], known[2])),
-        ("node-hours", format_interval(*(spec.nodes * value for value in known))),
+        *advice_length.list_rows(question, winner),
+        ("time", format_hours_interval(*hours)),
+        ("node-hours", format_interval(*(spec.nodes * value for value in hours))),
     ]
     if answer.query.price:
-        rows.append(("cost", format_interval(*(answer.query.price * spec.world_size * value for value in known))))
+        rows.append(("cost", format_interval(*(answer.query.price * spec.world_size * value for value in hours))))
     return rows
 
 
 def _build_table(advice: Advice, choices: list[Choice]) -> list[list[str]]:
     head = ["engine", "nodes", "micro × acc", "checkpoint", "s/step", "tokens/s/device"]
-    head += ["time"] if advice.question.tokens else []
+    head += ["time"] if advice.question.has_length else []
     return [head, *([*_build_row(advice, choice), _format_note(advice, choice)] for choice in choices)]
 
 
 def _build_row(advice: Advice, choice: Choice) -> list[str]:
     spec, estimate = choice.spec, choice.estimate
     steps = estimate.step_s, estimate.low_s, estimate.high_s
-    hours = [value for seconds in steps if (value := advice.question.hours(choice, seconds)) is not None]
+    hours = advice.question.predict_hours(choice)
     per_device = (choice.time.tokens / seconds / spec.world_size for seconds in (steps[0], steps[2], steps[1]))
     return [
         spec.engine.name,
@@ -148,7 +149,7 @@ def _build_row(advice: Advice, choice: Choice) -> list[str]:
         "yes" if spec.activation_checkpointing else "no",
         format_interval(*steps),
         format_interval(*per_device),
-        *([format_hours_interval(hours[0], hours[1], hours[2])] if hours else []),
+        *([format_hours_interval(*hours)] if hours else []),
     ]
 
 
@@ -160,7 +161,7 @@ def _format_note(advice: Advice, choice: Choice) -> str:
     own_doubt = rate_doubt(choice, question)
     if own_doubt > rate_doubt(winner, question):
         return {1: "within the limits only if all goes well", 2: "may not fit", 3: "beyond the limits"}[own_doubt]
-    share = compute_extra_share(winner, choice, per_device=question.per_device)
+    share = advice.compute_extra_share(choice)
     share_text = f"{format_percent(share)} {'device-time' if question.per_device else 'time'}"
     if abs(share) < CLOSE:
         return f"as good ({share_text})"
@@ -188,7 +189,7 @@ def list_caveats(answer: Answer) -> list[str]:
     if ties := _list_ties(advice):
         lines.append(f"Cannot be told apart from the answer: {'; '.join(ties)}.")
     if better_but_less_sure := advice.better_but_less_sure:
-        by = format_percent(compute_extra_share(winner, better_but_less_sure, per_device=advice.question.per_device))
+        by = format_percent(advice.compute_extra_share(better_but_less_sure))
         lines.append(
             f"Predicted to take less, but less sure: {better_but_less_sure.spec.engine.name}, "
             f"{describe_choice(better_but_less_sure.spec)}: {by}."
@@ -202,6 +203,7 @@ def list_caveats(answer: Answer) -> list[str]:
         *_list_batch_caveats(winner),
         *_list_precision_caveats(winner),
         *_list_host_caveats(answer),
+        *advice_length.list_caveats(answer),
     ]
     if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
         lines.append("Accumulation was not tried, for it makes the global batch larger: say max_global_batch=2048.")

@@ -2,6 +2,7 @@
 
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8
   zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=30d price=2
+  zeroscale advise model=gpt2_xl machine=h100 devices_per_node=8 loss=2.6 best=shortest storage=2e9
   zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048 --export handover
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
@@ -10,10 +11,10 @@ max_global_batch), activation_checkpointing. batch.global is kept exactly. Besid
 
 {words}
 
-With a deadline the best is what needs the fewest node-hours in time; with node_hours alone the fastest; else what makes
-most tokens per second and device. Of what cannot be told apart the surer one is advised: the lower stage, or what was
-measured; of what is as good within 5 % the fewest nodes, then the largest micro-batch. Runs in --results on the same
-machine outrank formulas.
+With a deadline the best is what needs the fewest node-hours in time; with node_hours, a budget or best=shortest the
+fastest; else what makes most tokens per second and device. With storage hours and costs count failures. Of what cannot
+be told apart the surer one is advised: the lower stage, or what was measured; of what is as good within 5 % the fewest
+nodes, then the largest micro-batch. Runs in --results on the same machine outrank formulas.
 """
 
 import argparse

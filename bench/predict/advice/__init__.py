@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from bench.formatting import format_interval
 from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import compute_extra_share, compute_worst_price, is_surely_faster
+from bench.predict.goodput import FailureTerms, Goodput, predict_goodput
+from bench.predict.scaling_laws import TrainingNeed
 
 Kind = TypeVar("Kind")
 
@@ -15,17 +17,39 @@ CLOSE = 0.05
 best its errors are that large on average (results/predictions, step times)."""
 
 
+Best = Literal["shortest", "cheapest"]
+"""In hours, and in node-hours."""
+
+
+class HoursInterval(NamedTuple):
+    """How long a training takes."""
+
+    likely: float
+    low: float
+    high: float
+
+
 class AdviceQuestion(NamedTuple):
     """What is asked for. None: not limited."""
 
     tokens: float | None = None  # to train on: of all kinds, padding included
     deadline_h: float | None = None
     node_hours: float | None = None
+    best: Best | None = None  # None: as the limits have it
+    need: TrainingNeed | None = None  # in place of tokens: as many as a loss takes, which depends on the batch
+    failures: FailureTerms | None = None  # None: hours are those of a job that never fails
 
     @property
     def per_device(self) -> bool:
         """Whether the cheapest is the best; else the fastest is."""
+        if self.best:
+            return self.best == "cheapest"
         return self.deadline_h is not None or self.node_hours is None
+
+    @property
+    def has_length(self) -> bool:
+        """Whether it is known how much is to be trained."""
+        return self.tokens is not None or self.need is not None
 
     @property
     def objective(self) -> str:
@@ -34,25 +58,59 @@ class AdviceQuestion(NamedTuple):
             *([f"done in {format_hours(self.deadline_h)}"] if self.deadline_h else []),
             *([f"{self.node_hours:,.4g} node-hours at most"] if self.node_hours else []),
         ]
-        best = "the fewest node-hours" if self.tokens else "the most tokens per second and device"
+        best = "the fewest node-hours" if self.has_length else "the most tokens per second and device"
         return ", ".join([best if self.per_device else "the fastest", *limits])
 
+    def count_tokens(self, choice: Choice) -> float | None:
+        """Return the tokens to train on with the batch of `choice`."""
+        return self.need.compute_tokens(choice.time.tokens) if self.need else self.tokens
+
     def steps(self, choice: Choice) -> int | None:
-        """Return the optimizer steps that the asked tokens make."""
-        return math.ceil(self.tokens / choice.time.tokens) if self.tokens else None
+        """Return the optimizer steps that these make."""
+        tokens = self.count_tokens(choice)
+        return math.ceil(tokens / choice.time.tokens) if tokens else None
+
+    def predict_goodput(self, choice: Choice) -> Goodput | None:
+        """Return the goodput of a job with `choice`; None where it is unknown."""
+        return predict_goodput(choice.spec.world_size, self.failures) if self.failures else None
 
     def hours(self, choice: Choice, step_s: float) -> float | None:
-        """Return how long the training takes if a step takes `step_s`."""
-        return self.tokens / choice.time.tokens * step_s / 3600 if self.tokens else None
+        """Return how long the training takes if a step takes `step_s`, with the failures to be expected."""
+        goodput = self.predict_goodput(choice)
+        return self._compute_hours(choice, step_s, goodput.share if goodput else 1.0)
+
+    def predict_hours(self, choice: Choice) -> HoursInterval | None:
+        """Return how long the training takes, with its interval; failures may be fewer or more than expected."""
+        goodput, (step_s, low_s, high_s, *_) = self.predict_goodput(choice), choice.estimate
+        shares = (goodput.share, goodput.high, goodput.low) if goodput else (1.0, 1.0, 1.0)
+        found = [
+            self._compute_hours(choice, seconds, share)
+            for seconds, share in zip((step_s, low_s, high_s), shares, strict=True)
+        ]
+        known = [hours for hours in found if hours is not None]
+        return HoursInterval(*known) if known else None
+
+    def _compute_hours(self, choice: Choice, step_s: float, goodput: float) -> float | None:
+        tokens = self.count_tokens(choice)
+        if not tokens:
+            return None
+        return tokens / choice.time.tokens * step_s / 3600 / goodput if goodput else math.inf
+
+    def compute_weight(self, choice: Choice) -> float:
+        """Return what a token of `choice` counts for: more where batches are large, or where jobs often fail."""
+        goodput = self.predict_goodput(choice)
+        share = goodput.share if goodput else 1.0
+        tokens = self.need.compute_tokens(choice.time.tokens) / self.need.least_tokens if self.need else 1.0
+        return tokens / share if share else math.inf
 
     def kept(self, choice: Choice) -> bool | None:
         """Whether `choice` stays within the limits, also if it takes as long as may be; None: only if all goes well."""
-        return all(self._kept(choice, choice.estimate.high_s)) or (
-            None if all(self._kept(choice, choice.estimate.step_s)) else False
-        )
+        hours = self.predict_hours(choice)
+        if hours is None:
+            return True
+        return all(self._kept(choice, hours.high)) or (None if all(self._kept(choice, hours.likely)) else False)
 
-    def _kept(self, choice: Choice, step_s: float) -> Iterable[bool]:
-        hours = self.hours(choice, step_s) or 0.0
+    def _kept(self, choice: Choice, hours: float) -> Iterable[bool]:
         yield self.deadline_h is None or hours <= self.deadline_h
         yield self.node_hours is None or hours * choice.spec.nodes <= self.node_hours
 
@@ -68,12 +126,23 @@ class Advice(NamedTuple):
 
     def is_distinct(self, rival: Choice) -> bool:
         """Whether the winner is better than `rival` for sure."""
-        return is_surely_faster(self.winner, rival, per_device=self.question.per_device)
+        weight = self._compare_weights(rival)
+        return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
+
+    def compute_extra_share(self, rival: Choice) -> float:
+        """Return how much more `rival` takes than the winner, as a share."""
+        more = compute_extra_share(self.winner, rival, per_device=self.question.per_device)
+        weight = self._compare_weights(rival)
+        return more if weight == 1 else (1 + more) * weight - 1
+
+    def _compare_weights(self, rival: Choice) -> float:
+        own, other = self.question.compute_weight(self.winner), self.question.compute_weight(rival)
+        return 1.0 if own == other else other / own
 
     @property
     def better_but_less_sure(self) -> Choice | None:
         """The tie that is foretold to be better than the winner by more than CLOSE, and is less sure."""
-        by = {id(tie): compute_extra_share(self.winner, tie, per_device=self.question.per_device) for tie in self.ties}
+        by = {id(tie): self.compute_extra_share(tie) for tie in self.ties}
         best = min(self.ties, key=lambda tie: by[id(tie)], default=None)
         return best if best and by[id(best)] < -CLOSE else None
 
@@ -133,9 +202,8 @@ class _RankedChoice(NamedTuple):
 
 
 def _rank_choice(choice: Choice, question: AdviceQuestion) -> _RankedChoice:
-    return _RankedChoice(
-        choice, (rate_doubt(choice, question), compute_worst_price(choice, per_device=question.per_device))
-    )
+    price = compute_worst_price(choice, per_device=question.per_device) * question.compute_weight(choice)
+    return _RankedChoice(choice, (rate_doubt(choice, question), price))
 
 
 def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:

@@ -21,15 +21,16 @@ def compute_price(choice: Choice, step_s: float, *, per_device: bool) -> float:
     return step_s * (choice.spec.world_size if per_device else 1) / choice.time.tokens
 
 
-def is_surely_faster(a: Choice, b: Choice, *, per_device: bool) -> bool:
-    """Whether `a` takes less time per token (and device) than `b`, whatever the doubt."""
+def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 1.0) -> bool:
+    """Whether `a` takes less time per token (and device) than `b`, whatever the doubt, if a token of `b` counts for
+    `weight` of `a`'s."""
     if "measured" in (a.estimate.evidence, b.estimate.evidence) or a.rates != b.rates:
         high, low = a.estimate.high_s, b.estimate.low_s
-        return compute_price(a, high, per_device=per_device) < compute_price(b, low, per_device=per_device)
+        return compute_price(a, high, per_device=per_device) < weight * compute_price(b, low, per_device=per_device)
     most, least = _find_own_doubt(a, b)[1], _find_own_doubt(b, a)[0]
     return all(
         compute_price(a, a.step_s(rate * most, overlapping=overlapping), per_device=per_device)
-        < compute_price(b, b.step_s(rate * least, overlapping=overlapping), per_device=per_device)
+        < weight * compute_price(b, b.step_s(rate * least, overlapping=overlapping), per_device=per_device)
         for rate, overlapping in itertools.product(a.rates, (True, False))
     )
 

@@ -1,0 +1,135 @@
+"""Goodput: the share of a training job's time that makes progress, with failures that strike at random.
+
+Failures are taken to come at a constant rate (exponential times between them), any one ends the job, and everything
+since the last checkpoint is computed again. The formulas are those of J. W. Young (Communications of the ACM 17, 1974)
+and J. T. Daly (Future Generation Computer Systems 22, 2006); all times are seconds.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+from bench.spec import WIDTH, Precision
+
+_DAY_S = 86_400.0
+
+
+class PublishedFailures(NamedTuple):
+    """Failures of a published job or cluster that ended training, and over how many device-days they came."""
+
+    failures: float
+    device_days: float
+    source: str
+
+    @property
+    def device_mtbf_s(self) -> float:
+        """Mean time between the failures of one device with its share of host, network and storage."""
+        return self.device_days / self.failures * _DAY_S
+
+
+LLAMA_3 = PublishedFailures(
+    419, 16_384 * 54, "Llama 3 405B, arXiv 2407.21783: 419 unexpected interruptions in 54 days on 16,384 H100"
+)
+"""884,736 / 419 = 2,112 device-days: one failure in 3.09 h for all."""
+OPT_175B = PublishedFailures(
+    35 + 70, 992 * 60, "OPT-175B, arXiv 2205.01068: 35 manual and about 70 automatic restarts in 2 months on 992 A100"
+)
+"""59,520 / 105 = 567 device-days: one failure in 13.7 h for all."""
+RSC_1 = PublishedFailures(6.50, 1000 * 8, "RSC-1, arXiv 2410.21680: 6.50 failures in 1,000 days of a node of 8 A100")
+"""8,000 / 6.50 = 1,231 device-days; the source has 1.8 h for a job of 16,384 devices."""
+RSC_2 = PublishedFailures(2.34, 1000 * 8, "RSC-2, arXiv 2410.21680: 2.34 failures in 1,000 days of a node of 8 A100")
+"""8,000 / 2.34 = 3,419 device-days."""
+PUBLISHED = (LLAMA_3, OPT_175B, RSC_1, RSC_2)
+PUBLISHED_RANGE = "OPT-175B to RSC-2"
+"""The most and the least frequent of these."""
+
+RESTART_S = 600.0
+"""From a failure to the first step of the restarted job, where nobody says it. Chosen: noticing, scheduling, starting
+the processes and reading the checkpoint take minutes; no publication gives one number for all."""
+
+
+_LEAST_SHARE = 1e-3
+"""A goodput below it counts as none: the model has nothing to say of such jobs."""
+
+
+class FailureTerms(NamedTuple):
+    """What decides the goodput of a job of any size; times are above 0."""
+
+    write_s: float  # that training stands still for one checkpoint
+    restart_s: float = RESTART_S
+    device_mtbf_s: float | None = None  # mean time between the failures of one device; None: as published
+
+
+class Reliability(NamedTuple):
+    """What decides the goodput of a job of given size."""
+
+    mtbf_s: float  # between the failures of the whole job
+    write_s: float  # that training stands still for one checkpoint
+    restart_s: float  # from a failure to the first step after it
+
+
+class Goodput(NamedTuple):
+    """What to expect of a job that writes checkpoints at the best interval."""
+
+    share: float  # of the job's time in which steps are made that are kept
+    low: float
+    high: float
+    interval_s: float  # of computing between two checkpoints
+    mtbf_s: float  # of the whole job
+    source: str  # of the failure rate
+
+
+def compute_young_interval(mtbf_s: float, write_s: float) -> float:
+    """Return the best time between checkpoints to first order, √(2δM) (Young 1974)."""
+    return math.sqrt(2 * write_s * mtbf_s)
+
+
+def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
+    """Return the best time between checkpoints to higher order (Daly 2006, equation 37): of δ < 2M
+    √(2δM)·[1 + ⅓√(δ/2M) + ⅑·δ/2M] − δ, else M."""
+    if write_s >= 2 * mtbf_s:
+        return mtbf_s
+    part = write_s / (2 * mtbf_s)
+    return compute_young_interval(mtbf_s, write_s) * (1 + math.sqrt(part) / 3 + part / 9) - write_s
+
+
+def compute_goodput(reliability: Reliability, interval_s: float) -> float:
+    """Return the share of time that makes progress with a checkpoint after every `interval_s` of computing.
+
+    Daly's complete model: a stretch of τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) on average, failures
+    while writing and while restarting included, so the share is τ over that.
+    """
+    mtbf_s, write_s, restart_s = reliability
+    try:
+        taken_s = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + write_s) / mtbf_s)
+    except OverflowError:  # it fails so often that it hardly ever gets anywhere
+        return 0.0
+    return interval_s / taken_s
+
+
+@functools.cache
+def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
+    """Return the goodput of a job on `devices`, any of which ends it.
+
+    Without a rate of their own it is Llama 3's, and the range goes from the most to the least frequent of `PUBLISHED`.
+    """
+    own = terms.device_mtbf_s
+    rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]
+    found = [_predict_best(Reliability(rate / devices, terms.write_s, terms.restart_s)) for rate in rates]
+    shares = [share for share, _ in found]
+    source = "what was given" if own else f"{LLAMA_3.source}; range: {PUBLISHED_RANGE}"
+    return Goodput(shares[0], min(shares), max(shares), found[0][1], rates[0] / devices, source)
+
+
+def _predict_best(reliability: Reliability) -> tuple[float, float]:
+    """Return the goodput at Daly's interval, and the interval; at least a second, where nothing is written."""
+    interval_s = max(1.0, compute_daly_interval(reliability.mtbf_s, reliability.write_s))
+    share = compute_goodput(reliability, interval_s)
+    return (share if share >= _LEAST_SHARE else 0.0), interval_s
+
+
+def compute_checkpoint_bytes(parameters: int, precision: Precision) -> int:
+    """Return the bytes of weights and AdamW's state in a checkpoint: the weights as they compute, fp32 masters of
+    narrower ones, and two fp32 moments."""
+    master = 0 if precision == "fp32" else WIDTH["fp32"]
+    return parameters * (WIDTH[precision] + master + 2 * WIDTH["fp32"])

@@ -1,0 +1,146 @@
+"""Scaling laws: the loss that a network of N parameters reaches, the tokens and steps it takes, the critical batch.
+
+Loss in nats per token, batches and data in tokens. The laws were fitted to decoder-only transformers on web text of
+their authors, each with a tokenizer of its own: a loss of another network, text or tokenizer is not the same number.
+
+What a larger batch costs (arXiv 1812.06162, 2001.08361 section 5.1): to reach a loss takes at least S_min steps, with
+a huge batch, and at least E_min = S_min · B_crit tokens, with a tiny one. With a batch B it takes
+S = S_min (1 + B_crit / B) steps and E = B S = E_min (1 + B / B_crit) tokens: at the critical batch twice of both.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from bench.errors import UserError, suggest_nearest
+
+_CRITICAL_TOKENS, _ALPHA_B = 2.1e8, 0.21
+"""B* and α_B of arXiv 2001.08361, Appendix A."""
+
+
+def compute_critical_batch(loss: float) -> float:
+    """Return the tokens of a critical batch at a loss: B* / L^(1/α_B), arXiv 2001.08361 equation 5.3. It grows as the
+    loss falls, so the one at the loss that is asked for is the largest of a training."""
+    return _CRITICAL_TOKENS / math.pow(loss, 1 / _ALPHA_B)
+
+
+class ScalingLaw(Protocol):
+    """A published law; `parameters` are counted as its source counts them."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def counts_embedding(self) -> bool: ...
+    def compute_floor(self, parameters: float) -> float:
+        """Return the loss that so many parameters do not reach with any data."""
+        ...
+
+    def compute_least_tokens(self, parameters: float, loss: float) -> float:
+        """Return E_min, the tokens to a loss above the floor with batches far below the critical one."""
+        ...
+
+
+@dataclass(frozen=True)
+class KaplanLaw:
+    """arXiv 2001.08361: L(N, S_min) = (N_c/N)^α_N + (S_c/S_min)^α_S, equation 5.6 with the constants of table 3. N is
+    without the embedding; data is as good as endless, nothing is seen twice."""
+
+    n_c: float = 6.5e13
+    alpha_n: float = 0.077
+    s_c: float = 2.1e3
+    alpha_s: float = 0.76
+    source: str = "Kaplan et al., arXiv 2001.08361"
+    counts_embedding: bool = False
+
+    def compute_floor(self, parameters: float) -> float:
+        return math.pow(self.n_c / parameters, self.alpha_n)
+
+    def compute_loss(self, parameters: float, least_steps: float) -> float:
+        """Return the loss after S_min steps with batches far above the critical one."""
+        return self.compute_floor(parameters) + math.pow(self.s_c / least_steps, self.alpha_s)
+
+    def compute_least_steps(self, parameters: float, loss: float) -> float:
+        """Return S_min."""
+        return self.s_c / math.pow(loss - self.compute_floor(parameters), 1 / self.alpha_s)
+
+    def compute_least_tokens(self, parameters: float, loss: float) -> float:
+        return self.compute_least_steps(parameters, loss) * compute_critical_batch(loss)
+
+
+def compute_kaplan_data_loss(parameters: float, tokens: float) -> float:
+    """Return the loss of early stopping on a data set of so many tokens, seen as often as it helps: arXiv 2001.08361,
+    equation 1.5 with the constants of table 2."""
+    return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
+
+
+@dataclass(frozen=True)
+class ParametricLaw:
+    """L(N, D) = E + A/N^α + B/D^β, all parameters and tokens counted. The batches of its runs were not above the
+    critical one, so D is taken for E_min, which is on the safe side."""
+
+    e: float
+    a: float
+    b: float
+    alpha: float
+    beta: float
+    source: str
+    counts_embedding: bool = True
+
+    def compute_loss(self, parameters: float, tokens: float) -> float:
+        return self.compute_floor(parameters) + self.b / math.pow(tokens, self.beta)
+
+    def compute_floor(self, parameters: float) -> float:
+        return self.e + self.a / math.pow(parameters, self.alpha)
+
+    def compute_least_tokens(self, parameters: float, loss: float) -> float:
+        return float((self.b / (loss - self.compute_floor(parameters))) ** (1 / self.beta))
+
+    def compute_optimal_parameters(self, flops: float) -> float:
+        """Return the parameters that reach the least loss with 6 N D FLOPs: G (C/6)^(β/(α+β)), arXiv 2203.15556
+        equation 4."""
+        scale = (self.alpha * self.a / (self.beta * self.b)) ** (1 / (self.alpha + self.beta))
+        return float(scale * (flops / 6) ** (self.beta / (self.alpha + self.beta)))
+
+
+KAPLAN = KaplanLaw()
+CHINCHILLA = ParametricLaw(1.69, 406.4, 410.7, 0.34, 0.28, "Hoffmann et al., arXiv 2203.15556, approach 3")
+CHINCHILLA_CORRECTED = ParametricLaw(
+    1.8172, 482.01, 2085.43, 0.3478, 0.3658, "Besiroglu et al., arXiv 2404.10102, a correction of 2203.15556"
+)
+LAWS: dict[str, ScalingLaw] = {
+    "kaplan": KAPLAN,
+    "chinchilla": CHINCHILLA,
+    "chinchilla_corrected": CHINCHILLA_CORRECTED,
+}
+
+
+def find_law(name: str) -> ScalingLaw:
+    """Return a law by its name; UserError with the nearest for another."""
+    if name not in LAWS:
+        raise UserError(f"law={name}", "no such scaling law", suggest_nearest(name, LAWS))
+    return LAWS[name]
+
+
+@dataclass(frozen=True)
+class TrainingNeed:
+    """What reaching a loss takes, before the batch is chosen."""
+
+    loss: float
+    least_tokens: float  # E_min
+    critical_batch: float  # tokens
+
+    def compute_tokens(self, batch: float) -> float:
+        """Return the tokens that it takes with batches of so many."""
+        return self.least_tokens * (1 + batch / self.critical_batch)
+
+    def compute_steps(self, batch: float) -> float:
+        return self.compute_tokens(batch) / batch
+
+
+def compute_need(law: ScalingLaw, parameters: float, loss: float) -> TrainingNeed:
+    """Return what reaching `loss` takes; UserError for one that so many parameters do not reach."""
+    floor = law.compute_floor(parameters)
+    if not loss > floor:
+        rule = f"{parameters:.3g} parameters do not get below {floor:.4g} with any data, by {law.source}"
+        raise UserError(f"loss={loss:g}", rule, "ask for a higher loss, or take a larger model")
+    return TrainingNeed(loss, law.compute_least_tokens(parameters, loss), compute_critical_batch(loss))

@@ -1,0 +1,114 @@
+"""Goodput: Young's and Daly's formulas beside hand calculation, the best interval, simulated failures, publications."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+
+from bench.predict.goodput import (
+    LLAMA_3,
+    OPT_175B,
+    RSC_1,
+    RSC_2,
+    FailureTerms,
+    Reliability,
+    compute_checkpoint_bytes,
+    compute_daly_interval,
+    compute_goodput,
+    compute_young_interval,
+    predict_goodput,
+)
+
+
+def test_young_by_hand() -> None:
+    assert compute_young_interval(mtbf_s=7200, write_s=100) == 1200  # √(2 · 100 · 7200)
+
+
+def test_daly_by_hand() -> None:
+    """1200 · (1 + ⅓ · √(1/144) + ⅑ · 1/144) − 100 = 1200 + 33.333 + 0.926 − 100."""
+    assert compute_daly_interval(mtbf_s=7200, write_s=100) == pytest.approx(1134.259, abs=1e-3)
+    assert compute_daly_interval(mtbf_s=50, write_s=100) == 50  # a checkpoint that takes longer than the job lives
+
+
+@pytest.mark.parametrize("write_s", [1, 30, 300])
+@pytest.mark.parametrize("mtbf_s", [2000, 20_000, 1e6])
+def test_daly_interval_is_the_best_of_the_complete_model(write_s: float, mtbf_s: float) -> None:
+    reliability = Reliability(mtbf_s, write_s, 600)
+    best = minimize_scalar(
+        lambda log_s: -compute_goodput(reliability, math.exp(log_s)), bounds=(0, math.log(mtbf_s)), method="bounded",
+        options={"xatol": 1e-10},
+    )  # fmt: skip
+    at_daly = compute_goodput(reliability, compute_daly_interval(mtbf_s, write_s))
+    assert at_daly == pytest.approx(-best.fun, rel=1e-4)
+    assert at_daly >= compute_goodput(reliability, compute_young_interval(mtbf_s, write_s)) - 1e-12
+
+
+def simulate_goodput(reliability: Reliability, interval_s: float, stretches: int, seed: int) -> float:
+    """Return the share of time that made progress in a job of so many stretches between checkpoints."""
+    draw = np.random.default_rng(seed)
+    clock_s, next_failure_s = 0.0, draw.exponential(reliability.mtbf_s)
+
+    def advance(length_s: float) -> bool:
+        """Go on for a time, or to the next failure; return whether there was none."""
+        nonlocal clock_s, next_failure_s
+        if clock_s + length_s <= next_failure_s:
+            clock_s += length_s
+            return True
+        clock_s = next_failure_s
+        next_failure_s = clock_s + draw.exponential(reliability.mtbf_s)
+        return False
+
+    for _ in range(stretches):
+        while not advance(interval_s + reliability.write_s):
+            while not advance(reliability.restart_s):
+                pass
+    return stretches * interval_s / clock_s
+
+
+@pytest.mark.parametrize(
+    ("reliability", "interval_s"),
+    [
+        (Reliability(10_000, 60, 600), 1000),
+        (Reliability(3600, 120, 900), 800),  # a bad machine: hardly more than half is progress
+        (Reliability(50_000, 20, 300), 1400),
+    ],
+)
+def test_formula_agrees_with_simulated_failures(reliability: Reliability, interval_s: float) -> None:
+    simulated = [simulate_goodput(reliability, interval_s, 20_000, seed) for seed in range(5)]
+    doubt = 4 * float(np.std(simulated, ddof=1)) / math.sqrt(len(simulated)) + 1e-4
+    assert compute_goodput(reliability, interval_s) == pytest.approx(float(np.mean(simulated)), abs=doubt)
+
+
+def test_published_rates_by_hand() -> None:
+    hours = {one: one.device_mtbf_s / 3600 for one in (LLAMA_3, OPT_175B, RSC_1, RSC_2)}
+    assert hours[LLAMA_3] / 16_384 == pytest.approx(54 * 24 / 419)  # one in 3.09 h
+    assert hours[RSC_1] / 16_384 == pytest.approx(1.8, abs=0.01)  # as the source has it
+    assert hours[OPT_175B] / 992 == pytest.approx(13.7, abs=0.02)
+    assert hours[RSC_2] / 8 == pytest.approx(24_000 / 2.34)
+
+
+def test_llama_3_made_progress_in_more_than_nine_tenths_of_its_time() -> None:
+    """As its authors say. 405e9 parameters are 5.67e12 bytes, and its storage sustained 2e12 a second."""
+    size = compute_checkpoint_bytes(405_000_000_000, "bf16")
+    assert size == 5.67e12
+    found = predict_goodput(16_384, FailureTerms(size / 2e12))
+    assert found.mtbf_s == pytest.approx(3.093 * 3600, rel=1e-3)
+    assert 0.9 < found.share < 0.95
+    assert found.low < found.share < found.high
+
+
+def test_rate_of_ones_own_has_no_range() -> None:
+    found = predict_goodput(64, FailureTerms(60, restart_s=300, device_mtbf_s=64 * 1e5))
+    assert found.low == found.share == found.high
+    assert found.mtbf_s == 1e5
+    assert found.share == pytest.approx(1 - math.sqrt(2 * 60 / 1e5) - 300 / 1e5, abs=2e-3)  # first order
+
+
+def test_job_that_fails_faster_than_it_restarts_gets_nowhere() -> None:
+    assert predict_goodput(1, FailureTerms(1e6, device_mtbf_s=1.0)).share == 0
+
+
+def test_checkpoint_bytes() -> None:
+    assert compute_checkpoint_bytes(10, "fp32") == 120
+    assert compute_checkpoint_bytes(10, "bf16") == 140

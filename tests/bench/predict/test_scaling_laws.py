@@ -1,0 +1,116 @@
+"""Scaling laws beside the tables of the papers that they come from, and beside hand calculation."""
+
+import math
+
+import pytest
+
+from bench.errors import UserError
+from bench.predict.scaling_laws import (
+    CHINCHILLA,
+    CHINCHILLA_CORRECTED,
+    KAPLAN,
+    TrainingNeed,
+    compute_critical_batch,
+    compute_kaplan_data_loss,
+    compute_need,
+    find_law,
+)
+
+PF_DAY = 1e15 * 86_400
+
+
+def test_kaplans_critical_batch_at_the_best_loss_of_a_petaflop_day() -> None:
+    """Its table 6: B = 2.0e6 tokens × C^0.24, at the loss (3.1e8 / C)^0.050 of C = 1 and 100 PF-days."""
+    for petaflop_days in (1, 100):
+        loss = (3.1e8 / petaflop_days) ** 0.050
+        assert compute_critical_batch(loss) == pytest.approx(2.0e6 * petaflop_days**0.24, rel=0.03)
+
+
+def test_kaplans_loss_of_the_best_model_for_a_petaflop_day() -> None:
+    """Its table 6: 1.3e9 parameters, 5.4e3 least steps; its equation 1.3: a loss of 3.1e8^0.050 = 2.66. Two fits."""
+    assert KAPLAN.compute_loss(1.3e9, 5.4e3) == pytest.approx(3.1e8**0.050, rel=0.06)
+    spent = 6 * 1.3e9 * 5.4e3 * 2.0e6
+    assert spent == pytest.approx(PF_DAY, rel=0.05)
+
+
+def test_kaplans_loss_on_a_data_set() -> None:
+    """Endless data leave the law in parameters alone: (8.8e13 / N)^0.076 in equation 1.1, a fit of its own."""
+    assert compute_kaplan_data_loss(1.5e9, 1e30) == pytest.approx((8.8e13 / 1.5e9) ** 0.076, rel=0.03)
+
+
+def test_kaplans_data_that_a_model_needs() -> None:
+    """Equation 4.4: 5e3 · N^0.74 tokens keep the loss within 0.02 of what endless data would give, as a share."""
+    for parameters in (1e8, 1e9, 1e10):
+        endless = compute_kaplan_data_loss(parameters, math.inf)
+        assert compute_kaplan_data_loss(parameters, 5e3 * parameters**0.74) / endless - 1 == pytest.approx(
+            0.02, abs=2e-3
+        )
+
+
+def test_kaplans_two_fits_of_data_differ() -> None:
+    """Equation 1.2 is a fit of its own, (5.4e13 / D)^0.095: at the 22e9 tokens of its text it is 5 % above this one."""
+    assert (5.4e13 / 22e9) ** 0.095 / compute_kaplan_data_loss(math.inf, 22e9) == pytest.approx(1.052, abs=1e-3)
+
+
+def test_kaplans_steps_turn_the_loss_around() -> None:
+    loss = KAPLAN.compute_loss(1e9, 2.1e4)  # ten times S_c: (6.5e4)^0.077 + 10^-0.76 = 2.3474 + 0.1738
+    assert loss == pytest.approx(2.5212, abs=5e-4)
+    assert KAPLAN.compute_least_steps(1e9, loss) == pytest.approx(2.1e4)
+    assert KAPLAN.compute_least_tokens(1e9, loss) == pytest.approx(2.1e4 * compute_critical_batch(loss))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "loss"),
+    [(70e9, 1.4e12, 1.69 + 0.083 + 0.163), (280e9, 300e9, 1.69 + 0.052 + 0.251)],  # Chinchilla and Gopher
+)
+def test_chinchillas_loss_by_hand(parameters: float, tokens: float, loss: float) -> None:
+    assert CHINCHILLA.compute_loss(parameters, tokens) == pytest.approx(loss, abs=1.5e-3)
+    reached = CHINCHILLA.compute_loss(parameters, tokens)
+    assert CHINCHILLA.compute_least_tokens(parameters, reached) == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "flops", "tokens"),
+    [
+        (400e6, 1.92e19, 8.0e9),
+        (1e9, 1.21e20, 20.2e9),
+        (10e9, 1.23e22, 205.1e9),
+        (67e9, 5.76e23, 1.5e12),
+        (175e9, 3.85e24, 3.7e12),
+        (280e9, 9.90e24, 5.9e12),
+    ],
+)
+def test_corrected_law_agrees_with_chinchillas_table_of_best_sizes(
+    parameters: float, flops: float, tokens: float
+) -> None:
+    """Table 3 of arXiv 2203.15556, made by another of its approaches; the rounded law of its approach 3 does not."""
+    best = CHINCHILLA_CORRECTED.compute_optimal_parameters(flops)
+    assert best == pytest.approx(parameters, rel=0.25)
+    assert flops / (6 * best) == pytest.approx(tokens, rel=0.25)
+
+
+def test_best_size_is_the_least_loss_of_its_flops() -> None:
+    for law in (CHINCHILLA, CHINCHILLA_CORRECTED):
+        best = law.compute_optimal_parameters(1e22)
+        losses = [law.compute_loss(n, 1e22 / 6 / n) for n in (0.99 * best, best, 1.01 * best)]
+        assert min(losses) == losses[1]
+
+
+def test_batch_of_the_critical_size_takes_twice_the_least_tokens_and_steps() -> None:
+    need = TrainingNeed(3.0, least_tokens=1e10, critical_batch=1e6)
+    assert need.compute_tokens(1e6) == 2e10
+    assert need.compute_steps(1e6) == 2e4  # S_min is 1e10 / 1e6
+    for batch in (1e3, 3e5, 1e6, 7e7):  # the curve of arXiv 1812.06162: (S/S_min − 1)(E/E_min − 1) = 1
+        assert (need.compute_steps(batch) / 1e4 - 1) * (need.compute_tokens(batch) / 1e10 - 1) == pytest.approx(1)
+
+
+def test_loss_below_the_floor_is_refused() -> None:
+    with pytest.raises(UserError, match=r"loss=1\.5: 1e\+09 parameters do not get below 2\.347 with any data"):
+        compute_need(KAPLAN, 1e9, 1.5)
+    with pytest.raises(UserError, match="loss=nan"):
+        compute_need(KAPLAN, 1e9, math.nan)
+
+
+def test_unknown_law_is_refused() -> None:
+    with pytest.raises(UserError, match="law=kaplen: no such scaling law; did you mean kaplan"):
+        find_law("kaplen")

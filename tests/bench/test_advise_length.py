@@ -1,0 +1,140 @@
+"""`zeroscale advise` for a whole training: a loss to reach, samples, a budget, and failures on the way."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from bench.predict.goodput import FailureTerms, predict_goodput
+from bench.predict.scaling_laws import KAPLAN, compute_critical_batch
+
+XL = ("model=gpt2_xl", "machine=h100", "devices_per_node=8", "engine=fsdp")
+Say = Callable[..., str]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Ask for advice where no runs are kept; return what is printed, on an error the one line of it."""
+    monkeypatch.chdir(tmp_path)
+
+    def answer(*words: str, fails: bool = False) -> str:
+        assert main(["advise", *words]) == (2 if fails else 0)
+        printed = capsys.readouterr()
+        assert not fails or (printed.out, printed.err.count("\n")) == ("", 1)
+        return printed.err if fails else printed.out
+
+    return answer
+
+
+def advise(say: Say, *words: str) -> Any:
+    return json.loads(say(*words, "--json"))
+
+
+def test_failures_lengthen_the_training(say: Say) -> None:
+    words = (*XL, "nodes=16", "tokens=1e12", "price=2")
+    free, failing = advise(say, *words)["winner"], advise(say, *words, "storage=2e9")["winner"]
+    parameters = 48 * (12 * 1600**2 + 13 * 1600) + (50257 + 1024) * 1600 + 2 * 1600  # GPT-2's 1.5 B
+    expected = predict_goodput(128, FailureTerms(14 * parameters / 2e9))
+    assert failing["goodput"] == pytest.approx(expected.share, rel=1e-3)
+    assert failing["goodput_low"] < failing["goodput"] < failing["goodput_high"] < 1
+    for name in ("hours", "node_hours", "cost"):
+        assert failing[name] == pytest.approx(free[name] / failing["goodput"])
+    assert "goodput" not in free
+
+
+def test_goodput_is_told_with_its_source_or_that_it_is_not_counted(say: Say) -> None:
+    words = (*XL, "nodes=16", "tokens=1e12")
+    assert "a job that never fails: say storage=2e9" in say(*words)
+    told = say(*words, "storage=2e9")
+    assert "arXiv 2407.21783" in told and "never fails" not in told
+    (row,) = [line for line in told.splitlines() if line.startswith("  goodput")]
+    assert "a checkpoint every" in row and "a failure every" in row
+    assert "the failure rate of what was given" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
+
+
+def test_deadline_counts_failures(say: Say) -> None:
+    words = (*XL, "nodes=1,2,4,8", "tokens=1e11", "storage=2e9")
+    slow = advise(say, *words)["winner"]["hours"]
+    failing = ("node_mtbf=2h", "restart=30m")
+    assert advise(say, *words, *failing)["winner"]["hours"] > 1.3 * slow
+    assert advise(say, *words, f"deadline={1.5 * slow:.3f}h")["winner"]["nodes"] == 1
+    assert advise(say, *words, f"deadline={1.5 * slow:.3f}h", *failing)["winner"]["nodes"] > 1
+
+
+def test_loss_takes_the_tokens_of_its_law_and_batch(say: Say) -> None:
+    answer = advise(say, *XL, "loss=2.6", "best=shortest")
+    winner = answer["winner"]
+    batch, critical = winner["global_batch"] * 1024, compute_critical_batch(2.6)
+    parameters = 48 * (12 * 1600**2 + 13 * 1600) + 2 * 1600  # without embeddings
+    least = KAPLAN.compute_least_steps(parameters, 2.6) * critical
+    assert winner["critical_batch_tokens"] == pytest.approx(critical)
+    assert winner["tokens"] == pytest.approx(least * (1 + batch / critical), rel=1e-6)
+    assert winner["hours"] == pytest.approx(winner["tokens"] / winner["tokens_per_s"] / 3600)
+    assert winner["hours"] <= 1.05 * min(row["hours"] for row in answer["nodes"] if row["fits"])
+
+
+def test_batch_beyond_the_critical_one_is_named_and_not_chosen(say: Say) -> None:
+    limit = math.floor(compute_critical_batch(3.5) / 1024)
+    answer = advise(say, *XL, "loss=3.5", "best=shortest", "max_global_batch=1000000")
+    assert all(row["global_batch"] <= limit for row in [answer["winner"], *answer["nodes"]])
+    assert any("beyond the critical batch" in item["why"] for item in answer["left_out"])
+    assert f"ask for {limit} at most" in say(*XL, "loss=3.5", f"batch.global={limit + 1}", fails=True)
+
+
+def test_large_batch_that_is_as_fast_per_token_loses_where_a_loss_is_asked_for(say: Say) -> None:
+    """The cheapest way to a loss has a batch far below the critical one."""
+    words = (*XL, "nodes=1", "batch.micro=8", "batch.accumulation=1,16", "activation_checkpointing=false")
+    assert advise(say, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16  # an update per 16 passes
+    assert advise(say, *words, "loss=3")["winner"]["global_batch"] == 8 * 8
+
+
+def test_other_laws_are_named(say: Say) -> None:
+    told = say(*XL, "nodes=1", "loss=2.6", "law=chinchilla_corrected")
+    assert "arXiv 2404.10102" in told and "arXiv 2001.08361" in told
+    t5 = say("model=t5_v1_1_base", "machine=h100", "devices_per_node=8", "engine=ddp", "nodes=1", "loss=3.2")
+    assert "an encoder with a decoder: a rough guess" in t5
+
+
+def test_samples_and_budget_are_tokens_and_node_hours(say: Say) -> None:
+    words = (*XL, "nodes=1,2", "price=2")
+    assert advise(say, *words, "samples=1e7")["asked"]["tokens"] == 1e7 * 1024
+    bought = advise(say, *words, "samples=1e7", "budget=1600")
+    assert bought["asked"]["node_hours"] == 1600 / (2 * 8)
+    assert bought["objective"] == "the fastest, 100 node-hours at most"
+    cheapest = advise(say, *words, "samples=1e7", "budget=1600", "best=cheapest")
+    assert cheapest["objective"] == "the fewest node-hours, 100 node-hours at most"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("loss=0",), "loss=0: not a number above 0; write for example loss=2.8"),
+        (("loss=nan",), "loss=nan: not a number above 0"),
+        (("loss=1.5",), "loss=1.5: 1.48e+09 parameters do not get below 2.278"),
+        (("loss=2.6", "tokens=1e9"), "tokens loss: each says how much is to be trained; choose one"),
+        (("loss=2.6", "law=kaplen"), "law=kaplen: no such scaling law; did you mean kaplan?"),
+        (("law=kaplan", "tokens=1e9"), "law: has no meaning without loss; say loss=2.8 as well"),
+        (("loss=9", "nodes=128"), "with every choice a batch is beyond the critical one"),
+        (("tokens=1e9", "best=quick"), "best=quick: neither shortest nor cheapest"),
+        (("tokens=1e9", "storage=-1"), "storage=-1: not a number above 0; write for example storage=2e9"),
+        (("tokens=1e9", "storage=2e9", "node_mtbf=-3d"), "node_mtbf=-3: not a number above 0"),
+        (("tokens=1e9", "storage=2e9", "restart=10"), "restart=10: no time with its unit; write for example 90s"),
+        (("tokens=1e9", "restart=10m"), "restart: has no meaning without storage; say storage=2e9 as well"),
+        (("tokens=1e9", "storage=1e-9"), "less than 1% of the time is progress; give faster storage"),
+        (("tokens=1e9", "storage=2e9", "node_mtbf=1s"), "less than 1% of the time is progress"),
+        (("tokens=1e9", "budget=10"), "budget=10: the price of a device is not known; say for example price=2.5"),
+        (("storage=2e9",), "storage: a limit for nothing in particular; say tokens=1e12 as well"),
+    ],
+)
+def test_bad_question_gets_one_line(say: Say, words: tuple[str, ...], line: str) -> None:
+    assert line in say(*XL, *words, fails=True)
+
+
+def test_devices_without_a_published_failure_rate_need_one(say: Say) -> None:
+    words = ("model=tiny", "machine=cpu", "machine.memory_bytes=8e9", "devices_per_node=2", "nodes=1", "tokens=1e6",
+             "storage=1e9")  # fmt: skip
+    assert "published failure rates are those of GPUs; say for example node_mtbf=300d" in say(*words, fails=True)
