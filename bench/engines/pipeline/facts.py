@@ -1,18 +1,23 @@
 """What a pipeline says of itself: its stages, where they are, and which ranks have a loss."""
 
+from typing import TYPE_CHECKING
+
 from bench.distributed.cut import check_slices, count_unit_flops, cut_units
 from bench.engine_facts import EngineFacts, Rehearsal
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.errors import UserError
-from bench.spec import RunSpec
+from bench.spec import Device, RunSpec
 from bench.stacks import Stacks
 from bench.units import Part
+
+if TYPE_CHECKING:
+    from bench.engine_costs import PipelineCosts
 
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "breadth_first": "breadth-first"}
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return what holds for this spec. Memory and time are not predicted yet."""
+    """Return what holds for this spec."""
     last = spec.world_size - spec.data_parallel * spec.parallel.tensor  # the first rank of the last part
     return EngineFacts(
         label=f"pipeline, {SCHEDULES[decode_options(spec).schedule]}",
@@ -22,7 +27,14 @@ def facts(spec: RunSpec) -> EngineFacts:
         cut=cut_into_parts,
         rehearsal=Rehearsal("any"),
         members=frozenset({"idle_s"}),
+        pipeline=_predict_pipeline,
     )
+
+
+def _predict_pipeline(spec: RunSpec, network: Stacks, device: Device, rehearsed: bool) -> "PipelineCosts":
+    from bench.engines.pipeline import costs  # which readers of facts need not have
+
+    return costs.predict_pipeline(spec, network, cut_into_parts(spec, network), device, rehearsed)
 
 
 def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:

@@ -1,0 +1,175 @@
+"""What a pipeline costs beside its passes, place by place: the memory of what `bench.distributed.flat` keeps, and what
+it moves between copies.
+
+Imports no torch. Formulas follow what flat tensors and AdamW allocate; nothing here is fitted to a measurement.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.distributed.occupancy import list_moments
+from bench.distributed.schedule import Order, PipelineSize, ScheduleName, add_gathers, build_schedule
+from bench.engine_costs import (
+    EngineStep,
+    PipelineCosts,
+    PlaceCosts,
+    StageBytes,
+    StageMoment,
+    Terms,
+    Transfer,
+    sum_bytes,
+)
+from bench.engines.pipeline.options import Options, decode_options, size_of
+from bench.engines.precision.costs import count_adamw_bytes
+from bench.spec import FULL, WIDTH, Device, RunSpec
+from bench.stacks import EqualTensors, Stacks, list_tensors, pad_elements
+from bench.units import Part, count_part_elements
+
+DRAWN_AT_ONCE = 2**24
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
+NORM_BYTES = 4
+"""The gradient's squared norm in fp32."""
+
+
+class FlatTensors(NamedTuple):
+    """The parameters of the ranks in one place: elements of the flat tensors, with as many for each copy."""
+
+    kept: int  # whole on every copy
+    gathered: tuple[int, ...]  # by stage; 0 where nothing of it is divided
+    copies: int
+
+    @property
+    def own(self) -> list[int]:
+        """Elements that one rank updates, by tensor."""
+        return [size // self.copies for size in (*self.gathered, self.kept) if size]
+
+
+def predict_pipeline(
+    spec: RunSpec, network: Stacks, parts: tuple[Part, ...], device: Device, rehearsed: bool
+) -> PipelineCosts:
+    """Return the costs of every place of a pipeline whose stages are these parts."""
+    options, size = decode_options(spec), size_of(spec)
+    divided = options.sharding == "zero3" and spec.data_parallel > 1
+    moments = _list_all_moments(options.schedule, size, options.gather_ahead if divided else None)
+    gloo = device == "cpu" and not rehearsed and spec.data_parallel > 1
+    places = []
+    for rank in range(size.ranks):
+        stages = tuple(size.stages_of(rank))
+        flat = _lay_out(spec, network, parts, stages, divided=divided)
+        places.append(_build_place(spec, network, options, flat, stages, moments[rank], device, gloo))
+    return PipelineCosts(parts, tuple(places))
+
+
+@functools.lru_cache(maxsize=256)  # points of a sweep that differ in their model or batch share it
+def build_orders(schedule: ScheduleName, size: PipelineSize, ahead: int | None) -> tuple[Order, ...]:
+    """Return what every rank does in a step; `ahead`: of the stages whose weights are gathered, None where none are."""
+    orders = build_schedule(schedule, size)
+    return orders if ahead is None else tuple(add_gathers(order, ahead) for order in orders)
+
+
+@functools.lru_cache(maxsize=256)
+def _list_all_moments(
+    schedule: ScheduleName, size: PipelineSize, ahead: int | None
+) -> tuple[tuple[StageMoment, ...], ...]:
+    orders = build_orders(schedule, size, ahead)
+    return tuple(list_moments(order, size, rank) for rank, order in enumerate(orders))
+
+
+def _lay_out(
+    spec: RunSpec, network: Stacks, parts: Sequence[Part], stages: Sequence[int], *, divided: bool
+) -> FlatTensors:
+    """Return the flat tensors of a place. What several stages of the model have is not gathered with one of them."""
+    copies, tensor = spec.data_parallel, spec.parallel.tensor
+    everything = count_part_elements(network, [parts[stage] for stage in stages], tensor)
+    if not divided:
+        return FlatTensors(pad_elements(everything, copies), (0,) * len(stages), copies)
+    shared = _list_shared(network, parts)
+    own = [
+        count_part_elements(network, [parts[stage]], tensor)
+        - sum(elements // tensor for elements, holders in shared if stage in holders)
+        for stage in stages
+    ]
+    gathered = tuple(pad_elements(size, copies) for size in own)
+    return FlatTensors(pad_elements(everything - sum(own), copies), gathered, copies)
+
+
+def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[int]]]:
+    """Return the elements of each parameter that several stages have, and which do: a tied embedding, and tables of
+    position biases."""
+    last, layers = len(parts) - 1, [stack.layers for stack in network.stacks]
+    found = [(network.table, {0, last})] if network.tied else []
+    for place, stack in enumerate(network.stacks):
+        rows, columns = stack.bias_table or (0, 0)
+        holders = {number for number, part in enumerate(parts) if part.blocks(layers)[place]}
+        found += [(rows * columns, holders)] if rows else []
+    return [(elements, holders) for elements, holders in found if len(holders) > 1]
+
+
+def _build_place(
+    spec: RunSpec, network: Stacks, options: Options, flat: FlatTensors, stages: tuple[int, ...],
+    moments: tuple[StageMoment, ...], device: Device, gloo: bool,
+) -> PlaceCosts:  # fmt: skip
+    width = WIDTH[spec.precision]
+    resident = _count_resident(flat, width)
+    return PlaceCosts(
+        stages=stages,
+        moments=moments,
+        resident=resident,
+        initialisation=_count_initialisation(spec, network, flat, resident),
+        update=_count_update(spec, flat, resident, device, gloo),
+        by_stage=tuple(_count_stage(size, flat.copies, width, gloo) for size in flat.gathered),
+        step=EngineStep(sum(flat.own), _list_transfers(spec, options, flat, len(moments) > 0)),
+    )
+
+
+def _count_resident(flat: FlatTensors, width: int) -> Terms:
+    """Weights below fp32 have masters; where they are kept whole, fp32 ones are the masters. Gradients have one flat
+    tensor as well."""
+    own, gathered = sum(flat.own), sum(flat.gathered) // flat.copies
+    return {
+        "weights": width * flat.kept,
+        "master weights": FULL * (own if width < FULL else gathered),
+        "optimizer moments": 2 * FULL * own,
+        "gradients": width * flat.kept,
+    }
+
+
+def _count_initialisation(spec: RunSpec, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
+    """Flat tensors of weights and gradients are made beside the parameters that then move into the former; before that,
+    each parameter is drawn, and sliced ones are whole for that moment."""
+    width = WIDTH[spec.precision]
+    largest = max(size.elements for size in list_tensors(network))
+    built = width * (sum(flat.gathered) + flat.kept)
+    sliced = width * largest if spec.parallel.tensor > 1 else 0
+    drawn = {"weights": built, "working memory": sliced + FULL * min(largest, DRAWN_AT_ONCE)}
+    moving = {"weights": built + width * max(2 * flat.kept, *flat.gathered)}
+    return max(drawn, moving, resident | {"optimizer moments": 0}, key=sum_bytes)
+
+
+def _count_update(spec: RunSpec, flat: FlatTensors, resident: Terms, device: Device, gloo: bool) -> Terms:
+    """AdamW works on this rank's part in fp32. What is kept whole is reduced before, at whose end the part is there in
+    both widths, and published behind it; gloo does both on a copy."""
+    width, own = WIDTH[spec.precision], sum(flat.own)
+    kept = flat.kept // flat.copies
+    alone = flat.copies == 1
+    # alone in fp32, the gradients are those of the flat tensor
+    taken = FULL * own if width < FULL else FULL * (own - kept * alone)
+    reducing = 0 if alone else width * (kept * (width < FULL) + flat.kept * gloo)
+    working = count_adamw_bytes(spec.optimizer, device, [EqualTensors(size, 1) for size in flat.own])
+    publishing = 0 if alone else width * (kept + flat.kept * gloo)
+    needed = max(taken + max(reducing, working), publishing)
+    return resident | {"working memory": needed}
+
+
+def _count_stage(gathered: int, copies: int, width: int, gloo: bool) -> StageBytes:
+    """A stage's weights are gathered from a part in their own width, and its gradients reduced to one in fp32."""
+    own = gathered // copies
+    if not gathered:
+        return StageBytes()
+    reducing = width * (own * (width < FULL) + gathered * gloo)
+    return StageBytes(width * gathered, width * gathered, FULL * own, reducing)
+
+
+def _list_transfers(spec: RunSpec, options: Options, flat: FlatTensors, passes: bool) -> list[Transfer]:
+    return []

@@ -1,0 +1,80 @@
+"""Memory of the ranks of a pipeline, place by place: at each moment of the very schedule that runs, what the stages'
+passes keep, what waits between stages, and what the engine has beside both."""
+
+from typing import NamedTuple
+
+from bench.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms, sum_bytes
+from bench.predict.memory.activations import INDEX
+from bench.predict.memory.stages import PassPeak, StagePass, TensorSlices, count_state_bytes, measure_stage
+from bench.predict.workload import Workload
+from bench.spec import RunSpec
+from bench.stacks import Stacks
+
+
+class PlacePhases(NamedTuple):
+    """What lives on the ranks of one place: bytes by term at the peak of each phase, and between two steps."""
+
+    initialisation: Terms
+    forward: Terms
+    backward: Terms
+    update: Terms
+    resident: Terms
+
+
+def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: PipelineCosts) -> list[PlacePhases]:
+    """Return the memory of every place."""
+    slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
+    states = count_state_bytes(network, load, slices)
+    # inputs and labels of all micro-batches, which every rank takes as it needs them
+    tokens = sum(length for _, length in load.lengths) * (1 + (len(load.lengths) == 1))
+    samples = INDEX * load.micro * spec.accumulation * tokens
+    return [
+        _find_phases(
+            place, [measure_stage(network, load, costs.parts[s], slices) for s in place.stages], states, samples
+        )
+        for place in costs.places
+    ]
+
+
+def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
+    found = {kind: list[Terms]() for kind in ("forward", "backward", "reduce")}
+    for moment in place.moments:
+        found[moment.kind].append(_sum_moment(place, passes, moment, states) | {"micro-batches": samples})
+    return PlacePhases(
+        place.initialisation,
+        max(found["forward"], key=sum_bytes),
+        max((*found["backward"], *found["reduce"]), key=sum_bytes),
+        place.update,
+        place.resident,
+    )
+
+
+def _sum_moment(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
+    at = place.stages.index(moment.stage)
+    own, taken = _choose_peak(passes[at], moment), passes[at].takes * (moment.kind != "reduce")
+    kept = sum(count * one.kept for count, one in zip(moment.kept, passes, strict=True))
+    came = sum(count * one.takes for count, one in zip(moment.kept, passes, strict=True))
+    wait = states * (moment.waiting + moment.gradients + moment.leaving)
+    gathered, gradients = _sum_divided(place, moment)
+    reducing = place.by_stage[at].reducing if moment.kind == "reduce" else 0
+    standing = place.resident
+    return standing | {
+        "gradients": standing.get("gradients", 0) + gradients + own.gradients,
+        "gathered layers": gathered,
+        "activations": kept + own.activations,
+        "states between stages": came + taken + wait,
+        "logits and loss": own.logits,
+        "working memory": own.working + reducing,
+    }
+
+
+def _choose_peak(one: StagePass, moment: StageMoment) -> PassPeak:
+    """Return what a pass needs at a moment; a reduction has none."""
+    return {"forward": one.forward, "backward": one.backward, "reduce": PassPeak(0, 0, 0)}[moment.kind]
+
+
+def _sum_divided(place: PlaceCosts, moment: StageMoment) -> tuple[int, int]:
+    """Return the bytes of gathered weights, and of gradients whole or reduced."""
+    each = list(zip(place.by_stage, moment.whole, moment.unreduced, moment.reduced, strict=True))
+    gathered = sum(one.whole * whole for one, whole, _, _ in each)
+    return gathered, sum(one.unreduced * there + one.reduced * done for one, _, there, done in each)
