@@ -136,15 +136,22 @@ def _count_resident(flat: FlatTensors, width: int) -> Terms:
 
 
 def _count_initialisation(spec: RunSpec, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
-    """Flat tensors of weights and gradients are made beside the parameters that then move into the former; before that,
-    each parameter is drawn, and sliced ones are whole for that moment."""
+    """Each parameter is drawn, sliced ones whole for that moment. Then a flat tensor is made beside the parameters that
+    move into it, stage after stage; where it is divided, masters are made of it by way of another copy."""
     width = WIDTH[spec.precision]
     largest = max(size.elements for size in list_tensors(network))
     built = width * (sum(flat.gathered) + flat.kept)
     sliced = width * largest if spec.parallel.tensor > 1 else 0
-    drawn = {"weights": built, "working memory": sliced + FULL * min(largest, DRAWN_AT_ONCE)}
-    moving = {"weights": built + width * max(2 * flat.kept, *flat.gathered)}
-    return max(drawn, moving, resident | {"optimizer moments": 0}, key=sum_bytes)
+    drawn = sliced + FULL * min(largest, DRAWN_AT_ONCE)
+    working, masters = drawn, 0
+    for size in flat.gathered:
+        masters += FULL * size // flat.copies
+        copy = FULL * size // flat.copies * (width < FULL)
+        working = max(working, masters - FULL * size // flat.copies + width * size, masters + copy)
+        masters -= width * size
+    working = max(working, masters + 2 * width * flat.kept)
+    moving = {"weights": built, "working memory": working}
+    return max(moving, resident | {"optimizer moments": 0}, key=sum_bytes)
 
 
 def _count_update(spec: RunSpec, flat: FlatTensors, resident: Terms, device: Device, gloo: bool) -> Terms:

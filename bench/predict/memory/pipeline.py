@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 from bench.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms, sum_bytes
 from bench.predict.memory.activations import INDEX
-from bench.predict.memory.stages import PassPeak, StagePass, TensorSlices, count_state_bytes, measure_stage
+from bench.predict.memory.stages import (
+    PassPeak,
+    StagePass,
+    TensorSlices,
+    count_passed_bytes,
+    count_state_bytes,
+    measure_stage,
+)
 from bench.predict.workload import Workload
 from bench.spec import RunSpec
 from bench.stacks import Stacks
@@ -28,12 +35,13 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
     # inputs and labels of all micro-batches, which every rank takes as it needs them
     tokens = sum(length for _, length in load.lengths) * (1 + (len(load.lengths) == 1))
     samples = INDEX * load.micro * spec.accumulation * tokens
-    return [
-        _find_phases(
-            place, [measure_stage(network, load, costs.parts[s], slices) for s in place.stages], states, samples
-        )
-        for place in costs.places
-    ]
+    stages = [measure_stage(network, load, part, slices) for part in costs.parts]
+    if len(costs.places) == 1:  # what a stage hands on as it came is the same tensor
+        stages = [
+            one._replace(takes=one.takes - count_passed_bytes(network, load, before, slices)) if number else one
+            for number, (one, before) in enumerate(zip(stages, (costs.parts[0], *costs.parts), strict=False))
+        ]
+    return [_find_phases(place, [stages[number] for number in place.stages], states, samples) for place in costs.places]
 
 
 def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:

@@ -59,6 +59,13 @@ def count_state_bytes(network: Stacks, load: Workload, slices: TensorSlices) -> 
     return sum(_count_states(network, stack, load, slices) for stack in network.stacks)
 
 
+def count_passed_bytes(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
+    """Return the bytes of the states that a stage hands on as they came: those of stacks of which it has no block."""
+    here = part.blocks([stack.layers for stack in network.stacks])
+    passed = [stack for stack, blocks in zip(network.stacks, here, strict=True) if not (blocks or part.first)]
+    return sum(_count_states(network, stack, load, slices) for stack in passed)
+
+
 def _count_states(network: Stacks, stack: Stack, load: Workload, slices: TensorSlices) -> int:
     return load.width * load.micro * load.tokens(stack.tokens) * network.width // slices.shares
 
