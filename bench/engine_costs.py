@@ -185,7 +185,18 @@ class PlaceCosts(NamedTuple):
     initialisation: Terms  # at the peak of building stages and engine
     update: Terms  # at the peak of the optimizer's step
     by_stage: tuple[StageBytes, ...]
-    step: EngineStep
+    step: EngineStep  # whose transfers are those of all micro-batches together, so that `passes` is 1
+
+
+class Play(Protocol):
+    """Plays a schedule through."""
+
+    def __call__(
+        self, forward_s: Sequence[float], backward_s: Sequence[float], hop: Callable[[int, int], float]
+    ) -> tuple[float, ...]:
+        """Return by place when its last pass ends, counted from the begin of the first one of all: from the seconds of
+        each stage for one micro-batch, and those of a transfer from one place to another, beside which both compute."""
+        ...
 
 
 class PipelineCosts(NamedTuple):
@@ -193,3 +204,4 @@ class PipelineCosts(NamedTuple):
 
     parts: tuple[Part, ...]  # by stage
     places: tuple[PlaceCosts, ...]
+    play: Play

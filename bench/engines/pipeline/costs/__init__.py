@@ -6,10 +6,10 @@ Imports no torch. Formulas follow what flat tensors and AdamW allocate; nothing 
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from bench.distributed.occupancy import list_moments
 from bench.distributed.schedule import Order, PipelineSize, ScheduleName, add_gathers, build_schedule
+from bench.distributed.simulation import Hop, LinkedPass, link_passes, play_passes
 from bench.engine_costs import (
     EngineStep,
     PipelineCosts,
@@ -17,10 +17,10 @@ from bench.engine_costs import (
     StageBytes,
     StageMoment,
     Terms,
-    Transfer,
     sum_bytes,
 )
-from bench.engines.pipeline.options import Options, decode_options, size_of
+from bench.engines.pipeline.costs.transfers import FlatTensors, GatheredStages, list_gathers, list_reductions, list_sums
+from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision.costs import count_adamw_bytes
 from bench.spec import FULL, WIDTH, Device, RunSpec
 from bench.stacks import EqualTensors, Stacks, list_tensors, pad_elements
@@ -28,21 +28,6 @@ from bench.units import Part, count_part_elements
 
 DRAWN_AT_ONCE = 2**24
 """Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
-NORM_BYTES = 4
-"""The gradient's squared norm in fp32."""
-
-
-class FlatTensors(NamedTuple):
-    """The parameters of the ranks in one place: elements of the flat tensors, with as many for each copy."""
-
-    kept: int  # whole on every copy
-    gathered: tuple[int, ...]  # by stage; 0 where nothing of it is divided
-    copies: int
-
-    @property
-    def own(self) -> list[int]:
-        """Elements that one rank updates, by tensor."""
-        return [size // self.copies for size in (*self.gathered, self.kept) if size]
 
 
 def predict_pipeline(
@@ -50,15 +35,27 @@ def predict_pipeline(
 ) -> PipelineCosts:
     """Return the costs of every place of a pipeline whose stages are these parts."""
     options, size = decode_options(spec), size_of(spec)
-    divided = options.sharding == "zero3" and spec.data_parallel > 1
-    moments = _list_all_moments(options.schedule, size, options.gather_ahead if divided else None)
-    gloo = device == "cpu" and not rehearsed and spec.data_parallel > 1
-    places = []
-    for rank in range(size.ranks):
-        stages = tuple(size.stages_of(rank))
-        flat = _lay_out(spec, network, parts, stages, divided=divided)
-        places.append(_build_place(spec, network, options, flat, stages, moments[rank], device, gloo))
-    return PipelineCosts(parts, tuple(places))
+    ahead = options.gather_ahead if options.sharding == "zero3" and spec.data_parallel > 1 else None
+    places = [
+        _build_place(spec, network, parts, rank, ahead, device, gloo=device == "cpu" and not rehearsed)
+        for rank in range(size.ranks)
+    ]
+    return PipelineCosts(parts, tuple(places), functools.partial(_play, options.schedule, size))
+
+
+@functools.lru_cache(maxsize=256)
+def _link(schedule: ScheduleName, size: PipelineSize) -> tuple[LinkedPass, ...]:
+    return link_passes(build_orders(schedule, size, None), size)
+
+
+def _play(
+    schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
+) -> tuple[float, ...]:
+    passes = _link(schedule, size)
+    ends_s = dict.fromkeys(range(size.ranks), 0.0)
+    for one, end_s in zip(passes, play_passes(passes, size, forward_s, backward_s, hop), strict=True):
+        ends_s[one.rank] = end_s  # a rank's passes are in their order
+    return tuple(ends_s.values())
 
 
 @functools.lru_cache(maxsize=256)  # points of a sweep that differ in their model or batch share it
@@ -107,20 +104,40 @@ def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[
 
 
 def _build_place(
-    spec: RunSpec, network: Stacks, options: Options, flat: FlatTensors, stages: tuple[int, ...],
-    moments: tuple[StageMoment, ...], device: Device, gloo: bool,
-) -> PlaceCosts:  # fmt: skip
-    width = WIDTH[spec.precision]
+    spec: RunSpec, network: Stacks, parts: Sequence[Part], rank: int, ahead: int | None, device: Device, *, gloo: bool
+) -> PlaceCosts:
+    options, size, width = decode_options(spec), size_of(spec), WIDTH[spec.precision]
+    stages, gloo = tuple(size.stages_of(rank)), gloo and spec.data_parallel > 1
+    flat = _lay_out(spec, network, parts, stages, divided=ahead is not None)
     resident = _count_resident(flat, width)
     return PlaceCosts(
         stages=stages,
-        moments=moments,
+        moments=_list_all_moments(options.schedule, size, ahead)[rank],
         resident=resident,
         initialisation=_count_initialisation(spec, network, flat, resident),
         update=_count_update(spec, flat, resident, device, gloo),
-        by_stage=tuple(_count_stage(size, flat.copies, width, gloo) for size in flat.gathered),
-        step=EngineStep(sum(flat.own), _list_transfers(spec, options, flat, len(moments) > 0)),
+        by_stage=tuple(_count_stage(elements, flat.copies, width, gloo) for elements in flat.gathered),
+        step=EngineStep(
+            sum(flat.own),
+            [
+                *list_gathers(spec, flat, _list_gathered(options.schedule, size, ahead, rank), device),
+                *list_sums(spec, _list_shared(network, parts), stages),
+                *list_reductions(spec, flat),
+            ],
+        ),
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _list_gathered(schedule: ScheduleName, size: PipelineSize, ahead: int | None, rank: int) -> GatheredStages:
+    """Return which of a rank's stages are gathered in a step, before its first backward and behind it."""
+    found: tuple[list[int], list[int]] = ([], [])
+    late = False
+    for action in build_orders(schedule, size, ahead)[rank]:
+        late = late or action.kind == "backward"
+        if action.kind == "gather":
+            found[late].append(size.stages_of(rank).index(action.stage))
+    return GatheredStages(tuple(found[0]), tuple(found[1]), bool(ahead))
 
 
 def _count_resident(flat: FlatTensors, width: int) -> Terms:
@@ -176,7 +193,3 @@ def _count_stage(gathered: int, copies: int, width: int, gloo: bool) -> StageByt
         return StageBytes()
     reducing = width * (own * (width < FULL) + gathered * gloo)
     return StageBytes(width * gathered, width * gathered, FULL * own, reducing)
-
-
-def _list_transfers(spec: RunSpec, options: Options, flat: FlatTensors, passes: bool) -> list[Transfer]:
-    return []
