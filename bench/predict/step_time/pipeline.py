@@ -23,6 +23,7 @@ from bench.predict.step_time.compute import (
     compute_update_s,
     time_passes,
 )
+from bench.predict.step_time.layout import REDUCTION_OPERATIONS as EXCHANGE_OPERATIONS
 from bench.predict.step_time.network import compute_hop_s
 from bench.predict.step_time.rates import read_rates
 from bench.predict.step_time.transfers import TransferTime, compute_transfer_s, time_transfers
@@ -100,8 +101,8 @@ def _time_stages(
     slices, seconds = TensorSlices(spec.parallel.tensor, spec.parallel.sequence), dict[Transfer, float]()
     passes, exchanges = list[PassTimes](), list[list[TransferTime]]()
     for part in costs.parts:
-        passes.append(_time_part(network, load, part, slices.ranks, text, spec.precision))
         found = list_exchanges(network, load, part, slices)
+        passes.append(_time_part(network, load, part, slices, text, spec.precision))
         for one in found:
             if one not in seconds:
                 seconds[one] = compute_transfer_s(one, spec, machine)
@@ -111,10 +112,11 @@ def _time_stages(
 
 @functools.lru_cache(maxsize=4096)  # stages are alike, and points of a sweep share them
 def _time_part(
-    network: Stacks, load: Workload, part: Part, tensor: int, machine_json: str, precision: Precision
+    network: Stacks, load: Workload, part: Part, slices: TensorSlices, machine_json: str, precision: Precision
 ) -> PassTimes:
-    sliced = cut_network(network, part, tensor)
-    there = compute_blocks(sliced, load)
+    sliced = cut_network(network, part, slices.ranks)
+    exchanges = sum(one.calls for one in list_exchanges(network, load, part, slices) if one.when == "forward")
+    there = compute_blocks(sliced, load).plus(PassWork(operations=EXCHANGE_OPERATIONS * exchanges))
     if part.last:
         there = there.plus(compute_ends(sliced, load))
     again = compute_recomputed(sliced, load) if there.matmuls else PassWork()

@@ -19,7 +19,14 @@ from bench.engine_costs import (
     Terms,
     sum_bytes,
 )
-from bench.engines.pipeline.costs.transfers import FlatTensors, GatheredStages, list_gathers, list_reductions, list_sums
+from bench.engines.pipeline.costs.transfers import (
+    FlatTensors,
+    GatheredStages,
+    list_gathers,
+    list_reductions,
+    list_sums,
+    list_unsliced,
+)
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision.costs import count_adamw_bytes
 from bench.spec import FULL, WIDTH, Device, RunSpec
@@ -91,6 +98,20 @@ def _lay_out(
     return FlatTensors(pad_elements(everything - sum(own), copies), gathered, copies)
 
 
+def _count_unsliced(
+    spec: RunSpec, network: Stacks, parts: Sequence[Part], stages: Sequence[int], *, divided: bool
+) -> list[int]:
+    """Return by flat tensor the elements that tensor-parallel ranks have whole: norms and learned positions."""
+    tensor = spec.parallel.tensor
+    groups = [[parts[stage]] for stage in stages] if divided else [[parts[stage] for stage in stages]]
+    if tensor == 1:
+        return []
+    return [
+        (tensor * count_part_elements(network, group, tensor) - count_part_elements(network, group)) // (tensor - 1)
+        for group in groups
+    ]
+
+
 def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[int]]]:
     """Return the elements of each parameter that several stages have, and which do: a tied embedding, and tables of
     position biases."""
@@ -122,6 +143,7 @@ def _build_place(
             [
                 *list_gathers(spec, flat, _list_gathered(options.schedule, size, ahead, rank), device),
                 *list_sums(spec, _list_shared(network, parts), stages),
+                *list_unsliced(spec, _count_unsliced(spec, network, parts, stages, divided=ahead is not None)),
                 *list_reductions(spec, flat),
             ],
         ),

@@ -75,6 +75,16 @@ def list_sums(spec: RunSpec, shared: Sequence[tuple[int, Collection[int]]], stag
     return found
 
 
+def list_unsliced(spec: RunSpec, elements: Sequence[int]) -> list[Transfer]:
+    """Return the sums over tensor-parallel ranks of gradients of what each has whole, where each has seen some of the
+    tokens: one for each flat tensor, of so many elements."""
+    if not spec.parallel.sequence:
+        return []
+    payloads = [WIDTH[spec.precision] * size for size in elements if size]
+    ranks = spec.parallel.tensor
+    return [Transfer("all_reduce", "backward", sum(payloads), len(payloads), 1, False, ranks)] if payloads else []
+
+
 def _build(
     spec: RunSpec, kind: CollectiveKind, when: StepPass, payload: int, calls: int, overlaps: bool, alone: int = 0
 ) -> Transfer:
