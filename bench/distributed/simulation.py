@@ -78,16 +78,15 @@ def play_passes(
     passes: Sequence[LinkedPass], size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[float]:
     """Return when each pass ends, from the seconds that each stage takes for one micro-batch."""
-    ends_s, free_s = list[float](), [0.0] * size.ranks
-    hops = [
-        [hop(source, target) if source != target else 0.0 for target in range(size.ranks)]
-        for source in range(size.ranks)
-    ]
+    ends_s, free_s, ranks = list[float](), [0.0] * size.ranks, size.ranks
+    # states come from the rank before, gradients from the one behind; a stage's neighbours may be on its own rank
+    coming_s = [hop((rank - 1) % ranks, rank) if ranks > 1 else 0.0 for rank in range(ranks)]
+    returning_s = [hop((rank + 1) % ranks, rank) if ranks > 1 else 0.0 for rank in range(ranks)]
     for (kind, stage, _), rank, source in passes:
-        begin_s = free_s[rank]
+        forward, begin_s = kind == "forward", free_s[rank]
         if source is not None:
-            begin_s = max(begin_s, ends_s[source] + hops[passes[source].rank][rank])
-        end_s = begin_s + (forward_s if kind == "forward" else backward_s)[stage]
+            begin_s = max(begin_s, ends_s[source] + (coming_s if forward else returning_s)[rank])
+        end_s = begin_s + (forward_s if forward else backward_s)[stage]
         free_s[rank] = end_s
         ends_s.append(end_s)
     return ends_s

@@ -19,6 +19,21 @@ def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
     return dataclasses.replace(network, stacks=stacks, vocab=network.vocab // tensor)
 
 
+@functools.lru_cache(maxsize=1024)
+def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
+    """Return for each stage the first one that is like it: with as many blocks of each stack, and the same ends of
+    stacks and of the model."""
+    first: dict[object, int] = {}
+    layers = [stack.layers for stack in network.stacks]
+    found = []
+    for number, part in enumerate(parts):
+        here = part.blocks(layers)
+        ends = [blocks.stop == count and len(blocks) > 0 for blocks, count in zip(here, layers, strict=True)]
+        like = (*map(len, here), *ends, part.first, part.last)
+        found.append(first.setdefault(like, number))
+    return tuple(found)
+
+
 def ends_stack(network: Stacks, part: Part, place: int) -> bool:
     """Whether a part has the last block of the stack in this place, and so its last norm."""
     layers = [stack.layers for stack in network.stacks]

@@ -1,6 +1,7 @@
 """What a pipeline says of itself: its stages, where they are, and which ranks have a loss."""
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Literal
 
 from bench.distributed.cut import check_slices, count_unit_flops, cut_units
 from bench.engine_facts import EngineFacts, Rehearsal
@@ -40,11 +41,19 @@ def _predict_pipeline(spec: RunSpec, network: Stacks, device: Device, rehearsed:
 def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
     """Return all parts of the model by stage; UserError where there are more stages than units."""
     check_slices(spec, network)
-    stages, costs = size_of(spec).stages, count_unit_flops(network, spec.sequence)
-    if decode_options(spec).cut == "blocks":
-        costs = [0, *[1] * (len(costs) - 2), 0]
-    if stages > len(costs):
+    stages, units = size_of(spec).stages, 2 + sum(stack.layers for stack in network.stacks)
+    if stages > units:
         value = f"parallel.pipeline={spec.parallel.pipeline} × stages_per_rank={spec.parallel.stages_per_rank}"
-        rule = f"{spec.model.name} has {len(costs)} units to divide: embedding, {len(costs) - 2} blocks, head"
-        raise UserError(value, rule, f"choose at most {len(costs)} stages")
+        rule = f"{spec.model.name} has {units} units to divide: embedding, {units - 2} blocks, head"
+        raise UserError(value, rule, f"choose at most {units} stages")
+    return _cut_network(network, tuple(spec.sequence.items()), stages, decode_options(spec).cut)
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+def _cut_network(
+    network: Stacks, tokens: tuple[tuple[str, int], ...], stages: int, by: Literal["flops", "blocks"]
+) -> tuple[Part, ...]:
+    costs = count_unit_flops(network, dict(tokens))
+    if by == "blocks":
+        costs = [0, *[1] * (len(costs) - 2), 0]
     return tuple(Part(units.start, units.stop, len(costs)) for units in cut_units(costs, stages))

@@ -3,7 +3,7 @@ passes keep, what waits between stages, and what the engine has beside both."""
 
 from typing import NamedTuple
 
-from bench.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms, sum_bytes
+from bench.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms
 from bench.predict.memory.activations import INDEX
 from bench.predict.memory.stages import (
     PassPeak,
@@ -13,6 +13,7 @@ from bench.predict.memory.stages import (
     count_state_bytes,
     measure_stage,
 )
+from bench.predict.parts import list_alike
 from bench.predict.workload import Workload
 from bench.spec import RunSpec
 from bench.stacks import Stacks
@@ -35,7 +36,9 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
     # inputs and labels of all micro-batches, which every rank takes as it needs them
     tokens = sum(length for _, length in load.lengths) * (1 + (len(load.lengths) == 1))
     samples = INDEX * load.micro * spec.accumulation * tokens
-    stages = [measure_stage(network, load, part, slices) for part in costs.parts]
+    alike = list_alike(network, costs.parts)
+    measured = {number: measure_stage(network, load, costs.parts[number], slices) for number in dict.fromkeys(alike)}
+    stages = [measured[number] for number in alike]
     if len(costs.places) == 1:  # what a stage hands on as it came is the same tensor
         stages = [
             one._replace(takes=one.takes - count_passed_bytes(network, load, before, slices)) if number else one
@@ -45,19 +48,33 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
 
 
 def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
-    found = {kind: list[Terms]() for kind in ("forward", "backward", "reduce")}
+    """Return the phases of a place, forward and backward each at the moment when most lives."""
+    largest: dict[bool, tuple[int, StageMoment]] = {}
     for moment in place.moments:
-        found[moment.kind].append(_sum_moment(place, passes, moment, states) | {"micro-batches": samples})
-    return PlacePhases(
-        place.initialisation,
-        max(found["forward"], key=sum_bytes),
-        max((*found["backward"], *found["reduce"]), key=sum_bytes),
-        place.update,
-        place.resident,
+        total, forward = _sum_bytes(place, passes, moment, states), moment.kind == "forward"
+        if forward not in largest or total > largest[forward][0]:
+            largest[forward] = total, moment
+    forward_terms, backward_terms = (
+        _build_terms(place, passes, largest[forward][1], states) | {"micro-batches": samples}
+        for forward in (True, False)
     )
+    return PlacePhases(place.initialisation, forward_terms, backward_terms, place.update, place.resident)
 
 
-def _sum_moment(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
+def _sum_bytes(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> int:
+    """Return what lives at a moment beside what does between steps: the sum of `_build_terms`, for many moments."""
+    at = place.stages.index(moment.stage)
+    total = states * (moment.waiting + moment.gradients + moment.leaving)
+    for count, one in zip(moment.kept, passes, strict=True):
+        total += count * (one.kept + one.takes)
+    if moment.kind == "reduce":
+        total += place.by_stage[at].reducing
+    else:
+        total += passes[at].takes + _choose_peak(passes[at], moment).total
+    return total + sum(_sum_divided(place, moment))
+
+
+def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
     at = place.stages.index(moment.stage)
     own, taken = _choose_peak(passes[at], moment), passes[at].takes * (moment.kind != "reduce")
     kept = sum(count * one.kept for count, one in zip(moment.kept, passes, strict=True))
@@ -78,11 +95,15 @@ def _sum_moment(place: PlaceCosts, passes: list[StagePass], moment: StageMoment,
 
 def _choose_peak(one: StagePass, moment: StageMoment) -> PassPeak:
     """Return what a pass needs at a moment; a reduction has none."""
-    return {"forward": one.forward, "backward": one.backward, "reduce": PassPeak(0, 0, 0)}[moment.kind]
+    if moment.kind == "reduce":
+        return PassPeak(0, 0, 0)
+    return one.forward if moment.kind == "forward" else one.backward
 
 
 def _sum_divided(place: PlaceCosts, moment: StageMoment) -> tuple[int, int]:
     """Return the bytes of gathered weights, and of gradients whole or reduced."""
+    if not any(one.whole for one in place.by_stage):
+        return 0, 0
     each = list(zip(place.by_stage, moment.whole, moment.unreduced, moment.reduced, strict=True))
     gathered = sum(one.whole * whole for one, whole, _, _ in each)
     return gathered, sum(one.unreduced * there + one.reduced * done for one, _, there, done in each)

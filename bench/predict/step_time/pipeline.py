@@ -13,7 +13,7 @@ from bench.engine_costs import PipelineCosts, PlaceCosts, StepPass, Transfer
 from bench.machine import CollectiveKind, Machine
 from bench.predict.forward import compute_blocks, compute_ends, compute_recomputed
 from bench.predict.memory.stages import TensorSlices, count_state_bytes
-from bench.predict.parts import cut_network
+from bench.predict.parts import cut_network, list_alike
 from bench.predict.step_time.compute import (
     CALIBRATED,
     REHEARSED,
@@ -25,7 +25,7 @@ from bench.predict.step_time.compute import (
 )
 from bench.predict.step_time.layout import REDUCTION_OPERATIONS as EXCHANGE_OPERATIONS
 from bench.predict.step_time.network import compute_hop_s
-from bench.predict.step_time.rates import read_rates
+from bench.predict.step_time.rates import DeviceRates, read_rates
 from bench.predict.step_time.transfers import TransferTime, compute_transfer_s, time_transfers
 from bench.predict.work import PassWork
 from bench.predict.workload import Workload, build_workload, get_network
@@ -70,7 +70,8 @@ def time_pipeline(
 ) -> PipelineTime:
     """Return the time of a step; `rehearsed_s` is what the first rank computes by a rehearsal."""
     passes, exchanges = _time_stages(spec, costs, machine, device)
-    places = [_time_place(spec, place, passes, exchanges, machine, device) for place in costs.places]
+    known = read_rates(machine.model_dump_json(), spec.precision, device)
+    places = [_time_place(spec, place, passes, exchanges, machine, known) for place in costs.places]
     factor = 1.0 if rehearsed_s is None else rehearsed_s / places[0].own.total
     factor *= compute_contention(spec, machine, device)
     doubt = REHEARSED if rehearsed_s is not None else places[0].own.doubt
@@ -100,9 +101,13 @@ def _time_stages(
     network, load, text = get_network(spec), build_workload(spec, device), machine.model_dump_json()
     slices, seconds = TensorSlices(spec.parallel.tensor, spec.parallel.sequence), dict[Transfer, float]()
     passes, exchanges = list[PassTimes](), list[list[TransferTime]]()
-    for part in costs.parts:
-        found = list_exchanges(network, load, part, slices)
-        passes.append(_time_part(network, load, part, slices, text, spec.precision))
+    for number, first in enumerate(list_alike(network, costs.parts)):
+        if first < number:
+            passes.append(passes[first])
+            exchanges.append(exchanges[first])
+            continue
+        found = list_exchanges(network, load, costs.parts[number], slices)
+        passes.append(_time_part(network, load, costs.parts[number], slices, text, spec.precision))
         for one in found:
             if one not in seconds:
                 seconds[one] = compute_transfer_s(one, spec, machine)
@@ -176,9 +181,9 @@ def _build_exchange(kind: CollectiveKind, when: StepPass, payload: int, calls: i
 
 def _time_place(
     spec: RunSpec, place: PlaceCosts, passes: list[PassTimes], exchanges: list[list[TransferTime]], machine: Machine,
-    device: Device,
+    known: DeviceRates,
 ) -> PlaceTime:  # fmt: skip
-    known, micro_steps = read_rates(machine.model_dump_json(), spec.precision, device), spec.accumulation
+    micro_steps = spec.accumulation
     mine = [passes[stage] for stage in place.stages]
     forward, again, backward = (
         micro_steps * sum(getattr(one, name) for one in mine) for name in ("forward", "recomputation", "backward")

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Sequence
 
 from bench.distributed.occupancy import list_moments
-from bench.distributed.schedule import Order, PipelineSize, ScheduleName, add_gathers, build_schedule
+from bench.distributed.schedule import Order, PipelineSize, ScheduleName, add_gathers, build_schedule, find_obstacle
 from bench.distributed.simulation import Hop, LinkedPass, link_passes, play_passes
 from bench.engine_costs import (
     EngineStep,
@@ -19,17 +19,17 @@ from bench.engine_costs import (
     Terms,
     sum_bytes,
 )
+from bench.engines.pipeline.costs.pipeline_run import FlatTensors, PipelineRun, build_run
 from bench.engines.pipeline.costs.transfers import (
-    FlatTensors,
     GatheredStages,
     list_gathers,
     list_reductions,
     list_sums,
     list_unsliced,
 )
-from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision.costs import count_adamw_bytes
-from bench.spec import FULL, WIDTH, Device, RunSpec
+from bench.errors import UserError
+from bench.spec import FULL, Device, RunSpec
 from bench.stacks import EqualTensors, Stacks, list_tensors, pad_elements
 from bench.units import Part, count_part_elements
 
@@ -41,13 +41,13 @@ def predict_pipeline(
     spec: RunSpec, network: Stacks, parts: tuple[Part, ...], device: Device, rehearsed: bool
 ) -> PipelineCosts:
     """Return the costs of every place of a pipeline whose stages are these parts."""
-    options, size = decode_options(spec), size_of(spec)
-    ahead = options.gather_ahead if options.sharding == "zero3" and spec.data_parallel > 1 else None
-    places = [
-        _build_place(spec, network, parts, rank, ahead, device, gloo=device == "cpu" and not rehearsed)
-        for rank in range(size.ranks)
-    ]
-    return PipelineCosts(parts, tuple(places), functools.partial(_play, options.schedule, size))
+    return _predict(build_run(spec, device, rehearsed=rehearsed), network, parts)
+
+
+@functools.lru_cache(maxsize=4096)  # points of a sweep that differ in their micro-batch or checkpointing share it
+def _predict(run: PipelineRun, network: Stacks, parts: tuple[Part, ...]) -> PipelineCosts:
+    places = tuple(_build_place(run, network, parts, rank) for rank in range(run.size.ranks))
+    return PipelineCosts(parts, places, functools.partial(_play, run.schedule, run.size))
 
 
 @functools.lru_cache(maxsize=256)
@@ -67,7 +67,10 @@ def _play(
 
 @functools.lru_cache(maxsize=256)  # points of a sweep that differ in their model or batch share it
 def build_orders(schedule: ScheduleName, size: PipelineSize, ahead: int | None) -> tuple[Order, ...]:
-    """Return what every rank does in a step; `ahead`: of the stages whose weights are gathered, None where none are."""
+    """Return what every rank does in a step; `ahead`: of the stages whose weights are gathered, None where none are.
+    UserError for a schedule that is not there."""
+    if obstacle := find_obstacle(schedule, size):
+        raise UserError(f"engine.schedule={schedule}", *obstacle)
     orders = build_schedule(schedule, size)
     return orders if ahead is None else tuple(add_gathers(order, ahead) for order in orders)
 
@@ -80,13 +83,11 @@ def _list_all_moments(
     return tuple(list_moments(order, size, rank) for rank, order in enumerate(orders))
 
 
-def _lay_out(
-    spec: RunSpec, network: Stacks, parts: Sequence[Part], stages: Sequence[int], *, divided: bool
-) -> FlatTensors:
+def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
     """Return the flat tensors of a place. What several stages of the model have is not gathered with one of them."""
-    copies, tensor = spec.data_parallel, spec.parallel.tensor
+    copies, tensor = run.copies, run.tensor
     everything = count_part_elements(network, [parts[stage] for stage in stages], tensor)
-    if not divided:
+    if run.ahead is None:
         return FlatTensors(pad_elements(everything, copies), (0,) * len(stages), copies)
     shared = _list_shared(network, parts)
     own = [
@@ -98,12 +99,10 @@ def _lay_out(
     return FlatTensors(pad_elements(everything - sum(own), copies), gathered, copies)
 
 
-def _count_unsliced(
-    spec: RunSpec, network: Stacks, parts: Sequence[Part], stages: Sequence[int], *, divided: bool
-) -> list[int]:
+def _count_unsliced(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> list[int]:
     """Return by flat tensor the elements that tensor-parallel ranks have whole: norms and learned positions."""
-    tensor = spec.parallel.tensor
-    groups = [[parts[stage]] for stage in stages] if divided else [[parts[stage] for stage in stages]]
+    tensor, mine = run.tensor, [parts[stage] for stage in stages]
+    groups = [mine] if run.ahead is None else [[part] for part in mine]
     if tensor == 1:
         return []
     return [
@@ -124,29 +123,25 @@ def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[
     return [(elements, holders) for elements, holders in found if len(holders) > 1]
 
 
-def _build_place(
-    spec: RunSpec, network: Stacks, parts: Sequence[Part], rank: int, ahead: int | None, device: Device, *, gloo: bool
-) -> PlaceCosts:
-    options, size, width = decode_options(spec), size_of(spec), WIDTH[spec.precision]
-    stages, gloo = tuple(size.stages_of(rank)), gloo and spec.data_parallel > 1
-    flat = _lay_out(spec, network, parts, stages, divided=ahead is not None)
-    resident = _count_resident(flat, width)
+def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank: int) -> PlaceCosts:
+    stages = tuple(run.size.stages_of(rank))
+    flat = _lay_out(run, network, parts, stages)
+    resident = _count_resident(flat, run.width)
+    gathered = _list_gathered(run.schedule, run.size, run.ahead, rank)
+    transfers = [
+        *list_gathers(run, flat, gathered),
+        *list_sums(run, _list_shared(network, parts), stages),
+        *list_unsliced(run, _count_unsliced(run, network, parts, stages)),
+        *list_reductions(run, flat),
+    ]
     return PlaceCosts(
         stages=stages,
-        moments=_list_all_moments(options.schedule, size, ahead)[rank],
+        moments=_list_all_moments(run.schedule, run.size, run.ahead)[rank],
         resident=resident,
-        initialisation=_count_initialisation(spec, network, flat, resident),
-        update=_count_update(spec, flat, resident, device, gloo),
-        by_stage=tuple(_count_stage(elements, flat.copies, width, gloo) for elements in flat.gathered),
-        step=EngineStep(
-            sum(flat.own),
-            [
-                *list_gathers(spec, flat, _list_gathered(options.schedule, size, ahead, rank), device),
-                *list_sums(spec, _list_shared(network, parts), stages),
-                *list_unsliced(spec, _count_unsliced(spec, network, parts, stages, divided=ahead is not None)),
-                *list_reductions(spec, flat),
-            ],
-        ),
+        initialisation=_count_initialisation(run, network, flat, resident),
+        update=_count_update(run, flat, resident),
+        by_stage=tuple(_count_stage(run, elements) for elements in flat.gathered),
+        step=EngineStep(sum(flat.own), transfers),
     )
 
 
@@ -174,13 +169,13 @@ def _count_resident(flat: FlatTensors, width: int) -> Terms:
     }
 
 
-def _count_initialisation(spec: RunSpec, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
+def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
     """Each parameter is drawn, sliced ones whole for that moment. Then a flat tensor is made beside the parameters that
     move into it, stage after stage; where it is divided, masters are made of it by way of another copy."""
-    width = WIDTH[spec.precision]
+    width = run.width
     largest = max(size.elements for size in list_tensors(network))
     built = width * (sum(flat.gathered) + flat.kept)
-    sliced = width * largest if spec.parallel.tensor > 1 else 0
+    sliced = width * largest if run.tensor > 1 else 0
     drawn = sliced + FULL * min(largest, DRAWN_AT_ONCE)
     working, masters = drawn, 0
     for size in flat.gathered:
@@ -193,25 +188,25 @@ def _count_initialisation(spec: RunSpec, network: Stacks, flat: FlatTensors, res
     return max(moving, resident | {"optimizer moments": 0}, key=sum_bytes)
 
 
-def _count_update(spec: RunSpec, flat: FlatTensors, resident: Terms, device: Device, gloo: bool) -> Terms:
+def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms:
     """AdamW works on this rank's part in fp32. What is kept whole is reduced before, at whose end the part is there in
     both widths, and published behind it; gloo does both on a copy."""
-    width, own = WIDTH[spec.precision], sum(flat.own)
+    width, own = run.width, sum(flat.own)
     kept = flat.kept // flat.copies
     alone = flat.copies == 1
     # alone in fp32, the gradients are those of the flat tensor
     taken = FULL * own if width < FULL else FULL * (own - kept * alone)
-    reducing = 0 if alone else width * (kept * (width < FULL) + flat.kept * gloo)
-    working = count_adamw_bytes(spec.optimizer, device, [EqualTensors(size, 1) for size in flat.own])
-    publishing = 0 if alone else width * (kept + flat.kept * gloo)
+    reducing = 0 if alone else width * (kept * (width < FULL) + flat.kept * run.gloo)
+    working = count_adamw_bytes(run.optimizer, run.device, [EqualTensors(size, 1) for size in flat.own])
+    publishing = 0 if alone else width * (kept + flat.kept * run.gloo)
     needed = max(taken + max(reducing, working), publishing)
     return resident | {"working memory": needed}
 
 
-def _count_stage(gathered: int, copies: int, width: int, gloo: bool) -> StageBytes:
+def _count_stage(run: PipelineRun, gathered: int) -> StageBytes:
     """A stage's weights are gathered from a part in their own width, and its gradients reduced to one in fp32."""
-    own = gathered // copies
+    own, width = gathered // run.copies, run.width
     if not gathered:
         return StageBytes()
-    reducing = width * (own * (width < FULL) + gathered * gloo)
+    reducing = width * (own * (width < FULL) + gathered * run.gloo)
     return StageBytes(width * gathered, width * gathered, FULL * own, reducing)
