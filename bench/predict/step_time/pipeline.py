@@ -6,6 +6,7 @@ divided by tokens (arXiv 1909.08053), else a gather and a reduce-scatter of as m
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -87,7 +88,8 @@ def time_pipeline(
     met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
     total_s = met_s + max(place.updated_s for place in places)
     most = max(places, key=lambda place: place.busy_s)
-    return PipelineTime(most.own, [*most.exchanged, *most.moved], max(0.0, total_s - most.busy_s))
+    idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # not what rounding leaves
+    return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
 
 
 def _sum_s(found: list[TransferTime], when: StepPass) -> float:
