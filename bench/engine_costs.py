@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bench.machine import CollectiveKind
 from bench.stacks import EqualTensors, WeightModule
-from bench.units import Unit
+from bench.units import Part, Unit
 
 Array = NDArray[np.int64]
 """One value per segment of the model, in the order of forward."""
@@ -146,3 +146,62 @@ class EngineStep(NamedTuple):
 
     updated: int  # elements that AdamW updates, padding included
     transfers: list[Transfer]  # none where the rank is alone
+
+
+Counts = tuple[int, ...]
+"""One number for each stage of a rank, in the order of forward."""
+
+
+class StageMoment(NamedTuple):
+    """A pass of a stage, or the reduction of its gradients, and what its rank holds beside it. States are counted as
+    the sets that go between two stages for one micro-batch."""
+
+    kind: Literal["forward", "backward", "reduce"]
+    stage: int
+    kept: Counts  # passes without their backward, this one not counted
+    waiting: int  # states that came for passes which are still to be made
+    gradients: int  # gradients that came, those of this pass among them
+    leaving: int  # states and gradients on their way to other ranks
+    whole: Counts  # 1: weights are gathered
+    unreduced: Counts  # 1: gradients are whole
+    reduced: Counts  # 1: this rank's part of the gradients waits for the update
+
+
+class StageBytes(NamedTuple):
+    """What comes and goes for one stage whose parameters are divided among copies, in bytes; 0 where they are not."""
+
+    whole: int = 0  # its weights, while they are gathered
+    unreduced: int = 0  # its gradients, from its first backward to their reduction
+    reduced: int = 0  # this rank's part of them, from there to the update
+    reducing: int = 0  # what the reduction needs beside both
+
+
+class PlaceCosts(NamedTuple):
+    """An engine's part of the costs of the ranks in one place of a pipeline. Terms as `EngineMemory` has them."""
+
+    stages: tuple[int, ...]
+    moments: tuple[StageMoment, ...]  # when most lives
+    resident: Terms  # between two steps
+    initialisation: Terms  # at the peak of building stages and engine
+    update: Terms  # at the peak of the optimizer's step
+    by_stage: tuple[StageBytes, ...]
+    step: EngineStep  # whose transfers are those of all micro-batches together, so that `passes` is 1
+
+
+class Play(Protocol):
+    """Plays a schedule through."""
+
+    def __call__(
+        self, forward_s: Sequence[float], backward_s: Sequence[float], hop: Callable[[int, int], float]
+    ) -> tuple[float, ...]:
+        """Return by place when its last pass ends, counted from the begin of the first one of all: from the seconds of
+        each stage for one micro-batch, and those of a transfer from one place to another, beside which both compute."""
+        ...
+
+
+class PipelineCosts(NamedTuple):
+    """What a model costs whose stages are on several ranks."""
+
+    parts: tuple[Part, ...]  # by stage
+    places: tuple[PlaceCosts, ...]
+    play: Play

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 
 if TYPE_CHECKING:
-    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
+    from bench.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts
     from bench.stacks import Stacks
     from bench.units import Part
 
@@ -76,3 +76,6 @@ class EngineFacts:
     collectives are only pretended. Raises UserError for what it cannot predict."""
     step: "Callable[[RunSpec, ModelSizes, Device], EngineStep] | None" = None
     """What the engine adds to a step's passes. Raises UserError for what it cannot predict."""
+    pipeline: "Callable[[RunSpec, Stacks, Device, bool], PipelineCosts] | None" = None
+    """In place of both where the model is cut: the engine's part of the costs by place of a pipeline; the last says
+    whether collectives are only pretended. Raises UserError for what it cannot predict."""

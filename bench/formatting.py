@@ -22,7 +22,9 @@ def describe_point(spec: RunSpec, identity: str) -> str:
 def describe_choice(spec: RunSpec) -> str:
     """Describe what advice chooses, the engine aside."""
     batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
-    return f"{format_count(spec.nodes, 'node')}, {batch}, {'' if spec.activation_checkpointing else 'no '}checkpointing"
+    layout = "".join(f", {words}" for words in describe_layout(spec).split("  ") if words)
+    again = f"{'' if spec.activation_checkpointing else 'no '}checkpointing"
+    return f"{format_count(spec.nodes, 'node')}{layout}, {batch}, {again}"
 
 
 def describe_result(record: RunRecord) -> str:
@@ -78,7 +80,10 @@ def describe_layout(spec: RunSpec) -> str:
 def list_overrides(spec: RunSpec) -> list[str]:
     """Return the same as overrides."""
     batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]
-    return [f"nodes={spec.nodes}", *batch, f"activation_checkpointing={str(spec.activation_checkpointing).lower()}"]
+    shares = spec.parallel.model_dump(exclude_defaults=True, exclude={"sequence"})
+    layout = [f"parallel.{name}={number}" for name, number in shares.items()]
+    again = f"activation_checkpointing={str(spec.activation_checkpointing).lower()}"
+    return [f"nodes={spec.nodes}", *layout, *batch, again]
 
 
 def format_count(number: int, thing: str) -> str:

@@ -1,5 +1,6 @@
 """Cost against time of every choice that advice weighed, and the Pareto front: what nothing beats in both."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,11 +57,11 @@ class CostLimits(NamedTuple):
 def choose_units(answer: "Answer") -> CostUnits:
     """Return the units: hours or days of the training that is asked for and its price or node-hours, else what a
     million tokens take."""
-    tokens, price = answer.query.question.tokens, answer.query.price
-    if not tokens:
+    question, price = answer.query.question, answer.query.price
+    if not question.has_length:
         cost, size = ("cost of a million tokens", 3600 / price) if price else ("device-seconds per million tokens", 1.0)
         return CostUnits("s per million tokens", cost, 1.0, size)
-    long = (answer.query.question.hours(answer.advice.winner, answer.advice.winner.estimate.step_s) or 0) >= 48
+    long = (question.hours(answer.advice.winner, answer.advice.winner.estimate.step_s) or 0) >= 48
     devices = answer.advice.winner.spec.devices_per_node
     cost, size = ("cost", 3600 / price) if price else ("node-hours", 3600.0 * devices)
     return CostUnits("days" if long else "hours", cost, 86400.0 if long else 3600.0, size)
@@ -68,12 +69,13 @@ def choose_units(answer: "Answer") -> CostUnits:
 
 def list_points(answer: "Answer", units: CostUnits) -> list[CostPoint]:
     """Return every choice that was weighed, the cheapest first."""
-    tokens = answer.query.question.tokens or _TOKENS
-    points = []
+    question, points = answer.query.question, []
     for choice in answer.choices:
-        steps = tokens / choice.time.tokens
+        hours = question.hours(choice, 1.0)  # for each second of a step
+        steps = _TOKENS / choice.time.tokens if hours is None else 3600 * hours
         scale = steps / units.seconds, steps * choice.spec.world_size / units.device_seconds
-        points.append(CostPoint(choice, rate_doubt(choice, answer.query.question), scale))
+        if math.isfinite(steps):  # else failures leave no time to train
+            points.append(CostPoint(choice, rate_doubt(choice, question), scale))
     return sorted(points, key=lambda point: (point.at[1], point.at[0]))
 
 

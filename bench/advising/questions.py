@@ -9,12 +9,14 @@ from bench.config import compose
 from bench.errors import UserError, suggest_nearest
 from bench.predict.advice import AdviceQuestion, Best
 from bench.predict.advice.candidates import NODES, Axes
+from bench.predict.advice.layouts import LayoutAxes
 from bench.predict.scaling_laws import find_law
 from bench.presets import list_engine_presets
 from bench.spec import RunSpec
 
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
-_AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing")
+_LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
+_AXES = ("engine", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
 """Overrides that may be lists, and that are searched where they are not given."""
 
 
@@ -61,10 +63,12 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
         accumulation=_parse_counts("batch.accumulation", lists),
         global_batch=None if exact is None else _check_count("batch.global", exact),
         max_global_batch=words.get("max_global_batch"),
+        layouts=LayoutAxes(*(_parse_counts(key, lists) for key in _LAYOUTS)),
     )
     engines = tuple(map(str, lists.get("engine", list_engine_presets())))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
+    shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # what else is composed may depend on them
     return AdviceQuery(question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training)
 
 

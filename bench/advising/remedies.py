@@ -67,4 +67,4 @@ def _may_fit(
     return False if False in needed else None if None in needed else True
 
 
-_SEARCHED = ("nodes", "batch", "activation_checkpointing")
+_SEARCHED = ("nodes", "parallel", "batch", "activation_checkpointing")

@@ -19,6 +19,7 @@ from bench.plugins import StandaloneLauncherPlugin
 from bench.predict.advice import Advice, advise, format_hours, measured, rate_doubt
 from bench.predict.advice.candidates import Candidate, DeviceLimits, search_candidates
 from bench.predict.advice.choices import Choice, choose
+from bench.predict.advice.layouts import apply_layout, list_layouts
 from bench.predict.advice.measured import MeasuredPoints
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
@@ -87,8 +88,7 @@ def _compose_requests(query: AdviceQuery, config_dir: Path | None, rejected: lis
         try:
             request = compose.compose_request(pairs, config_dir)
             device = target.find_predicted_device(request)
-            decode.check_rank(request, device)
-            predict_memory(request.spec, device)
+            _check_predictable(query, request, device)
             found[request.spec.engine.name] = request
         except UserError as error:
             if query.chosen:
@@ -99,6 +99,17 @@ def _compose_requests(query: AdviceQuery, config_dir: Path | None, rejected: lis
         assert why
         raise why
     return found
+
+
+def _check_predictable(query: AdviceQuery, request: Request, device: Device) -> None:
+    """Raise UserError for what cannot be, or is not predicted: with the first layout that the engine can do, where it
+    needs one, on the most nodes."""
+    spec = request.spec.model_copy(update={"nodes": max(query.axes.nodes)})
+    layouts = list_layouts(spec, query.axes.layouts, device)
+    if layouts and layouts[0] != spec.parallel:
+        request = request._replace(spec=apply_layout(spec, layouts[0]))
+    decode.check_rank(request, device)
+    predict_memory(request.spec, device)
 
 
 def _build_limits(query: Request, device: Device, known: MeasuredPoints) -> DeviceLimits:

@@ -44,6 +44,7 @@ def _build_choice(choice: Choice, answer: Answer) -> dict[str, Any]:
         "engine": spec.engine.name,
         "nodes": spec.nodes,
         "devices_per_node": spec.devices_per_node,
+        **spec.parallel.model_dump(exclude_defaults=True),
         "micro_batch": spec.batch.micro,
         "accumulation": spec.accumulation,
         "global_batch": spec.global_batch,

@@ -9,6 +9,7 @@ from bench.advising.search import Answer
 from bench.cli import advice_length
 from bench.formatting import (
     describe_choice,
+    describe_layout,
     describe_lengths,
     format_count,
     format_interval,
@@ -143,7 +144,7 @@ def _build_row(advice: Advice, choice: Choice) -> list[str]:
     hours = advice.question.predict_hours(choice)
     per_device = (choice.time.tokens / seconds / spec.world_size for seconds in (steps[0], steps[2], steps[1]))
     return [
-        spec.engine.name,
+        f"{spec.engine.name}{describe_layout(spec).replace('  ', ', ')}",
         str(spec.nodes),
         f"{spec.batch.micro} × {spec.accumulation}",
         "yes" if spec.activation_checkpointing else "no",

@@ -7,7 +7,8 @@
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
 Not given, these are searched, and a comma list narrows them: engine, nodes, batch.micro, batch.accumulation (with
-max_global_batch), activation_checkpointing. batch.global is kept exactly. Besides, in plain words:
+max_global_batch), activation_checkpointing, and for pipelines parallel.tensor, parallel.pipeline and
+parallel.stages_per_rank. batch.global is kept exactly. Besides, in plain words:
 
 {words}
 

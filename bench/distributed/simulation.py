@@ -1,9 +1,13 @@
 """A schedule in time: when each pass ends, how long each rank has nothing to do, and how many passes it keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bench.distributed.schedule import Action, Order, PipelineSize, find_source
+
+Hop = Callable[[int, int], float]
+"""Seconds of a transfer from one rank of a pipeline to another."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +38,58 @@ def simulate_schedule(
 ) -> SimulatedStep:
     """Return the times of a schedule from the seconds that each stage takes for one micro-batch, and a transfer
     between two ranks, beside which both compute. ValueError if it never ends."""
-    finish_s: dict[Action, float] = {}
-    free_s, busy_s = [0.0] * size.ranks, [0.0] * size.ranks
-    waiting = [[action for action in order if action.computes][::-1] for order in schedule]
-    while any(waiting):
-        before = len(finish_s)
-        for rank, left in enumerate(waiting):
-            while left and (ready_s := _find_ready_s(left[-1], size, finish_s, hop_s)) is not None:
-                action = left.pop()
-                seconds = (forward_s if action.kind == "forward" else backward_s)[action.stage]
-                free_s[rank] = finish_s[action] = max(free_s[rank], ready_s) + seconds
-                busy_s[rank] += seconds
-        if len(finish_s) == before:
-            raise ValueError(f"the schedule does not end: {', '.join(str(left[-1]) for left in waiting if left)} wait")
+    passes = link_passes(schedule, size)
+    ends_s = play_passes(passes, size, forward_s, backward_s, lambda source, target: hop_s)
+    busy_s = [0.0] * size.ranks
+    for (kind, stage, _), rank, _ in passes:
+        busy_s[rank] += (forward_s if kind == "forward" else backward_s)[stage]
+    finish_s = {one.action: end_s for one, end_s in zip(passes, ends_s, strict=True)}
     return SimulatedStep(finish_s, tuple(busy_s), tuple(count_passes_in_flight(order) for order in schedule))
 
 
-def _find_ready_s(action: Action, size: PipelineSize, finish_s: dict[Action, float], hop_s: float) -> float | None:
-    """Return when what a pass takes up is on its rank; None where that is not known yet."""
-    source = find_source(action, size)
-    if source is None:
-        return 0.0
-    if source not in finish_s:
-        return None
-    return finish_s[source] + (hop_s if size.rank_of(source.stage) != size.rank_of(action.stage) else 0.0)
+class LinkedPass(NamedTuple):
+    """A pass, and which other one it waits for."""
+
+    action: Action
+    rank: int
+    source: int | None  # place in the list of the pass whose result it takes up; None: it needs nobody else's
+
+
+def link_passes(schedule: Sequence[Order], size: PipelineSize) -> tuple[LinkedPass, ...]:
+    """Return all passes of a schedule, each behind those that it waits for. ValueError if the schedule never ends."""
+    places: dict[Action, int] = {}
+    passes = list[LinkedPass]()
+    waiting = [[action for action in order if action.computes][::-1] for order in schedule]
+    while any(waiting):
+        before = len(passes)
+        for rank, left in enumerate(waiting):
+            while left:
+                source = find_source(left[-1], size)
+                if source is not None and source not in places:
+                    break
+                places[left[-1]] = len(passes)
+                passes.append(LinkedPass(left.pop(), rank, None if source is None else places[source]))
+        if len(passes) == before:
+            raise ValueError(f"the schedule does not end: {', '.join(str(left[-1]) for left in waiting if left)} wait")
+    return tuple(passes)
+
+
+def play_passes(
+    passes: Sequence[LinkedPass], size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
+) -> list[float]:
+    """Return when each pass ends, from the seconds that each stage takes for one micro-batch."""
+    ends_s, free_s, ranks = list[float](), [0.0] * size.ranks, size.ranks
+    # states come from the rank before, gradients from the one behind; a stage's neighbours may be on its own rank
+    coming_s = [hop((rank - 1) % ranks, rank) if ranks > 1 else 0.0 for rank in range(ranks)]
+    returning_s = [hop((rank + 1) % ranks, rank) if ranks > 1 else 0.0 for rank in range(ranks)]
+    for (kind, stage, _), rank, source in passes:
+        forward, begin_s = kind == "forward", free_s[rank]
+        if source is not None:
+            begin_s = max(begin_s, ends_s[source] + (coming_s if forward else returning_s)[rank])
+        end_s = begin_s + (forward_s if forward else backward_s)[stage]
+        free_s[rank] = end_s
+        ends_s.append(end_s)
+    return ends_s
 
 
 def count_passes_in_flight(order: Order) -> int:

@@ -3,7 +3,7 @@
 import functools
 
 from bench import engines
-from bench.engine_costs import EngineMemory, EngineStep, ModelSizes
+from bench.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts
 from bench.errors import NoPrediction
 from bench.predict.workload import get_network
 from bench.spec import Device, RunSpec
@@ -27,6 +27,13 @@ def predict_engine_step(spec: RunSpec, device: Device) -> EngineStep:
     if said is None:
         raise _build_error(spec, "what it adds to a step")
     return said(spec, get_model_sizes(get_network(spec)), device)
+
+
+def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) -> PipelineCosts | None:
+    """Return the engine's part of the costs by place, of a model that is cut into stages; None where none is. UserError
+    for what the engine cannot predict."""
+    said = engines.facts(spec).pipeline
+    return said(spec, get_network(spec), device, rehearsed) if said else None
 
 
 def _build_error(spec: RunSpec, what: str) -> NoPrediction:

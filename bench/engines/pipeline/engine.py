@@ -15,6 +15,7 @@ from torch.nn import Module, Parameter
 
 from bench.distributed.executor import Neighbours, ScheduleExecutor
 from bench.distributed.flat import DividedParameters, DividedUpdate, GatheredParameters, WholeParameters
+from bench.distributed.occupancy import SENDS_PER_RANK
 from bench.distributed.schedule import add_gathers, build_schedule
 from bench.distributed.slices import find_slice
 from bench.distributed.slices import make_whole as whole
@@ -42,10 +43,10 @@ class PipelineEngine:
         self._here = place(spec, rank)
         named = {name: parameter for name, parameter in stages.named_parameters() if parameter.requires_grad}
         self._shared = self._find_shared(stages, named)
-        like = next(iter(named.values())).detach()
+        like = next(iter(named.values())).detach().new_empty(0)  # itself it would keep memory that `_divide` replaces
         self._device = like.device
         self.gathered = self._divide(stages, named)
-        neighbours = Neighbours(self._find_rank, stages.shapes, like, limit=2 * size.ranks)
+        neighbours = Neighbours(self._find_rank, stages.shapes, like, limit=SENDS_PER_RANK * size.ranks)
         order = build_schedule(self._options.schedule, size)[self._here.pipeline]
         order = add_gathers(order, self._options.gather_ahead) if self.gathered else order
         mine = {number: stages[number] for number in size.stages_of(self._here.pipeline)}

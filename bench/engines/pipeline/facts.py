@@ -1,18 +1,24 @@
 """What a pipeline says of itself: its stages, where they are, and which ranks have a loss."""
 
+import functools
+from typing import TYPE_CHECKING, Literal
+
 from bench.distributed.cut import check_slices, count_unit_flops, cut_units
 from bench.engine_facts import EngineFacts, Rehearsal
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.errors import UserError
-from bench.spec import RunSpec
+from bench.spec import Device, RunSpec
 from bench.stacks import Stacks
 from bench.units import Part
+
+if TYPE_CHECKING:
+    from bench.engine_costs import PipelineCosts
 
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "breadth_first": "breadth-first"}
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return what holds for this spec. Memory and time are not predicted yet."""
+    """Return what holds for this spec."""
     last = spec.world_size - spec.data_parallel * spec.parallel.tensor  # the first rank of the last part
     return EngineFacts(
         label=f"pipeline, {SCHEDULES[decode_options(spec).schedule]}",
@@ -22,17 +28,32 @@ def facts(spec: RunSpec) -> EngineFacts:
         cut=cut_into_parts,
         rehearsal=Rehearsal("any"),
         members=frozenset({"idle_s"}),
+        pipeline=_predict_pipeline,
     )
+
+
+def _predict_pipeline(spec: RunSpec, network: Stacks, device: Device, rehearsed: bool) -> "PipelineCosts":
+    from bench.engines.pipeline import costs  # which readers of facts need not have
+
+    return costs.predict_pipeline(spec, network, cut_into_parts(spec, network), device, rehearsed)
 
 
 def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
     """Return all parts of the model by stage; UserError where there are more stages than units."""
     check_slices(spec, network)
-    stages, costs = size_of(spec).stages, count_unit_flops(network, spec.sequence)
-    if decode_options(spec).cut == "blocks":
-        costs = [0, *[1] * (len(costs) - 2), 0]
-    if stages > len(costs):
+    stages, units = size_of(spec).stages, 2 + sum(stack.layers for stack in network.stacks)
+    if stages > units:
         value = f"parallel.pipeline={spec.parallel.pipeline} × stages_per_rank={spec.parallel.stages_per_rank}"
-        rule = f"{spec.model.name} has {len(costs)} units to divide: embedding, {len(costs) - 2} blocks, head"
-        raise UserError(value, rule, f"choose at most {len(costs)} stages")
+        rule = f"{spec.model.name} has {units} units to divide: embedding, {units - 2} blocks, head"
+        raise UserError(value, rule, f"choose at most {units} stages")
+    return _cut_network(network, tuple(spec.sequence.items()), stages, decode_options(spec).cut)
+
+
+@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+def _cut_network(
+    network: Stacks, tokens: tuple[tuple[str, int], ...], stages: int, by: Literal["flops", "blocks"]
+) -> tuple[Part, ...]:
+    costs = count_unit_flops(network, dict(tokens))
+    if by == "blocks":
+        costs = [0, *[1] * (len(costs) - 2), 0]
     return tuple(Part(units.start, units.stop, len(costs)) for units in cut_units(costs, stages))

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from bench.predict.advice.layouts import ENOUGH, LayoutAxes, can_run, is_worthwhile, list_layouts
 from bench.predict.memory import LARGEST_MICRO_BATCH, MemoryPrediction, predict_memory
-from bench.spec import Batch, Device, RunSpec
+from bench.spec import Batch, Device, Parallel, RunSpec
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Node counts that are looked at where none is given."""
@@ -20,6 +21,7 @@ class Axes(NamedTuple):
     accumulation: tuple[int, ...] | None = None
     global_batch: int | None = None  # samples per optimizer step, exactly
     max_global_batch: int | None = None  # samples per optimizer step, at most
+    layouts: LayoutAxes = LayoutAxes()
 
 
 class DeviceLimits(NamedTuple):
@@ -60,8 +62,21 @@ def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) 
         for nodes in axes.nodes:
             for checkpointing in axes.checkpointing:
                 start = base.model_copy(update={"nodes": nodes, "activation_checkpointing": checkpointing})
-                _add_along_micro(start, axes, room, found)
+                _add_along_layouts(start, axes, room, found)
     return found
+
+
+def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
+    """Add the candidates that differ in how ranks share a copy, and in their batch."""
+    smallest = 0  # ranks of a copy of which something fits
+    times = ENOUGH if len(axes.nodes) == 1 else 1  # to be quick where many node counts are looked at
+    for layout in list_layouts(start, axes.layouts, room.device):
+        if smallest and layout.ranks > times * smallest and axes.layouts == LayoutAxes():
+            break
+        before = len(found.candidates)
+        _add_along_micro(start.model_copy(update={"parallel": layout}), axes, room, found)
+        if len(found.candidates) > before:
+            smallest = smallest or layout.ranks
 
 
 def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
@@ -71,7 +86,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
     for micro in axes.micro or _list_doublings(
         min(LARGEST_MICRO_BATCH, _find_max_samples(axes) // start.data_parallel)
     ):
-        tried = [_build_candidate(spec, room) for spec in _list_along_accumulation(start, micro, axes)]
+        tried = [_build_candidate(spec, room) for spec in _list_along_accumulation(start, micro, axes, room.device)]
         fitting = [candidate for candidate in tried if candidate.fits is not False]
         found.candidates.extend(fitting)
         if tried and not fitting:
@@ -104,8 +119,9 @@ def _list_doublings(largest: int) -> Iterator[int]:
         number *= 2
 
 
-def _list_along_accumulation(start: RunSpec, micro: int, axes: Axes) -> list[RunSpec]:
-    """Return the points with this micro-batch whose global batch may be."""
+def _list_along_accumulation(start: RunSpec, micro: int, axes: Axes, device: Device) -> list[RunSpec]:
+    """Return the points with this micro-batch whose global batch may be. Where nothing is said of it, each rank of a
+    copy stands for a micro-batch: so all layouts have as many samples for each device."""
     samples = micro * start.data_parallel  # of all ranks in a micro-step
     max_accumulation = _find_max_samples(axes) // samples
     if axes.accumulation:
@@ -113,10 +129,17 @@ def _list_along_accumulation(start: RunSpec, micro: int, axes: Axes) -> list[Run
     elif axes.global_batch:
         tried = [max_accumulation]
     else:
-        tried = sorted({*_list_doublings(max_accumulation), max_accumulation}) if axes.max_global_batch else [1]
+        tried = (
+            sorted({*_list_doublings(max_accumulation), max_accumulation})
+            if axes.max_global_batch
+            else [start.parallel.ranks]
+        )
     sizes = [(number, number * samples) for number in tried if 0 < number <= max_accumulation]
-    return [
+    found = [
         start.model_copy(update={"batch": Batch(micro=micro, accumulation=number, global_=total)})
         for number, total in sizes
         if axes.global_batch in (None, total)
     ]
+    if start.parallel == Parallel():
+        return found
+    return [spec for spec in found if is_worthwhile(spec) and can_run(spec, device)]

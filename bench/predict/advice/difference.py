@@ -57,7 +57,7 @@ def _find_own_doubt(choice: Choice, other: Choice) -> tuple[float, float]:
 
 def _list_portions(choice: Choice) -> tuple[object, ...]:
     spec = choice.spec
-    return spec.engine, spec.batch.micro, spec.activation_checkpointing
+    return spec.engine, spec.parallel, spec.batch.micro, spec.activation_checkpointing
 
 
 def _has_host_work(choice: Choice) -> bool:

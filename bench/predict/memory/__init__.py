@@ -12,8 +12,9 @@ import numpy as np
 
 from bench.engine_costs import CUDA_BASE_BYTES, Array, BackwardWork, EngineMemory, SegmentBytes, Terms, sum_bytes
 from bench.errors import UserError
-from bench.predict.engine import predict_engine_memory
+from bench.predict.engine import predict_engine_memory, predict_pipeline
 from bench.predict.memory import activations
+from bench.predict.memory.pipeline import list_place_phases
 from bench.predict.memory.segments import Segment
 from bench.predict.workload import Workload, build_workload, get_network
 from bench.spec import WIDTH, Batch, Device, RunSpec
@@ -88,6 +89,8 @@ def predict_memory(
 
 
 def _predict_memory(spec: RunSpec, device: Device, room: int | None, *, rehearsed: bool) -> MemoryPrediction:
+    if places := _predict_places(spec, device, rehearsed=rehearsed):
+        return max(places, key=lambda place: place.device[1])
     network = get_network(spec)
     engine = predict_engine_memory(spec, device, room, rehearsed=rehearsed)
     buckets = {"buckets": engine.kept_buckets()}
@@ -96,7 +99,31 @@ def _predict_memory(spec: RunSpec, device: Device, room: int | None, *, rehearse
         *_find_pass_peaks(engine, WIDTH[spec.precision], _stack_segments(network, build_workload(spec, device))),
         MemoryPhase("update", engine.update() | buckets),
     )
-    lasting = sum_bytes(engine.resident() | buckets)
+    return _add_process(phases, sum_bytes(engine.resident() | buckets), device)
+
+
+def predict_memory_by_place(
+    spec: RunSpec, device: Device = "cuda", *, rehearsed: bool = False
+) -> tuple[MemoryPrediction, ...]:
+    """Return the memory of the ranks in each place of a pipeline, whose stages are s, s + `parallel.pipeline`, and so
+    on from place s; nothing where the model is whole on every rank. Errors are those of `predict_memory`."""
+    return _predict_places(spec, device, rehearsed=rehearsed)
+
+
+def _predict_places(spec: RunSpec, device: Device, *, rehearsed: bool) -> tuple[MemoryPrediction, ...]:
+    costs = predict_pipeline(spec, device, rehearsed=rehearsed)
+    if costs is None:
+        return ()
+    found = []
+    for place in list_place_phases(spec, get_network(spec), build_workload(spec, device), costs):
+        terms = (place.initialisation, place.forward, place.backward, place.update)
+        phases = tuple(map(MemoryPhase, ("initialisation", "forward", "backward", "update"), terms))
+        found.append(_add_process(phases, sum_bytes(place.resident), device))
+    return tuple(found)
+
+
+def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) -> MemoryPrediction:
+    """Return the prediction of a rank with these phases, its process and the allocator's reserve included."""
     highest = max(phase.total for phase in phases)
     coming = max(0, highest - lasting)
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)

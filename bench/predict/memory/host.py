@@ -6,7 +6,7 @@ Not counted: loaders' own processes, the page cache.
 from typing import NamedTuple
 
 from bench.engine_costs import ByteRange
-from bench.predict.engine import predict_engine_memory
+from bench.predict.engine import predict_engine_memory, predict_pipeline
 from bench.predict.memory import format_gigabytes, predict_memory
 from bench.spec import Device, RunSpec
 
@@ -41,7 +41,7 @@ def predict_host_memory(spec: RunSpec, device: Device = "cuda", room: int | None
     if device == "cpu":  # host and device are the same memory
         low, high = predict_memory(spec, device).device
         return HostMemory(terms | {"tensors": (ranks * low, ranks * high)})
-    of_a_rank = predict_engine_memory(spec, device, room).host()
+    of_a_rank = {} if predict_pipeline(spec, device) else predict_engine_memory(spec, device, room).host()
     if of_a_rank is None:
         return None
     return HostMemory(terms | {name: _multiply(ranks, span) for name, span in of_a_rank.items()})

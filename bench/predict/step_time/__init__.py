@@ -6,16 +6,17 @@ moves and the links that they cross; overlap as the engine really overlaps. Noth
 
 from typing import NamedTuple
 
-from bench.engine_costs import Transfer
 from bench.machine import Machine
-from bench.predict.engine import predict_engine_step
+from bench.predict.engine import predict_engine_step, predict_pipeline
 from bench.predict.flops import StepFlops, compute_flops_per_step
 from bench.predict.step_time.compute import ComputeTime, predict_compute_time
-from bench.predict.step_time.network import MOVED, RankSpan, compute_collective_s
+from bench.predict.step_time.network import MOVED
+from bench.predict.step_time.pipeline import time_pipeline
+from bench.predict.step_time.transfers import TransferTime, time_transfers
 from bench.spec import Device, RunSpec
 
-COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers")
-"""Parts that depend on what a device computes per second."""
+COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
+"""Parts that depend on what a device computes per second; idle: a rank waits for other stages of a pipeline."""
 NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
 
 
@@ -46,14 +47,6 @@ class StepTime(NamedTuple):
         return self.flops.model / self.step_s / self.peak_flops if self.peak_flops else None
 
 
-class TransferTime(NamedTuple):
-    """Seconds of a transfer in a step."""
-
-    transfer: Transfer
-    whole_s: float
-    exposed_s: float
-
-
 def predict_step_time(
     spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
     straggler: float = 1.0, data_wait_s: float = 0.0,
@@ -64,9 +57,7 @@ def predict_step_time(
     `rehearsed_s` is what a step of this spec computes by a rehearsal on this machine, `straggler` the slowest rank's
     compute time over the others', `data_wait_s` what a step waits for its batches.
     """
-    added = predict_engine_step(spec, device)
-    own = predict_compute_time(spec, added.updated, machine, device, rehearsed_s)
-    moved = _time_transfers(added.transfers, own, spec, machine)
+    own, moved, idle_s = _time_rank(spec, machine, device, rehearsed_s)
     parts = {
         "forward": own.forward,
         "recomputation": own.recomputation,
@@ -74,12 +65,13 @@ def predict_step_time(
         "optimizer": own.optimizer,
         "stragglers": (straggler - 1) * own.total,
         **_sum_exposed_by_kind(moved),
+        "idle": idle_s,
         "data": data_wait_s,
     }
     parts = {name: seconds for name, seconds in parts.items() if seconds}
     total, hidden = sum(parts.values()), sum(m.whole_s - m.exposed_s for m in moved)
     exposed = sum(m.exposed_s for m in moved)
-    computing, (low, high) = straggler * own.total, own.doubt
+    computing, (low, high) = straggler * own.total + idle_s, own.doubt
     peak = machine.peak_tflops.get(spec.precision)
     return StepTime(
         parts=parts,
@@ -90,37 +82,21 @@ def predict_step_time(
         flops=compute_flops_per_step(spec),
         tokens=spec.global_batch * spec.tokens_per_sample,
         peak_flops=1e12 * peak * spec.world_size if peak else None,
-        bound=_find_bound(moved, own, spec),
+        bound=_find_bound(moved, own, idle_s, spec),
     )
 
 
-def _time_transfers(found: list[Transfer], own: ComputeTime, spec: RunSpec, machine: Machine) -> list[TransferTime]:
-    """Return each transfer's seconds. What overlaps in one pass shares its links, and what the pass computes hides it:
-    but for the first call of a gather or the last of a reduction, each call runs beside its share of the pass."""
-    whole = {transfer: _compute_transfer_s(transfer, spec, machine) for transfer in found}
-    computing = {"forward": own.forward, "backward": own.recomputation + own.backward}
-    moved = []
-    for transfer, seconds in whole.items():
-        if not transfer.overlaps:
-            moved.append(TransferTime(transfer, seconds, seconds))
-            continue
-        together = sum(s for other, s in whole.items() if other.overlaps and other.when == transfer.when)
-        room = computing[transfer.when] * transfer.passes / spec.accumulation
-        share = seconds / together if together else 0.0
-        alone = seconds * (
-            transfer.alone_bytes / transfer.payload_bytes if transfer.alone_bytes else 1 / transfer.calls
-        )
-        covered_s = share * room * (1 - 1 / transfer.calls)
-        moved.append(TransferTime(transfer, seconds, alone + max(0.0, seconds - alone - covered_s)))
-    return moved
-
-
-def _compute_transfer_s(transfer: Transfer, spec: RunSpec, machine: Machine) -> float:
-    nodes = transfer.nodes or max(1, -(-transfer.ranks // spec.devices_per_node))
-    calls = max(transfer.calls, 1)
-    span = RankSpan(min(nodes, spec.nodes), transfer.ranks)
-    payload = transfer.payload_bytes / calls * (transfer.at_once if nodes > 1 else 1)
-    return transfer.passes * calls * compute_collective_s(transfer.kind, payload, span, machine)
+def _time_rank(
+    spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None
+) -> tuple[ComputeTime, list[TransferTime], float]:
+    """Return what one rank computes and moves, and the seconds in which it waits for other stages: of a pipeline the
+    rank that has most to do."""
+    if costs := predict_pipeline(spec, device):
+        found = time_pipeline(spec, costs, machine, device, rehearsed_s)
+        return found.own, found.moved, found.idle_s
+    added = predict_engine_step(spec, device)
+    own = predict_compute_time(spec, added.updated, machine, device, rehearsed_s)
+    return own, time_transfers(added.transfers, own, spec, machine, spec.accumulation), 0.0
 
 
 def _sum_exposed_by_kind(moved: list[TransferTime]) -> dict[str, float]:
@@ -131,8 +107,10 @@ def _sum_exposed_by_kind(moved: list[TransferTime]) -> dict[str, float]:
     return seconds
 
 
-def _find_bound(moved: list[TransferTime], own: ComputeTime, spec: RunSpec) -> str:
+def _find_bound(moved: list[TransferTime], own: ComputeTime, idle_s: float, spec: RunSpec) -> str:
     """Return what takes most of the step."""
+    if idle_s > max(own.total, sum(m.exposed_s for m in moved)):
+        return "waiting for other stages"
     if sum(m.exposed_s for m in moved) > own.total:
         return "links between nodes" if spec.nodes > 1 else "links inside a node"
     return own.bound

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from bench.machine import Machine
 from bench.predict.forward import compute_forward, compute_recomputed
 from bench.predict.step_time.rates import DeviceRates, read_rates
-from bench.predict.work import compute_backward
+from bench.predict.work import PassWork, compute_backward
 from bench.predict.workload import Workload, build_workload, get_network
 from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 from bench.stacks import Stacks
@@ -90,7 +90,7 @@ class PassTimes(NamedTuple):
 def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, device: Device) -> ComputeTime:
     known = read_rates(machine_json, spec.precision, device)
     found = _compute_passes(get_network(spec), build_workload(spec, device), machine_json, spec.precision)
-    updating = _compute_update_s(spec, updated, known)
+    updating = compute_update_s(spec, updated, known)
     kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
     bound = max(kinds, key=lambda name: kinds[name])
     passes = found.forward, found.recomputation, found.backward
@@ -100,9 +100,13 @@ def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, device: De
 
 @lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
 def _compute_passes(network: Stacks, load: Workload, machine_json: str, precision: Precision) -> PassTimes:
-    known = read_rates(machine_json, precision, load.device)
     there, again = compute_forward(network, load), compute_recomputed(network, load)
-    back = compute_backward(there)
+    return time_passes(there, again, machine_json, precision, load.device)
+
+
+def time_passes(there: PassWork, again: PassWork, machine_json: str, precision: Precision, device: Device) -> PassTimes:
+    """Return the seconds of a forward pass, of what of it is computed `again`, and of the pass back."""
+    known, back = read_rates(machine_json, precision, device), compute_backward(there)
     work = there.plus(again).plus(back)
     kinds = {
         "matrix products": known.products_s(work),
@@ -112,7 +116,7 @@ def _compute_passes(network: Stacks, load: Workload, machine_json: str, precisio
     return PassTimes(known.pass_s(there), known.pass_s(again), known.pass_s(back), kinds)
 
 
-def _compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
+def compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
     """Seconds of the optimizer's step on so many elements; every pass goes over all of them in memory."""
     width = WIDTH[spec.precision]
     copies = (width + FULL) if width < FULL else 0  # the gradient made fp32, the weight narrow again

@@ -58,9 +58,10 @@ def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankS
     return rounds * payload_bytes * span.wire / _find_bytes_per_s(span, machine, payload_bytes)
 
 
-def compute_hop_s(payload_bytes: float, machine: Machine) -> float:
-    """Return the seconds in which one device gives its neighbour in the node so many bytes."""
-    return payload_bytes / _find_bytes_per_s(RankSpan(1, 2), machine, payload_bytes)
+def compute_hop_s(payload_bytes: float, machine: Machine, *, between_nodes: bool = False) -> float:
+    """Return the seconds in which one device gives another one so many bytes: in its node, or all of a node's together
+    to those of another node."""
+    return payload_bytes / _find_bytes_per_s(RankSpan(1 + between_nodes, 2), machine, payload_bytes)
 
 
 def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) -> float:

@@ -1,6 +1,7 @@
 """A pipeline trains as one process does: real ranks over gloo, both families, every schedule, one copy or two."""
 
 import functools
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from bench import engines, models
 from bench.distributed.schedule import add_gathers, build_schedule
 from bench.engines.pipeline.options import size_of
 from bench.layout import list_stages, place
+from bench.predict.memory.stages import TensorSlices
+from bench.predict.step_time.pipeline import list_exchanges
+from bench.predict.workload import build_workload
 from bench.stacks import pad_elements
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -191,3 +195,21 @@ def test_what_sliced_sub_layers_exchange_is_what_the_closed_form_says(seen: Seen
             assert traffic["reduce_scatter"] == traffic["all_gather"] == both
         else:
             assert traffic["all_reduce"] == (micros * (calls + 2) + 1, micros * (payload + of_loss) + 4)
+
+
+@pytest.mark.parametrize("label", JOBS)
+def test_what_ranks_moved_is_what_is_predicted(seen: Seen, label: str) -> None:
+    job = JOBS[label]
+    network, said = models.get_network(job.model), engines.facts(job).pipeline
+    assert said
+    costs, load = said(job, network, "cpu", False), build_workload(job, "cpu")
+    slices = TensorSlices(job.parallel.tensor, job.parallel.sequence)
+    for rank, found in enumerate(seen[label]):
+        here, expected = costs.places[place(job, rank).pipeline], Counter[tuple[str, str]]()
+        inside = [one for stage in here.stages for one in list_exchanges(network, load, costs.parts[stage], slices)]
+        for times, transfers in ((1, here.step.transfers), (job.accumulation, inside)):
+            for one in transfers:
+                expected[one.kind, "calls"] += times * one.calls
+                expected[one.kind, "bytes"] += times * one.payload_bytes
+        for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+            assert found["traffic"].get(kind, (0, 0)) == (expected[kind, "calls"], expected[kind, "bytes"]), kind

@@ -19,6 +19,8 @@ from bench.cli.answer_text import format_answer
 from bench.config import compose
 from bench.config.decode import check_rank
 from bench.errors import UserError
+from bench.layout import place as find_place
+from bench.predict.memory import predict_memory_by_place
 from bench.record import RunRecord
 
 QUICK = (
@@ -120,6 +122,16 @@ def test_a_rehearsed_rank_holds_what_the_real_one_holds(folder: Path, real: RunR
     assert own.resident_bytes == pytest.approx(there.resident_bytes, abs=2000)
     assert own.peak_allocated_bytes == pytest.approx(there.peak_allocated_bytes, rel=0.01)
     assert rehearsed.collectives and rehearsed.collectives["send"].calls == 4 * 3 * 2  # passes that another rank takes
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rank", range(4))
+def test_a_real_rank_holds_what_is_predicted_of_its_place(real: RunRecord, rank: int) -> None:
+    place = predict_memory_by_place(real.spec, "cpu")[find_place(real.spec, rank).pipeline]
+    assert real.observations and (seen := real.observations.memory[rank]).resident_bytes and seen.peak_allocated_bytes
+    assert place.resident == pytest.approx(seen.resident_bytes, rel=0.01)
+    assert place.peak == pytest.approx(seen.peak_allocated_bytes, rel=0.05)
 
 
 @pytest.mark.processes

@@ -1,0 +1,212 @@
+"""What a pipeline costs beside its passes, place by place: the memory of what `bench.distributed.flat` keeps, and what
+it moves between copies.
+
+Imports no torch. Formulas follow what flat tensors and AdamW allocate; nothing here is fitted to a measurement.
+"""
+
+import functools
+from collections.abc import Sequence
+
+from bench.distributed.occupancy import list_moments
+from bench.distributed.schedule import Order, PipelineSize, ScheduleName, add_gathers, build_schedule, find_obstacle
+from bench.distributed.simulation import Hop, LinkedPass, link_passes, play_passes
+from bench.engine_costs import (
+    EngineStep,
+    PipelineCosts,
+    PlaceCosts,
+    StageBytes,
+    StageMoment,
+    Terms,
+    sum_bytes,
+)
+from bench.engines.pipeline.costs.pipeline_run import FlatTensors, PipelineRun, build_run
+from bench.engines.pipeline.costs.transfers import (
+    GatheredStages,
+    list_gathers,
+    list_reductions,
+    list_sums,
+    list_unsliced,
+)
+from bench.engines.precision.costs import count_adamw_bytes
+from bench.errors import UserError
+from bench.spec import FULL, Device, RunSpec
+from bench.stacks import EqualTensors, Stacks, list_tensors, pad_elements
+from bench.units import Part, count_part_elements
+
+DRAWN_AT_ONCE = 2**24
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
+
+
+def predict_pipeline(
+    spec: RunSpec, network: Stacks, parts: tuple[Part, ...], device: Device, rehearsed: bool
+) -> PipelineCosts:
+    """Return the costs of every place of a pipeline whose stages are these parts."""
+    return _predict(build_run(spec, device, rehearsed=rehearsed), network, parts)
+
+
+@functools.lru_cache(maxsize=4096)  # points of a sweep that differ in their micro-batch or checkpointing share it
+def _predict(run: PipelineRun, network: Stacks, parts: tuple[Part, ...]) -> PipelineCosts:
+    places = tuple(_build_place(run, network, parts, rank) for rank in range(run.size.ranks))
+    return PipelineCosts(parts, places, functools.partial(_play, run.schedule, run.size))
+
+
+@functools.lru_cache(maxsize=256)
+def _link(schedule: ScheduleName, size: PipelineSize) -> tuple[LinkedPass, ...]:
+    return link_passes(build_orders(schedule, size, None), size)
+
+
+def _play(
+    schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
+) -> tuple[float, ...]:
+    passes = _link(schedule, size)
+    ends_s = dict.fromkeys(range(size.ranks), 0.0)
+    for one, end_s in zip(passes, play_passes(passes, size, forward_s, backward_s, hop), strict=True):
+        ends_s[one.rank] = end_s  # a rank's passes are in their order
+    return tuple(ends_s.values())
+
+
+@functools.lru_cache(maxsize=256)  # points of a sweep that differ in their model or batch share it
+def build_orders(schedule: ScheduleName, size: PipelineSize, ahead: int | None) -> tuple[Order, ...]:
+    """Return what every rank does in a step; `ahead`: of the stages whose weights are gathered, None where none are.
+    UserError for a schedule that is not there."""
+    if obstacle := find_obstacle(schedule, size):
+        raise UserError(f"engine.schedule={schedule}", *obstacle)
+    orders = build_schedule(schedule, size)
+    return orders if ahead is None else tuple(add_gathers(order, ahead) for order in orders)
+
+
+@functools.lru_cache(maxsize=256)
+def _list_all_moments(
+    schedule: ScheduleName, size: PipelineSize, ahead: int | None
+) -> tuple[tuple[StageMoment, ...], ...]:
+    orders = build_orders(schedule, size, ahead)
+    return tuple(list_moments(order, size, rank) for rank, order in enumerate(orders))
+
+
+def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
+    """Return the flat tensors of a place. What several stages of the model have is not gathered with one of them."""
+    copies, tensor = run.copies, run.tensor
+    everything = count_part_elements(network, [parts[stage] for stage in stages], tensor)
+    if run.ahead is None:
+        return FlatTensors(pad_elements(everything, copies), (0,) * len(stages), copies)
+    shared = _list_shared(network, parts)
+    own = [
+        count_part_elements(network, [parts[stage]], tensor)
+        - sum(elements // tensor for elements, holders in shared if stage in holders)
+        for stage in stages
+    ]
+    gathered = tuple(pad_elements(size, copies) for size in own)
+    return FlatTensors(pad_elements(everything - sum(own), copies), gathered, copies)
+
+
+def _count_unsliced(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> list[int]:
+    """Return by flat tensor the elements that tensor-parallel ranks have whole: norms and learned positions."""
+    tensor, mine = run.tensor, [parts[stage] for stage in stages]
+    groups = [mine] if run.ahead is None else [[part] for part in mine]
+    if tensor == 1:
+        return []
+    return [
+        (tensor * count_part_elements(network, group, tensor) - count_part_elements(network, group)) // (tensor - 1)
+        for group in groups
+    ]
+
+
+def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[int]]]:
+    """Return the elements of each parameter that several stages have, and which do: a tied embedding, and tables of
+    position biases."""
+    last, layers = len(parts) - 1, [stack.layers for stack in network.stacks]
+    found = [(network.table, {0, last})] if network.tied else []
+    for place, stack in enumerate(network.stacks):
+        rows, columns = stack.bias_table or (0, 0)
+        holders = {number for number, part in enumerate(parts) if part.blocks(layers)[place]}
+        found += [(rows * columns, holders)] if rows else []
+    return [(elements, holders) for elements, holders in found if len(holders) > 1]
+
+
+def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank: int) -> PlaceCosts:
+    stages = tuple(run.size.stages_of(rank))
+    flat = _lay_out(run, network, parts, stages)
+    resident = _count_resident(flat, run.width)
+    gathered = _list_gathered(run.schedule, run.size, run.ahead, rank)
+    transfers = [
+        *list_gathers(run, flat, gathered),
+        *list_sums(run, _list_shared(network, parts), stages),
+        *list_unsliced(run, _count_unsliced(run, network, parts, stages)),
+        *list_reductions(run, flat),
+    ]
+    return PlaceCosts(
+        stages=stages,
+        moments=_list_all_moments(run.schedule, run.size, run.ahead)[rank],
+        resident=resident,
+        initialisation=_count_initialisation(run, network, flat, resident),
+        update=_count_update(run, flat, resident),
+        by_stage=tuple(_count_stage(run, elements) for elements in flat.gathered),
+        step=EngineStep(sum(flat.own), transfers),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _list_gathered(schedule: ScheduleName, size: PipelineSize, ahead: int | None, rank: int) -> GatheredStages:
+    """Return which of a rank's stages are gathered in a step, before its first backward and behind it."""
+    found: tuple[list[int], list[int]] = ([], [])
+    late = False
+    for action in build_orders(schedule, size, ahead)[rank]:
+        late = late or action.kind == "backward"
+        if action.kind == "gather":
+            found[late].append(size.stages_of(rank).index(action.stage))
+    return GatheredStages(tuple(found[0]), tuple(found[1]), bool(ahead))
+
+
+def _count_resident(flat: FlatTensors, width: int) -> Terms:
+    """Weights below fp32 have masters; where they are kept whole, fp32 ones are the masters. Gradients have one flat
+    tensor as well."""
+    own, gathered = sum(flat.own), sum(flat.gathered) // flat.copies
+    return {
+        "weights": width * flat.kept,
+        "master weights": FULL * (own if width < FULL else gathered),
+        "optimizer moments": 2 * FULL * own,
+        "gradients": width * flat.kept,
+    }
+
+
+def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
+    """Each parameter is drawn, sliced ones whole for that moment. Then a flat tensor is made beside the parameters that
+    move into it, stage after stage; where it is divided, masters are made of it by way of another copy."""
+    width = run.width
+    largest = max(size.elements for size in list_tensors(network))
+    built = width * (sum(flat.gathered) + flat.kept)
+    sliced = width * largest if run.tensor > 1 else 0
+    drawn = sliced + FULL * min(largest, DRAWN_AT_ONCE)
+    working, masters = drawn, 0
+    for size in flat.gathered:
+        masters += FULL * size // flat.copies
+        copy = FULL * size // flat.copies * (width < FULL)
+        working = max(working, masters - FULL * size // flat.copies + width * size, masters + copy)
+        masters -= width * size
+    working = max(working, masters + 2 * width * flat.kept)
+    moving = {"weights": built, "working memory": working}
+    return max(moving, resident | {"optimizer moments": 0}, key=sum_bytes)
+
+
+def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms:
+    """AdamW works on this rank's part in fp32. What is kept whole is reduced before, at whose end the part is there in
+    both widths, and published behind it; gloo does both on a copy."""
+    width, own = run.width, sum(flat.own)
+    kept = flat.kept // flat.copies
+    alone = flat.copies == 1
+    # alone in fp32, the gradients are those of the flat tensor
+    taken = FULL * own if width < FULL else FULL * (own - kept * alone)
+    reducing = 0 if alone else width * (kept * (width < FULL) + flat.kept * run.gloo)
+    working = count_adamw_bytes(run.optimizer, run.device, [EqualTensors(size, 1) for size in flat.own])
+    publishing = 0 if alone else width * (kept + flat.kept * run.gloo)
+    needed = max(taken + max(reducing, working), publishing)
+    return resident | {"working memory": needed}
+
+
+def _count_stage(run: PipelineRun, gathered: int) -> StageBytes:
+    """A stage's weights are gathered from a part in their own width, and its gradients reduced to one in fp32."""
+    own, width = gathered // run.copies, run.width
+    if not gathered:
+        return StageBytes()
+    reducing = width * (own * (width < FULL) + gathered * run.gloo)
+    return StageBytes(width * gathered, width * gathered, FULL * own, reducing)

@@ -1,0 +1,222 @@
+"""Seconds of a step of a pipeline: its very schedule is played through, with what each stage computes and moves for one
+micro-batch. Behind the last pass come the reductions, a moment when all ranks have met, the update, and the gathers.
+
+A tensor-parallel rank waits for each exchange at a region's edge: one all-reduce of the states where they are not
+divided by tokens (arXiv 1909.08053), else a gather and a reduce-scatter of as many bytes (arXiv 2205.05198).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bench.engine_costs import PipelineCosts, PlaceCosts, StepPass, Transfer
+from bench.machine import CollectiveKind, Machine
+from bench.predict.forward import compute_blocks, compute_ends, compute_recomputed
+from bench.predict.memory.stages import TensorSlices, count_state_bytes
+from bench.predict.parts import cut_network, list_alike
+from bench.predict.step_time.compute import (
+    CALIBRATED,
+    REHEARSED,
+    ComputeTime,
+    PassTimes,
+    compute_contention,
+    compute_update_s,
+    time_passes,
+)
+from bench.predict.step_time.layout import REDUCTION_OPERATIONS as EXCHANGE_OPERATIONS
+from bench.predict.step_time.network import compute_hop_s
+from bench.predict.step_time.rates import DeviceRates, read_rates
+from bench.predict.step_time.transfers import TransferTime, compute_transfer_s, time_transfers
+from bench.predict.work import PassWork
+from bench.predict.workload import Workload, build_workload, get_network
+from bench.spec import FULL, Device, Precision, RunSpec
+from bench.stacks import Attention, Stacks
+from bench.units import Part
+
+
+class PipelineTime(NamedTuple):
+    """A step of the rank that has most to do."""
+
+    own: ComputeTime
+    moved: list[TransferTime]
+    idle_s: float  # in which it waits for other stages
+
+
+class PlaceTime(NamedTuple):
+    """What the ranks of a place do in a step."""
+
+    own: ComputeTime
+    exchanged: list[TransferTime]  # inside passes
+    moved: list[TransferTime]  # between copies
+
+    @property
+    def reduced_s(self) -> float:
+        """From the last pass until all ranks meet."""
+        return sum(one.exposed_s for one in self.moved if one.transfer.when != "update")
+
+    @property
+    def updated_s(self) -> float:
+        """From there to the end of the step."""
+        return self.own.optimizer + sum(one.exposed_s for one in self.moved if one.transfer.when == "update")
+
+    @property
+    def busy_s(self) -> float:
+        exchanged_s = sum(one.exposed_s for one in self.exchanged)
+        return self.own.total - self.own.optimizer + exchanged_s + self.reduced_s + self.updated_s
+
+
+def time_pipeline(
+    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None
+) -> PipelineTime:
+    """Return the time of a step; `rehearsed_s` is what the first rank computes by a rehearsal."""
+    passes, exchanges = _time_stages(spec, costs, machine, device)
+    known = read_rates(machine.model_dump_json(), spec.precision, device)
+    places = [_time_place(spec, place, passes, exchanges, machine, known) for place in costs.places]
+    factor = 1.0 if rehearsed_s is None else rehearsed_s / places[0].own.total
+    factor *= compute_contention(spec, machine, device)
+    doubt = REHEARSED if rehearsed_s is not None else places[0].own.doubt
+    places = [one._replace(own=one.own.scaled(factor)._replace(doubt=doubt)) for one in places]
+    ends_s = costs.play(
+        [factor * one.forward + _sum_s(found, "forward") for one, found in zip(passes, exchanges, strict=True)],
+        [
+            factor * (one.recomputation + one.backward) + _sum_s(found, "backward")
+            for one, found in zip(passes, exchanges, strict=True)
+        ],
+        _build_hop(spec, machine, device),
+    )
+    met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
+    total_s = met_s + max(place.updated_s for place in places)
+    most = max(places, key=lambda place: place.busy_s)
+    idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # not what rounding leaves
+    return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
+
+
+def _sum_s(found: list[TransferTime], when: StepPass) -> float:
+    return sum(one.whole_s for one in found if one.transfer.when == when)
+
+
+def _time_stages(
+    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device
+) -> tuple[list[PassTimes], list[list[TransferTime]]]:
+    """Return what each stage computes for one micro-batch, and what its ranks exchange in it."""
+    network, load, text = get_network(spec), build_workload(spec, device), machine.model_dump_json()
+    slices, seconds = TensorSlices(spec.parallel.tensor, spec.parallel.sequence), dict[Transfer, float]()
+    passes, exchanges = list[PassTimes](), list[list[TransferTime]]()
+    for number, first in enumerate(list_alike(network, costs.parts)):
+        if first < number:
+            passes.append(passes[first])
+            exchanges.append(exchanges[first])
+            continue
+        found = list_exchanges(network, load, costs.parts[number], slices)
+        passes.append(_time_part(network, load, costs.parts[number], slices, text, spec.precision))
+        for one in found:
+            if one not in seconds:
+                seconds[one] = compute_transfer_s(one, spec, machine)
+        exchanges.append([TransferTime(one, seconds[one], seconds[one]) for one in found])
+    return passes, exchanges
+
+
+@functools.lru_cache(maxsize=4096)  # stages are alike, and points of a sweep share them
+def _time_part(
+    network: Stacks, load: Workload, part: Part, slices: TensorSlices, machine_json: str, precision: Precision
+) -> PassTimes:
+    sliced = cut_network(network, part, slices.ranks)
+    exchanges = sum(one.calls for one in list_exchanges(network, load, part, slices) if one.when == "forward")
+    there = compute_blocks(sliced, load).plus(PassWork(operations=EXCHANGE_OPERATIONS * exchanges))
+    if part.last:
+        there = there.plus(compute_ends(sliced, load))
+    again = compute_recomputed(sliced, load) if there.matmuls else PassWork()
+    return time_passes(there, again, machine_json, precision, load.device)
+
+
+@functools.lru_cache(maxsize=4096)
+def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Transfer]:
+    """Return what tensor-parallel ranks exchange in a pass of a part, in forward and in backward: states that regions
+    begin and end with, and two numbers for each label. What is computed again ends with its last product."""
+    if slices.ranks == 1:
+        return []
+    found = list[Transfer]()
+    layers = part.blocks([stack.layers for stack in network.stacks])
+    for stack, blocks in zip(network.stacks, layers, strict=True):
+        own = load.width * load.micro * load.tokens(stack.tokens) * network.width
+        begun = len(stack.block) * len(blocks)
+        found += _list_edges(own, begun + part.first, begun, slices)
+        if load.checkpointing:
+            found += _list_again(own, begun - len(blocks), begun, slices)
+        for other in [one.over for one in stack.block if isinstance(one, Attention) and one.over is not None]:
+            states = load.width * load.micro * load.tokens(network.named(other).tokens) * network.width
+            found += _list_edges(states, 0, len(blocks), slices)
+            if load.checkpointing:
+                found += _list_again(states, 0, len(blocks), slices)
+    if part.last:
+        rows = load.micro * load.tokens(network.stacks[-1].tokens)
+        found += _list_edges(load.width * rows * network.width, 0, 1, slices)
+        found += [_build_exchange("all_reduce", "forward", FULL * rows * number, 1, slices) for number in (1, 2)]
+    return found
+
+
+def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
+    """What the edges of regions exchange of so many bytes: forward where they end, backward where they begin, and where
+    tokens are divided the other way round as well."""
+    kinds: tuple[tuple[CollectiveKind, StepPass, int], ...] = (
+        ("all_reduce", "forward", ends),
+        ("all_reduce", "backward", begins),
+    )
+    if slices.sequence:
+        kinds = (
+            ("reduce_scatter", "forward", ends), ("all_gather", "forward", begins),
+            ("all_gather", "backward", ends), ("reduce_scatter", "backward", begins),
+        )  # fmt: skip
+    return [_build_exchange(kind, when, states, calls, slices) for kind, when, calls in kinds if calls]
+
+
+def _list_again(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
+    """What a forward that is computed again exchanges, before its backward."""
+    forward = [one for one in _list_edges(states, ends, begins, slices) if one.when == "forward"]
+    return [one._replace(when="backward") for one in forward]
+
+
+def _build_exchange(kind: CollectiveKind, when: StepPass, payload: int, calls: int, slices: TensorSlices) -> Transfer:
+    return Transfer(kind, when, payload * calls, calls, 1, False, slices.ranks)
+
+
+def _time_place(
+    spec: RunSpec, place: PlaceCosts, passes: list[PassTimes], exchanges: list[list[TransferTime]], machine: Machine,
+    known: DeviceRates,
+) -> PlaceTime:  # fmt: skip
+    micro_steps = spec.accumulation
+    mine = [passes[stage] for stage in place.stages]
+    forward, again, backward = (
+        micro_steps * sum(getattr(one, name) for one in mine) for name in ("forward", "recomputation", "backward")
+    )
+    updating = compute_update_s(spec, place.step.updated, known)
+    kinds = {name: sum(one.kinds[name] for one in mine) for name in mine[0].kinds}
+    kinds["memory traffic of the optimizer"] = updating / micro_steps
+    own = ComputeTime(forward, again, backward, updating, max(kinds, key=lambda name: kinds[name]))
+    if known.shapes is not None:
+        own = own._replace(doubt=CALIBRATED)
+    exchanged = [
+        TransferTime(one.transfer._replace(passes=micro_steps), micro_steps * one.whole_s, micro_steps * one.exposed_s)
+        for stage in place.stages
+        for one in exchanges[stage]
+    ]
+    return PlaceTime(own, exchanged, time_transfers(place.step.transfers, own, spec, machine, 1))
+
+
+def _build_hop(spec: RunSpec, machine: Machine, device: Device) -> Callable[[int, int], float]:
+    """Return the seconds of a transfer between two places. All ranks of a place send at once, and share the links of
+    their nodes where these are others than the receivers'."""
+    slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
+    payload = count_state_bytes(get_network(spec), build_workload(spec, device), slices)
+    apart = spec.data_parallel * spec.parallel.tensor
+
+    @functools.cache
+    def hop(source: int, target: int) -> float:
+        first, last = source * apart, (source + 1) * apart - 1
+        moved = (target - source) * apart
+        across = any(rank // spec.devices_per_node != (rank + moved) // spec.devices_per_node for rank in (first, last))
+        together = min(apart, spec.devices_per_node) if across else 1
+        return compute_hop_s(together * payload, machine, between_nodes=across)
+
+    return hop

@@ -1,0 +1,55 @@
+"""One rank after another of pipelines, alone in this process, with collectives that are only pretended:
+`python rehearsed_memory.py JOBS`. JOBS is a JSON object from label to RunSpec; prints one from label to what the first
+rank in each place held, in bytes: at the peak of its initialisation, at the peak of a step, and between steps.
+"""
+
+import gc
+import json
+import os
+import sys
+
+import torch
+from pipeline_ranks import build_module, micro_batches
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench import engines, models
+from bench.layout import LayoutPosition, find_rank
+from bench.measure import memory
+from bench.spec import RunSpec
+
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    memory.install_counter(CPU)
+    jobs = {label: RunSpec.model_validate(plain) for label, plain in json.loads(sys.argv[1]).items()}
+    print(json.dumps({label: [run(job, p) for p in range(job.parallel.pipeline)] for label, job in jobs.items()}))
+
+
+def run(job: RunSpec, pipeline: int) -> list[int]:
+    rank = find_rank(job, LayoutPosition(pipeline, 0, 0))
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(job.world_size)}
+    distributed.init_process_group("fake", rank=rank, world_size=job.world_size, store=FakeStore())
+    backend, family = engines.load_builder(job.engine.backend), models.load_builder(job.model.family)
+    with memory.trace_memory(CPU) as built:
+        module = build_module(job, rank)
+        family.initialise(module, job, backend.whole)
+        engine = backend.build(module, job)
+    for _ in range(2):
+        engine.train_step(iter(micro_batches(job, 0, 0)))
+    gc.collect()
+    between = memory.read_live_bytes(CPU)
+    with memory.trace_memory(CPU) as step:
+        engine.train_step(iter(micro_batches(job, 0, 0)))
+    assert built.before_bytes is not None and built.peak_bytes and step.peak_bytes and between
+    seen = [live - built.before_bytes for live in (built.peak_bytes, step.peak_bytes, between)]
+    del engine, module
+    gc.collect()
+    distributed.destroy_process_group()
+    return seen
+
+
+if __name__ == "__main__":
+    main()

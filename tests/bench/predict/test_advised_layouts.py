@@ -1,0 +1,69 @@
+"""Layouts that advice looks at: those that an engine can do, no more ranks to a copy than help, and as overrides."""
+
+import json
+
+import pytest
+
+from bench.cli import main
+from bench.config import compose
+from bench.predict.advice.layouts import ENOUGH, LayoutAxes, apply_layout, can_run, list_layouts
+from bench.spec import Parallel, RunSpec, config_id
+
+
+def build(*words: str) -> RunSpec:
+    given = ["machine=a100_80", "devices_per_node=8", "batch.micro=1", *words]
+    return compose.compose_request(compose.parse_single(given)).spec
+
+
+def test_an_engine_without_layouts_has_its_own_alone() -> None:
+    assert list_layouts(build("engine=zero3", "model=mt5_xl"), LayoutAxes(), "cuda") == [Parallel()]
+
+
+def test_a_pipeline_has_powers_of_two_that_divide_the_model_and_slices_inside_of_a_node() -> None:
+    found = list_layouts(build("engine=pipeline", "model=mt5_xl", "nodes=2"), LayoutAxes(), "cuda")
+    assert {layout.tensor for layout in found} == {1, 2, 4, 8}
+    assert {layout.pipeline for layout in found} == {1, 2, 4, 8, 16}
+    assert Parallel() not in found and {layout.stages_per_rank for layout in found} == {1}
+    assert [layout.ranks for layout in found] == sorted(layout.ranks for layout in found)
+    looped = list_layouts(build("engine=interleaved", "model=tiny"), LayoutAxes(), "cuda")
+    assert {layout.stages_per_rank * layout.pipeline for layout in looped if layout.pipeline > 1} == {8}
+
+
+def test_axes_that_are_given_are_all_that_is_tried() -> None:
+    axes = LayoutAxes(tensor=(2,), pipeline=(2, 3), stages_per_rank=(1,))
+    found = list_layouts(build("engine=pipeline", "model=mt5_xl"), axes, "cuda")
+    assert found == [Parallel(tensor=2, pipeline=2)]
+
+
+def test_each_rank_of_a_copy_stands_for_a_micro_batch() -> None:
+    spec = apply_layout(build("engine=interleaved", "model=mt5_xl"), Parallel(pipeline=4, stages_per_rank=2))
+    assert (spec.accumulation, spec.data_parallel, spec.global_batch) == (4, 2, 8)
+    assert can_run(spec, "cuda")
+    assert not can_run(apply_layout(spec, Parallel(pipeline=4)), "cuda"), "it has several stages on a rank"
+
+
+def test_what_fits_no_device_whole_is_advised_to_be_divided(
+    capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    words = ["model=gpt_22b", "machine=a100_80", "devices_per_node=8", "nodes=1"]
+    assert main(["advise", *words, "engine=ddp,pipeline", "max_global_batch=64", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    winner = answer["winner"]
+    assert [row["what"] for row in answer["left_out"]] == ["ddp"]
+    # 4 bytes of weights and gradients a parameter and 12 that copies divide: 10 × 22e9 / 80e9 devices at least
+    assert winner.get("tensor", 1) * winner.get("pipeline", 1) in (4, 8)
+    again = compose.compose_request(compose.parse_single([*words[:-1], *winner["overrides"]])).spec
+    assert config_id(again) == winner["config_id"]
+
+
+def test_no_more_ranks_to_a_copy_are_looked_at_than_twice_those_that_fit(
+    capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    words = ["model=mt5_base", "machine=a100_80", "devices_per_node=8", "nodes=1", "batch.micro=1", "engine=pipeline"]
+    assert main(["advise", *words, "activation_checkpointing=false", "--json"]) == 0
+    layouts = list_layouts(build("engine=pipeline", "model=mt5_base"), LayoutAxes(), "cuda")
+    smallest = layouts[0].ranks
+    near = [layout for layout in layouts if layout.ranks <= ENOUGH * smallest]
+    assert json.loads(capsys.readouterr().out)["candidates"] == len(near)

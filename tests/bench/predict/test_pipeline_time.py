@@ -1,0 +1,139 @@
+"""A step of a pipeline as it is predicted: bubbles by hand, slices' exchanges by their closed form, and what must hold
+on any machine."""
+
+from typing import Any
+
+import pytest
+
+from bench import engines, models
+from bench.config import compose
+from bench.engine_costs import PipelineCosts
+from bench.predict.memory import predict_memory
+from bench.predict.memory.stages import TensorSlices
+from bench.predict.step_time import StepTime, predict_step_time
+from bench.predict.step_time.layout import DeviceLayout, Kernels, predict_layout_s
+from bench.predict.step_time.pipeline import list_exchanges
+from bench.predict.workload import build_workload, get_network
+from bench.spec import RunSpec
+
+FORWARD_S, BACKWARD_S = 1.0, 2.0
+
+
+def build(*words: str) -> RunSpec:
+    given = ["machine=a100_80", "model=gpt_22b", "devices_per_node=8", "batch.micro=1", *words]
+    return compose.compose_request(compose.parse_single(given)).spec
+
+
+MACHINE = compose.compose_request([("machine", "a100_80"), ("devices_per_node", 8)], None).machine
+
+
+def find_costs(spec: RunSpec) -> PipelineCosts:
+    said, network = engines.facts(spec).pipeline, models.build_network(spec.model)
+    assert said and network
+    return said(spec, network, "cuda", False)
+
+
+def predict(*words: str) -> StepTime:
+    return predict_step_time(build(*words), MACHINE)
+
+
+@pytest.mark.parametrize(("words", "stages"), [
+    (["engine=pipeline", "engine.schedule=1f1b"], 1), (["engine=pipeline", "engine.schedule=gpipe"], 1),
+    (["engine=interleaved", "parallel.stages_per_rank=3"], 3), (["engine=modular", "parallel.stages_per_rank=3"], 3),
+])  # fmt: skip
+@pytest.mark.parametrize("micro_batches", [8, 24])
+def test_equal_stages_wait_for_one_pass_of_every_other_rank(words: list[str], stages: int, micro_batches: int) -> None:
+    """(m + p - 1) (f + b) where a rank has one stage; with v stages (v m + p - 1) (f + b) of one of them."""
+    spec = build(*words, "parallel.pipeline=4", f"batch.accumulation={micro_batches}")
+    forward_s, backward_s = [FORWARD_S] * 4 * stages, [BACKWARD_S] * 4 * stages
+    ends_s = find_costs(spec).play(forward_s, backward_s, lambda source, target: 0.0)
+    assert max(ends_s) == pytest.approx((stages * micro_batches + 3) * (FORWARD_S + BACKWARD_S))
+
+
+def test_a_hop_is_waited_for_once_each_way_between_neighbours() -> None:
+    spec = build("engine=pipeline", "engine.schedule=gpipe", "parallel.pipeline=2", "batch.accumulation=8")
+    ends_s = find_costs(spec).play([FORWARD_S] * 2, [BACKWARD_S] * 2, lambda source, target: 0.25)
+    assert ends_s == pytest.approx((9 * 3 + 0.5, 9 * 3 + 0.25 - BACKWARD_S))
+
+
+def test_the_parts_are_the_step_and_waiting_is_the_bubble() -> None:
+    """A step is idle as long with few micro-batches as with many: while the pipeline fills and empties."""
+    few, many = (
+        predict("engine=pipeline", "parallel.pipeline=4", f"batch.accumulation={number}") for number in (4, 64)
+    )
+    assert many.parts["idle"] == pytest.approx(few.parts["idle"], rel=0.05)
+    assert many.parts["forward"] == pytest.approx(16 * few.parts["forward"])
+    stage_s = (few.parts["forward"] + few.parts["backward"]) / 4
+    assert few.parts["idle"] == pytest.approx(3 * stage_s, rel=0.1)
+    assert few.step_s == pytest.approx(sum(few.parts.values()))
+    passing_s = [sum(time.parts[name] for name in ("forward", "backward", "idle")) for time in (few, many)]
+    assert passing_s[1] / passing_s[0] == pytest.approx((64 + 3) / (4 + 3), rel=0.03)
+
+
+def test_several_stages_on_a_rank_shorten_the_wait_and_lengthen_what_is_sent() -> None:
+    words = ("parallel.pipeline=4", "batch.accumulation=8")
+    plain = predict("engine=pipeline", *words).parts["idle"]
+    looped = predict("engine=interleaved", "parallel.stages_per_rank=4", *words).parts["idle"]
+    assert 1 / 4 < looped / plain < 0.5
+
+
+def test_without_slices_or_recomputation_it_is_what_equal_stages_of_one_stack_take() -> None:
+    """Beside the other calculation of this project, which knows one stack in equal stages alone, in one node."""
+    spec = build(
+        "engine=pipeline", "engine.cut=blocks", "parallel.pipeline=4", "parallel.tensor=2", "batch.accumulation=16"
+    )
+    found = predict_step_time(spec, MACHINE)
+    passing = found.step_s - found.parts["optimizer"]
+    load, layout = build_workload(spec, "cuda"), DeviceLayout(2, 4, 1, 16)
+    kernels = Kernels("bf16", fused=False, update_bytes=0)
+    assert passing == pytest.approx(predict_layout_s(get_network(spec), load, layout, MACHINE, kernels), rel=0.03)
+
+
+@pytest.mark.parametrize("words", [["model=mt5_base"], ["model=gpt_22b"]])
+def test_slices_exchange_what_the_closed_form_says(words: list[str]) -> None:
+    """Each sub-layer sums what leaves it, and the gradient of what enters; what is computed again all but its last."""
+    given = ["engine=pipeline", "parallel.tensor=4", *words]
+    network = get_network(build(*given))
+    layers = {stack.name: stack.layers for stack in network.stacks}
+    encoder, decoder = layers.get("encoder", 0), layers.get("decoder", 0)
+    closed = {
+        False: 4 * encoder + 7 * decoder + 3 + 2 if encoder else 4 * sum(layers.values()) + 2 + 2,
+        True: 5 * encoder + 9 * decoder + 3 + 2 if encoder else 5 * sum(layers.values()) + 2 + 2,
+    }
+    for checkpointing, calls in closed.items():
+        spec = build(*given, f"activation_checkpointing={checkpointing}")
+        [part] = find_costs(spec).parts
+        found = list_exchanges(network, build_workload(spec, "cuda"), part, TensorSlices(4))
+        assert sum(one.calls for one in found) == calls
+
+
+def test_slices_compute_less_and_wait_for_each_other_and_longer_between_nodes() -> None:
+    whole, four, sixteen = (predict("engine=pipeline", *words) for words in (
+        ["parallel.pipeline=2"], ["parallel.pipeline=2", "parallel.tensor=4"], ["parallel.tensor=16", "nodes=2"],
+    ))  # fmt: skip
+    assert whole.parts["forward"] / 4 < four.parts["forward"] < whole.parts["forward"] / 3
+    assert 5 * whole.parts.get("all-reduce", 0.0) < four.parts["all-reduce"] < sixteen.parts["all-reduce"] / 2
+
+
+def test_weights_that_copies_divide_are_gathered_twice_a_step_however_many_micro_batches() -> None:
+    few, many = (
+        predict("engine=lga", "parallel.stages_per_rank=12", f"batch.accumulation={number}", "nodes=2")
+        for number in (2, 16)
+    )
+    moved = [time.exposed_s + time.hidden_s for time in (few, many)]
+    assert moved[0] == pytest.approx(moved[1])
+    assert many.exposed_s <= few.exposed_s and "idle" not in few.parts
+
+
+def test_a_rehearsal_of_the_first_rank_scales_all_of_it() -> None:
+    spec = build("engine=pipeline", "parallel.pipeline=4", "batch.accumulation=8")
+    once, twice = (predict_step_time(spec, MACHINE, rehearsed_s=seconds) for seconds in (0.5, 1.0))
+    assert [twice.parts[name] / once.parts[name] for name in ("forward", "backward", "optimizer")] == [2] * 3
+    assert twice.step_s == pytest.approx(2 * once.step_s, rel=0.05)
+    assert sum(once.parts[name] for name in ("forward", "backward", "optimizer")) >= 0.5  # of the one with most to do
+
+
+@pytest.mark.parametrize("fields", [{"nodes": 4, "parallel.pipeline": 8}, {"parallel.pipeline": 2}], ids=str)
+def test_an_answer_has_memory_and_time(fields: dict[str, Any]) -> None:
+    spec = build("engine=pipeline", "batch.accumulation=16", *(f"{name}={value}" for name, value in fields.items()))
+    assert predict_memory(spec).peak > 0 and predict_step_time(spec, MACHINE).step_s > 0
