@@ -50,12 +50,12 @@ def render_pictures(
 ) -> list[tuple[Picture, dict[str, bytes]]]:
     """Draw every picture that has something to show, and return each with its files; of many runs on all cores.
     `follow` hears how many are drawn, in words and as a share."""
-    chosen = list_pictures(results)
+    chosen = list_pictures(results)[::-1]  # what shows single steps and ranks stands last and takes longest: first
     drawn: list[tuple[Picture, dict[str, bytes]]] = []
     for picture, files in zip(chosen, _render_each(chosen, results), strict=True):
         drawn.append((picture, files))
         follow(f"drew {len(drawn)} of {len(chosen)} figures", len(drawn) / len(chosen))
-    return drawn
+    return drawn[::-1]
 
 
 def render_picture(picture: Picture, results: Results) -> dict[str, bytes]:
