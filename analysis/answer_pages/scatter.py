@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from analysis.answer_pages.front import CostLimits, CostPoint, CostUnits
 from analysis.answer_pages.rendering import WIDTH_IN
 from analysis.plotting import INK, choose_marker_style, styled
-from analysis.plotting.looks import number_looks
+from analysis.charts.looks import number_looks
 from bench.formatting import format_number
 
 SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}

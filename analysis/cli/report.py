@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
         found = records.read(args.paths)
         studies = set(found.table["study"])
         out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
-        follow(f"tables and figures of {len(found.table)} runs")
-        page = report.write_report(found, out, args.price)
+        page = report.write_report(found, out, args.price, lambda what, share: follow(terminal.Progress(what, share)))
     print(page)
     return 0

@@ -5,8 +5,11 @@ import io
 import multiprocessing
 import os
 import re
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -18,7 +21,7 @@ from analysis.results import Results
 from bench import plugins
 
 FORMATS = ("svg", "pdf", "png")
-MANY = 10_000
+MANY = 16
 """Runs whose figures take long enough to be drawn by several processes."""
 
 _PNG_DPI = 200
@@ -44,14 +47,17 @@ def list_pictures(results: Results | None = None) -> list[Picture]:
     return [picture for picture in found if results is None or picture.applies(results)]
 
 
-def render_pictures(results: Results) -> list[tuple[Picture, dict[str, bytes]]]:
-    """Draw every picture that has something to show, and return each with its files; of many runs on all cores."""
-    chosen = list_pictures(results)
-    if len(results.table) < MANY:
-        return [(picture, render_picture(picture, results)) for picture in chosen]
-    forked = multiprocessing.get_context("fork")  # what has been read and worked out is there already
-    with ProcessPoolExecutor(os.cpu_count(), forked, _remember_results, (results,)) as pool:
-        return list(zip(chosen, pool.map(_render_inherited, [picture.name for picture in chosen]), strict=True))
+def render_pictures(
+    results: Results, follow: Callable[[str, float], None] = lambda what, share: None
+) -> list[tuple[Picture, dict[str, bytes]]]:
+    """Draw every picture that has something to show, and return each with its files; of many runs on all cores.
+    `follow` hears how many are drawn, in words and as a share."""
+    chosen = list_pictures(results)[::-1]  # what shows single steps and ranks stands last and takes longest: first
+    drawn: list[tuple[Picture, dict[str, bytes]]] = []
+    for picture, files in zip(chosen, _render_each(chosen, results), strict=True):
+        drawn.append((picture, files))
+        follow(f"drew {len(drawn)} of {len(chosen)} figures", len(drawn) / len(chosen))
+    return drawn[::-1]
 
 
 def render_picture(picture: Picture, results: Results) -> dict[str, bytes]:
@@ -78,7 +84,28 @@ def _load_picture(name: str, module: Any) -> Picture:
     return Picture(name, module.TITLE, module.ALT, module.figure, applies, getattr(module, "chart", None))
 
 
-def _remember_results(results: Results) -> None:
+def _render_each(chosen: list[Picture], results: Results) -> Iterator[dict[str, bytes]]:
+    """Yield the files of each picture in order; where a process was ended before it had drawn its own, from here."""
+    done = 0
+    if len(results.table) >= MANY and len(chosen) > 1:
+        forked = multiprocessing.get_context("fork")  # what has been read and worked out is there already
+        processes = min(len(os.sched_getaffinity(0)), len(chosen))
+        try:
+            with ProcessPoolExecutor(processes, forked, _begin_drawing, (results,)) as pool:
+                for files in pool.map(_render_inherited, [picture.name for picture in chosen]):
+                    yield files
+                    done += 1
+        except BrokenProcessPool:  # one was ended from outside
+            pass
+    for picture in chosen[done:]:
+        yield render_picture(picture, results)
+
+
+def _begin_drawing(results: Results) -> None:
+    """Prepare a forked process: an interrupt is its parent's to act on, and a progress bar may hold a lock on the
+    parent's streams for ever here."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     _inherited.append(results)
 
 

@@ -1,6 +1,7 @@
 """The report: `report.html`, one page that opens without a network, with its tables and figures as files beside it."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from analysis import claims, figures
@@ -13,21 +14,28 @@ from analysis.report.page import PrintFigure, render_page
 from analysis.results import Results
 from bench.errors import UserError
 
+Follow = Callable[[str, float | None], None]
+"""What hears what is under way, and what share of it is done, between 0 and 1; None where nobody knows."""
+
 PAGE = "report.html"
 _CLAIMED_FAMILY = "t5"  # of the models that the study of the claims trained
 _INLINE_BYTES = 300_000  # a larger drawing makes the page slow, and stands beside it all the same
 
 
-def write_report(results: Results, out: Path, price: float | None = None) -> Path:
+def write_report(
+    results: Results, out: Path, price: float | None = None, follow: Follow = lambda what, share: None
+) -> Path:
     """Write the report of what was read into the folder `out`, and return the page's path.
 
-    `price` is of a device and hour, in a currency of the user's own. Equal records give equal files. An older report
-    there is replaced, file by file, each whole; nothing else in the folder is touched. Raises UserError where there is
-    no record, or the folder cannot be written.
+    `price` is of a device and hour, in a currency of the user's own; `follow` hears what is under way. Equal records
+    give equal files. An older report there is replaced, file by file, each whole; nothing else in the folder is
+    touched. Raises UserError where there is no record, or the folder cannot be written.
     """
     if results.table.empty:
         raise UserError("", "no record to report", "give a results folder, e.g. results/runs/smoke")
-    files = render_files(compute_findings(results, price))
+    follow(f"comparing {len(results.table):,} runs", None)
+    files = render_files(compute_findings(results, price), follow)
+    follow(f"writing {len(files)} files", None)
     try:
         _replace_files(out, files)
     except OSError as error:
@@ -35,18 +43,21 @@ def write_report(results: Results, out: Path, price: float | None = None) -> Pat
     return out / PAGE
 
 
-def render_files(found: ReportFindings) -> dict[str, bytes]:
-    """Return every file of the report by its path, the page last."""
+def render_files(found: ReportFindings, follow: Follow = lambda what, share: None) -> dict[str, bytes]:
+    """Return every file of the report by its path, the page last; `follow` hears what is under way."""
+    follow("tables", None)
     judged = _judge_claims(found.results)
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = tables_beside.render_tables(found) | render_claim_tables(judged, section)
     drawn = []
-    for picture, rendered in figures.render_pictures(found.results):
+    follow("figures", 0.0)
+    for picture, rendered in figures.render_pictures(found.results, follow):
         names = {form: f"figures/{picture.name}.{form}" for form in rendered}
         files |= {names[form]: content for form, content in rendered.items()}
         small = len(rendered["svg"]) <= _INLINE_BYTES
         svg = figures.inline_svg(picture.name, rendered["svg"], picture.alt) if small else ""
         drawn.append(PrintFigure(picture.name, picture.title, svg, names))
+    follow("the page", None)
     left = {
         place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
     }

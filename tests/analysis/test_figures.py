@@ -1,5 +1,7 @@
 import dataclasses
+import os
 import re
+import signal
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,6 +11,7 @@ from records import failed, results, run, spec
 
 from analysis import figures, plotting
 from analysis.charts.looks import number_looks
+from analysis.results import Results
 
 RUNS = [*(run(spec("ddp", nodes=nodes)) for nodes in (1, 2)), run(), failed("oom", spec("zero3"))]
 
@@ -87,4 +90,25 @@ def test_several_processes_draw_what_one_does(svg_alone: None, monkeypatch: pyte
     found = results(run(), run(spec("ddp")))
     alone = [(picture.name, files) for picture, files in figures.render_pictures(found)]
     monkeypatch.setattr(figures, "MANY", 1)
+    heard: list[tuple[str, float]] = []
+    assert [
+        (picture.name, files) for picture, files in figures.render_pictures(found, lambda *one: heard.append(one))
+    ] == alone
+    of = len(alone)
+    assert heard == [(f"drew {done} of {of} figures", done / of) for done in range(1, of + 1)]
+
+
+@pytest.mark.processes
+def test_what_an_ended_process_did_not_draw_is_drawn_here(svg_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, here = results(run(), run(spec("ddp"))), os.getpid()
+    alone = [(picture.name, files) for picture, files in figures.render_pictures(found)]
+    draw = figures.render_picture
+
+    def end_in_another_process(picture: figures.Picture, of: Results) -> dict[str, bytes]:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return draw(picture, of)
+
+    monkeypatch.setattr(figures, "MANY", 1)
+    monkeypatch.setattr(figures, "render_picture", end_in_another_process)
     assert [(picture.name, files) for picture, files in figures.render_pictures(found)] == alone

@@ -1,4 +1,8 @@
+import os
+import pty
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -185,3 +189,30 @@ def test_a_file_in_the_way_is_said(svg_alone: None, runs: Path, tmp_path: Path) 
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UserError, match="choose another --out"):
         report.write_report(results.read([runs]), tmp_path / "out")
+
+
+@pytest.mark.processes
+def test_a_terminal_shows_what_is_under_way_and_a_log_only_where_the_page_is(tmp_path: Path) -> None:
+    report = "import sys; from bench.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", report, "report", "tests/data/runs/smoke", "--out", str(tmp_path)]
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as running:
+        os.close(theirs)
+        shown = b""
+        while part := _read_terminal(ours):
+            shown += part
+        assert running.stdout and running.stdout.read().decode() == f"{tmp_path}/report.html\n"
+    os.close(ours)
+    assert running.returncode == 0
+    for said in ("reading records", r"drew \d+ of \d+ figures", r"0:00:\d\d"):  # the line is drawn ten times a second
+        assert re.search(said, shown.decode())
+    quiet = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert (quiet.stdout, quiet.stderr) == (f"{tmp_path}/report.html\n", "")
+
+
+def _read_terminal(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # the other end is closed
+        return b""
