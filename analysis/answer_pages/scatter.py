@@ -9,8 +9,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.answer_pages.front import CostLimits, CostPoint, CostUnits
 from analysis.answer_pages.rendering import WIDTH_IN
-from analysis.plotting import INK, choose_marker_style, styled
 from analysis.charts.looks import number_looks
+from analysis.plotting import INK, choose_marker_style, styled
 from bench.formatting import format_number
 
 SIGNS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}
