@@ -93,7 +93,7 @@ def test_a_report_with_a_price_tells_costs(runs: Path, tmp_path: Path, monkeypat
     assert main(["report", str(runs), "--price", "3.6", "--out", str(tmp_path / "here")]) == 0
     told = (tmp_path / "here" / "runs.md").read_text()
     assert "| cost of a million tokens |" in told
-    assert "| 5.000 |" in told, "400 tokens/s on 2 devices, 3.6 an hour each"
+    assert "| 5.00 |" in told, "400 tokens/s on 2 devices, 3.6 an hour each"
 
 
 def test_a_price_that_is_none_is_one_line_and_no_report(
