@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.formats.numbers import MISSING, format_ratio_change, format_significant, format_size, format_within
+from analysis.formats.effects import format_effect
+from analysis.formats.numbers import MISSING, format_significant, format_size, format_within
 from analysis.questions import describe_choice, name_question
 from analysis.report.setup import format_outcomes
 from analysis.scaling.best import Best
 from analysis.scaling.ranking import Rival
-from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW, Comparison
+from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW
 from analysis.summary import Row
 from bench.statistics import LEVEL
 
@@ -130,7 +131,7 @@ def _find_leading_engines(best: Best) -> set[str]:
 
 
 def _list_rivals(rivals: Sequence[Rival]) -> tuple[str, ...]:
-    return tuple(f"{describe_choice(one.row)} ({_format_effect(one.comparison)})" for one in rivals)
+    return tuple(f"{describe_choice(one.row)} ({format_effect(one.comparison)})" for one in rivals)
 
 
 def _describe_rivals(rivals: Sequence[Rival], one_is: str, several_are: str) -> str:
@@ -139,16 +140,6 @@ def _describe_rivals(rivals: Sequence[Rival], one_is: str, several_are: str) -> 
         return ""
     first = rivals[0]
     if len(rivals) == 1:
-        return f"{describe_choice(first.row)} {one_is}: {_format_effect(first.comparison)}"
-    nearest = f"{describe_choice(first.row)}: {_format_effect(first.comparison)}"
+        return f"{describe_choice(first.row)} {one_is}: {format_effect(first.comparison)}"
+    nearest = f"{describe_choice(first.row)}: {format_effect(first.comparison)}"
     return f"{len(rivals):,} others {several_are}, the next of them {nearest}"
-
-
-def _format_effect(comparison: Comparison) -> str:
-    """Write the change of the time per sample with its interval."""
-    known = comparison.interval
-    if known is None:
-        return format_ratio_change(comparison.ratio)
-    change, *ends = (100 * (ratio - 1) for ratio in (comparison.ratio, known.low, known.high))
-    text, low, high = format_within(change, ends[0], ends[1], "+")
-    return f"{text}\u00a0%, {100 * known.level:.0f}\u00a0%: {low} to {high}\u00a0%"

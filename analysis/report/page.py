@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from analysis import figures
+from analysis.charts.answers import build_answer_chart
 from analysis.columns import list_columns
 from analysis.flags import FLAGS, NOTES, Flag
 from analysis.questions import describe_choice, format_ranks
@@ -19,6 +20,7 @@ from analysis.report.details import build_details
 from analysis.report.evidence import Evidence, list_reasons
 from analysis.report.facets import Facet, find_facets, find_place
 from analysis.report.findings import ReportFindings
+from analysis.report.glance import render_glance
 from analysis.report.headline import describe_answers, describe_winners
 from analysis.report.limits import MOST_ROWS, select_failures, select_runs
 from analysis.report.page_tables import PageTable, build_page_table
@@ -67,6 +69,7 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
     studies = sorted({row["study"] for row in found.rows})
     answers = describe_answers(found.best)
     few = len(answers) <= MOST_SENTENCES
+    glance = build_answer_chart(found.best)
     asking = [find_place(one.question, page_facets) for one in found.best]
     return {
         "studies": shorten_names(studies),
@@ -80,6 +83,8 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
         if few
         else build_page_table(summary_tables.build_best_table(found.best, answers, found.rows), asking, len(answers)),
         "winners": describe_winners(found.best),
+        "glance": render_glance(glance) if glance else [],
+        "glance_note": glance.note if glance else "",
         "doubts": list_caveats(found.results, found.best, found.drifts, found.origin),
     }
 
@@ -101,6 +106,7 @@ def _build_interactive_part(
     interactive = _render_charts(found, points)
     return {
         "charts": interactive,
+        "on_page": [*(one.name for one in interactive), "answers"],
         "plotly": Markup(_read_plotly()) if interactive else "",
         "tables": [table for table in _build_tables(found, runs, configurations, page_facets) if table.groups],
         "data": {"charts": [one._asdict() for one in interactive], **build_details(configurations, runs, evidence)},

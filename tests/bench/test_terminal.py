@@ -119,14 +119,6 @@ def test_a_run_shows_steps_the_interval_so_far_and_what_is_left(tmp_path: Path) 
     assert "% of 0.01 % asked for" in shown and "left" in shown and "━" in shown
 
 
-@pytest.mark.processes
-def test_a_report_shows_what_it_is_at(tmp_path: Path) -> None:
-    runs = Path(__file__).parents[1] / "data" / "runs" / "smoke"
-    printed, shown = _show_on_terminal(["report", str(runs), "--out", "page"], tmp_path)
-    assert printed == "page/report.html\n"
-    assert "reading records" in shown and "tables and figures of 20 runs" in shown
-
-
 def test_a_calibration_says_what_is_left_of_its_seconds(tmp_path: Path) -> None:
     (tmp_path / DOING).write_text("matmul")
     heard: list[Progress] = []
