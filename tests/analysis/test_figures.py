@@ -67,8 +67,8 @@ def test_a_figure_with_nothing_to_show_is_left_out() -> None:
         for found in (None, results(*RUNS), one_node, nothing)
     ]
     everything = [
-        "throughput", "step_time", "memory", "memory_by_stage", "strong_scaling", "weak_scaling", "best_configurations",
-        "rank_spread", "step_series",
+        "answers", "throughput", "step_time", "memory", "memory_by_stage", "strong_scaling", "weak_scaling",
+        "best_configurations", "rank_spread", "step_series",
     ]  # fmt: skip
     assert names[0] == everything
     assert names[1] == [name for name in everything if name != "strong_scaling"], (
