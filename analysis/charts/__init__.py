@@ -90,7 +90,7 @@ class Chart(NamedTuple):
     def interval_kinds(self) -> list[str]:
         """Which intervals are drawn."""
         points = (point for panel in self.panels for point in panel.points)
-        return sorted({point.interval.kind for point in points if point.interval})
+        return sorted({point.interval.kind for point in points if point.interval and point.interval.kind})
 
     @property
     def tops(self) -> Mapping[str, float]:

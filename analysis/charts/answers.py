@@ -6,7 +6,7 @@ from typing import NamedTuple
 from analysis.charts.looks import number_looks
 from analysis.formats.effects import format_effect
 from analysis.formats.numbers import format_significant
-from analysis.questions import describe_choice, describe_series, name_question
+from analysis.questions import describe_choice, name_question
 from analysis.scaling.best import Best
 from analysis.scaling.ranking import Rival
 from analysis.summary import Row
@@ -81,18 +81,17 @@ def _build_panel(best: Best, title: str) -> AnswerPanel:
         (row | {"accumulation": row["accumulation"] // held}, rival)
         for row, rival in [(best.fastest, None), *((rival.row, rival) for rival in best.rivals)]
     ]
-    engines = {describe_series(row) for row, _ in (fastest, *others)}
-    name = describe_series if len(engines) > 1 else describe_choice
+    engines = {row["engine"] for row, _ in (fastest, *others)}
     firsts: dict[str, tuple[Row, Rival | None]] = {}
     for row, rival in (fastest, *others):
-        firsts.setdefault(name(row), (row, rival))
+        firsts.setdefault(row["engine"] if len(engines) > 1 else describe_choice(row), (row, rival))
     looks = number_looks(engines)
     marks = [_build_mark(row, rival, looks) for row, rival in list(firsts.values())[:MOST_MARKS]]
     return AnswerPanel(f"{title} · × {held} accumulated" if held > 1 else title, tuple(marks))
 
 
 def _build_mark(row: Row, rival: Rival | None, looks: dict[str, int]) -> AnswerMark:
-    label, look = describe_choice(row), looks[describe_series(row)]
+    label, look = describe_choice(row), looks[row["engine"]]
     if rival is None:
         return AnswerMark(label, look, 0.0, None, f"the fastest: {format_significant(row['sample_s'], 3)} s per sample")
     known = rival.comparison.interval
