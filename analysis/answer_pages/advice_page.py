@@ -12,8 +12,9 @@ from analysis.answer_pages.front import (
     list_points,
     select_drawn,
 )
-from analysis.answer_pages.rendering import render_figure, render_template
+from analysis.answer_pages.rendering import render_figure
 from analysis.answer_pages.scatter import CostFigure, draw_costs, list_looks
+from analysis.formats.pages import load_template
 from bench.formatting import describe_choice, format_count, format_interval
 from bench.predict.memory import format_gigabytes
 
@@ -26,8 +27,7 @@ def render_advice_page(answer: "Answer", text: "AdviceText", command: str) -> st
     """Return the page as HTML; `text` is the answer in words, `command` what gave it."""
     units = choose_units(answer)
     shown = build_figure(answer, units)
-    return render_template(
-        "advice.html.j2",
+    return load_template("analysis.answer_pages", "advice.html.j2").render(
         text=text,
         command=command,
         figure=render_figure("cost", draw_costs(shown), _describe_figure(shown)),

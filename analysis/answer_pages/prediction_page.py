@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from markupsafe import Markup
 
 from analysis.answer_pages.bars import PartLook, StackedBar, choose_looks, draw_bars
-from analysis.answer_pages.rendering import choose_unit, find_distinct, list_facts, render_figure, render_template
+from analysis.answer_pages.rendering import choose_unit, find_distinct, list_facts, render_figure
+from analysis.formats.pages import load_template
 from bench.formatting import format_count, format_interval
 from bench.predict.memory import MemoryPrediction, format_gigabytes
 
@@ -42,8 +43,7 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
     differing = find_distinct(points)
     alone = len(found) == 1
     labels = [""] if alone else [_build_label(*one, differing) for one in enumerate(points, start=1)]
-    return render_template(
-        "prediction.html.j2",
+    return load_template("analysis.answer_pages", "prediction.html.j2").render(
         title="Prediction" if alone else f"Predictions of {format_count(len(found), 'point')}",
         answer=answer,
         shared={name: text for name, text in points[0].items() if name not in differing} if points else {},

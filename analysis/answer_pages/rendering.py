@@ -1,11 +1,9 @@
-"""What both pages share: the template's environment, a figure as an element of the page, and the words of a point."""
+"""What both pages share: a figure as an element of the page, and the words of a point."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import matplotlib
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -16,18 +14,6 @@ from bench.spec import RunSpec
 
 WIDTH_IN = 4.2
 """Of a figure: so narrow that its letters can be read where the page is 400 px wide."""
-
-
-def render_template(name: str, **values: Any) -> str:
-    """Return a page as HTML; text is escaped."""
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("analysis.answer_pages"), PackageLoader("analysis.report")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name).render(**values)
 
 
 def render_figure(name: str, figure: Figure, alt: str) -> Markup:

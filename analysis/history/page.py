@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
 from analysis.formats.numbers import format_significant
+from analysis.formats.pages import load_template
 from analysis.history.phrases import describe_axis, describe_change, describe_doubts, describe_places
 from analysis.history.series import History, HistorySeries
 from analysis.history.table import list_changes
@@ -51,19 +50,12 @@ class Figure(NamedTuple):
 
 def render_page(history: History) -> str:
     """Return the page as HTML."""
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("analysis.history"), PackageLoader("analysis.report")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     changes = [
         (series.name, describe_change(one), *describe_places(history, one), one.also, one.change.size > 0)
         for series, one in list_changes(history)
     ]
     shown = history.series[:MOST_FIGURES]
-    return environment.get_template("history.html.j2").render(
+    return load_template("analysis.history", "history.html.j2").render(
         by=history.axis.by,
         lead=f"Time per sample of {format_count(len(history.series), 'configuration')} over {describe_axis(history)}",
         changes=changes,

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from analysis import figures
 from analysis.charts.answers import build_answer_chart
 from analysis.columns import list_columns
 from analysis.flags import FLAGS, NOTES, Flag
+from analysis.formats.pages import load_template
 from analysis.questions import describe_choice, format_ranks
 from analysis.report import summary_tables
 from analysis.report.analogue import HEAD, Analogue
@@ -49,7 +49,7 @@ def render_page(
 ) -> str:
     """Return the whole report as HTML; `left` is the evidence of runs, by their place in the run table."""
     page_facets = find_facets(found.rows)
-    return _load_template().render(
+    return load_template("analysis.report", "report.html.j2").render(
         **_build_summary(found, page_facets, left),
         claims=claims,
         claims_head=HEAD,
@@ -125,17 +125,6 @@ def _find_measured_days(left: Iterable[Evidence]) -> tuple[str, ...]:
     started = sorted(one.record.circumstance.started_at[:10] for one in left if one.record)
     known = [day for day in started if day]
     return tuple(dict.fromkeys((known[0], known[-1]))) if known else ()
-
-
-def _load_template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("analysis.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2")
 
 
 def _read_plotly() -> str:

@@ -67,12 +67,6 @@ class KaplanLaw:
         return self.compute_least_steps(parameters, loss) * compute_critical_batch(loss)
 
 
-def compute_kaplan_data_loss(parameters: float, tokens: float) -> float:
-    """Return the loss of early stopping on a data set of so many tokens, seen as often as it helps: arXiv 2001.08361,
-    equation 1.5 with the constants of table 2."""
-    return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
-
-
 @dataclass(frozen=True)
 class ParametricLaw:
     """L(N, D) = E + A/N^α + B/D^β, all parameters and tokens counted. The batches of its runs were not above the
@@ -94,12 +88,6 @@ class ParametricLaw:
 
     def compute_least_tokens(self, parameters: float, loss: float) -> float:
         return float((self.b / (loss - self.compute_floor(parameters))) ** (1 / self.beta))
-
-    def compute_optimal_parameters(self, flops: float) -> float:
-        """Return the parameters that reach the least loss with 6 N D FLOPs: G (C/6)^(β/(α+β)), arXiv 2203.15556
-        equation 4."""
-        scale = (self.alpha * self.a / (self.beta * self.b)) ** (1 / (self.alpha + self.beta))
-        return float(scale * (flops / 6) ** (self.beta / (self.alpha + self.beta)))
 
 
 KAPLAN = KaplanLaw()
@@ -132,9 +120,6 @@ class TrainingNeed:
     def compute_tokens(self, batch: float) -> float:
         """Return the tokens that it takes with batches of so many."""
         return self.least_tokens * (1 + batch / self.critical_batch)
-
-    def compute_steps(self, batch: float) -> float:
-        return self.compute_tokens(batch) / batch
 
 
 def compute_need(law: ScalingLaw, parameters: float, loss: float) -> TrainingNeed:

@@ -1,9 +1,9 @@
 """Which configurations come into question: engines, nodes, micro-batches, accumulations and checkpointing that fit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bench.predict.advice.layouts import ENOUGH, LayoutAxes, can_run, is_worthwhile, list_layouts
+from bench.predict.advice.layouts import ENOUGH, LayoutAxes, can_run, is_worthwhile, list_doublings, list_layouts
 from bench.predict.memory import LARGEST_MICRO_BATCH, MemoryPrediction, predict_memory
 from bench.spec import Batch, Device, Parallel, RunSpec
 
@@ -83,9 +83,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
     """Add the candidates that differ in their batch alone. Memory grows with the micro-batch: the first that does not
     fit is the last to be looked at."""
     before, smallest = len(found.candidates), None
-    for micro in axes.micro or _list_doublings(
-        min(LARGEST_MICRO_BATCH, _find_max_samples(axes) // start.data_parallel)
-    ):
+    for micro in axes.micro or list_doublings(min(LARGEST_MICRO_BATCH, _find_max_samples(axes) // start.data_parallel)):
         tried = [_build_candidate(spec, room) for spec in _list_along_accumulation(start, micro, axes, room.device)]
         fitting = [candidate for candidate in tried if candidate.fits is not False]
         found.candidates.extend(fitting)
@@ -112,13 +110,6 @@ def _find_max_samples(axes: Axes) -> int:
     return min(limits, default=2**62)
 
 
-def _list_doublings(largest: int) -> Iterator[int]:
-    number = 1
-    while number <= largest:
-        yield number
-        number *= 2
-
-
 def _list_along_accumulation(start: RunSpec, micro: int, axes: Axes, device: Device) -> list[RunSpec]:
     """Return the points with this micro-batch whose global batch may be. Where nothing is said of it, each rank of a
     copy stands for a micro-batch: so all layouts have as many samples for each device."""
@@ -130,7 +121,7 @@ def _list_along_accumulation(start: RunSpec, micro: int, axes: Axes, device: Dev
         tried = [max_accumulation]
     else:
         tried = (
-            sorted({*_list_doublings(max_accumulation), max_accumulation})
+            sorted({*list_doublings(max_accumulation), max_accumulation})
             if axes.max_global_batch
             else [start.parallel.ranks]
         )

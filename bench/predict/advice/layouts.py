@@ -34,8 +34,8 @@ def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parall
     able = engines.facts(spec).layouts
     if not {"tensor", "pipeline"} & able:
         return [spec.parallel]
-    tensors = axes.tensor or tuple(_list_powers(spec.devices_per_node)) if "tensor" in able else (1,)
-    pipelines = axes.pipeline or tuple(_list_powers(spec.world_size)) if "pipeline" in able else (1,)
+    tensors = axes.tensor or tuple(list_doublings(spec.devices_per_node)) if "tensor" in able else (1,)
+    pipelines = axes.pipeline or tuple(list_doublings(spec.world_size)) if "pipeline" in able else (1,)
     possible = [
         layout
         for tensor in tensors
@@ -86,7 +86,7 @@ def is_worthwhile(spec: RunSpec) -> bool:
     return not layered and spec.accumulation <= MOST_MICRO_BATCHES
 
 
-def _list_powers(largest: int) -> Iterator[int]:
+def list_doublings(largest: int) -> Iterator[int]:
     number = 1
     while number <= largest:
         yield number
