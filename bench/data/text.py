@@ -37,7 +37,7 @@ class SampleOptions(Frozen):
     sentinels: Literal["own", "append"] = "own"
 
 
-class Options(corpus.CorpusSelection, SampleOptions):
+class Options(SampleOptions, corpus.CorpusSelection):
     """Which text, and what is made of it. Each field is explained in conf/data/text.yaml."""
 
 
