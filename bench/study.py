@@ -62,7 +62,7 @@ def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
     """
     axes = {key: list(values) for key, values in study.axes.items()}
     for key, values in overrides:
-        axes[key] = values
+        axes[key] = [{key: value} for value in values]  # a mapping is then the key's own value, as of a single run
     _check_number(study, axes)
     base = [(key, value) for key, value in study.base.items() if key not in axes]
     choices = [[_list_pairs(key, value) for value in values] for key, values in axes.items()]

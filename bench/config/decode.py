@@ -5,6 +5,7 @@ A study's points share most of their parts: each is decoded once and known again
 
 import functools
 import json
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -290,12 +291,15 @@ def _build_error(error: ValidationError, kind: type[Any], path: str, also: set[s
     where = [str(part) for part in (path, *first["loc"]) if part != ""]
     if first["type"] == "extra_forbidden":
         word = str(first["loc"][-1])
-        known = _list_fields(kind, first["loc"][:-1]) | (also or set())
-        deeper = _find_deeper(kind, word) if len(first["loc"]) == 1 else []
+        outermost = len(first["loc"]) == 1
+        known = _list_fields(kind, first["loc"][:-1]) | ((also or set()) if outermost else set())
+        deeper = _find_deeper(kind, word) if outermost else []
         remedy = f"did you mean {' or '.join(deeper)}?" if deeper else suggest_nearest(word, known)
         return UserError(".".join(where) or str(first["input"]), "no such key", remedy)
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f"={format_in_one_line(first['input'])}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_type":  # pydantic would name the class
+        message = "input should be a mapping of keys to values"
     name = ".".join(where)
     return UserError(f"{name}{given}" if name else "", message[0].lower() + message[1:])
 
@@ -313,10 +317,13 @@ def format_in_one_line(value: Any) -> str:
 
 
 def _list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Return the names that are known at a place in a model."""
-    for part in location:
-        field = kind.model_fields.get(str(part))
-        inner = list_models(getattr(field, "annotation", None))
+    """Return the names that are known at a place in a model; in a mapping of models, one name leads to each."""
+    parts = iter(location)
+    for part in parts:
+        annotation = getattr(kind.model_fields.get(str(part)), "annotation", None)
+        inner = list_models(annotation)
+        if typing.get_origin(annotation) is dict:
+            next(parts, None)
         if not inner:
             return set()
         kind = inner[0]

@@ -4,40 +4,49 @@ for it: whole, or spans of it hidden in one kind and shown in another."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from bench import objectives
 from bench.data import MicroBatch, vocabulary
-from bench.data.pipeline import corpus, spans, tokenizer
+from bench.data.pipeline import corpus, tokenizer
 from bench.data.pipeline.corpus import Corpus
+from bench.data.pipeline.samples import CorruptedText, PlainText, ShuffledPieces
 from bench.data.pipeline.spans import SpanCorruption
 from bench.data.pipeline.tokenizer import Tokenizer
 from bench.errors import UserError
-from bench.spec import RunSpec
+from bench.spec import Frozen, RunSpec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from bench.data.pipeline.spans import Tokens
 
 
 _SPANS = ("kept", "hidden")
 """What kinds of tokens hold of a text of which spans are hidden."""
 
 
-class Options(corpus.CorpusSelection):
-    """Which text, and what is made of it. Each field is explained in conf/data/text.yaml."""
+class SampleOptions(Frozen):
+    """What is made of a text."""
 
     packing: bool = True
     noise_density: float = Field(0.15, gt=0, lt=1)
     mean_span_length: float = Field(3.0, ge=1)
     sentinels: Literal["own", "append"] = "own"
+
+
+class Options(SampleOptions, corpus.CorpusSelection):
+    """Which text, and what is made of it. Each field is explained in conf/data/text.yaml."""
+
+
+class PreparedText(NamedTuple):
+    """A corpus, its tokenizer, and the samples that an objective makes of it."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    samples: CorruptedText | PlainText
 
 
 def check(options: Options, spec: RunSpec) -> None:
@@ -64,17 +73,21 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """
     from bench.data.pipeline import loader
 
-    return loader.micro_batches(_prepare(spec)[-1], spec, data_rank)
+    return loader.micro_batches(_prepare(spec).samples, spec, data_rank)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the facts for the record: the corpus and its hash, the tokenizer, what a sample is made of."""
+    prepared = _prepare(spec)
+    return {"source": "text", "tokenizer": describe_tokenizer(prepared), **describe_corpus(prepared)}
 
+
+def describe_corpus(prepared: PreparedText) -> dict[str, Any]:
+    """Return what a record says of a corpus: its hash, its size, the samples that it makes."""
     import numpy as np
 
-    text, words, samples = _prepare(spec)
+    text, bounds = prepared.corpus, prepared.samples.pieces.bounds
     return {
-        "source": "text",
         "corpus": {
             "name": text.name,
             "bytes": text.bytes,
@@ -82,95 +95,51 @@ def describe(spec: RunSpec) -> dict[str, Any]:
             "tokens": len(text.tokens),
             "sha256": text.sha256,
         },
-        "tokenizer": {"name": words.name, "vocabulary": words.vocabulary},
-        "raw_tokens_per_sample": int(np.diff(samples.pieces).max()),
-        "samples_per_epoch": len(samples.pieces),
+        "raw_tokens_per_sample": int(np.diff(bounds).max()),
+        "samples_per_epoch": len(bounds),
     }
 
 
-@dataclass(frozen=True)
-class CorruptedText:
-    """An endless stream of samples: pieces of the corpus, in a new order and newly corrupted in every epoch."""
-
-    tokens: Tokens
-    pieces: NDArray[np.int64]  # (samples per epoch, 2): begin and end in `tokens`
-    noise: SpanCorruption
-    sentinels: Tokens
-    eos: int
-    seed: int
-    padded: frozenset[str]
-
-    def __call__(self, index: int) -> tuple[Tokens, Tokens]:
-        import numpy as np
-
-        begin, end = _find_piece(self.pieces, self.seed, index)
-        mask = self.noise.mask(end - begin, np.random.default_rng((self.seed, 1, index)))
-        return spans.corrupt(self.tokens[begin:end], mask, self.sentinels, self.eos)
+def describe_tokenizer(prepared: PreparedText) -> dict[str, Any]:
+    """Return what a record says of a tokenizer."""
+    return {"name": prepared.tokenizer.name, "vocabulary": prepared.tokenizer.vocabulary}
 
 
-@dataclass(frozen=True)
-class PlainText:
-    """An endless stream of samples: pieces of the corpus as they are, in a new order in every epoch."""
-
-    tokens: Tokens
-    pieces: NDArray[np.int64]  # as of CorruptedText
-    end: Tokens  # what closes a piece: EOS, or nothing
-    seed: int
-    padded: frozenset[str]
-    eos: int
-
-    def __call__(self, index: int) -> tuple[Tokens]:
-        import numpy as np
-
-        begin, end = _find_piece(self.pieces, self.seed, index)
-        return (np.concatenate([self.tokens[begin:end], self.end]),)
+def _prepare(spec: RunSpec) -> PreparedText:
+    return prepare(Options(**spec.data.options), spec, (spec.seed,))
 
 
-def _find_piece(pieces: NDArray[np.int64], seed: int, index: int) -> tuple[int, int]:
-    """Return where sample `index` begins and ends."""
-    epoch, position = divmod(index, len(pieces))
-    begin, end = pieces[_draw_order(seed, epoch, len(pieces))[position]]
-    return begin, end
-
-
-@lru_cache(maxsize=2)  # a batch may lie across the end of an epoch
-def _draw_order(seed: int, epoch: int, pieces: int) -> NDArray[np.int64]:
-    import numpy as np
-
-    return np.random.default_rng((seed, 0, epoch)).permutation(pieces)
-
-
-def _prepare(spec: RunSpec) -> tuple[Corpus, Tokenizer, CorruptedText | PlainText]:
-    options = Options(**spec.data.options)
+def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedText:
+    """Read and tokenise a text and cut it into samples; raise UserError if corpus or tokenizer cannot be used."""
     length = _compute_raw_length(options, spec)
     words = tokenizer.load(options.tokenizer)
     if options.sentinels == "append":
         words = words.with_sentinels()
     _check_tokenizer(options, spec, words.vocabulary, len(words.sentinels))
     text = corpus.load(options)
-    pieces = _cut_packed(text, length) if options.packing else _cut_documents(text, length)
-    if not len(pieces):
+    bounds = _cut_packed(text, length) if options.packing else _cut_documents(text, length)
+    if not len(bounds):
         raise UserError(
             f"data corpus {text.name}",
             f"{len(text.tokens)} tokens make no sample of {length}",
             f"give more text or shorten sequence.{next(iter(spec.sequence))}",
         )
-    return text, words, _build_samples(options, spec, words, text.tokens, pieces)
+    return PreparedText(text, words, _build_samples(options, spec, words, ShuffledPieces(text.tokens, bounds, seed)))
 
 
 def _build_samples(
-    options: Options, spec: RunSpec, words: Tokenizer, tokens: Tokens, pieces: NDArray[np.int64]
+    options: Options, spec: RunSpec, words: Tokenizer, pieces: ShuffledPieces
 ) -> CorruptedText | PlainText:
     import numpy as np
 
     if _is_plain(spec):
         padded, end = (list(spec.sequence), [words.eos]) if not options.packing else ([], [])
-        return PlainText(tokens, pieces, np.array(end, np.int32), spec.seed, frozenset(padded), words.eos)
+        return PlainText(pieces, np.array(end, np.int32), frozenset(padded), words.eos)
     noise = _build_noise(options)
     (inputs, length), (targets, _) = spec.sequence.items()
     full = options.packing and noise.lengths(_compute_raw_length(options, spec))[0] == length
     padded = [targets] if full else [inputs, targets]
-    return CorruptedText(tokens, pieces, noise, words.sentinels, words.eos, spec.seed, frozenset(padded))
+    return CorruptedText(pieces, noise, words.sentinels, words.eos, frozenset(padded))
 
 
 def _cut_packed(text: Corpus, length: int) -> NDArray[np.int64]:
@@ -193,7 +162,7 @@ def _cut_documents(text: Corpus, length: int) -> NDArray[np.int64]:
     return np.stack([begins[long_enough], ends[long_enough]], axis=1)
 
 
-def _build_noise(options: Options) -> SpanCorruption:
+def _build_noise(options: SampleOptions) -> SpanCorruption:
     return SpanCorruption(options.noise_density, options.mean_span_length)
 
 
@@ -212,7 +181,7 @@ def _corrupted(spec: RunSpec) -> bool:
     return _holds(spec) == _SPANS
 
 
-def _compute_raw_length(options: Options, spec: RunSpec) -> int:
+def _compute_raw_length(options: SampleOptions, spec: RunSpec) -> int:
     """Return the tokens of the corpus that a sample is made of."""
     sequence = spec.sequence
     if _is_plain(spec):

@@ -154,16 +154,19 @@ def _check_model(spec: RunSpec) -> Iterator[Check]:
 
 def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
     subject, facts = f"data {spec.data.name}", data.load(spec.data.source).describe(spec)
-    if "corpus" not in facts:
+    corpora = [one["corpus"] for one in facts.get("sources", {"": facts}).values() if "corpus" in one]
+    if not corpora:
         yield Check(subject, "ok", "made when it is needed, nothing to fetch")
         return
     from datasets import config
     from huggingface_hub import constants
 
-    corpus, tokenizer, cache = facts["corpus"], facts["tokenizer"], Path(config.HF_DATASETS_CACHE)
+    tokenizer, cache = facts["tokenizer"], Path(config.HF_DATASETS_CACHE)
     size = sum(path.stat().st_size for path in (cache / "generator").rglob("*") if path.is_file())
-    message = f"{corpus['name']}: {corpus['bytes']:,} bytes of text, {corpus['tokens']:,} tokens of {tokenizer['name']}"
-    yield _check_folder(Check(subject, "ok", f"{message}, in {cache} ({size:,} bytes in all)"), cache, "HF_HOME", needs)
+    for corpus in corpora:
+        sizes = f"{corpus['bytes']:,} bytes of text, {corpus['tokens']:,} tokens of {tokenizer['name']}"
+        message = f"{corpus['name']}: {sizes}, in {cache} ({size:,} bytes in all)"
+        yield _check_folder(Check(subject, "ok", message), cache, "HF_HOME", needs)
     hub = Path(constants.HF_HUB_CACHE, f"models--{tokenizer['name'].replace('/', '--')}")
     if hub.exists():
         message = f"{tokenizer['vocabulary']:,} tokens, in {hub}"

@@ -73,11 +73,9 @@ def load_options(group: PluginGroup, name: str) -> type[BaseModel]:
 def read_plugin_comments(group: str, name: str) -> dict[str, str]:
     """Return the meanings of keys that stand in files of conf/ and not beside the fields of a class."""
     folder = find_conf_folder() / group
-    if group == "data":
-        return read_key_comments(*sorted(folder.glob("*.yaml")))
-    if group == "launcher" and (file := folder / f"{name}.yaml").is_file():
-        return {key: note for key, note in read_key_comments(file).items() if key != "launcher.name"}
-    return {}
+    files = sorted(folder.glob("*.yaml")) if group == "data" else [folder / f"{name}.yaml"]
+    said = read_key_comments(*files) if group in ("data", "launcher") and files[0].is_file() else {}
+    return {key: note for key, note in said.items() if key != f"{group}.name"}  # what stands above is of the file
 
 
 def _list_run_keys() -> Iterator[ConfigKey]:

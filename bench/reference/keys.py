@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -44,6 +44,8 @@ def list_keys(
             found += [*optional, *below]
             continue
         type_text = describe_type(schema["properties"][written], schema.get("$defs", {}))
+        if inner and not flat and get_origin(field.annotation) is dict:
+            type_text = "sections by name"
         found.append(ConfigKey(path, type_text, _default(field), meaning))
     return found
 

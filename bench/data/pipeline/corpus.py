@@ -38,8 +38,8 @@ _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_tes
 _LAYOUT = 1  # raise it when `_documents` yields something else: the cache does not see code
 
 
-class CorpusSelection(Frozen):
-    """Which text, how much of it, and by which tokenizer: all that the tokens depend on."""
+class TextSelection(Frozen):
+    """Which text, and how much of it."""
 
     files: tuple[str, ...] = ()
     hub: str | None = None
@@ -49,6 +49,11 @@ class CorpusSelection(Frozen):
     sample_by: Literal["document", "paragraph", "line"] = "document"
     max_bytes: Positive = 4_000_000
     max_documents: Positive | None = None
+
+
+class CorpusSelection(TextSelection):
+    """Which text, how much of it, and by which tokenizer: all that the tokens depend on."""
+
     tokenizer: str = tokenizer.BYT5
 
 

@@ -194,7 +194,7 @@ def test_text_too_short_for_one_sample_is_refused(make_spec: MakeSpec, tmp_path:
 def test_checking_imports_nothing_heavy() -> None:
     code = (
         "import sys; from bench import data\n"
-        "for name in ('synthetic', 'text'): data.load(name).Options()\n"
+        "for name in ('synthetic', 'text', 'mixture'): data.load(name).Options()\n"
         "print({'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
@@ -204,7 +204,7 @@ def test_the_yaml_states_every_option_with_its_default() -> None:
     yaml = pytest.importorskip("yaml")
     from bench.spec import DataSpec
 
-    for name in ("synthetic", "text"):
+    for name in ("synthetic", "text", "mixture"):
         written = yaml.safe_load((Path(__file__).parents[3] / f"conf/data/{name}.yaml").read_text())
         options = {key: value for key, value in written.items() if key not in DataSpec.model_fields}
         loading = {key: value for key, value in written.items() if key in DataSpec.model_fields}
