@@ -6,7 +6,6 @@ would start threads that no child inherits, and every child would hang.
 """
 
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 
 from bench import plugins
 from bench.engines.deepspeed.library import preload_deepspeed
+from bench.processes import importing
 from bench.runtime import worker
 
 _PR_SET_PDEATHSIG = 1
@@ -31,9 +31,8 @@ _DESCRIPTORS = 16
 def main() -> None:
     """Import, say so, and fork a rank for every request until the supervisor hangs up."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    preload(sys.argv[2])
-    gc.collect()
-    gc.freeze()  # what is imported need not be copied only because a child's collector looks at it
+    with importing():  # nor need it be copied only because a child's collector looks at it
+        preload(sys.argv[2])
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     connection.send(b"{}")

@@ -20,6 +20,7 @@ from bench.measure import allocation, devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.failures import Refused
 from bench.measure.faults import InjectedFault
+from bench.processes import importing
 from bench.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
 from bench.units import count_part_elements
@@ -72,7 +73,7 @@ class RankWorker:
 
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
-        with self.phase("imports"):
+        with self.phase("imports"), importing():
             from bench.measure import link, memory, peers, transport
             from bench.measure.device import find_device
 
