@@ -9,6 +9,8 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+gc.disable()  # until all tests are collected: that imports torch and hundreds of modules, and none of it is garbage
+
 settings.register_profile("patient", deadline=None)  # an example may take long on a busy machine, and be right
 settings.load_profile("patient")
 
@@ -42,8 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: no search for garbage has to go through it again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 # local runs of a session of tests wait for each other, and not for those of another

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, stats
+import scipy.special
 
 from analysis.scaling.time_per_sample import IntervalEstimate, Pace
 from analysis.stats.compare import LEAST_RUNS
@@ -57,6 +57,8 @@ def fit_law(points: Mapping[int, Pace], seed: int = 0) -> LawFit | None:
     Each point weighs by its relative error, or all alike where one is unknown. The intervals are of a parametric
     bootstrap: of the curves that the fitted law and these errors draw, wider where the points stray from it by more.
     """
+    from scipy import optimize
+
     if len(points) < LEAST_NODE_COUNTS:
         return None
     measured = tuple(sorted(points))
@@ -76,7 +78,7 @@ def fit_law(points: Mapping[int, Pace], seed: int = 0) -> LawFit | None:
     reached = coherency.interval is not None and coherency.interval.low > 0
     sample = LawFit(rate, contention, coherency, peak if reached else None, measured, misfit if errors.known else None)
     repeated = errors.kind == "between repeats"  # within runs nothing tells how much other runs would differ
-    rejected = errors.known and repeated and float(stats.f.sf(misfit, spare, freedom)) < REJECTED_BELOW
+    rejected = errors.known and repeated and float(scipy.special.fdtrc(spare, freedom, misfit)) < REJECTED_BELOW
     return sample if repeated and not rejected else _without_intervals(sample, rejected=rejected)
 
 

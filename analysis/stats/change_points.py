@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy.special
 from numpy.typing import NDArray
 
 from analysis.stats.interval import Interval
@@ -148,7 +148,8 @@ def _scores(part: Array, total: float, n: int, count: int) -> Array:
     many."""
     left = np.maximum(total - part, 1e-12 * total)
     t = np.sqrt((n - 2) * part / left)
-    scores: Array = np.maximum(-(scipy.stats.t.logsf(t, n - 2) + math.log(2 * count)), 0.0)
+    with np.errstate(divide="ignore"):  # a probability too small for a number: a score without bounds
+        scores: Array = np.maximum(-(np.log(scipy.special.stdtr(n - 2, -t)) + math.log(2 * count)), 0.0)
     return scores
 
 

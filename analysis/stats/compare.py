@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from analysis.stats.family import Noise, corrected, equivalent
 from analysis.stats.interval import Interval
@@ -85,8 +84,9 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
 def superiority(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the part of all pairs in which the one has the lower value, ties counting half: Mann–Whitney's U over the
     number of pairs."""
-    u = stats.mannwhitneyu(other, one, method="asymptotic").statistic  # its p, which nobody asks here, the quick way
-    return float(u) / (len(one) * len(other))
+    ours = np.sort(one)
+    pairs = np.searchsorted(ours, other, "left") + np.searchsorted(ours, other, "right")  # each counts twice
+    return float(pairs.sum()) / (2 * len(one) * len(other))
 
 
 def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Verdict]:

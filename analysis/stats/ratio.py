@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.special
-from scipy import stats
 
 from analysis.stats.interval import Interval
 from bench.statistics import LEAST, LEVEL, Array, mean_bounds, student
@@ -33,6 +32,8 @@ def of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
     sharing an allocation. Of three runs a side a rank test finds nothing, whatever they are (p ≥ 0.1), of five nothing
     among ten pairs; `tests/benchmarks/coverage.py` counts the false alarms of both where nothing is normal.
     """
+    from scipy import stats  # half a second
+
     ours, theirs = (np.log([np.mean(run) for run in runs]) for runs in (one, other))
     value, n = float(np.exp(np.mean(ours) - np.mean(theirs))), len(one) + len(other)
     if not any(np.ptp(logs) for logs in ([ours - theirs] if blocked else [ours, theirs])):  # no spread to test by

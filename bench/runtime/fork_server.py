@@ -26,13 +26,15 @@ _PR_SET_PDEATHSIG = 1
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MESSAGE_BYTES = 16
 _DESCRIPTORS = 16
+_KINDS: tuple[plugins.Kind[Any], ...] = (
+    plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY, plugins.FAMILY_BUILDER,
+)  # fmt: skip
 
 
 def main() -> None:
     """Import, say so, and fork a rank for every request until the supervisor hangs up."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    with importing():  # nor need it be copied only because a child's collector looks at it
-        preload(sys.argv[2])
+    preload(sys.argv[2])
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     connection.send(b"{}")
@@ -52,15 +54,13 @@ def preload(device: str) -> None:
     """Import whatever a rank will; `device` is "cpu" or "cuda"."""
     os.environ["DS_ACCELERATOR"] = device
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
-    kinds: tuple[plugins.Kind[Any], ...] = (
-        plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY, plugins.FAMILY_BUILDER,
-    )  # fmt: skip
-    for kind in kinds:
-        list(plugins.list_usable(kind))  # one that is broken fails the runs that ask for it, not all
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
-    for name in ("torch.distributed", "torch.nn.parallel", "transformers", *measuring):
-        importlib.import_module(name)
-    preload_deepspeed()
+    with importing():  # nor does a page have to be copied only because a child's collector looks at it
+        for kind in _KINDS:
+            list(plugins.list_usable(kind))  # one that is broken fails the runs that ask for it, not all
+        for name in ("torch.distributed", "torch.nn.parallel", "transformers", *measuring):
+            importlib.import_module(name)
+        preload_deepspeed()
 
 
 def fork(request: dict[str, Any], descriptors: Sequence[int]) -> int:
