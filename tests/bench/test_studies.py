@@ -16,8 +16,12 @@ from bench.study import list_control_pairs
 STUDIES = sorted(path.stem for path in (compose.find_conf_folder() / "study").glob("*.yaml"))
 ON_A_CLUSTER = [
     "data_loading",
+    "frontier_175b",
+    "frontier_1t",
+    "frontier_22b",
     "fsdp_beside_zero",
     "gpt2_3b_v100",
+    "lga",
     "paper",
     "precision",
     "strong_scaling",
