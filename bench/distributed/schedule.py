@@ -151,12 +151,12 @@ def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Ord
     ranks alike: nobody waits in vain, even where both ends of a transfer wait for each other.
     """
     lists: list[list[Action]] = [[] for _ in range(size.ranks)]
-    places, done = [0] * size.ranks, set[Action]()
+    places, done = [0] * size.ranks, set[Action | None]([None])
     while any(place < len(order) for place, order in zip(places, computation, strict=True)):
         ready = [
             order[place]
             for place, order in zip(places, computation, strict=True)
-            if place < len(order) and find_source(order[place], size) in done | {None}
+            if place < len(order) and find_source(order[place], size) in done
         ]
         if not ready:
             raise ValueError("no rank can go on: each waits for a pass that comes behind its own next one")

@@ -8,12 +8,12 @@ import pytest
 from bench import engines, models
 from bench.config import compose
 from bench.engine_costs import PipelineCosts
+from bench.predict.forward import compute_blocks
 from bench.predict.memory import predict_memory
 from bench.predict.memory.stages import TensorSlices
 from bench.predict.step_time import StepTime, predict_step_time
-from bench.predict.step_time.layout import DeviceLayout, Kernels, predict_layout_s
 from bench.predict.step_time.pipeline import list_exchanges
-from bench.predict.workload import build_workload, get_network
+from bench.predict.workload import Software, build_workload, get_network
 from bench.spec import RunSpec
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0
@@ -77,16 +77,31 @@ def test_several_stages_on_a_rank_shorten_the_wait_and_lengthen_what_is_sent() -
     assert 1 / 4 < looped / plain < 0.5
 
 
-def test_without_slices_or_recomputation_it_is_what_equal_stages_of_one_stack_take() -> None:
-    """Beside the other calculation of this project, which knows one stack in equal stages alone, in one node."""
-    spec = build(
-        "engine=pipeline", "engine.cut=blocks", "parallel.pipeline=4", "parallel.tensor=2", "batch.accumulation=16"
+def test_kernels_made_by_hand_move_as_little_as_compiled_ones_and_are_started_as_often_as_any() -> None:
+    spec = build("engine=pipeline", "parallel.pipeline=2", "model.attention=eager")
+    network, load = get_network(spec), build_workload(spec, "cuda")
+    plain, compiled, fused = (
+        compute_blocks(network, one)
+        for one in (load, load._replace(compiled=True), load._replace(software=Software(fused=True)))
     )
-    found = predict_step_time(spec, MACHINE)
-    passing = found.step_s - found.parts["optimizer"]
-    load, layout = build_workload(spec, "cuda"), DeviceLayout(2, 4, 1, 16)
-    kernels = Kernels("bf16", fused=False, update_bytes=0)
-    assert passing == pytest.approx(predict_layout_s(get_network(spec), load, layout, MACHINE, kernels), rel=0.03)
+    assert (fused.traffic_bytes, fused.operations) == (compiled.traffic_bytes, plain.operations)
+    assert fused.traffic_bytes < plain.traffic_bytes and fused.matmuls == plain.matmuls
+    slow, quick = (predict_step_time(spec, MACHINE, software=Software(fused)).step_s for fused in (False, True))
+    assert quick < slow
+
+
+def test_a_last_stage_that_keeps_its_activations_computes_nothing_again() -> None:
+    words = ("engine=pipeline", "engine.cut=blocks", "batch.accumulation=8")
+    kept = Software(last_again=False)
+    for ranks in 1, 2:  # one stage is the last one
+        plain = build(*words, f"parallel.pipeline={ranks}", f"parallel.tensor={3 - ranks}")
+        again = plain.model_copy(update={"activation_checkpointing": True})
+        at_once, later, everywhere = (
+            predict_step_time(spec, MACHINE, software=software).step_s
+            for spec, software in ((plain, kept), (again, kept), (again, Software()))
+        )
+        assert everywhere > at_once
+        assert later == pytest.approx(at_once) if ranks == 1 else at_once < later <= everywhere
 
 
 @pytest.mark.parametrize("words", [["model=mt5_base"], ["model=gpt_22b"]])
