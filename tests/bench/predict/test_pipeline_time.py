@@ -7,7 +7,11 @@ import pytest
 
 from bench import engines, models
 from bench.config import compose
+from bench.distributed.occupancy import list_moments
+from bench.distributed.schedule import PipelineSize, ScheduleName, build_computation, build_schedule
+from bench.distributed.simulation import simulate_schedule
 from bench.engine_costs import PipelineCosts
+from bench.engines.pipeline import costs
 from bench.predict.forward import compute_blocks
 from bench.predict.memory import predict_memory
 from bench.predict.memory.stages import TensorSlices
@@ -152,3 +156,28 @@ def test_a_rehearsal_of_the_first_rank_scales_all_of_it() -> None:
 def test_an_answer_has_memory_and_time(fields: dict[str, Any]) -> None:
     spec = build("engine=pipeline", "batch.accumulation=16", *(f"{name}={value}" for name, value in fields.items()))
     assert predict_memory(spec).peak > 0 and predict_step_time(spec, MACHINE).step_s > 0
+
+
+@pytest.mark.parametrize(("schedule", "size"), [
+    ("gpipe", PipelineSize(4, 1, 61)), ("1f1b", PipelineSize(3, 1, 50)), ("interleaved", PipelineSize(4, 2, 48)),
+    ("breadth_first", PipelineSize(4, 3, 64)),
+])  # fmt: skip
+@pytest.mark.parametrize("slow", [1.0, 1.4])
+def test_a_long_schedule_that_is_not_played_whole_ends_as_if_it_were(
+    schedule: ScheduleName, size: PipelineSize, slow: float
+) -> None:
+    """Beside the simulation of every pass, with a stage that is slower than the others; it keeps as much, too."""
+    forward_s = [FORWARD_S] * (size.stages - 1) + [slow * FORWARD_S]
+    backward_s = [2 * seconds for seconds in forward_s]
+    ends_s = costs.play_schedule(schedule, size, forward_s, backward_s, lambda source, target: 0.1)
+    whole = simulate_schedule(build_computation(schedule, size), size, forward_s, backward_s, 0.1)
+    assert max(ends_s) == pytest.approx(whole.total_s, rel=0.003)
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("interleaved", 2)])
+def test_no_rank_keeps_more_in_a_longer_schedule_than_in_three_groups(schedule: ScheduleName, stages: int) -> None:
+    few, many = (
+        [set(list_moments(order, size, rank)) for rank, order in enumerate(build_schedule(schedule, size))]
+        for size in (PipelineSize(4, stages, 4 * groups) for groups in (costs.FILLED, 9))
+    )
+    assert few == many
