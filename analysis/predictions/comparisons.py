@@ -5,6 +5,7 @@ from pathlib import Path
 from analysis.predictions import (
     PredictionComparison,
     fit_boundaries,
+    frontier,
     gpu,
     peak_memory,
     published_times,
@@ -30,6 +31,7 @@ def compare_all(recorded: RecordedRuns) -> list[PredictionComparison]:
         *step_times.compare(recorded),
         scaling_a100.compare(),
         *published_times.compare(),
+        *frontier.compare(),
         *gpu.compare(gpu.read_runs(recorded)),
     ]
 

@@ -10,14 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analysis.claims.published import read
-from analysis.predictions import PredictionComparison, PredictionPoint, compute_error_percent, scaling_a100
-from analysis.predictions.shapes import read_shape
-from bench.machine import Machine
-from bench.predict.step_time.compute import ADAMW_PASSES, UNCALIBRATED
-from bench.predict.step_time.layout import DeviceLayout, Kernels, predict_layout_s, predict_micro_step_s
-from bench.predict.workload import Workload, get_network
-from bench.spec import FULL, RunSpec
-from bench.stacks import Attention, Mlp, Stack, Stacks
+from analysis.predictions import PredictionComparison, PredictionPoint, compute_error_percent, published_runs
+from analysis.predictions.published_runs import PublishedRun
 
 GPT_MEAN, T5_MEAN = 9.0, 15.0
 """Bounds of the mean of absolute errors, in percent; set before the formulas were written."""
@@ -25,15 +19,6 @@ SEED, SET_ASIDE = 20260, 3
 """Of the draw, and the part that it sets aside: one in so many."""
 MISSED = 0.1
 """Share of steps that may lie outside of the predicted interval."""
-VOCABULARY = 50257
-"""Of the steps of GPT, by their source."""
-HALF = 2
-"""Bytes of a weight in 16 bits."""
-OPTIMIZER_BYTES = FULL * ADAMW_PASSES["fused"] + HALF
-"""That a fused AdamW moves per parameter, its 16-bit weight included; norm and scaling are not in these steps."""
-PEAK_TFLOPS, CEILING_TFLOPS, MULTIPROCESSORS = 312.0, 271.2, 108
-"""Of an A100, as conf/machine has them: the peak in 16 bits, the best product in bf16 (ml-engineering @744d01e; nobody
-published that in fp16), and its multiprocessors (NVIDIA, A100 white paper)."""
 GPT = (
     "Step times published with the simulator vTrain (`results/published/gpt_single_node_a100.csv`) for GPT on one node "
     "of 2 to 8 A100, in every layout of tensor, pipeline and data. They are given as measured, but are linear in the "
@@ -69,16 +54,8 @@ class PublishedStep(NamedTuple):
     what: str
     step_s: float
     predicted_s: float
-
-    @property
-    def low(self) -> float:
-        """Lower end of the predicted interval."""
-        return UNCALIBRATED[0] * self.predicted_s
-
-    @property
-    def high(self) -> float:
-        """Upper end of the predicted interval."""
-        return UNCALIBRATED[1] * self.predicted_s
+    low: float  # ends of the predicted interval
+    high: float
 
     @property
     def inside(self) -> bool:
@@ -93,10 +70,8 @@ class PublishedStep(NamedTuple):
 
 def compare() -> list[PredictionComparison]:
     """Return the steps of GPT, those set aside apart, and of T5."""
-    rows = read("gpt_single_node_a100").rows
-    aside = draw_set_aside(len(rows))
-    machine = build_machine()
-    steps = [predict_gpt_step(row, machine) for row in rows]
+    steps = predict_gpt_steps()
+    aside = draw_set_aside(len(steps))
     tuned = [step for place, step in enumerate(steps) if place not in aside]
     blind = [step for place, step in enumerate(steps) if place in aside]
     return [
@@ -113,57 +88,25 @@ def draw_set_aside(rows: int) -> set[int]:
     return set(places[: rows // SET_ASIDE])
 
 
-def predict_gpt_step(row: dict[str, str], machine: Machine) -> PublishedStep:
-    """Return a row beside its prediction."""
-    given = {name: int(value) for name, value in row.items() if name != "step_s"}
-    width, tokens, micro = given["hidden"], given["sequence"], given["micro_batch"]
-    attention = Attention(given["heads"], width // given["heads"], causal=True, fused=True, biases=True)
-    block = (attention, Mlp(4 * width, "gelu", biases=True))
-    stack = Stack("decoder", "tokens", given["layers"], block, positions=tokens)
-    network = Stacks(VOCABULARY, width, (stack,), tied=True, norm="layer", full_loss=True)
-    load = Workload(micro, (("tokens", tokens),), HALF, "eager", True, True, "cuda", True, None)
-    micro_batches = given["global_batch"] // micro // given["data"]
-    layout = DeviceLayout(given["tensor"], given["pipeline"], given["data"], micro_batches)
-    kernels = Kernels("fp16", fused=True, update_bytes=OPTIMIZER_BYTES)
-    what = (
-        f"width {width}, {given['layers']} layers, tensor {layout.tensor}, pipeline {layout.pipeline}, "
-        f"data {layout.data}, micro-batch {micro} × {micro_batches}"
-    )
-    return PublishedStep(what, float(row["step_s"]), predict_layout_s(network, load, layout, machine, kernels))
+def predict_gpt_steps() -> list[PublishedStep]:
+    """Return every row of GPT beside its prediction."""
+    machine = published_runs.build_machine("A100-SXM-80")
+    rows = read("gpt_single_node_a100").rows
+    return [_predict_step(published_runs.build_gpt_run(row, machine), float(row["step_s"])) for row in rows]
 
 
 def predict_t5_steps() -> list[PublishedStep]:
     """Return every row of T5-3B beside its prediction."""
-    micro, tensor = scaling_a100.MICRO, scaling_a100.TENSOR_PARALLEL
-    spec = RunSpec.model_validate({
-        "model": {"name": "nemo_t5_3b", "shape": read_shape("nemo_t5_3b")}, "engine": {"name": "ddp", "backend": "ddp"},
-        "data": {"name": "synthetic", "source": "synthetic"}, "batch": {"micro": micro},
-    })  # fmt: skip
-    load = Workload(micro, (("encoder", 512), ("decoder", 128)), HALF, "eager", True, False, "cuda", False, None)
-    machine = build_machine()
-    kernels = Kernels("bf16", fused=True, update_bytes=OPTIMIZER_BYTES)
-    micro_s = predict_micro_step_s(get_network(spec), load, tensor, machine, kernels)
-    rows = [(int(row["nodes"]), float(row["s_per_step"])) for row in read("t5_3b_scaling_a100").rows]
+    machine = published_runs.build_machine("A100-SXM-80")
     return [
-        PublishedStep(
-            f"{nodes} nodes",
-            step_s,
-            scaling_a100.count_micro_steps(nodes) * micro_s + scaling_a100.predict_update_s(nodes, machine),
-        )
-        for nodes, step_s in rows
+        _predict_step(published_runs.build_t5_run(int(row["nodes"]), machine), float(row["s_per_step"]))
+        for row in read("t5_3b_scaling_a100").rows
     ]
 
 
-def build_machine() -> Machine:
-    """Return the node of both tables from published numbers; between nodes as the comparison of efficiencies has it."""
-    published = scaling_a100.build_machine()
-    return published.model_copy(
-        update={
-            "peak_tflops": {"fp16": PEAK_TFLOPS, "bf16": PEAK_TFLOPS},
-            "matmul_ceiling_tflops": {"bf16": CEILING_TFLOPS},
-            "multiprocessors": MULTIPROCESSORS,
-        }
-    )
+def _predict_step(run: PublishedRun, step_s: float) -> PublishedStep:
+    found = run.predict()
+    return PublishedStep(run.what, step_s, found.step_s, found.low_s, found.high_s)
 
 
 def compute_coverage(steps: Sequence[PublishedStep]) -> float:
@@ -171,11 +114,16 @@ def compute_coverage(steps: Sequence[PublishedStep]) -> float:
     return statistics.fmean(step.inside for step in steps)
 
 
+def compute_width(steps: Sequence[PublishedStep]) -> float:
+    """Return the factor between the ends of the predicted intervals, on average."""
+    return statistics.geometric_mean(step.high / step.low for step in steps)
+
+
 def _compare(
     name: str, title: str, steps: Sequence[PublishedStep], text: str, mean: float, part: str = ""
 ) -> PredictionComparison:
     inside = INSIDE.format(
-        points=len(steps), share=100 * compute_coverage(steps), width=UNCALIBRATED[1] / UNCALIBRATED[0],
+        points=len(steps), share=100 * compute_coverage(steps), width=compute_width(steps),
         score=100 * statistics.fmean(step.score for step in steps),
     )  # fmt: skip
     points = tuple(

@@ -26,6 +26,8 @@ def complete_query(query: AdviceQuery, request: Request, device: Device, rejecte
     spec, words, question = request.spec, query.training, query.question
     if words.samples:
         question = question._replace(tokens=words.samples * spec.tokens_per_sample)
+    if words.epochs and question.tokens:
+        question = question._replace(tokens=words.epochs * question.tokens)
     if words.budget:
         question = question._replace(node_hours=_convert_budget(query, spec))
     if words.storage:

@@ -24,6 +24,7 @@ class TrainingWords(NamedTuple):
     """What is said of a whole training, which only the spec and the machine make hours of. None: not said."""
 
     samples: float | None = None
+    epochs: float | None = None  # how often the tokens or samples are gone through
     loss: float | None = None  # to reach
     law: str | None = None
     budget: float | None = None  # in the currency of the price
@@ -84,6 +85,8 @@ def _check_length(words: dict[str, Any]) -> None:
     for word in _OF_A_LENGTH:
         if word in words and not given:
             raise UserError(word, "a limit for nothing in particular", "say tokens=1e12 as well")
+    if "epochs" in words and not {"tokens", "samples"} & words.keys():
+        raise UserError("epochs", "of how much data is not said", "say samples=1e6, of one epoch, as well")
     for word, needed in (("law", "loss"), ("node_mtbf", "storage"), ("restart", "storage")):
         if word in words and needed not in words:
             raise UserError(word, f"has no meaning without {needed}", f"say {needed}={_WORDS[needed].example} as well")
@@ -140,6 +143,7 @@ class _PlainWord(NamedTuple):
 _WORDS = {
     "tokens": _PlainWord(_parse_amount, "1e12", "to train on: of all kinds, padding included"),
     "samples": _PlainWord(_parse_amount, "1e9", "to train on, in place of tokens"),
+    "epochs": _PlainWord(_parse_amount, "3", "how often those tokens or samples are gone through"),
     "loss": _PlainWord(_parse_amount, "2.8", "to reach, in nats per token, in place of tokens; by a scaling law"),
     "law": _PlainWord(_parse_law, "kaplan", "the scaling law: kaplan, chinchilla, chinchilla_corrected"),
     "best": _PlainWord(_parse_best, "shortest", "what the best is, whatever the limits: shortest or cheapest"),

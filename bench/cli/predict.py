@@ -23,8 +23,11 @@ from bench import api, terminal
 from bench.cli import common_arguments, options, pages
 from bench.errors import NoPrediction
 from bench.formatting import describe_point, format_count, format_interval
+from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
 from bench.predict.memory import MemoryPrediction, format_gigabytes, host
 from bench.predict.step_time import StepTime
+from bench.predict.workload import get_network
+from bench.stacks import count_parameters
 from bench.sweep.planning.prediction import Prediction
 
 _DOUBT = """\
@@ -57,6 +60,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="what a step computes by `zeroscale rehearse`, on this machine",
     )
+    parser.add_argument(
+        "--storage",
+        type=_parse_rate,
+        metavar="B",
+        help="bytes per second that a checkpoint is written with: goodput under failures, on GPUs",
+    )
 
 
 class PredictionAnswer(NamedTuple):
@@ -81,25 +90,27 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         alone = len(found) == 1  # the largest micro-batch costs as much as thirty predictions
-        print(json.dumps([_build_json(one, alone=alone) for one in found], indent=1))
+        print(json.dumps([_build_json(one, args.storage, alone=alone) for one in found], indent=1))
+    elif len(found) == 1:
+        print(_format_single(found[0], args.storage))
     else:
-        print(_format_single(found[0]) if len(found) == 1 else "\n".join(map(_format_lines, found)))
+        print("\n".join(_format_lines(one, args.storage) for one in found))
     if args.page:
-        answer = _build_answer(found, _format_command(args))
+        answer = _build_answer(found, args.storage, _format_command(args))
         # By its name, for nothing here knows the analysis.
         page = importlib.import_module("analysis.answer_pages.prediction_page").render_prediction_page(found, answer)
         pages.write(args.page, page, quiet=args.json)
     return 0
 
 
-def _build_answer(found: Sequence[Prediction], command: str) -> PredictionAnswer:
+def _build_answer(found: Sequence[Prediction], storage: float | None, command: str) -> PredictionAnswer:
     """Return what is said of the points, as lines without breaks."""
     memory, time = [], []
     if len(found) == 1:
         (one,) = found
         try:
             memory = [*_list_needed(one, one.memory), _format_host(one)] if one.memory else [one.memory_unknown]
-            time = _format_time(one).splitlines()
+            time = [*_format_time(one).splitlines(), *_list_goodput(one, storage)]
         except NoPrediction as error:
             memory = [str(error)]
     else:
@@ -117,16 +128,18 @@ def _format_command(args: argparse.Namespace) -> str:
         *(["--straggler", f"{args.straggler:g}"] if args.straggler != 1 else []),
         *(["--data-wait", f"{args.data_wait:g}"] if args.data_wait else []),
         *(["--rehearsed", f"{args.rehearsed:g}"] if args.rehearsed else []),
+        *(["--storage", f"{args.storage:g}"] if args.storage else []),
         *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
     ]
     return shlex.join(["zeroscale", "predict", *args.overrides, *given])
 
 
-def _format_single(one: Prediction) -> str:
+def _format_single(one: Prediction, storage: float | None) -> str:
     shown, unknown = common_arguments.format_line(one.point.composed), one.memory_unknown
     if one.memory:
         try:
-            return "\n\n".join([_format_table(one, one.memory), _format_host(one), _format_time(one)])
+            time = "\n".join([_format_time(one), *_list_goodput(one, storage)])
+            return "\n\n".join([_format_table(one, one.memory), _format_host(one), time])
         except NoPrediction as error:
             unknown = str(error)
     return f"{shown}\n{unknown}"
@@ -144,6 +157,13 @@ def _parse_seconds(text: str) -> float:
         if 0 < (number := float(text)) < math.inf:
             return number
     raise argparse.ArgumentTypeError(f"{text}: not a number of seconds above 0; give for example 0.01")
+
+
+def _parse_rate(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text}: not a number of bytes per second above 0; give for example 2e9")
 
 
 def _format_host(one: Prediction) -> str:
@@ -164,6 +184,25 @@ def _format_time(one: Prediction) -> str:
     return "\n".join(lines)
 
 
+def _list_goodput(one: Prediction, storage: float | None) -> list[str]:
+    """Return what is expected of a long job under failures, where it is known how fast checkpoints are written."""
+    goodput = _predict_goodput(one, storage)
+    if goodput is None:
+        return []
+    share = format_interval(*(100 * part for part in (goodput.share, goodput.low, goodput.high)))
+    interval = f"a checkpoint every {goodput.interval_s / 60:.3g} min, a failure every {goodput.mtbf_s / 3600:.3g} h"
+    return [f"Goodput {share} %: {interval}, by {goodput.source}."]
+
+
+def _predict_goodput(one: Prediction, storage: float | None) -> Goodput | None:
+    """Return the goodput of a point; None on a CPU, whose failures nobody published, and where nothing is written."""
+    spec = one.point.composed.spec
+    if storage is None or one.device == "cpu":
+        return None
+    size = compute_checkpoint_bytes(count_parameters(get_network(spec)), spec.precision)
+    return predict_goodput(spec.world_size, FailureTerms(size / storage))
+
+
 def _format_rates(time: StepTime) -> str:
     """Return what a step's time makes of tokens per second and MFU, with their intervals."""
     share = [time.step_s / seconds for seconds in (time.step_s, time.high_s, time.low_s)]
@@ -173,7 +212,7 @@ def _format_rates(time: StepTime) -> str:
     return f"{tokens} tokens/s, MFU {reached}"
 
 
-def _format_lines(one: Prediction) -> str:
+def _format_lines(one: Prediction, storage: float | None) -> str:
     shown = describe_point(one.point.composed.spec, one.point.config_id)
     if one.memory is None:
         return f"{shown}\n    {one.memory_unknown}"
@@ -183,7 +222,9 @@ def _format_lines(one: Prediction) -> str:
     if time:
         tokens = (time.tokens / seconds for seconds in (time.step_s, time.high_s, time.low_s))
         step = f"{format_interval(time.step_s, time.low_s, time.high_s)} s a step, {format_interval(*tokens)} tokens/s"
-    return f"{shown}\n    {span} GB: {one.describe_fit()}; {step}"
+    goodput = _predict_goodput(one, storage)
+    kept = f", goodput {100 * goodput.share:.3g} %" if goodput else ""
+    return f"{shown}\n    {span} GB: {one.describe_fit()}; {step}{kept}"
 
 
 def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
@@ -227,12 +268,12 @@ def _list_doubts(one: Prediction, needed: MemoryPrediction) -> list[str]:
     return [_DOUBT, _DOUBT_CUDA.format(base=base, reserve=reserve)]
 
 
-def _build_json(one: Prediction, *, alone: bool) -> dict[str, Any]:
+def _build_json(one: Prediction, storage: float | None, *, alone: bool) -> dict[str, Any]:
     named = {"config_id": one.point.config_id, "point": common_arguments.format_line(one.point.composed)}
     unknown = one.memory_unknown
     if one.memory:
         try:
-            return named | _build_predicted(one, one.memory, alone=alone)
+            return named | _build_predicted(one, one.memory, storage, alone=alone)
         except NoPrediction as error:
             unknown = str(error)
     return named | dict.fromkeys(_PREDICTED) | {"memory_unknown": unknown, "time_unknown": unknown}
@@ -240,12 +281,15 @@ def _build_json(one: Prediction, *, alone: bool) -> dict[str, Any]:
 
 _PREDICTED = (
     "phases", "resident_bytes", "init_peak_bytes", "peak_bytes", "device_bytes", "memory_bytes", "fits",
-    "largest_micro_batch", "host_bytes", "time",
+    "largest_micro_batch", "host_bytes", "time", "goodput",
 )  # fmt: skip
 
 
-def _build_predicted(one: Prediction, needed: MemoryPrediction, *, alone: bool) -> dict[str, Any]:
+def _build_predicted(
+    one: Prediction, needed: MemoryPrediction, storage: float | None, *, alone: bool
+) -> dict[str, Any]:
     micro, on_host = one.largest_micro_batch() if alone else None, one.host()
+    goodput = _predict_goodput(one, storage)
     return {
         "phases": {phase.name: phase.terms for phase in needed.phases},
         "resident_bytes": needed.resident,
@@ -258,6 +302,7 @@ def _build_predicted(one: Prediction, needed: MemoryPrediction, *, alone: bool) 
         "host_bytes": {"low": on_host.low, "high": on_host.high} if on_host else None,  # of a node
         "time": _build_time(one.time) if one.time else None,
         "time_unknown": None if one.time else one.time_unknown,
+        "goodput": goodput._asdict() if goodput else None,
     }
 
 

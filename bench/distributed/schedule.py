@@ -151,7 +151,7 @@ def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Ord
     ranks alike: nobody waits in vain, even where both ends of a transfer wait for each other.
     """
     lists: list[list[Action]] = [[] for _ in range(size.ranks)]
-    places, done = [0] * size.ranks, set[Action | None]({None})  # None: what needs nobody else's result
+    places, done = [0] * size.ranks, set[Action | None]([None])
     while any(place < len(order) for place, order in zip(places, computation, strict=True)):
         ready = [
             order[place]

@@ -6,7 +6,7 @@ lies between two products is one operation, which reads what goes in and writes 
 """
 
 from bench.predict.work import Matmul, PassWork
-from bench.predict.workload import Workload, is_fused
+from bench.predict.workload import OWN, Workload, is_fused
 from bench.spec import FULL
 from bench.stacks import Activation, Attention, Mlp, Stack, Stacks
 
@@ -33,7 +33,7 @@ def compute_forward(network: Stacks, load: Workload) -> PassWork:
 def compute_ends(network: Stacks, load: Workload) -> PassWork:
     """Return what of a forward pass is in no block: the last norms, the head and the loss."""
     rows = load.micro * sum(load.tokens(stack.tokens) for stack in network.stacks)
-    ends = _compute_norm(network, load._replace(compiled=False), rows)  # of all stacks, as one operation
+    ends = _compute_norm(network, load._replace(compiled=load.software.fused), rows)  # of all stacks, as one operation
     return ends.plus(_compute_head_and_loss(network, load))
 
 
@@ -45,7 +45,11 @@ def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
 
 
 def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> PassWork:
-    """Return the work of all blocks in one forward pass, each without its last product unless it is `whole`."""
+    """Return the work of all blocks in one forward pass, each without its last product unless it is `whole`. By fused
+    kernels they move what compiled ones do, and the host starts what it starts without them."""
+    if load.software.fused and not load.compiled:
+        started = compute_blocks(network, load._replace(software=OWN), whole=whole).operations
+        return compute_blocks(network, load._replace(compiled=True), whole=whole)._replace(operations=started)
     found = PassWork()
     for stack in network.stacks:
         block = PassWork()

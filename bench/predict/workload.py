@@ -8,6 +8,16 @@ from bench.spec import WIDTH, Device, RunSpec
 from bench.stacks import Attention, Stacks
 
 
+class Software(NamedTuple):
+    """How a published run differs from what is run here, where its software is not one of the engines."""
+
+    fused: bool = False  # kernels made by hand: what lies between two products is one, but each is started by Python
+    last_again: bool = True  # where blocks are checkpointed, the last stage computes its own again, too
+
+
+OWN = Software()
+
+
 class Workload(NamedTuple):
     """What of a run decides the work and the activations of one rank in one micro-step."""
 
@@ -22,6 +32,7 @@ class Workload(NamedTuple):
     chunk: int | None  # tokens whose loss is taken at a time; None: all
     documents: bool = False  # a token sees those of its own document alone
     compiled: bool = False  # each block as one graph
+    software: Software = OWN
 
     def tokens(self, kind: str) -> int:
         """Return the tokens of a kind in a sample; NoPrediction for a kind that a sample has none of."""
@@ -41,13 +52,13 @@ def get_network(spec: RunSpec) -> Stacks:
     return network
 
 
-def build_workload(spec: RunSpec, device: Device) -> Workload:
+def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> Workload:
     """Return what one rank of `spec` works on in one micro-step on `device`."""
     return Workload(
         spec.batch.micro, tuple(spec.sequence.items()), WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
         spec.model.loss_chunk_tokens, any(kind.positions for kind in objectives.load(spec.objective).KINDS),
-        spec.model.compile == "blocks",
+        spec.model.compile == "blocks", software,
     )  # fmt: skip
 
 

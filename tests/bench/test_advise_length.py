@@ -102,6 +102,7 @@ def test_other_laws_are_named(say: Say) -> None:
 def test_samples_and_budget_are_tokens_and_node_hours(say: Say) -> None:
     words = (*XL, "nodes=1,2", "price=2")
     assert advise(say, *words, "samples=1e7")["asked"]["tokens"] == 1e7 * 1024
+    assert advise(say, *words, "samples=2.5e6", "epochs=4")["asked"]["tokens"] == 1e7 * 1024
     bought = advise(say, *words, "samples=1e7", "budget=1600")
     assert bought["asked"]["node_hours"] == 1600 / (2 * 8)
     assert bought["objective"] == "the fastest, 100 node-hours at most"
@@ -117,6 +118,7 @@ def test_samples_and_budget_are_tokens_and_node_hours(say: Say) -> None:
         (("loss=1.5",), "loss=1.5: 1.48e+09 parameters do not get below 2.278"),
         (("loss=2.6", "tokens=1e9"), "tokens loss: each says how much is to be trained; choose one"),
         (("loss=2.6", "law=kaplen"), "law=kaplen: no such scaling law; did you mean kaplan?"),
+        (("epochs=3",), "epochs: of how much data is not said; say samples=1e6, of one epoch, as well"),
         (("law=kaplan", "tokens=1e9"), "law: has no meaning without loss; say loss=2.8 as well"),
         (("loss=9", "nodes=128"), "with every choice a batch is beyond the critical one"),
         (("tokens=1e9", "best=quick"), "best=quick: neither shortest nor cheapest"),

@@ -13,6 +13,7 @@ from bench.predict.step_time.compute import ComputeTime, predict_compute_time
 from bench.predict.step_time.network import MOVED
 from bench.predict.step_time.pipeline import time_pipeline
 from bench.predict.step_time.transfers import TransferTime, time_transfers
+from bench.predict.workload import OWN, Software
 from bench.spec import Device, RunSpec
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
@@ -49,15 +50,16 @@ class StepTime(NamedTuple):
 
 def predict_step_time(
     spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
-    straggler: float = 1.0, data_wait_s: float = 0.0,
+    straggler: float = 1.0, data_wait_s: float = 0.0, software: Software = OWN,
 ) -> StepTime:  # fmt: skip
     """Return the time of one step of `spec`; UserError for a number that the machine's file lacks, and for what its
     engine cannot predict.
 
     `rehearsed_s` is what a step of this spec computes by a rehearsal on this machine, `straggler` the slowest rank's
-    compute time over the others', `data_wait_s` what a step waits for its batches.
+    compute time over the others', `data_wait_s` what a step waits for its batches, `software` what a published
+    run had instead of this project's engines.
     """
-    own, moved, idle_s = _time_rank(spec, machine, device, rehearsed_s)
+    own, moved, idle_s = _time_rank(spec, machine, device, rehearsed_s, software)
     parts = {
         "forward": own.forward,
         "recomputation": own.recomputation,
@@ -87,15 +89,15 @@ def predict_step_time(
 
 
 def _time_rank(
-    spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None
+    spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None, software: Software
 ) -> tuple[ComputeTime, list[TransferTime], float]:
     """Return what one rank computes and moves, and the seconds in which it waits for other stages: of a pipeline the
     rank that has most to do."""
     if costs := predict_pipeline(spec, device):
-        found = time_pipeline(spec, costs, machine, device, rehearsed_s)
+        found = time_pipeline(spec, costs, machine, device, rehearsed_s, software)
         return found.own, found.moved, found.idle_s
     added = predict_engine_step(spec, device)
-    own = predict_compute_time(spec, added.updated, machine, device, rehearsed_s)
+    own = predict_compute_time(spec, added.updated, machine, device, rehearsed_s, software)
     return own, time_transfers(added.transfers, own, spec, machine, spec.accumulation), 0.0
 
 

@@ -7,7 +7,7 @@ from bench.machine import Machine
 from bench.predict.forward import compute_forward, compute_recomputed
 from bench.predict.step_time.rates import DeviceRates, read_rates
 from bench.predict.work import PassWork, compute_backward
-from bench.predict.workload import Workload, build_workload, get_network
+from bench.predict.workload import OWN, Software, Workload, build_workload, get_network
 from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 from bench.stacks import Stacks
 
@@ -53,13 +53,14 @@ class ComputeTime(NamedTuple):
 
 
 def predict_compute_time(
-    spec: RunSpec, updated: int, machine: Machine, device: Device, rehearsed_s: float | None = None
-) -> ComputeTime:
+    spec: RunSpec, updated: int, machine: Machine, device: Device, rehearsed_s: float | None = None,
+    software: Software = OWN,
+) -> ComputeTime:  # fmt: skip
     """Return what one rank computes, which updates so many elements; `rehearsed_s` is the measured whole, which then is
     divided among the passes as the rates have it. Raises UserError for a rate that is needed and not known."""
     text = machine.model_dump_json()
     known = read_rates(text, spec.precision, device)
-    found = _compute_by_rates(spec, updated, text, device)
+    found = _compute_by_rates(spec, updated, text, build_workload(spec, device, software))
     if known.shapes is not None:
         found = found._replace(doubt=CALIBRATED)
     if rehearsed_s is not None:
@@ -87,9 +88,9 @@ class PassTimes(NamedTuple):
     kinds: dict[str, float]  # what they would take alone
 
 
-def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, device: Device) -> ComputeTime:
-    known = read_rates(machine_json, spec.precision, device)
-    found = _compute_passes(get_network(spec), build_workload(spec, device), machine_json, spec.precision)
+def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, load: Workload) -> ComputeTime:
+    known = read_rates(machine_json, spec.precision, load.device)
+    found = _compute_passes(get_network(spec), load, machine_json, spec.precision)
     updating = compute_update_s(spec, updated, known)
     kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
     bound = max(kinds, key=lambda name: kinds[name])

@@ -24,15 +24,18 @@ from bench.predict.step_time.compute import (
     compute_update_s,
     time_passes,
 )
-from bench.predict.step_time.layout import REDUCTION_OPERATIONS as EXCHANGE_OPERATIONS
 from bench.predict.step_time.network import compute_hop_s
 from bench.predict.step_time.rates import DeviceRates, read_rates
 from bench.predict.step_time.transfers import TransferTime, compute_transfer_s, time_transfers
 from bench.predict.work import PassWork
-from bench.predict.workload import Workload, build_workload, get_network
+from bench.predict.workload import OWN, Software, Workload, build_workload, get_network
 from bench.spec import FULL, Device, Precision, RunSpec
 from bench.stacks import Attention, Stacks
 from bench.units import Part
+
+EXCHANGE_OPERATIONS = 2
+"""What the host starts for one exchange of tensor parallelism: a function of autograd's, and the collective. Chosen as
+START_S of `rates` was: one or three would be plausible too."""
 
 
 class PipelineTime(NamedTuple):
@@ -67,10 +70,11 @@ class PlaceTime(NamedTuple):
 
 
 def time_pipeline(
-    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None
-) -> PipelineTime:
+    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None,
+    software: Software = OWN,
+) -> PipelineTime:  # fmt: skip
     """Return the time of a step; `rehearsed_s` is what the first rank computes by a rehearsal."""
-    passes, exchanges = _time_stages(spec, costs, machine, device)
+    passes, exchanges = _time_stages(spec, costs.parts, machine, build_workload(spec, device, software))
     known = read_rates(machine.model_dump_json(), spec.precision, device)
     places = [_time_place(spec, place, passes, exchanges, machine, known) for place in costs.places]
     factor = 1.0 if rehearsed_s is None else rehearsed_s / places[0].own.total
@@ -97,19 +101,21 @@ def _sum_s(found: list[TransferTime], when: StepPass) -> float:
 
 
 def _time_stages(
-    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device
+    spec: RunSpec, parts: tuple[Part, ...], machine: Machine, load: Workload
 ) -> tuple[list[PassTimes], list[list[TransferTime]]]:
     """Return what each stage computes for one micro-batch, and what its ranks exchange in it."""
-    network, load, text = get_network(spec), build_workload(spec, device), machine.model_dump_json()
+    network, text = get_network(spec), machine.model_dump_json()
     slices, seconds = TensorSlices(spec.parallel.tensor, spec.parallel.sequence), dict[Transfer, float]()
     passes, exchanges = list[PassTimes](), list[list[TransferTime]]()
-    for number, first in enumerate(list_alike(network, costs.parts)):
+    for number, first in enumerate(list_alike(network, parts)):
         if first < number:
             passes.append(passes[first])
             exchanges.append(exchanges[first])
             continue
-        found = list_exchanges(network, load, costs.parts[number], slices)
-        passes.append(_time_part(network, load, costs.parts[number], slices, text, spec.precision))
+        part = parts[number]
+        its = load._replace(checkpointing=load.checkpointing and (load.software.last_again or not part.last))
+        found = list_exchanges(network, its, part, slices)
+        passes.append(_time_part(network, its, part, slices, text, spec.precision))
         for one in found:
             if one not in seconds:
                 seconds[one] = compute_transfer_s(one, spec, machine)

@@ -7,13 +7,17 @@ import pytest
 
 from bench import engines, models
 from bench.config import compose
+from bench.distributed.occupancy import list_moments
+from bench.distributed.schedule import PipelineSize, ScheduleName, build_computation, build_schedule
+from bench.distributed.simulation import simulate_schedule
 from bench.engine_costs import PipelineCosts
+from bench.engines.pipeline import costs
+from bench.predict.forward import compute_blocks
 from bench.predict.memory import predict_memory
 from bench.predict.memory.stages import TensorSlices
 from bench.predict.step_time import StepTime, predict_step_time
-from bench.predict.step_time.layout import DeviceLayout, Kernels, predict_layout_s
 from bench.predict.step_time.pipeline import list_exchanges
-from bench.predict.workload import build_workload, get_network
+from bench.predict.workload import Software, build_workload, get_network
 from bench.spec import RunSpec
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0
@@ -77,16 +81,31 @@ def test_several_stages_on_a_rank_shorten_the_wait_and_lengthen_what_is_sent() -
     assert 1 / 4 < looped / plain < 0.5
 
 
-def test_without_slices_or_recomputation_it_is_what_equal_stages_of_one_stack_take() -> None:
-    """Beside the other calculation of this project, which knows one stack in equal stages alone, in one node."""
-    spec = build(
-        "engine=pipeline", "engine.cut=blocks", "parallel.pipeline=4", "parallel.tensor=2", "batch.accumulation=16"
+def test_kernels_made_by_hand_move_as_little_as_compiled_ones_and_are_started_as_often_as_any() -> None:
+    spec = build("engine=pipeline", "parallel.pipeline=2", "model.attention=eager")
+    network, load = get_network(spec), build_workload(spec, "cuda")
+    plain, compiled, fused = (
+        compute_blocks(network, one)
+        for one in (load, load._replace(compiled=True), load._replace(software=Software(fused=True)))
     )
-    found = predict_step_time(spec, MACHINE)
-    passing = found.step_s - found.parts["optimizer"]
-    load, layout = build_workload(spec, "cuda"), DeviceLayout(2, 4, 1, 16)
-    kernels = Kernels("bf16", fused=False, update_bytes=0)
-    assert passing == pytest.approx(predict_layout_s(get_network(spec), load, layout, MACHINE, kernels), rel=0.03)
+    assert (fused.traffic_bytes, fused.operations) == (compiled.traffic_bytes, plain.operations)
+    assert fused.traffic_bytes < plain.traffic_bytes and fused.matmuls == plain.matmuls
+    slow, quick = (predict_step_time(spec, MACHINE, software=Software(fused)).step_s for fused in (False, True))
+    assert quick < slow
+
+
+def test_a_last_stage_that_keeps_its_activations_computes_nothing_again() -> None:
+    words = ("engine=pipeline", "engine.cut=blocks", "batch.accumulation=8")
+    kept = Software(last_again=False)
+    for ranks in 1, 2:  # one stage is the last one
+        plain = build(*words, f"parallel.pipeline={ranks}", f"parallel.tensor={3 - ranks}")
+        again = plain.model_copy(update={"activation_checkpointing": True})
+        at_once, later, everywhere = (
+            predict_step_time(spec, MACHINE, software=software).step_s
+            for spec, software in ((plain, kept), (again, kept), (again, Software()))
+        )
+        assert everywhere > at_once
+        assert later == pytest.approx(at_once) if ranks == 1 else at_once < later <= everywhere
 
 
 @pytest.mark.parametrize("words", [["model=mt5_base"], ["model=gpt_22b"]])
@@ -137,3 +156,28 @@ def test_a_rehearsal_of_the_first_rank_scales_all_of_it() -> None:
 def test_an_answer_has_memory_and_time(fields: dict[str, Any]) -> None:
     spec = build("engine=pipeline", "batch.accumulation=16", *(f"{name}={value}" for name, value in fields.items()))
     assert predict_memory(spec).peak > 0 and predict_step_time(spec, MACHINE).step_s > 0
+
+
+@pytest.mark.parametrize(("schedule", "size"), [
+    ("gpipe", PipelineSize(4, 1, 61)), ("1f1b", PipelineSize(3, 1, 50)), ("interleaved", PipelineSize(4, 2, 48)),
+    ("breadth_first", PipelineSize(4, 3, 64)),
+])  # fmt: skip
+@pytest.mark.parametrize("slow", [1.0, 1.4])
+def test_a_long_schedule_that_is_not_played_whole_ends_as_if_it_were(
+    schedule: ScheduleName, size: PipelineSize, slow: float
+) -> None:
+    """Beside the simulation of every pass, with a stage that is slower than the others; it keeps as much, too."""
+    forward_s = [FORWARD_S] * (size.stages - 1) + [slow * FORWARD_S]
+    backward_s = [2 * seconds for seconds in forward_s]
+    ends_s = costs.play_schedule(schedule, size, forward_s, backward_s, lambda source, target: 0.1)
+    whole = simulate_schedule(build_computation(schedule, size), size, forward_s, backward_s, 0.1)
+    assert max(ends_s) == pytest.approx(whole.total_s, rel=0.003)
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("interleaved", 2)])
+def test_no_rank_keeps_more_in_a_longer_schedule_than_in_three_groups(schedule: ScheduleName, stages: int) -> None:
+    few, many = (
+        [set(list_moments(order, size, rank)) for rank, order in enumerate(build_schedule(schedule, size))]
+        for size in (PipelineSize(4, stages, 4 * groups) for groups in (costs.FILLED, 9))
+    )
+    assert few == many

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from bench.cli import main
+from bench.predict.goodput import FailureTerms, predict_goodput
 
 
 def test_one_point_is_told_by_term_with_the_largest_micro_batch_and_the_doubt(
@@ -61,3 +62,16 @@ def test_predicting_imports_no_training_library() -> None:
         "sys.exit(bool({'torch', 'deepspeed', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def test_storage_gives_the_goodput_that_advice_counts_with(capsys: pytest.CaptureFixture[str]) -> None:
+    """14 bytes of a checkpoint per parameter at the rate of storage, and failures as often as Llama 3's."""
+    words = ["predict", "model=gpt2_xl", "engine=zero1", "machine=h100", "devices_per_node=8", "nodes=16"]
+    assert main([*words, "--storage", "2e9", "--json"]) == 0
+    [told] = json.loads(capsys.readouterr().out)
+    expected = predict_goodput(128, FailureTerms(14 * 1_557_611_200 / 2e9))
+    assert told["goodput"]["share"] == pytest.approx(expected.share)
+    assert main([*words, "--storage", "2e9"]) == 0
+    assert f"Goodput {100 * expected.share:.3g} (" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["goodput"] is None
