@@ -64,14 +64,14 @@ def describe_choice(row: Row) -> str:
 
 
 def describe_series(row: Row) -> str:
-    """Name what is chosen in a row besides the micro-batch."""
+    """Name what is chosen in a row besides the micro-batch; a `protocol` is what sets it apart in a table."""
     parts = [row["engine"]]
     if row["accumulation"] > 1:
         parts.append(f"× {row['accumulation']} accumulated")
     if row["activation_checkpointing"]:
         parts.append("checkpointed")
-    if row["variant"]:
-        parts.append(f"({row['variant']})")
+    if apart := ", ".join(filter(None, (row["variant"], row.get("protocol")))):
+        parts.append(f"({apart})")
     return " ".join(parts)
 
 

@@ -35,8 +35,8 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
 def tell_apart(
     rows: Sequence[dict[str, Any]], specs: Mapping[str, RunSpec], name: Callable[[dict[str, Any]], Hashable]
 ) -> list[dict[str, Any]]:
-    """Return rows of a summary; where several have one name, their `variant` holds what they differ in by protocol as
-    well: one field where one is enough. Figures have them as one series."""
+    """Return rows of a summary, each with a `protocol`: where several have one name, what they differ in by protocol,
+    one field where one is enough. It names rows of a table; figures have them as one series."""
     groups: dict[Hashable, dict[str, None]] = {}
     for row in rows:
         groups.setdefault(name(row), {})[row["config_id"]] = None
@@ -47,7 +47,7 @@ def tell_apart(
         telling = [one for one in differ if len({fields[member][one] for member in members}) == len(members)]
         for member in members if differ else ():
             texts[member] = ", ".join(f"{one}={fields[member][one]}" for one in telling[:1] or differ)
-    return [row | {"variant": ", ".join(filter(None, (row["variant"], texts.get(row["config_id"]))))} for row in rows]
+    return [row | {"protocol": texts.get(row["config_id"], "")} for row in rows]
 
 
 def _group_specs(specs: Iterable[str], key: Callable[[str], Hashable]) -> list[list[str]]:

@@ -50,12 +50,12 @@ class AnswerChart(NamedTuple):
 
 def build_answer_chart(found: Sequence[Best]) -> AnswerChart | None:
     """Return the chart of the questions in which there are rivals; None where there is no such question."""
-    questions = [best.question for best in found]
     decided = [best for best in found if best.fastest and best.rivals]
     chosen = sorted(range(len(decided)), key=lambda place: -len(decided[place].rivals))[:MOST_PANELS]
     shown = [decided[place] for place in sorted(chosen)]
     if not shown:
         return None
+    questions = [best.question for best in decided]
     panels = tuple(_build_panel(best, name_question(best.question, questions)) for best in shown)
     marks = [mark for panel in panels for mark in panel.marks]
     furthest = max(mark.extra for mark in marks)
@@ -69,7 +69,7 @@ def _describe(shown: int, decided: int, high: float) -> str:
     some = f" The {shown} of {decided} questions with the most rivals." if decided > shown else ""
     return (
         "Time per sample beyond that of the fastest, of each engine the fastest configuration. Bars are intervals of "
-        f"the difference; without one, none is known. The axis ends at {high:+.0%}.{some}"
+        f"the difference; without one, none is known. The axis ends at {100 * high:+.0f} %.{some}"
     )
 
 
@@ -78,7 +78,7 @@ def _build_panel(best: Best, title: str) -> AnswerPanel:
     accumulations = {row["accumulation"] for row in (best.fastest, *(rival.row for rival in best.rivals))}
     held = accumulations.pop() if len(accumulations) == 1 else 1
     fastest, *others = [
-        (row | {"accumulation": row["accumulation"] // held}, rival)
+        (row | {"accumulation": row["accumulation"] // held, "protocol": ""}, rival)
         for row, rival in [(best.fastest, None), *((rival.row, rival) for rival in best.rivals)]
     ]
     engines = {row["engine"] for row, _ in (fastest, *others)}

@@ -160,7 +160,7 @@ def _format_range(low: str, high: str) -> str:
 
 
 def _format_percent_change(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f}".replace("-0.0", "+0.0")
+    return f"{100 * (ratio - 1):+z.1f}"
 
 
 def _format_time(line: PairResult, side: str) -> str:

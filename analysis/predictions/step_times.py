@@ -117,7 +117,7 @@ def _build_time_point(one: PredictedStep) -> PredictionPoint:
     right = abs(outside) <= BEYOND
     return PredictionPoint(
         f"{one.where}, {one.engine}", one.predicted_s, one.step_s, compute_error_percent(one.predicted_s, one.step_s),
-        "ok" if right else "exception", "" if right else f"{outside:+.0f} % beyond the measured interval",
+        "ok" if right else "exception", "" if right else f"{outside:+z.0f} % beyond the measured interval",
         one.low, one.high, one.rule_of_thumb_s, compute_error_percent(one.rule_of_thumb_s, one.step_s),
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def _build_pair_point(one: PredictedStep, other: PredictedStep) -> PredictionPoi
         compute_error_percent(one.predicted_s, other.predicted_s),
         compute_error_percent(one.step_s, other.step_s),
     )
-    reason = f"{one.engine} foretold {predicted_gap:+.1f} %, measured {measured_gap:+.1f} % beside {other.engine}"
+    reason = f"{one.engine} foretold {predicted_gap:+z.1f} %, measured {measured_gap:+z.1f} % beside {other.engine}"
     return PredictionPoint(what, predicted, truth, verdict="exception", reason=reason)
 
 

@@ -85,7 +85,7 @@ def _list_question(answer: Answer) -> tuple[str, ...]:
     tokens = f"loss {question.need.loss:g}, " if question.need else tokens
     return (
         f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}",
-        f"asked: {tokens}{question.objective}; {answer.looked_at} candidates",
+        f"asked: {tokens}{question.objective}; {format_count(answer.looked_at, 'candidate')}",
     )
 
 

@@ -8,6 +8,7 @@ time: the caller shows what there is (`Snapshot`) and carries out what is decide
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from bench.formatting import format_count
 from bench.machine import Machine
 from bench.predict.neighbours import UNCORRECTED, Correction
 from bench.record import Outcome
@@ -190,7 +191,7 @@ def explain_given_up(
     time."""
     own = [attempt for attempt in done if _is_own_fault(attempt)]
     if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):
-        return f"after {len(done)} attempts; the last: {done[-1].reason}"
+        return f"after {format_count(len(done), 'attempt')}; the last: {done[-1].reason}"
     if len(own) + len(failed_starts) >= limit:
         jobs = f"{len(failed_starts)} job{'s' if len(failed_starts) > 1 else ''} before any attempt"
         return f"failed {len(own)} times, and {jobs}; the last: {failed_starts[-1]}"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from records import LOSSES, MIB, failed, results, run, save, spec, steps
 
+from analysis.questions import describe_series
 from analysis.results import read
 from analysis.table import list_rows
 from analysis.variants import describe_protocol, describe_variants, tell_apart
@@ -73,19 +74,20 @@ def test_a_variant_is_what_no_column_shows(change: dict[str, object], told: tupl
 
 
 def name_rows(*specs: RunSpec) -> list[str]:
-    """Return what rows that would have one name are told apart by."""
+    """Return what is told of rows that would have one name."""
     known = {str(place): one for place, one in enumerate(specs)}
-    rows = [{"config_id": config_id, "variant": "seed=0"} for config_id in known]
-    return [row["variant"] for row in tell_apart(rows, known, lambda row: row["variant"])]
+    base = {"engine": "ddp", "accumulation": 1, "activation_checkpointing": False, "variant": "seed=0"}
+    rows = [base | {"config_id": config_id} for config_id in known]
+    return [describe_series(row) for row in tell_apart(rows, known, describe_series)]
 
 
 def test_rows_of_one_name_are_told_apart_by_their_protocol_by_one_field_where_it_is_enough() -> None:
     one, other = (spec(measure={"min_steps": steps, "max_s": 10.0 * steps}) for steps in (30, 40))
-    assert name_rows(one, other) == ["seed=0, min_steps=30", "seed=0, min_steps=40"]
-    assert name_rows(one) == name_rows(one, one)[:1] == ["seed=0"]
+    assert name_rows(one, other) == ["ddp (seed=0, min_steps=30)", "ddp (seed=0, min_steps=40)"]
+    assert name_rows(one) == name_rows(one, one)[:1] == ["ddp (seed=0)"]
     assert name_rows(one, other, spec(measure={"min_steps": 40, "max_s": 300.0}))[1:] == [
-        "seed=0, min_steps=40, max_s=400.0",
-        "seed=0, min_steps=40, max_s=300.0",
+        "ddp (seed=0, min_steps=40, max_s=400.0)",
+        "ddp (seed=0, min_steps=40, max_s=300.0)",
     ]
 
 

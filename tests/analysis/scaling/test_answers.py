@@ -9,6 +9,7 @@ from records import results
 
 from analysis.charts.answers import MOST_PANELS, AnswerChart, build_answer_chart
 from analysis.figures import answers
+from analysis.questions import describe_choice
 from analysis.report.glance import render_glance
 from analysis.scaling.best import best
 from bench.record import RunRecord
@@ -55,6 +56,14 @@ def test_of_an_engine_the_fastest_stands_for_all_and_of_one_engine_every_choice(
     assert [mark.label for mark in alone.marks] == ["ddp, micro 4", "ddp, micro 2"]
 
 
+def test_a_difference_of_protocol_names_no_mark() -> None:
+    one, other = (asked(1, engine="ddp", measure={"min_steps": steps}) for steps in (30, 40))
+    found = best(results(*measured(one, 1.0), *measured(other, 1.2), *measured(asked(1, engine="zero1"), 1.5)))
+    assert "min_steps=40" in describe_choice(found[0].rivals[0].row), "in a table it tells the two apart"
+    chart = build_answer_chart(found)
+    assert chart and [mark.label for mark in chart.panels[0].marks] == ["ddp, micro 2", "zero1, micro 2"]
+
+
 def test_without_rivals_there_is_nothing_to_see() -> None:
     found = results(*one("ddp", 1.0), *out_of_memory(asked(1, engine="zero1")))
     assert build_answer_chart(best(found)) is None
@@ -82,4 +91,4 @@ def test_in_print_a_mark_stands_at_its_value_beside_its_words() -> None:
     figure.draw_without_rendering()
     words = [label.get_text() for label in axes.child_axes[0].get_yticklabels()]
     assert len(words) == 3 and re.match(r"slower: \+2\d", words[1])
-    assert "The axis ends at +100%." in note(figure)
+    assert "The axis ends at +100 %." in note(figure)
