@@ -26,6 +26,8 @@ from bench.terminal import Progress
 if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` needs no Hydra, and `run` no scheduler
     from bench.advising.search import Answer
     from bench.checks import Check
+    from bench.search.planning import PlannedSearch
+    from bench.search.verdict import SearchVerdict
     from bench.sweep.local.attempt import MeasuredRun
     from bench.sweep.local.local_sweep import SweepResult
     from bench.sweep.planning.overrides import GivenOverrides
@@ -36,8 +38,9 @@ if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` nee
     from bench.sweep.submission.submitting import SubmitResult
 
 __all__ = [
-    "Progress", "Status", "Study", "UserError", "advise", "cancel", "measure", "plan", "point", "predict", "prepare",
-    "rehearsal", "rehearse", "resume", "run", "status", "submit", "unreadable",
+    "Progress", "Status", "Study", "UserError", "advise", "cancel", "measure", "plan", "plan_search", "point",
+    "predict", "prepare", "rehearsal", "rehearse", "resume", "run", "search", "search_verdict", "status", "submit",
+    "unreadable",
 ]  # fmt: skip
 
 Folder = str | Path
@@ -151,13 +154,76 @@ def resume(
 
     folder = Path(folder)
     sweeps = definition.read(folder)
+    searched = definition.find_search(sweeps)
     if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
+        if searched:
+            from bench.search import submission
+
+            submission.add_trials(folder, searched)
         return submit_pending(folder, autopilot=autopilot, notify=notify, patience_s=patience_s)
     if autopilot:
         raise UserError("--autopilot", "this sweep has no queue", "leave it out")
     finalize_lost(read_state(folder))
     wanted = [RequestedRepeat(key, sweep, point) for key, (sweep, point) in definition.merge_sweeps(sweeps).items()]
-    return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow).run()
+    search = None
+    if searched:
+        from bench.search.planning import restore_search
+        from bench.sweep.local.local_sweep import LocalSearch
+
+        search = LocalSearch(searched, restore_search(searched).proposer)
+    return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow, search=search).run()
+
+
+def plan_search(
+    study: Study | Folder | None = None,
+    overrides: "GivenOverrides" = (),
+    *,
+    config_dir: Folder | None = None,
+    max_queued: int | None = None,
+    nice: int | None = None,
+    begin: str | None = None,
+) -> "PlannedSearch":
+    """Return the search of a study's `search` section; nothing starts and nothing is written. The rest is as for
+    `plan`."""
+    from bench.search import planning
+
+    etiquette = {"max_queued": max_queued, "nice": nice, "begin": begin}
+    return planning.plan_search(study, overrides, _convert_path(config_dir), etiquette)
+
+
+def search(
+    plan: "PlannedSearch",
+    results: Folder = RESULTS,
+    *,
+    autopilot: bool = False,
+    notify: str | None = None,
+    tell: TextListener = _ignore_text,
+    follow: Follow = _ignore_text,
+) -> "SubmitResult | SweepResult":
+    """Try one point after the other until the search is at its end, here and now; or submit as many trials as the
+    queue may have at a time, and return at once. A search that was ended goes on where it was.
+    """
+    from bench.search import planning
+
+    folder = Path(results) / plan.sweep.study
+    planning.write_search(folder, plan.sweep)
+    return resume(folder, autopilot=autopilot, notify=notify, tell=tell, follow=follow)
+
+
+def search_verdict(folder: Folder) -> "SearchVerdict":
+    """Return what the search in a study's folder has found so far."""
+    from bench import store
+    from bench.search.planning import restore_search
+    from bench.search.verdict import conclude
+    from bench.sweep import definition
+    from bench.sweep.trial_results import TrialReader
+
+    folder = Path(folder)
+    sweep = definition.find_search(definition.read(folder))
+    if sweep is None:
+        raise UserError(str(folder), "holds no search", "give the folder of one, or ask for its `status`")
+    results = TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id)).read_results()
+    return conclude(restore_search(sweep).pool, results)
 
 
 def cancel(folder: Folder) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from bench.errors import UserError
+from bench.search_section import SearchSection
 from bench.spec import Frozen, Name, Positive
 
 MOST_RUNS = 100_000
@@ -42,6 +43,7 @@ class Study(Frozen):
     repeats: Positive = 1
     seed: int = Field(0, ge=0)  # of the order
     budget: Budget = Budget()
+    search: SearchSection | None = None  # of `zeroscale search`; None: the axes are all there is
 
     @field_validator("axes")
     @classmethod

@@ -35,6 +35,7 @@ VERBS = {
     "run": Verb("bench.cli.run", "measure one point here and now"),
     "init": Verb("bench.cli.init", "write a site file, a study and schemas to begin with"),
     "sweep": Verb("bench.cli.sweep", "measure a study, or every combination of comma lists"),
+    "search": Verb("bench.cli.search", "find the best point of a study's space in the fewest node-hours"),
     "status": Verb("bench.cli.status", "where every point of a sweep stands, and why"),
     "resume": Verb("bench.cli.resume", "go on with a sweep: start what has no final answer yet"),
     "logs": Verb("bench.cli.logs", "what was logged of a point: its ranks, its jobs"),

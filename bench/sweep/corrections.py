@@ -21,6 +21,10 @@ class MeasuredCorrections:
         self._known: dict[tuple[str, str, int, int], Neighbour] = {}  # by run: one may be taken in twice
         self._corrections: dict[tuple[str, str, str], Correction] = {}
 
+    def add_point(self, point: SweepPoint) -> None:
+        """Take in a point that was asked for since."""
+        self._points[point.config_id, point.machine] = point
+
     def add(self, record: RunRecord) -> None:
         """Take in one run."""
         around = record.circumstance

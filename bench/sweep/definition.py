@@ -15,11 +15,11 @@ from bench.machine import Machine
 from bench.record import Circumstance, Limits, Network
 from bench.scheduling import SchedulingOptions
 from bench.spec import Frozen, Name, Positive, RunSpec
-from bench.study import Budget
+from bench.study import Budget, Study
 from bench.sweep.forecast import Forecast
 from bench.sweep.pruning import Siblings
 
-FOLDER = "sweeps"
+FOLDER, TRIALS = "sweeps", "trials"
 
 
 class RunKey(NamedTuple):
@@ -68,6 +68,24 @@ class SweepRules(Frozen):
     max_queued: Positive | None = None  # jobs of ours in the queue at a time
 
 
+class Trial(Frozen):
+    """One point that a search has asked for: `trials/<number>.json`, written once by whoever asked first."""
+
+    number: int
+    point: SweepPoint
+    values: dict[str, Any]  # by dimension of the space, as its file writes them
+    why: str = ""  # what spoke for it
+    sampler_state: dict[str, Any] = {}  # what a sampler keeps from one trial to the next
+
+
+class SearchRequest(Frozen):
+    """What a search was asked for, so that anybody can go on with it: its points are those of its trials."""
+
+    study: Study
+    overrides: tuple[str, ...] = ()  # as given, word for word
+    config_dir: str | None = None
+
+
 class SweepDefinition(Frozen):
     """Everything one `zeroscale sweep` asked for."""
 
@@ -82,6 +100,7 @@ class SweepDefinition(Frozen):
     points: tuple[SweepPoint, ...]
     order: tuple[tuple[int, int], ...]  # (repeat, index of a point), as they are to run
     controls: tuple[SweepPoint, ...] = ()  # the control point, once for every shape of allocation
+    search: SearchRequest | None = None  # its trials stand in `trials` and are its points and its order
 
     @property
     def scheduling(self) -> SchedulingOptions:
@@ -147,7 +166,18 @@ def read(study_folder: Path) -> list[SweepDefinition]:
     if not found:
         rule = "no sweep was asked for in this folder" if study_folder.is_dir() else "no such folder"
         raise UserError(str(study_folder), rule, "give the folder of a study, e.g. results/runs/smoke")
-    return found
+    return _with_trials(found, study_folder)
+
+
+def _with_trials(sweeps: list[SweepDefinition], study_folder: Path) -> list[SweepDefinition]:
+    """Return the sweeps, the last search among them with the trials that were made so far: they are what it asks."""
+    last = max((index for index, sweep in enumerate(sweeps) if sweep.search), default=None)
+    if last is None:
+        return sweeps
+    made = read_trials(study_folder)
+    order = tuple((0, index) for index in range(len(made)))
+    searched = sweeps[last].model_copy(update={"points": tuple(trial.point for trial in made), "order": order})
+    return [*sweeps[:last], searched, *sweeps[last + 1 :]]
 
 
 @functools.lru_cache(maxsize=64)  # written once and never changed
@@ -167,6 +197,32 @@ def _format_reason(error: Exception) -> str:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     return str(error).partition("\n")[0]
+
+
+def write_trial(study_folder: Path, trial: Trial) -> bool:
+    """Write down a trial; return whether it is ours: of two who ask for the same number, the first has it."""
+    folder = study_folder / TRIALS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return store.write_reserved(folder / f"{trial.number:05d}.json", store.to_json(trial))
+    except OSError as error:
+        raise store.build_unwritable_error(study_folder, error) from error
+
+
+def read_trials(study_folder: Path) -> list[Trial]:
+    """Return the trials of a study's search, in order. UserError for one that cannot be read: what follows from the
+    others would be another search."""
+    return [_read_trial(path) for path in sorted((study_folder / TRIALS).glob("*.json"))]
+
+
+@functools.lru_cache(maxsize=20_000)  # written once and never changed
+def _read_trial(path: Path) -> Trial:
+    return store.read_value(path, Trial)
+
+
+def find_search(sweeps: Sequence[SweepDefinition]) -> SweepDefinition | None:
+    """Return the search that was asked for last; None where there is none."""
+    return next((sweep for sweep in reversed(sweeps) if sweep.search), None)
 
 
 def merge_sweeps(sweeps: Sequence[SweepDefinition]) -> dict[RunKey, tuple[SweepDefinition, SweepPoint]]:

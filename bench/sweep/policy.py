@@ -6,14 +6,15 @@ time: the caller shows what there is (`Snapshot`) and carries out what is decide
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from bench.formatting import format_count
 from bench.machine import Machine
 from bench.predict.neighbours import UNCORRECTED, Correction
-from bench.record import Outcome
+from bench.quantities import RunQuantities
+from bench.record import Outcome, OutcomeKind
 from bench.store import RunAttempt
-from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
+from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint, Trial
 from bench.sweep.feasible import find_infeasible_outcome, is_far_out_of_memory
 from bench.sweep.pruning import Siblings, Tried, find_pruned_outcome, is_to_confirm
 from bench.sweep.skipped import NEVER_RAN, list_accepted_outcomes
@@ -37,6 +38,32 @@ class PlannedRun(NamedTuple):
     role: Literal["point", "confirm", "control"] = "point"
 
 
+class TrialResult(NamedTuple):
+    """A trial of a search, and what came of it."""
+
+    trial: Trial
+    outcome: OutcomeKind | None = None  # None: it has no answer yet
+    quantities: RunQuantities | None = None  # of a run that ended well
+    node_hours: float = 0.0  # of all attempts, as far as they say
+
+
+class Proposal(NamedTuple):
+    """A point that a search asks for next."""
+
+    point: SweepPoint
+    values: dict[str, Any]
+    why: str = ""
+    sampler_state: dict[str, Any] = {}
+
+
+class Proposer(Protocol):
+    """What adds runs to a plan. Pure: the same results, the same proposal."""
+
+    def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
+        """Return what is to be tried next; None where the search is at its end."""
+        ...
+
+
 class SweepPlan(NamedTuple):
     """What is to be gone through, in order."""
 
@@ -44,6 +71,7 @@ class SweepPlan(NamedTuple):
     control: PlannedRun | None = None  # run first and last, so that a drift of the machine shows
     confirm_answered: bool = False  # whether answers of earlier passes are to be confirmed too, not only those of this
     node_hours: float | None = None  # that may be spent; None: no limit
+    proposer: Proposer | None = None  # adds runs once all are gone through
 
 
 class StartRun(NamedTuple):
@@ -74,11 +102,21 @@ class SkipRun(NamedTuple):
     attempt: RunAttempt | None = None  # that says so
 
 
+class AddTrial(NamedTuple):
+    """Write this down as a trial, and add its run to the plan."""
+
+    proposal: Proposal
+
+
 Decision = StartRun | RecordWithoutRun | PostponeRun | SkipRun
 
 
 def _find_no_correction(point: SweepPoint) -> Correction:
     return UNCORRECTED
+
+
+def _list_no_results() -> Sequence[TrialResult]:
+    return ()
 
 
 def _find_no_holder(key: RunKey) -> str:
@@ -96,6 +134,7 @@ class Snapshot(NamedTuple):
     left_s: float | None = None  # of the allocation; None: it has no end
     spent_node_hours: float = 0.0
     passed: Sequence[Decision] = ()  # of this pass, oldest first
+    results: Callable[[], Sequence[TrialResult]] = _list_no_results  # of a search's trials, in order
 
 
 def build_planned_run(
@@ -138,6 +177,14 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     if control and sum(decision.run.role == "control" for decision in passed) == 1:
         return _start_or_postpone(control, plan, snapshot)
     return None
+
+
+def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None:
+    """Return the next decision of a pass or, once all runs are gone through, what the plan's proposer adds."""
+    if decision := next_run(plan, snapshot):
+        return decision
+    proposal = plan.proposer.propose(snapshot.results()) if plan.proposer else None
+    return AddTrial(proposal) if proposal else None
 
 
 def list_decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:

@@ -20,7 +20,7 @@ FRESH_S = 90.0
 _CLAIM_S = 3.0  # between claiming a folder and saying for what, on a slow file system
 REPORT = "report"
 """Folder of what the autopilot writes at its end."""
-_NO_POINTS = (definition.FOLDER, jobs.FOLDER, exclusions.FOLDER, REPORT)
+_NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, exclusions.FOLDER, REPORT)
 
 
 class HeartbeatRank(BaseModel):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import api
 from bench.config import compose
 from bench.config.compose import Expansion
 from bench.errors import UserError
@@ -13,7 +14,9 @@ from bench.measure.window import find_stop_reason
 from bench.spec import GPU_WARMUP, MeasureSpec
 from bench.study import list_control_pairs
 
-STUDIES = sorted(path.stem for path in (compose.find_conf_folder() / "study").glob("*.yaml"))
+FILES = sorted(path.stem for path in (compose.find_conf_folder() / "study").glob("*.yaml"))
+SEARCHES = [name for name in FILES if compose.read_study(name).search]
+STUDIES = [name for name in FILES if name not in SEARCHES]
 ON_A_CLUSTER = [
     "data_loading",
     "frontier_175b",
@@ -62,6 +65,13 @@ def stated(pattern: str, text: str) -> float:
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_point_can_be_asked_for_and_there_are_as_many_as_stated(name: str) -> None:
     assert len(points_of(name).points) == stated(r"^([\d,]+) points", costs(name))
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_has_as_many_points_as_stated(name: str) -> None:
+    made = api.plan_search(name)
+    assert len(made.pool.list_all()) == stated(r"^([\d,]+) points", costs(name))
+    assert made.pool.section.trials == stated(r"at most ([\d,]+) of them", costs(name))
 
 
 @pytest.mark.parametrize("name", STUDIES)

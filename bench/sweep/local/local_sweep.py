@@ -11,13 +11,16 @@ from bench import store
 from bench.formatting import describe_point, describe_result, duration
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
 from bench.record import Outcome
-from bench.sweep import skipped
+from bench.sweep import definition, skipped
 from bench.sweep.corrections import MeasuredCorrections
-from bench.sweep.definition import RequestedRun, RunKey, SweepDefinition, SweepPoint
+from bench.sweep.definition import RequestedRun, RunKey, SweepDefinition, SweepPoint, Trial
 from bench.sweep.local import attempt
 from bench.sweep.policy import (
+    AddTrial,
     Decision,
     PlannedRun,
+    Proposal,
+    Proposer,
     RecordWithoutRun,
     SkipRun,
     Snapshot,
@@ -26,13 +29,22 @@ from bench.sweep.policy import (
     build_planned_run,
     find_skip,
     next_run,
+    next_step,
 )
 from bench.sweep.pruning import Siblings, find_siblings
 from bench.sweep.snapshot import find_rival_attempt
+from bench.sweep.trial_results import TrialReader
 from bench.terminal import Progress
 
 TextCallback = Callable[[str], None]
 Follow = Callable[[Progress], None]
+
+
+class LocalSearch(NamedTuple):
+    """What adds trials to a sweep under way."""
+
+    sweep: SweepDefinition
+    proposer: Proposer
 
 
 class RequestedRepeat(NamedTuple):
@@ -60,11 +72,19 @@ class LocalSweep:
     """A sweep under way: carries out what the policy decides, and shows how long the rest may take."""
 
     def __init__(
-        self, folder: Path, repeats: list[RequestedRepeat], *, retry: bool, tell: TextCallback, follow: Follow
+        self,
+        folder: Path,
+        repeats: list[RequestedRepeat],
+        *,
+        retry: bool,
+        tell: TextCallback,
+        follow: Follow,
+        search: LocalSearch | None = None,
     ) -> None:
         """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
-        point that ends, `follow` how far the one under way is."""
-        self.folder, self._tell, self._follow = folder, tell, follow
+        point that ends, `follow` how far the one under way is. `search` asks for further points."""
+        self.folder, self._tell, self._follow, self._search = folder, tell, follow, search
+        self._trials = TrialReader(folder, self._read_attempts)
         self._repeats = {one.key: one for one in repeats}
         kin = find_siblings((one.key, one.point.spec) for one in repeats)
         self.runs = [_plan_repeat(one, kin[one.key[:2]], retry) for one in repeats]
@@ -84,8 +104,11 @@ class LocalSweep:
     def run(self) -> SweepResult:
         """Measure what has no answer yet; return how everything that was asked for ended."""
         plan, number = self._plan(), 0
-        while decision := next_run(plan, self.snapshot()):
+        while decision := next_step(plan, self.snapshot()):
             match decision:
+                case AddTrial(proposal):
+                    plan = self._add_trial(plan, proposal)
+                    continue
                 case StartRun(run):
                     if not self._measure(plan, decision, number + 1, max(number + 1, len(plan.runs))):
                         continue  # others have been at it, so it is decided anew
@@ -109,12 +132,32 @@ class LocalSweep:
         sweep = self._repeats[left[0].key].sweep if left else None
         if sweep and sweep.controls:
             self._control = sweep.requested(sweep.controls[0], 0, control=True)
-        return SweepPlan(left, PlannedRun(self._control.key) if self._control else None)
+        control = PlannedRun(self._control.key) if self._control else None
+        return SweepPlan(left, control, proposer=self._search.proposer if self._search else None)
+
+    def _add_trial(self, plan: SweepPlan, proposal: Proposal) -> SweepPlan:
+        """Return the plan with a trial that was proposed; without it where another worker asked first for a trial of
+        this number, which the next proposal knows then."""
+        assert self._search
+        number = len(definition.read_trials(self.folder))
+        if not definition.write_trial(self.folder, Trial(number=number, **proposal._asdict())):
+            return plan
+        point = proposal.point
+        one = RequestedRepeat(RunKey(point.config_id, point.machine, 0), self._search.sweep, point)
+        self._repeats[one.key] = one
+        self._corrections_by_neighbours.add_point(point)
+        return plan._replace(runs=[*plan.runs, _plan_repeat(one, None, retry=False)])
 
     def snapshot(self) -> Snapshot:
         """Return what the folder shows now, and what this sweep has gone through."""
         correction = self._corrections_by_neighbours.correction
-        return Snapshot(self._read_attempts, correction, busy=self._find_rival, passed=self._passed)
+        return Snapshot(
+            self._read_attempts,
+            correction,
+            busy=self._find_rival,
+            passed=self._passed,
+            results=self._trials.read_results,
+        )
 
     def _find_rival(self, key: RunKey) -> str:
         """Return who else measures a point now; empty for nobody, and where everybody waits for their turn."""
@@ -184,7 +227,7 @@ class LocalSweep:
         return True
 
 
-def _plan_repeat(one: RequestedRepeat, kin: Siblings, retry: bool) -> PlannedRun:
+def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
     """Return one repeat of one point as the policy sees it: an answer holds on this machine in this environment."""
     device = one.sweep.machines[one.key.machine].device or find_device_kind()
     environment = compute_environment_id(classify(device, one.point.devices_per_node))

@@ -3,14 +3,14 @@
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import launchers
 from bench.config import compose
-from bench.config.compose import Expansion, Request
+from bench.config.compose import Expansion, Request, StudyPoint
 from bench.config.decode import decode_model
 from bench.errors import UserError
 from bench.formatting import describe_point
@@ -55,29 +55,31 @@ def plan_sweep(
     """Return everything that was asked for, and what the study's rules left out; `etiquette` are options of a launcher
     with a queue."""
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
+    if planned_study.search and not planned_study.axes:
+        raise UserError(f"study={planned_study.name}", "has a search and no axes", "use `zeroscale search`")
     chosen = [] if planned_study.base else _choose_small(planned_study, given, config_dir)
     planned_study = planned_study.model_copy(update={"base": planned_study.base | dict(chosen)})
     found = compose.compose_points(planned_study, given, config_dir, target.find_device)
     for made in found.points:
         present.check_devices(made.composed)
     first = found.points[0].composed
-    options = _merge_options(found, etiquette, autopilot)
+    options = merge_options(found.points, etiquette, autopilot)
     scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
     distinguishing = _find_distinguishing([point.overrides for point in found.points])
     controls = [
-        _build_point(made, set(), predict=False) for made in _build_controls(planned_study, given, found, config_dir)
+        build_point(made, set(), predict=False) for made in _build_controls(planned_study, given, found, config_dir)
     ]
     sweep = SweepDefinition(
         study=planned_study.name,
         question=planned_study.question,
         asked_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machines={composed.machine.name: _build_machine(composed) for composed in _select_one_per_machine(found)},
+        machines={composed.machine.name: build_machine(composed) for composed in _select_one_per_machine(found)},
         launcher={"name": first.launcher, **options.model_dump(mode="json")},
         limits=Limits(**{key: getattr(options, key) for key in Limits.model_fields}),
         network=scheduling.network,
         rules=SweepRules(budget=planned_study.budget, prune=prune, max_queued=scheduling.max_queued),
         points=tuple(
-            _build_point(point, distinguishing, predict=planned_study.budget.attempts > 1) for point in found.points
+            build_point(point, distinguishing, predict=planned_study.budget.attempts > 1) for point in found.points
         ),
         order=tuple(order_runs([point.turn for point in found.points], planned_study)),
         controls=tuple(controls),
@@ -99,17 +101,18 @@ def _choose_small(study: Study, overrides: Overrides, config_dir: Path | None) -
     return chosen
 
 
-def _merge_options(found: Expansion, etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
+def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
     """Return the options of the one launcher that starts all points, with those given beside the overrides."""
-    ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found.points}
+    ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found}
     if len(ways) != 1:
         raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
-    name, file = found.points[0].composed.launcher, launchers.load(found.points[0].composed.launcher)
+    first = found[0].composed
+    name, file = first.launcher, launchers.load(first.launcher)
     given = {key: value for key, value in etiquette.items() if value is not None}
     if (given or autopilot) and not file.QUEUES:
         flag = "--" + next(iter(given), "autopilot").replace("_", "-")
         raise UserError(flag, f"launcher={name} has no queue", f"leave it out, or choose {launchers.format_queueing()}")
-    plain = found.points[0].composed.launcher_options.model_dump(mode="json")
+    plain = first.launcher_options.model_dump(mode="json")
     options: Limits = decode_model(file.Options, plain | given, "launcher")
     return options
 
@@ -129,7 +132,7 @@ def _build_controls(
     return controls
 
 
-def _build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
+def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
     """Return a point as it is asked; `predict` its time limit too, which needs a second attempt to fall back on."""
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
     predicted = predict_forecast(composed.spec, composed.machine, target.find_device(composed))
@@ -167,18 +170,18 @@ def _select_one_per_machine(found: Expansion) -> list[Request]:
     return list({point.composed.machine.name: point.composed for point in reversed(found.points)}.values())
 
 
-def _build_machine(composed: Request) -> Machine:
+def build_machine(composed: Request) -> Machine:
     """Return the machine; where points are run here, with the kind of device that is here."""
     return composed.machine.on(target.find_device(composed))
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
     """Return what tells points apart and is not in their lines anyhow."""
-    hidden = [(key, value) for key, value in itertools.chain(*overrides) if not _is_shown(key)]
+    hidden = [(key, value) for key, value in itertools.chain(*overrides) if not is_shown_in_line(key)]
     shared = Counter(f"{key}={value}" for key, value in hidden)
     return {text for text, count in shared.items() if count < len(overrides)}
 
 
-def _is_shown(key: str) -> bool:
+def is_shown_in_line(key: str) -> bool:
     """Whether a point's one line shows an override already."""
     return key in _GROUPS or (key.partition(".")[0] not in _GROUPS and is_shown(key))

@@ -1,0 +1,106 @@
+"""What a run comes to, from its record: the time of a step with its interval, samples and tokens by time and by node,
+memory. None is unknown."""
+
+import math
+import statistics
+from typing import Literal, NamedTuple
+
+from bench.record import RunRecord
+from bench.spec import RunSpec
+
+QUANTITIES = ("step_s", "samples_per_s", "tokens_per_s", "samples_per_node_hour", "peak_bytes", "loss")
+"""What a run is measured by; `peak_bytes` are live tensors of the rank that holds most, `loss` the mean of the last
+steps of the window."""
+OBJECTIVES: dict[str, Literal["most", "least"]] = {
+    "samples_per_s": "most",
+    "tokens_per_s": "most",
+    "samples_per_node_hour": "most",
+    "step_s": "least",
+    "peak_bytes": "least",
+}
+"""What can be sought, and which way; all of them are above 0."""
+_LAST_STEPS = 5
+
+
+class RunQuantities(NamedTuple):
+    """A run that ended well; its interval is of the median step, at 95 %, and knows this run alone."""
+
+    step_s: float
+    low_s: float | None
+    high_s: float | None
+    samples: int  # of a step
+    tokens: float | None  # of a step, padding included
+    nodes: int
+    peak_bytes: int | None
+    loss: float | None
+
+    def get(self, name: str) -> float | None:
+        """Return one of `QUANTITIES`."""
+        if name in ("peak_bytes", "loss"):
+            return self.peak_bytes if name == "peak_bytes" else self.loss
+        return self._of_time(name, self.step_s)
+
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """Return the interval of a quantity that follows from the time of a step; None where there is none."""
+        if name in ("peak_bytes", "loss") or self.low_s is None or self.high_s is None:
+            return None
+        one, other = self._of_time(name, self.low_s), self._of_time(name, self.high_s)
+        return None if one is None or other is None else (min(one, other), max(one, other))
+
+    def _of_time(self, name: str, step_s: float) -> float | None:
+        work = compute_work(name, self.samples, self.tokens, self.nodes)
+        return None if work is None else (step_s if name == "step_s" else work / step_s)
+
+
+def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> float | None:
+    """Return what a quantity counts in one step, so that the quantity is this by the step's seconds."""
+    if name == "samples_per_node_hour":
+        return 3600 * samples / nodes
+    return {"step_s": 1.0, "samples_per_s": float(samples), "tokens_per_s": tokens}[name]
+
+
+def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes: int | None) -> float | None:
+    """Return a quantity as predicted from the time of a step and from memory."""
+    if name == "peak_bytes":
+        return peak_bytes
+    if name == "loss" or step_s is None:
+        return None
+    if name == "step_s":
+        return step_s
+    tokens = float(spec.global_batch * spec.tokens_per_sample)
+    work = compute_work(name, spec.global_batch, tokens, spec.nodes)
+    return None if work is None else work / step_s
+
+
+def derive_quantities(record: RunRecord) -> RunQuantities | None:
+    """Return what a run comes to; None unless it was measured and ended well."""
+    observed = record.observations
+    if record.outcome.kind != "ok" or observed is None or observed.steps is None or observed.drill:
+        return None
+    window = observed.steps.step_s[observed.steps.cut :]
+    if not window:
+        return None
+    from bench.statistics import series_interval  # which takes as long as importing scipy
+
+    interval = series_interval(window)
+    peaks = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
+    losses = [loss for loss in observed.steps.loss[-_LAST_STEPS:] if loss is not None and math.isfinite(loss)]
+    return RunQuantities(
+        step_s=statistics.median(window),
+        low_s=interval[0] if interval else None,
+        high_s=interval[1] if interval else None,
+        samples=record.spec.global_batch,
+        tokens=observed.tokens.all if observed.tokens else None,
+        nodes=record.spec.nodes,
+        peak_bytes=max(peaks, default=None),
+        loss=statistics.mean(losses) if losses else None,
+    )
+
+
+def compute_node_hours(record: RunRecord) -> float | None:
+    """Return the node-hours from a run's start to its last step; None of one that says nothing of its time."""
+    observed = record.observations
+    if observed is None:
+        return None
+    seconds = sum(observed.phases_s.values()) + (sum(observed.steps.step_s) if observed.steps else 0.0)
+    return record.spec.nodes * seconds / 3600 if seconds else None

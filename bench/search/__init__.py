@@ -1,0 +1,1 @@
+"""Searches: which point of a space is tried next, when that ends, and what was found."""

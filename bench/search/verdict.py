@@ -1,0 +1,106 @@
+"""What a search found: the best, what cannot be told apart from it, what it cost, and what may be left to gain."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.search.candidates import CandidatePool
+from bench.search.costs import find_cost
+from bench.search.proposers import PriorProposer, is_spent
+from bench.search.surrogate import compute_expected_gains
+from bench.search_section import SearchSection
+from bench.sweep.policy import TrialResult
+
+_MOST_SAMPLED = 400  # candidates that may gain most
+_SAMPLES = 1_000
+
+
+class SearchRegret(NamedTuple):
+    """What the best of all candidates may be better by than the best that was found, relative."""
+
+    next_gain: float  # that the likeliest next trial is expected to bring
+    expected: float
+    high: float  # in 95 % of cases it is less
+
+
+class SearchVerdict(NamedTuple):
+    """Where a search stands."""
+
+    section: SearchSection
+    best: TrialResult | None  # None: nothing ended well and kept to the constraints
+    equals: tuple[TrialResult, ...]  # whose intervals overlap that of the best, the better first
+    outcomes: Counter[str]
+    pending: int  # trials without an answer
+    node_hours: float
+    candidates: int | None  # points of the space that may fit; None where they have no end
+    never_feasible: int
+    cannot_run: int
+    regret: SearchRegret | None  # None: nothing is known of the rest
+    is_spent: bool  # ended by its budget
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be tried: the budget is spent, or the rest gains too little."""
+        return not self.pending and (self.is_spent or self._is_settled)
+
+    @property
+    def _is_settled(self) -> bool:
+        settled = self.regret is not None and self.regret.next_gain < self.section.gain
+        return settled if self.section.sampler == "prior" else self.candidates == sum(self.outcomes.values())
+
+
+def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
+    """Return where a search stands."""
+    section = pool.section
+    ended = [(cost, result) for result in results if (cost := find_cost(section, result)) is not None]
+    ended.sort(key=lambda pair: pair[0])
+    best = ended[0][1] if ended else None
+    listed = pool.list_all() if pool.space.iterate() is not None else None
+    return SearchVerdict(
+        section=section,
+        best=best,
+        equals=tuple(result for _, result in ended[1:] if best and _overlap(section, best, result)),
+        outcomes=Counter(result.outcome for result in results if result.outcome),
+        pending=sum(result.outcome is None for result in results),
+        node_hours=sum(result.node_hours for result in results),
+        candidates=sum(candidate.may_fit for candidate in listed) if listed is not None else None,
+        never_feasible=sum(not candidate.may_fit for candidate in listed or ()),
+        cannot_run=len(pool.explain_left_out()),
+        regret=_estimate_regret(pool, results) if best else None,
+        is_spent=is_spent(section, results),
+    )
+
+
+def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:
+    """Return the interval of a trial's objective: of this run alone; the value itself where it has none."""
+    assert result.quantities
+    value = result.quantities.get(section.objective)
+    assert value is not None
+    return result.quantities.interval(section.objective) or (value, value)
+
+
+def _overlap(section: SearchSection, one: TrialResult, other: TrialResult) -> bool:
+    (low, high), (other_low, other_high) = find_interval(section, one), find_interval(section, other)
+    return low <= other_high and other_low <= high
+
+
+def _estimate_regret(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchRegret | None:
+    """Return what may be left to gain, by what predictions and trials together say of every candidate."""
+    proposer = PriorProposer(pool)
+    best, belief = proposer.find_best_cost(results), proposer.believe(results)
+    if best is None:
+        return None
+    gains, chances = compute_expected_gains(belief, best), proposer.compute_chances(results)
+    likely = np.argsort(-gains * chances)[:_MOST_SAMPLED]
+    likely = likely[chances[likely] > 0]
+    if not len(likely):
+        return SearchRegret(0.0, 0.0, 0.0)
+    generator = np.random.default_rng(pool.section.seed)
+    drawn = proposer.draw_costs(results, likely, _SAMPLES, generator)
+    runs = generator.random(drawn.shape) < chances[likely]
+    left = np.maximum(best - np.where(runs, drawn, np.inf).min(axis=1), 0.0)
+    return SearchRegret(
+        float((gains * chances).max()), float(-np.expm1(-left).mean()), float(-np.expm1(-np.quantile(left, 0.95)))
+    )

@@ -1,0 +1,146 @@
+"""The `search` section of a study's file: what may vary, what is sought, and when a search ends."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from bench.errors import suggest_nearest
+from bench.quantities import OBJECTIVES, QUANTITIES
+from bench.spec import Frozen, Positive
+
+SamplerName = Literal["prior", "grid", "random", "tpe", "gp", "cma_es", "nsga2", "qmc"]
+SAMPLERS: tuple[str, ...] = get_args(SamplerName)
+
+
+class Dimension(Frozen):
+    """One field of a point that varies: over `values`, or from `from` to `to`; whole numbers where both are."""
+
+    values: tuple[Any, ...] | None = None  # a value that is a mapping stands for several fields that go together
+    from_: float | None = Field(None, alias="from")
+    to: float | None = None
+    step: float | None = Field(None, gt=0)
+    log: bool = False  # equal ratios are equally likely
+    when: dict[str, tuple[Any, ...]] = {}  # set only where fields that stand before it have one of these values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, plain: Any) -> Any:
+        return {"values": plain} if isinstance(plain, list | tuple) else plain
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.values is None) == (self.from_ is None and self.to is None):
+            raise ValueError("neither values nor a range; write a list, or {from: 1, to: 8}")
+        if self.values is not None:
+            if not self.values:
+                raise ValueError("has no values; give one, or leave it out")
+            if self.log or self.step is not None:
+                raise ValueError("log and step belong to a range; write {from: 1, to: 8}, or leave them out")
+        elif self.from_ is None or self.to is None or self.from_ > self.to:
+            raise ValueError(f"from {self.from_} to {self.to} holds nothing; give from and to, the smaller first")
+        elif self.log and (self.from_ <= 0 or self.step is not None):
+            raise ValueError("a range by ratios begins above 0 and has no step; leave out log or step")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "array"}, handler(core)]}
+
+    @property
+    def whole(self) -> bool:
+        """Whether a range is of whole numbers."""
+        return all(number is None or number.is_integer() for number in (self.from_, self.to, self.step))
+
+    def list_values(self) -> tuple[Any, ...] | None:
+        """Return all values; None of a range without steps, which has no end of them."""
+        if self.values is not None:
+            return self.values
+        assert self.from_ is not None and self.to is not None
+        if self.whole:
+            return tuple(range(int(self.from_), int(self.to) + 1, int(self.step or 1)))
+        if self.step is None:
+            return (self.from_,) if self.from_ == self.to else None
+        count = int((self.to - self.from_) / self.step + 1e-9) + 1
+        return tuple(self.from_ + index * self.step for index in range(count))
+
+
+class Bound(Frozen):
+    """What a measured quantity must keep to."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @model_validator(mode="after")
+    def _holds_something(self) -> Self:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("bounds nothing; give at_least or at_most")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(
+                f"nothing is at least {self.at_least:g} and at most {self.at_most:g}; exchange them, or leave one out"
+            )
+        return self
+
+    def holds(self, value: float | None) -> bool:
+        """Whether a value keeps to it; one that nobody knows does not."""
+        return value is not None and (self.at_least or -float("inf")) <= value <= (self.at_most or float("inf"))
+
+
+class SearchSection(Frozen):
+    """What a search looks for, where, and when it ends."""
+
+    space: dict[str, Dimension]
+    objective: str
+    constraints: dict[str, Bound] = {}  # by measured quantity; rules over fields stand in the study's `exclude`
+    sampler: SamplerName = "prior"
+    trials: Positive = 50  # at the most
+    node_hours: float | None = Field(None, gt=0)  # of all trials together; None: no limit
+    gain: float = Field(0.01, ge=0)  # the search ends where the next trial is expected to gain less, relative
+    parallel: Positive = 4  # trials that a queue has at a time
+    seed: int = Field(0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asks_for_something(cls, plain: Any) -> Any:
+        if isinstance(plain, Mapping):
+            if plain.get("objective") is None:
+                raise ValueError(f"a search without an objective; give one of {', '.join(OBJECTIVES)}")
+            if not plain.get("space"):
+                raise ValueError("its space is empty; give a field and its values, such as batch.micro: [1, 2, 4]")
+        return plain
+
+    @field_validator("objective")
+    @classmethod
+    def _known_objective(cls, name: str) -> str:
+        if name not in OBJECTIVES:
+            raise ValueError(f"nothing that can be sought; {suggest_nearest(name, OBJECTIVES)}")
+        return name
+
+    @field_validator("sampler", mode="before")
+    @classmethod
+    def _known_sampler(cls, name: Any) -> Any:
+        if name not in SAMPLERS:
+            raise ValueError(f"no such sampler; {suggest_nearest(str(name), SAMPLERS)}")
+        return name
+
+    @field_validator("constraints")
+    @classmethod
+    def _known_quantities(cls, constraints: dict[str, Bound]) -> dict[str, Bound]:
+        for name in constraints:
+            if name not in QUANTITIES:
+                raise ValueError(f"{name} is not measured; {suggest_nearest(name, QUANTITIES)}")
+        return constraints
+
+    @field_validator("space")
+    @classmethod
+    def _conditions_on_earlier(cls, space: dict[str, Dimension]) -> dict[str, Dimension]:
+        seen: set[str] = set()
+        for key, dimension in space.items():
+            for other in dimension.when:
+                if other not in seen:
+                    raise ValueError(f"{key} depends on {other}, which does not stand before it; give that first")
+            seen.add(key)
+            seen.update(name for value in dimension.values or () if isinstance(value, Mapping) for name in value)
+        return space

@@ -1,0 +1,134 @@
+"""What a search asks for next, on grids whose every run is known."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from simulated_search import SPACE, pool, proposer, search, section
+
+from bench.errors import UserError
+from bench.search import optuna_proposer
+from bench.search.verdict import conclude
+
+SPEED = {"ddp": 1.0, "zero1": 1.1, "zero3": 1.6}
+OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
+
+
+def step_s(values: Mapping[str, Any]) -> float:
+    """Seconds that grow with the micro-batch and, slowly, with the nodes: zero1 with micro 8 on 8 nodes is the best."""
+    return SPEED[values["engine"]] * (0.2 + 0.1 * values["batch.micro"]) * (1 + 0.02 * values["nodes"])
+
+
+def run(values: Mapping[str, Any]) -> float | str:
+    """ddp runs out of memory from micro-batch 4 on."""
+    return "oom" if values["engine"] == "ddp" and values["batch.micro"] >= 4 else step_s(values)
+
+
+BEST = {"engine": "zero1", "batch.micro": 8, "nodes": 8}
+
+
+def test_a_grid_is_gone_through_once_in_its_order() -> None:
+    done = search(proposer(pool(section(sampler="grid"))), run, 1_000)
+    assert len(done) == 48
+    assert [one.trial.values for one in done[:2]] == [
+        {"engine": "ddp", "batch.micro": 1, "nodes": 1},
+        {"engine": "ddp", "batch.micro": 1, "nodes": 2},
+    ]
+
+
+def test_random_search_tries_every_point_once_in_an_order_of_its_seed() -> None:
+    orders = {}
+    for seed in (1, 2):
+        done = search(proposer(pool(section(sampler="random", seed=seed))), run, 99)
+        orders[seed] = [one.trial.point.config_id for one in done]
+    assert len(set(orders[1])) == 48 and orders[1] != orders[2] and set(orders[1]) == set(orders[2])
+
+
+def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_end_the_search() -> None:
+    candidates = pool(section(gain=0.01), step_s)
+    done = search(proposer(candidates), step_s, 99)
+    assert [one.trial.values for one in done[:3]] == [
+        {"engine": "ddp", "batch.micro": 8, "nodes": 8},
+        {"engine": "zero1", "batch.micro": 8, "nodes": 8},
+        {"engine": "zero3", "batch.micro": 8, "nodes": 8},
+    ]
+    assert len(done) < 12, "nothing else is expected to gain 1 %"
+    verdict = conclude(candidates, done)
+    assert verdict.best and verdict.best.trial.values == done[0].trial.values
+    assert verdict.is_over and not verdict.is_spent and verdict.regret and verdict.regret.next_gain < 0.01
+
+
+def test_runs_correct_predictions() -> None:
+    def predict(values: Mapping[str, Any]) -> float:  # zero3 is called the fastest, and is the slowest
+        return step_s(values) / (3 if values["engine"] == "zero3" else 1)
+
+    candidates = pool(section(gain=0.01), predict)
+    done = search(proposer(candidates), run, 99)
+    verdict = conclude(candidates, done)
+    assert verdict.best and verdict.best.trial.values == BEST
+    assert len(done) < 20
+
+
+def test_what_needs_as_much_as_what_ran_out_of_memory_is_hardly_tried() -> None:
+    done = search(proposer(pool(section(gain=0.005))), run, 99)
+    assert sum(one.outcome == "oom" for one in done) <= 4, "of 8 that run out of memory"
+    assert any(one.trial.values == BEST for one in done), "without any prediction too"
+
+
+@pytest.mark.parametrize("sampler", ("prior", "random", "tpe", "qmc", "nsga2"))
+def test_a_search_killed_after_any_trial_asks_for_the_same(sampler: str) -> None:
+    asked = section(sampler=sampler, seed=3, gain=0)
+    whole = search(proposer(pool(asked)), run, 14)
+    for killed_after in (1, 6, 11):
+        again = search(proposer(pool(asked)), run, 14, whole[:killed_after])
+        assert [one.trial for one in again] == [one.trial for one in whole]
+
+
+@pytest.mark.parametrize("sampler", OPTUNA)
+def test_every_sampler_finds_a_good_point_and_names_none_twice(sampler: str) -> None:
+    if sampler == "cma_es":
+        pytest.importorskip("cmaes")
+    done = search(
+        proposer(pool(section(sampler=sampler, seed=1))), run, 13
+    )  # the first ten are drawn at random by some
+    assert len({one.trial.point.config_id for one in done}) == len(done) == 13
+    rates = [one.quantities.get("samples_per_s") for one in done if one.quantities]
+    assert max(rate for rate in rates if rate) > 0.6 * 64 / step_s(BEST)
+
+
+def test_trials_without_an_answer_are_not_asked_for_again() -> None:
+    asked = proposer(pool(section()))
+    done = search(asked, run, 5)
+    under_way = [one._replace(outcome=None, quantities=None) for one in done]
+    for results in (done[:3] + under_way[3:], under_way):
+        proposal = asked.propose(results)
+        assert proposal and proposal.point.config_id not in {one.trial.point.config_id for one in results}
+
+
+def test_the_budget_ends_a_search() -> None:
+    assert len(search(proposer(pool(section(trials=4))), run, 99)) == 4
+    assert len(search(proposer(pool(section(node_hours=0.05, gain=0))), run, 99)) == 5, "each takes 0.01"
+
+
+def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
+    candidates = pool(section(constraints={"step_s": {"at_most": 0.5}}))
+    verdict = conclude(candidates, search(proposer(candidates), run, 99))
+    assert verdict.best and verdict.best.quantities and verdict.best.quantities.step_s <= 0.5
+
+
+def test_a_condition_leaves_a_field_out() -> None:
+    space = {**SPACE, "engine.stage": {"values": [1, 2], "when": {"engine": ["zero1"]}}}
+    listed = pool(section(space)).space.list_candidates(0)
+    assert len(listed) == 16 + 2 * 16 + 16
+    assert all(("engine.stage" in values) == (values["engine"] == "zero1") for values in listed)
+
+
+def test_without_optuna_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(optuna_proposer, "importlib", type("none", (), {"import_module": staticmethod(refuse)}))
+    with pytest.raises(UserError, match=r"search.sampler=tpe: needs optuna.*pip install 'zeroscale\[search\]'"):
+        proposer(pool(section(sampler="tpe")))
+    assert importlib.import_module("json"), "nothing else is touched"

@@ -1,0 +1,94 @@
+"""What a study's file may ask of a search, and what is told in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import api
+from bench.errors import UserError
+from bench.search_section import Dimension
+
+BASE = {"machine": "cpu", "model": "tiny", "data": "synthetic", "precision": "fp32", "devices_per_node": 1}
+
+
+def plan(folder: Path, search: dict[str, Any], *overrides: str, **study: Any) -> Any:
+    file = folder / "mine.yaml"
+    file.write_text(json.dumps({"name": "mine", "base": BASE, "search": search, **study}))
+    return api.plan_search(str(file), overrides)
+
+
+def ask(**changed: Any) -> dict[str, Any]:
+    return {"objective": "samples_per_s", "space": {"batch.micro": [1, 2, 4], "engine": ["ddp", "zero1"]}, **changed}
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    (
+        ({"space": {"batch.micro": [1]}}, "a search without an objective; give one of samples_per_s"),
+        (ask(objective="samples_per_sec"), "nothing that can be sought; did you mean samples_per_s?"),
+        (ask(space={}), "its space is empty; give a field and its values"),
+        (ask(space={"batch.micro": []}), "has no values; give one, or leave it out"),
+        (ask(space={"batch.micro": {"from": 4, "to": 1}}), "holds nothing; give from and to, the smaller first"),
+        (ask(space={"batch.micros": [1]}), "search.space.batch.micros: no field of a point; did you mean batch.micro?"),
+        (ask(space={"machine": ["cpu"]}), "search.space.machine: a search has one machine and one launcher"),
+        (ask(space={"engine": ["ddp", "zero9"]}, trials=1), None),
+        (ask(space={"engine": ["zero9"]}), "none of its points can run.*zero9"),
+        (ask(sampler="tpi"), "no such sampler; did you mean tpe?"),
+        (ask(constraints={"peak_bytes": {"at_least": 2e9, "at_most": 1e9}}), "nothing is at least 2e.09 and at most"),
+        (ask(constraints={"peak": {"at_most": 1}}), "peak is not measured; did you mean peak_bytes?"),
+        (ask(space={"batch.micro": {"values": [1], "when": {"engine": ["ddp"]}}}), "does not stand before it"),
+        (ask(trials=0), "search.trials=0"),
+    ),
+)
+def test_bad_input_is_told_in_one_line(tmp_path: Path, search: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        assert len(plan(tmp_path, search).pool.list_all()) == 1, (
+            "of a space of which a part cannot run, the rest is tried"
+        )
+        return
+    with pytest.raises(UserError, match=message) as refused:
+        plan(tmp_path, search)
+    assert "\n" not in str(refused.value)
+
+
+def test_rules_that_leave_every_point_out_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none of its points can run"):
+        plan(tmp_path, ask(), exclude=["batch.micro > 0"])
+
+
+def test_a_study_without_a_search_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no `search` section"):
+        api.plan_search("smoke")
+
+
+def test_a_search_is_no_sweep(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has a search and no axes; use `zeroscale search`"):
+        api.plan("search_smoke")
+
+
+def test_a_value_given_beside_the_study_is_not_searched(tmp_path: Path) -> None:
+    made = plan(tmp_path, ask(), "batch.micro=2", "search.sampler=grid")
+    assert made.pool.section.sampler == "grid"
+    assert [one.point.spec["batch"]["micro"] for one in made.pool.list_all()] == [2, 2]
+
+
+def test_points_that_cannot_run_and_points_that_are_one_run_are_no_candidates(tmp_path: Path) -> None:
+    space = {"batch.global": [2, 3], "batch.micro": [1, 2], "engine": ["ddp"]}
+    made = plan(tmp_path, ask(space=space))
+    assert len(made.pool.list_all()) == 3 and len(made.pool.explain_left_out()) == 1, "3 is not a multiple of 2"
+
+
+@pytest.mark.parametrize(
+    ("dimension", "values"),
+    (
+        ([1, "a", None], (1, "a", None)),
+        ({"from": 1, "to": 4}, (1, 2, 3, 4)),
+        ({"from": 2, "to": 9, "step": 3}, (2, 5, 8)),
+        ({"from": 0.5, "to": 1, "step": 0.25}, (0.5, 0.75, 1.0)),
+        ({"from": 1e-4, "to": 1e-2, "log": True}, None),
+    ),
+)
+def test_what_a_dimension_holds(dimension: Any, values: Any) -> None:
+    assert Dimension.model_validate(dimension).list_values() == values

@@ -1,0 +1,87 @@
+"""A search on a grid whose every run is known: what it asks for is answered at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bench.machine import Machine
+from bench.quantities import RunQuantities
+from bench.record import OutcomeKind
+from bench.search.candidates import CandidatePool
+from bench.search.optuna_proposer import OptunaProposer
+from bench.search.proposers import ListProposer, PriorProposer
+from bench.search.space import SearchSpace, format_key
+from bench.search_section import SearchSection
+from bench.spec import RunSpec
+from bench.sweep.definition import SweepPoint, Trial
+from bench.sweep.forecast import Forecast, StepForecast
+from bench.sweep.policy import Proposer, TrialResult
+
+Run = Callable[[Mapping[str, Any]], float | OutcomeKind]
+"""Seconds of a step with these values, or how it failed."""
+
+SPACE: dict[str, Any] = {"engine": ["ddp", "zero1", "zero3"], "batch.micro": [1, 2, 4, 8], "nodes": [1, 2, 4, 8]}
+
+
+def section(space: Mapping[str, Any] = SPACE, **given: Any) -> SearchSection:
+    return SearchSection.model_validate({"objective": "samples_per_s", "space": space, "trials": 1_000} | given)
+
+
+def predict_nothing(values: Mapping[str, Any]) -> None:
+    """Say nothing of any point."""
+
+
+def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | None] = predict_nothing) -> CandidatePool:
+    """The candidates of a space over engine, micro-batch and nodes, their step's seconds predicted."""
+
+    def build(values: Mapping[str, Any]) -> SweepPoint:
+        name, seconds, nodes = format_key(values), predict(values), values.get("nodes", 1)
+        spec = {
+            "model": {"name": "m", "family": "t5", "shape": {}},
+            "engine": {"name": values["engine"], "backend": "ddp"},
+            "data": {"name": "synthetic", "source": "synthetic"},
+            "batch": {"micro": values["batch.micro"]},
+            "nodes": nodes,
+        }
+        step = None if seconds is None else StepForecast(low_s=seconds, s=seconds, high_s=seconds)
+        return SweepPoint(
+            config_id=name,
+            line=name,
+            machine="cpu",
+            nodes=nodes,
+            devices_per_node=1,
+            time_limit_min=1,
+            forecast=Forecast(step=step),
+            overrides=(),
+            spec=RunSpec.model_validate(spec).model_dump(mode="json", by_alias=True),
+        )
+
+    return CandidatePool(asked, SearchSpace(asked), build, Machine(name="cpu", device="cpu"))
+
+
+def proposer(candidates: CandidatePool) -> Proposer:
+    match candidates.section.sampler:
+        case "prior":
+            return PriorProposer(candidates)
+        case "grid" | "random":
+            return ListProposer(candidates, at_random=candidates.section.sampler == "random")
+    return OptunaProposer(candidates)
+
+
+def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
+    """A trial that has run: its interval reaches `width` to both sides."""
+    ended, spec = run(trial.values), trial.point.spec
+    if isinstance(ended, str):
+        return TrialResult(trial, ended, node_hours=0.01)
+    samples = int(trial.values["batch.micro"]) * spec["nodes"]
+    low, high = ended * (1 - width), ended * (1 + width)
+    return TrialResult(trial, "ok", RunQuantities(ended, low, high, samples, None, spec["nodes"], None, None), 0.01)
+
+
+def search(
+    asked: Proposer, run: Run, most: int, results: Sequence[TrialResult] = (), width: float = 0.01
+) -> list[TrialResult]:
+    """Go on with a search to its end, or until it has so many trials."""
+    done = list(results)
+    while len(done) < most and (proposal := asked.propose(done)):
+        done.append(answer(Trial(number=len(done), **proposal._asdict()), run, width))
+    return done

@@ -1,0 +1,100 @@
+"""Trials in a study's folder: claimed once, whoever asks, and there again for who goes on."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from sweeps import point, spec, sweep
+
+from bench import store
+from bench.errors import UserError
+from bench.machine import Machine
+from bench.search.planning import write_search
+from bench.search_section import SearchSection
+from bench.study import Study
+from bench.sweep import definition
+from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, Trial
+from bench.sweep.forecast import Forecast, MemoryForecast
+from bench.sweep.local.local_sweep import LocalSearch, LocalSweep, RequestedRepeat
+from bench.sweep.policy import Proposal, TrialResult
+
+ROOM = Forecast(room=MemoryForecast(low_bytes=2**40, high_bytes=2**41, tensor_bytes=2**40))
+
+
+class _InOrder:
+    """Asks for every point once; all of them are far out of memory, so that each has its answer without a run."""
+
+    def __init__(self, points: Sequence[SweepPoint]) -> None:
+        self._points = points
+
+    def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
+        tried = {result.trial.point.config_id for result in results}
+        left = (one for one in self._points if one.config_id not in tried)
+        found = next(left, None)
+        return Proposal(found, {"batch.micro": found.spec["batch"]["micro"]}) if found else None
+
+
+def points(count: int) -> list[SweepPoint]:
+    return [point(spec(batch__micro=micro)).model_copy(update={"forecast": ROOM}) for micro in range(1, count + 1)]
+
+
+def searched(trials: int = 50) -> SweepDefinition:
+    section = SearchSection.model_validate(
+        {"objective": "step_s", "space": {"batch.micro": {"from": 1, "to": 20}}, "trials": trials}
+    )
+    study = Study(name="s", search=section)
+    machines = {"cpu": Machine(name="cpu", device="cpu", memory_bytes=2**30)}
+    made = sweep(points(1))
+    return made.model_copy(
+        update={"points": (), "order": (), "machines": machines, "search": SearchRequest(study=study)}
+    )
+
+
+def worker(folder: Path, made: SweepDefinition, listed: list[SweepPoint]) -> LocalSweep:
+    begun = definition.find_search(definition.read(folder))
+    assert begun
+    wanted = [RequestedRepeat(key, begun, one) for key, one in begun.wanted()]
+    search = LocalSearch(made, _InOrder(listed))
+    return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
+
+
+def test_two_workers_never_ask_for_one_point_twice(tmp_path: Path) -> None:
+    made, listed = searched(), points(12)
+    write_search(tmp_path, made)
+    workers = [threading.Thread(target=worker(tmp_path, made, listed).run) for _ in range(3)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    trials = definition.read_trials(tmp_path)
+    assert [trial.number for trial in trials] == list(range(12))
+    assert sorted(trial.point.config_id for trial in trials) == sorted(one.config_id for one in listed)
+    attempts = [store.list_attempts(tmp_path / one.config_id) for one in listed]
+    assert [[attempt.outcome for attempt in tried] for tried in attempts] == [["infeasible"]] * 12
+
+
+def test_a_trial_that_nobody_came_to_is_run_by_who_goes_on(tmp_path: Path) -> None:
+    made, listed = searched(), points(3)
+    write_search(tmp_path, made)
+    assert definition.write_trial(tmp_path, Trial(number=0, point=listed[2], values={}))
+    assert not definition.write_trial(tmp_path, Trial(number=0, point=listed[1], values={})), "the first has it"
+    assert worker(tmp_path, made, listed).run().outcomes == {"infeasible": 3}
+    assert [one.point.config_id for one in definition.read_trials(tmp_path)] == [
+        listed[index].config_id for index in (2, 0, 1)
+    ]
+
+
+def test_a_folder_holds_one_search_which_may_go_further(tmp_path: Path) -> None:
+    write_search(tmp_path, searched())
+    definition.write_trial(tmp_path, Trial(number=0, point=points(1)[0], values={}))
+    write_search(tmp_path, searched())
+    write_search(tmp_path, searched(trials=60))
+    assert len(definition.read(tmp_path)) == 2, "what was asked again is written once"
+    other = searched()
+    assert other.search and other.search.study.search
+    section = other.search.study.search.model_copy(update={"objective": "peak_bytes"})
+    study = other.search.study.model_copy(update={"search": section})
+    changed = other.model_copy(update={"search": SearchRequest(study=study)})
+    with pytest.raises(UserError, match="holds the trials of another search; give this one another name"):
+        write_search(tmp_path, changed)
