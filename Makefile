@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study testbed-study gpu-study wheels check test lint bench coverage parity bench-testbed chaos predictions golden schema reference docs install clean
+.PHONY: study testbed-study gpu-study wheels check test lint bench bench-search coverage parity bench-testbed chaos predictions golden schema reference docs install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
@@ -53,6 +53,10 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.prediction
 	$(BIN)/python -m tests.benchmarks.reading
 	$(BIN)/python -m tests.benchmarks.layouts
+
+# How many trials a search takes: 200 replays on published steps, beside random search; some ten minutes of one core.
+bench-search: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.search
 
 # The tables of the method page, by simulation; SERIES, RUNS, FAMILIES and HISTORIES say how many of each.
 SERIES ?= 2000

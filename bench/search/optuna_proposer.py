@@ -20,7 +20,7 @@ from bench.search_section import Dimension
 from bench.sweep.policy import Proposal, TrialResult
 
 _STUDY = "zeroscale"
-_MOST_CALLS = 50  # calls of a sampler before a point is taken at random: it may name one for ever
+_MOST_CALLS = 5  # of a sampler before a point is taken at random: it may name those that were tried for ever
 _PENALTY = 1.0  # in log: what failed counts as e times worse than the worst that ran
 _CONSTRAINT = "runs"
 _PER_TRIAL, _PER_STUDY = "trial", "study"
@@ -35,6 +35,7 @@ class OptunaProposer:
         self._optuna = _import_optuna(self._section.sampler)
         self._knows_constraints = self._section.sampler in ("tpe", "gp", "nsga2")
         self._ordinal = self._section.sampler in ("qmc", "cma_es")  # which draw no categories together
+        self._distributions = {key: self._build_distribution(one) for key, one in pool.space.dimensions.items()}
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
         """Return what the sampler asks for; None where the budget is spent or every point was tried."""
@@ -143,7 +144,7 @@ class OptunaProposer:
         return kinds.FloatDistribution(dimension.from_, dimension.to, log=dimension.log, step=dimension.step)
 
     def _suggest_value(self, trial: Any, key: str, dimension: Dimension) -> Any:
-        kinds, wanted = self._optuna.distributions, self._build_distribution(dimension)
+        kinds, wanted = self._optuna.distributions, self._distributions[key]
         if isinstance(wanted, kinds.CategoricalDistribution):
             suggested = trial.suggest_categorical(key, wanted.choices)
         else:
@@ -157,7 +158,7 @@ class OptunaProposer:
         for key, value in values.items():
             dimension = self._pool.space.dimensions[key]
             suggested = dimension.values.index(value) if dimension.values is not None else value
-            found[key] = suggested, self._build_distribution(dimension)
+            found[key] = suggested, self._distributions[key]
         return found
 
 

@@ -72,10 +72,11 @@ class PriorProposer:
 
     def compute_gains(self, results: Sequence[TrialResult]) -> Array | None:
         """Return the gain that each candidate is expected to bring, relative; None before anything has run."""
-        best = self.find_best_cost(results)
-        if best is None:
+        tried, costs = self._list_costs(results)
+        if not tried:
             return None
-        return compute_expected_gains(self.believe(results), best) * self.compute_chances(results)
+        belief = self._surrogate.believe(tried, costs)
+        return compute_expected_gains(belief, float(belief.mean[tried].min())) * self.compute_chances(results)
 
     def find_best_cost(self, results: Sequence[TrialResult]) -> float | None:
         """Return the cost of the best trial, its luck taken out; None before anything has run."""

@@ -2,8 +2,8 @@
 
 The cost of a candidate is its prediction and a deviation; the deviation has a part that all share (the machine is
 slower than its file says), a part by each field alone (a technique is), and a part of the combination. Values of a
-field that are numbers are the nearer the fewer values lie between them; others are equal or not. Scale and noise are
-those under which the measured deviations are likeliest, weighed by what is usual (Rasmussen & Williams, Gaussian
+field that are numbers are the nearer the fewer values lie between them; others are equal or not. Scales and
+noises count by how likely they make the measured deviations, and by what is usual (Rasmussen & Williams, Gaussian
 Processes for Machine Learning, 2006, sections 2.2 and 5.4.1).
 """
 
@@ -22,11 +22,21 @@ from bench.search.space import Values
 Array = NDArray[np.float64]
 
 _SHARED = 0.5  # standard deviation of the part that all share, in log: by e^0.5 in either direction
-_SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)  # of the rest, in log …
-_USUAL_SCALE, _DECADES = 0.25, 0.5  # … usually this, give or take so many powers of ten
+_SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)  # of the rest, in log …
+_USUAL_SCALE, _UNPREDICTED_SCALE = 0.25, 1.0  # … usually this; where some points have no prediction this …
+_DECADES = 0.5  # … give or take so many powers of ten
 _NOISES = (0.005, 0.02, 0.06)  # between two runs of one point, in log
 _REACH = 0.5  # of the range of a field, over which combinations forget each other
+_LEAST_WEIGHT = 0.05  # of a scale and noise beside the likeliest that is counted on at all
 _MOST_FITTED = 150  # results by which scale and noise are chosen: more change little and cost much
+
+
+class _Setting(NamedTuple):
+    """A scale and a noise, and how much of the belief is theirs."""
+
+    scale: float
+    noise: float
+    weight: float
 
 
 class Belief(NamedTuple):
@@ -43,17 +53,22 @@ class Surrogate:
         known = [cost for cost in predicted if cost is not None]
         middle = float(np.median(known)) if known else 0.0
         self.predicted = np.array([middle if cost is None else cost for cost in predicted])
+        self._usual_scale = _USUAL_SCALE if len(known) == len(predicted) else _UNPREDICTED_SCALE
         self._codes = _encode(values)
 
     def believe(self, tried: Sequence[int], costs: Sequence[float]) -> Belief:
         """Return what is believed of all candidates, those with the numbers `tried` having had these `costs`."""
         everything = np.arange(len(self.predicted))
         if not len(tried):
-            spread = math.hypot(_SHARED, _USUAL_SCALE)
+            spread = math.hypot(_SHARED, self._usual_scale)
             return Belief(self.predicted.copy(), np.full(len(everything), spread))
-        mean, across, scale = self._condition(tried, costs, everything)
-        variance = _SHARED**2 + scale**2 - (across**2).sum(axis=0)
-        return Belief(mean, np.sqrt(np.maximum(variance, 1e-12)))
+        first, second = np.zeros(len(everything)), np.zeros(len(everything))
+        for setting in self._fit(tried, costs):
+            mean, across = self._condition(tried, costs, everything, setting)
+            variance = np.maximum(_SHARED**2 + setting.scale**2 - (across**2).sum(axis=0), 1e-12)
+            first += setting.weight * mean
+            second += setting.weight * (variance + mean**2)
+        return Belief(first, np.sqrt(np.maximum(second - first**2, 1e-12)))
 
     def draw(
         self,
@@ -63,52 +78,55 @@ class Surrogate:
         count: int,
         generator: np.random.Generator,
     ) -> Array:
-        """Draw the costs of some candidates together, `count` times: an array of (count, candidates)."""
-        mean, across, scale = self._condition(tried, costs, of)
-        covariance = self._covariance(of, of, scale) - across.T @ across
-        factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(of)))
-        drawn: Array = mean + generator.standard_normal((count, len(of))) @ factor.T
-        return drawn
+        """Draw the costs of some candidates together, about `count` times: an array of (draws, candidates)."""
+        drawn = []
+        for setting in self._fit(tried, costs):
+            mean, across = self._condition(tried, costs, of, setting)
+            covariance = self._covariance(of, of, setting.scale) - across.T @ across
+            factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(of)))
+            drawn.append(mean + generator.standard_normal((round(setting.weight * count), len(of))) @ factor.T)
+        return np.concatenate(drawn)
 
     def _condition(
-        self, tried: Sequence[int], costs: Sequence[float], of: NDArray[np.int64]
-    ) -> tuple[Array, Array, float]:
-        """Return the mean of some candidates, what the trials take from their covariance, and its scale."""
+        self, tried: Sequence[int], costs: Sequence[float], of: NDArray[np.int64], setting: _Setting
+    ) -> tuple[Array, Array]:
+        """Return the mean of some candidates, and what the trials take from their covariance."""
         at, deviation = np.array(tried), np.array(costs) - self.predicted[list(tried)]
-        scale, noise = self._fit(at[-_MOST_FITTED:], deviation[-_MOST_FITTED:])
-        factor = scipy.linalg.cholesky(
-            self._covariance(at, at, scale) + noise**2 * np.eye(len(at)), lower=True, overwrite_a=True
-        )
-        across: Array = scipy.linalg.solve_triangular(factor, self._covariance(at, of, scale), lower=True)
+        own = self._covariance(at, at, setting.scale) + setting.noise**2 * np.eye(len(at))
+        factor = scipy.linalg.cholesky(own, lower=True, overwrite_a=True)
+        across: Array = scipy.linalg.solve_triangular(factor, self._covariance(at, of, setting.scale), lower=True)
         mean: Array = across.T @ scipy.linalg.solve_triangular(factor, deviation, lower=True)
-        return self.predicted[of] + mean, across, scale
+        return self.predicted[of] + mean, across
 
-    def _fit(self, at: NDArray[np.int64], deviation: Array) -> tuple[float, float]:
-        """Return the scale and the noise under which deviations are likeliest."""
+    def _fit(self, tried: Sequence[int], costs: Sequence[float]) -> list[_Setting]:
+        """Return scales and noises by how likely they make the deviations; of many trials the likeliest alone."""
+        at = np.array(tried)[-_MOST_FITTED:]
+        deviation = np.array(costs)[-_MOST_FITTED:] - self.predicted[at]
         unit = self._covariance(at, at, 1.0) - _SHARED**2
-        best, likeliest = (_USUAL_SCALE, _NOISES[1]), -math.inf
+        likelihoods: dict[tuple[float, float], float] = {}
         for scale in _SCALES:
-            usual = -0.5 * (math.log10(scale / _USUAL_SCALE) / _DECADES) ** 2
+            usual = -0.5 * (math.log10(scale / self._usual_scale) / _DECADES) ** 2
             for noise in _NOISES:
                 covariance = _SHARED**2 + scale**2 * unit + noise**2 * np.eye(len(at))
                 factor = scipy.linalg.cholesky(covariance, lower=True, overwrite_a=True)
                 whitened = scipy.linalg.solve_triangular(factor, deviation, lower=True)
-                likelihood = usual - 0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())
-                if likelihood > likeliest:
-                    best, likeliest = (scale, noise), likelihood
-        return best
+                log_determinant = float(np.log(np.diag(factor)).sum())
+                likelihoods[scale, noise] = usual - 0.5 * float(whitened @ whitened) - log_determinant
+        best = max(likelihoods.values())
+        weights = {setting: math.exp(likelihood - best) for setting, likelihood in likelihoods.items()}
+        least = _LEAST_WEIGHT if len(tried) <= _MOST_FITTED else 1.0
+        kept = {setting: weight for setting, weight in weights.items() if weight >= least}
+        return [_Setting(scale, noise, weight / sum(kept.values())) for (scale, noise), weight in kept.items()]
 
     def _covariance(self, rows: NDArray[np.int64], columns: NDArray[np.int64], scale: float) -> Array:
         """Return the prior covariance of deviations between candidates."""
-        apart, alone = np.zeros((len(rows), len(columns))), np.zeros((len(rows), len(columns)))
+        apart, fields = np.zeros((len(rows), len(columns))), max(len(self._codes), 1)
         for codes in self._codes:
-            here, there = codes.place[rows][:, None], codes.place[columns][None, :]
-            same = codes.category[rows][:, None] == codes.category[columns][None, :]
-            distance = np.where(same, np.abs(here - there), 1.0)
-            apart += distance
-            alone += 1 - distance
-        alone /= max(len(self._codes), 1)
-        covariance: Array = _SHARED**2 + scale**2 * (0.5 * alone + 0.5 * np.exp(-apart / _REACH))
+            apart += codes.distance[codes.level[rows]][:, codes.level[columns]]
+        covariance: Array = np.exp(-apart / _REACH)
+        covariance += 1 - apart / fields  # the mean over fields of what each alone has in common
+        covariance *= 0.5 * scale**2
+        covariance += _SHARED**2
         return covariance
 
 
@@ -122,10 +140,10 @@ def compute_expected_gains(belief: Belief, best: float) -> Array:
 
 
 class _FieldCodes(NamedTuple):
-    """A field of every candidate: what it is, and for numbers where between the least and the greatest."""
+    """A field of every candidate: which of its levels, and how far these are from each other, between 0 and 1."""
 
-    category: NDArray[np.int64]
-    place: Array
+    level: NDArray[np.int64]
+    distance: Array  # of (levels, levels)
 
 
 def _encode(values: Sequence[Values]) -> list[_FieldCodes]:
@@ -134,17 +152,23 @@ def _encode(values: Sequence[Values]) -> list[_FieldCodes]:
 
 
 def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
-    """Return the codes of a field; None of one that does not vary. All numbers are one category."""
+    """Return the codes of a field; None of one that does not vary."""
     numbers = sorted({float(value) for value in column if _is_number(value)})
-    kinds = ["number" if _is_number(value) else json.dumps(value, sort_keys=True) for value in column]
-    categories = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-    if len(numbers) < 2 and len(categories) < 2:
+    texts = list(dict.fromkeys(_format_level(value) for value in column if not _is_number(value)))
+    count = len(numbers) + len(texts)
+    if count < 2:
         return None
-    place = {number: index / max(len(numbers) - 1, 1) for index, number in enumerate(numbers)}
+    distance = 1 - np.eye(count)
+    places = np.linspace(0, 1, len(numbers))
+    distance[: len(numbers), : len(numbers)] = np.abs(places[:, None] - places[None, :])
+    levels: dict[float | str, int] = {level: number for number, level in enumerate([*numbers, *texts])}
     return _FieldCodes(
-        np.array([categories[kind] for kind in kinds]),
-        np.array([place[float(value)] if _is_number(value) else 0.0 for value in column]),
+        np.array([levels[float(value) if _is_number(value) else _format_level(value)] for value in column]), distance
     )
+
+
+def _format_level(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _is_number(value: Any) -> bool:
