@@ -221,7 +221,4 @@ _compute_step_flops = remember_latest(compute_flops_per_step)
 
 @functools.lru_cache(maxsize=8)  # several columns of a record ask for it, one soon after the other
 def _find_slowest(own: tuple[float, ...], parts: int) -> int | None:
-    """Ranks with the same of so many parts of the layers are held against each other: another part is other work."""
-    alike = len(own) // parts
-    found = (first + rank for first in range(0, len(own), alike or 1) for rank in find_slow_ranks(own[first:][:alike]))
-    return max(found, key=own.__getitem__, default=None)
+    return max(find_slow_ranks(own, parts), key=own.__getitem__, default=None)

@@ -1,6 +1,5 @@
 """How alike the ranks of a run are: each one's own time in a step, outside its collectives, and its memory."""
 
-import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,18 +15,18 @@ from analysis.formats.numbers import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
 from analysis.results import Results
 from bench.record import RunRecord
-from bench.stragglers import find_slow_ranks
+from bench.stragglers import compare_to_alike, find_slow_ranks
 
 TITLE = "Spread over ranks"
 ALT = (
     "A line per run, a tick per rank: its own time in a step outside collectives over the median rank's, and its peak "
-    "memory less the median rank's. The tables hold the numbers."
+    "memory less the median rank's, in a pipeline of the same part of the layers. The tables hold the numbers."
 )
 PLACE = 8
 
 _NOTE = (
     "Ticks: ranks. Own time is of one untimed step, so it has no interval. Marked: ranks that the others wait for, "
-    "more than 20 % and 20 ms slower than the others' median."
+    "more than 20 % and 20 ms slower than the others' median. Medians are of ranks with the same part of the layers."
 )
 _MOST, _LETTERS = 20, 44  # lines, and of what they are called
 _WIDTH_IN, _LINE_IN, _AROUND_IN = 7.2, 0.32, 1.2
@@ -40,6 +39,7 @@ class RankSpread(NamedTuple):
 
     own_s: Sequence[float]
     peak_bytes: Sequence[int]
+    parts: int  # of the layers; ranks with the same one are compared
 
 
 def applies(results: Results) -> bool:
@@ -89,7 +89,7 @@ def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
 def _read_rank_spread(record: RunRecord) -> RankSpread:
     peaks = list_by_rank(record, "peak_allocated_bytes")
     complete = len(peaks) == record.spec.world_size
-    return RankSpread(list_own_seconds(record), peaks if complete else ())
+    return RankSpread(list_own_seconds(record), peaks if complete else (), record.spec.parallel.pipeline)
 
 
 def _draw_own_times(axes: Axes, shown: Sequence[RankSpread]) -> None:
@@ -97,12 +97,11 @@ def _draw_own_times(axes: Axes, shown: Sequence[RankSpread]) -> None:
         if not run.own_s:
             _draw_unknown(axes, y)
             continue
-        middle = statistics.median(run.own_s)
-        slow = find_slow_ranks(run.own_s)
-        for rank, own in enumerate(run.own_s):
-            axes.plot(own / middle, y, **(_SLOW if rank in slow else _TICK))
+        slow = find_slow_ranks(run.own_s, run.parts)
+        for rank, (own, usual) in enumerate(compare_to_alike(run.own_s, run.parts)):
+            axes.plot(own / usual, y, **(_SLOW if rank in slow else _TICK))
             if rank in slow:
-                axes.annotate(str(rank), (own / middle, y), xytext=(0, 4), textcoords="offset points", fontsize=6)
+                axes.annotate(str(rank), (own / usual, y), xytext=(0, 4), textcoords="offset points", fontsize=6)
     axes.axvline(1, color=plotting.INK, linewidth=0.6, zorder=1)
     if not any(run.own_s for run in shown):
         axes.set_xticks([])
@@ -110,15 +109,15 @@ def _draw_own_times(axes: Axes, shown: Sequence[RankSpread]) -> None:
 
 
 def _draw_memory(axes: Axes, shown: Sequence[RankSpread]) -> None:
-    away = [abs(peak - statistics.median(run.peak_bytes)) for run in shown for peak in run.peak_bytes]
-    power = find_unit_power(max(away, default=0))
-    most = max(away, default=0) / 1024**power
-    for y, run in enumerate(shown):
-        if not run.peak_bytes:
+    away = [[peak - usual for peak, usual in compare_to_alike(run.peak_bytes, run.parts)] for run in shown]
+    farthest = max((abs(peak) for run in away for peak in run), default=0)
+    power = find_unit_power(farthest)
+    most = farthest / 1024**power
+    for y, run in enumerate(away):
+        if not run:
             _draw_unknown(axes, y)
             continue
-        middle = statistics.median(run.peak_bytes)
-        axes.plot([(peak - middle) / 1024**power for peak in run.peak_bytes], [y] * len(run.peak_bytes), **_TICK)
+        axes.plot([peak / 1024**power for peak in run], [y] * len(run), **_TICK)
     axes.axvline(0, color=plotting.INK, linewidth=0.6, zorder=1)
     axes.set_xlim(-1.1 * most or -1, 1.1 * most or 1)
     axes.set_xlabel(f"peak allocated, {UNITS[power]},\nless the median rank's")

@@ -5,6 +5,7 @@ import statistics
 from analysis.metrics import Metric
 from analysis.observed import get_window, list_own_seconds
 from bench.record import RunRecord
+from bench.stragglers import compare_to_alike
 
 
 def compute_data_wait_s(record: RunRecord) -> float | None:
@@ -23,11 +24,13 @@ def compute_data_wait_share(record: RunRecord) -> float | None:
 
 
 def compute_slowest_over_median(record: RunRecord) -> float | None:
-    """Straggling: the slowest rank's own time in a step, outside its collectives, over the median rank's."""
-    ranks = list_own_seconds(record)
-    if len(ranks) < 2 or statistics.median(ranks) <= 0:
+    """Straggling: the slowest rank's own time in a step, outside its collectives, over the median rank's. In a pipeline
+    the ranks with the same part of the layers are compared; None where no two have it."""
+    ranks, parts = list_own_seconds(record), record.spec.parallel.pipeline
+    compared = compare_to_alike(ranks, parts)
+    if len(ranks) < 2 * parts or min(usual for _, usual in compared) <= 0:
         return None
-    return max(ranks) / statistics.median(ranks)
+    return max(own / usual for own, usual in compared)
 
 
 def compute_idle_share(record: RunRecord) -> float | None:

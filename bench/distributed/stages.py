@@ -38,6 +38,11 @@ class RankStages(Module):
                 if first.setdefault(name, parameter) is not parameter:
                     _replace(stage, parameter, first[name])
 
+    @property
+    def first(self) -> Module:
+        """The first stage in the order of forward; these are called, and never the whole."""
+        return next(iter(self.stages.values()))
+
     def __getitem__(self, number: int) -> Module:
         return self.stages[str(number)]
 

@@ -79,6 +79,11 @@ class OptionalMembers(Protocol):
         wait for the device. Every rank calls it, and it may be collective."""
         ...
 
+    def transfer_wait_s(self) -> float:
+        """Return how many of `idle_s` were in no collective, as waiting for what a neighbour sends; all of them where
+        an engine does not tell."""
+        ...
+
     def step_phases_s(self) -> dict[str, float]:
         """Return the seconds of the last step on this rank by phase: forward, backward … It may wait for the device."""
         ...

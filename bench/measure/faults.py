@@ -58,4 +58,7 @@ class InjectedFault(NamedTuple):
     def attach(self, rank: int, module: "Module") -> None:
         """Prepare the harm that happens inside a step."""
         if rank == self.rank and self.action == "slow_compute":
-            module.register_forward_hook(lambda *_: time.sleep(_SLOW_S))
+            from bench.distributed.stages import RankStages
+
+            called = module.first if isinstance(module, RankStages) else module
+            called.register_forward_hook(lambda *_: time.sleep(_SLOW_S))

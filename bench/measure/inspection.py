@@ -24,8 +24,7 @@ class Inspection:
     """What this rank saw of itself."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)  # of one step
-    # of one step, the wait for its data included; of an engine that tells how long it is idle, all but that
-    outside_collectives_s: float = 0.0
+    outside_collectives_s: float = 0.0  # of one step: waiting for its data included, for transfers of neighbours not
     flops: int | None = None  # of one step, if they were to be counted
     idle_s: float | None = None  # of one step; None where the engine does not tell
     step_phases_s: dict[str, float] = field(default_factory=dict)  # of one step; empty where the engine does not tell
@@ -44,7 +43,8 @@ def inspect(
         with counter:
             trainer.step()
         wait_for(device)
-        outside.append(time.perf_counter() - begin - counter.inside_s)
+        own_s = time.perf_counter() - begin - counter.inside_s
+        outside.append(max(0.0, own_s - _ask_transfer_wait_s(engine, members)))
         seen.collectives = {
             kind: Collective(calls=calls, payload_bytes=counter.payload_bytes[kind])
             for kind, calls in sorted(counter.calls.items())
@@ -56,23 +56,27 @@ def inspect(
     return seen
 
 
+def _ask_transfer_wait_s(engine: OptionalMembers, members: Collection[Member]) -> float:
+    """Return what the engine tells of waiting that is in no collective: who waits for a neighbour would look as slow as
+    whom it waits for."""
+    if "transfer_wait_s" in members:
+        return engine.transfer_wait_s()
+    return engine.idle_s() if "idle_s" in members else 0.0
+
+
 def _ask_engine(
     trainer: Trainer, engine: OptionalMembers, members: Collection[Member], device: torch.device, seen: Inspection
 ) -> None:
     """Add what the engine tells of a few steps that nothing else observes."""
-    idle, own, phases = list[float](), list[float](), []
+    idle, phases = list[float](), []
     for _ in range(_STEPS if {"idle_s", "step_phases_s"}.intersection(members) else 0):
         trainer.peers.barrier()
-        begin = time.perf_counter()
         trainer.step()
         wait_for(device)
-        step_s = time.perf_counter() - begin
         if "idle_s" in members:
             idle.append(engine.idle_s())
-            own.append(max(0.0, step_s - idle[-1]))
         if "step_phases_s" in members:
             phases.append(engine.step_phases_s())
-    if idle:  # who waits for a neighbour is in no collective, and would look as slow as whom it waits for
-        seen.idle_s, seen.outside_collectives_s = statistics.median(idle), statistics.median(own)
+    seen.idle_s = statistics.median(idle) if idle else None
     names = phases[0] if phases else {}
     seen.step_phases_s = {name: statistics.median(step[name] for step in phases) for name in names}

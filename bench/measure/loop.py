@@ -133,6 +133,7 @@ class Trainer:
         """Make one optimizer step, its data's fetch and copy to the device included; return the loss, unsynchronised,
         None on a rank without one, and what was fetched."""
         fetched = FetchedBatches()
+        self._hook("steps", self._steps)  # before its first micro-batch a rank of a pipeline waits for its neighbours
         loss = self._engine.train_step(self._micro_batches(fetched))
         if (loss is not None) != self._has_loss:
             returned, others = ("no loss", "has one") if self._has_loss else ("a loss", "has none")

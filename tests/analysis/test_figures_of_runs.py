@@ -34,6 +34,16 @@ def test_a_rank_that_the_others_wait_for_is_marked_with_its_number() -> None:
     assert [text.get_text() for text in own.texts] == ["1"]
 
 
+def test_ranks_of_a_pipeline_stand_beside_the_median_of_their_part_of_the_layers() -> None:
+    """The second part takes five times as long and holds more, which makes none of its ranks slow."""
+    of = spec(ranks=4, parallel={"pipeline": 2})
+    own, peaks = rank_spread.figure(results(run(of, outside_collectives_s=(0.1, 0.1, 0.4, 0.6)))).axes
+    assert ticks(own, 0) == pytest.approx([0.8, 1, 1])
+    assert ticks(own, 0, "D") == pytest.approx([1.2])
+    assert [text.get_text() for text in own.texts] == ["3"]
+    assert ticks(peaks, 0) == pytest.approx([-0.5, -0.5, 0.5, 0.5])
+
+
 def test_of_a_configuration_the_run_whose_ranks_differ_most_and_the_worst_first() -> None:
     alike, apart = {"outside_collectives_s": (0.01, 0.01)}, {"outside_collectives_s": (0.01, 0.03)}
     own, _ = rank_spread.figure(results(run(**alike), run(repeat=1, **apart), run(spec("zero2"), **alike))).axes

@@ -166,6 +166,14 @@ def test_the_slowest_rank_is_named_with_its_host_at_every_stage() -> None:
     assert (nameless.slowest_rank, nameless.slowest_host) == (2, None)
 
 
+def test_in_a_pipeline_ranks_with_the_same_part_of_the_layers_are_compared() -> None:
+    of = spec("zero1", ranks=4, parallel={"pipeline": 2})
+    told = row(run(of, outside_collectives_s=(0.10, 0.10, 0.40, 0.60)))
+    assert told.slowest_over_median == pytest.approx(0.6 / 0.5) and told.slowest_rank == 3
+    alone = row(run(spec("zero1", ranks=4, parallel={"pipeline": 4}), outside_collectives_s=(0.1, 0.1, 0.4, 0.6)))
+    assert alone.slowest_over_median is None and alone.slowest_rank is None
+
+
 def test_ranks_that_are_nearly_alike_have_no_slowest() -> None:
     told = row(run(outside_collectives_s=(0.100, 0.119)))
     assert (told.slowest_rank, told.slowest_host) == (None, None)

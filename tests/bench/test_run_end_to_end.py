@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from started_runs import PATIENCE_S, QUICK, Command
 
+from analysis.observed import find_slowest_rank
 from bench import store
 from bench.config import compose
 from bench.machine import Machine
@@ -102,6 +103,19 @@ def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine:
     assert slow > fast + 0.05, "150 ms, and what else this machine is doing"
     assert record.observations.steps
     assert statistics.median(record.observations.steps.step_s) > 0.15
+
+
+@pytest.mark.timed
+def test_of_slices_and_stages_that_wait_for_it_the_slow_rank_is_named(zeroscale_run: Start) -> None:
+    """Rank 0 waits for it in every sub-layer's sum, the other stage in transfers; both are in all steps as late."""
+    layout = ("engine=pipeline", "parallel.pipeline=2", "parallel.tensor=2", "batch.accumulation=2")
+    drill = {"ZEROSCALE_DRILL": "rank=1 step=0 action=slow_compute"}
+    record = zeroscale_run(*QUICK[:-1], *layout, "devices_per_node=4", env=os.environ | drill).record()
+    assert record.observations
+    own = record.observations.outside_collectives_s
+    assert own[1] > 2 * 0.15, "in each of two micro-batches"
+    assert max(own[0], own[2], own[3]) < own[1] - 0.15
+    assert find_slowest_rank(record) == 1
 
 
 def test_a_machine_that_is_not_what_it_is_called_is_refused_by_the_ranks_before_timing(tmp_path: Path) -> None:

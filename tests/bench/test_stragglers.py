@@ -23,6 +23,21 @@ def test_a_slow_rank_exceeds_the_others_by_more_than_a_fifth_and_20_ms(outside_s
 
 
 @pytest.mark.parametrize(
+    ("outside_s", "parts", "slow"),
+    [
+        ((0.1, 0.1, 0.5, 0.5), 2, []),  # the second part of the layers takes longer
+        ((0.1, 0.1, 0.5, 0.7), 2, [3]),
+        ((0.2, 0.1, 0.5, 0.5), 2, [0]),
+        ((0.1, 0.1, 0.1, 0.5), 4, []),  # each has a part for itself
+    ],
+)
+def test_a_rank_is_held_against_those_with_the_same_part_of_the_layers(
+    outside_s: tuple, parts: int, slow: list
+) -> None:
+    assert find_slow_ranks(outside_s, parts) == slow
+
+
+@pytest.mark.parametrize(
     ("rates", "slow"),
     [
         ((9.0, 9.0, 4.0, 9.0), [2]),

@@ -132,6 +132,9 @@ class PipelineEngine:
         dist.all_reduce(longest_s, dist.ReduceOp.MAX)
         return waited_s + float(longest_s) - own_s
 
+    def transfer_wait_s(self) -> float:
+        return self._executor.read_times_s()[1]
+
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm
 
