@@ -314,7 +314,7 @@ class Observations(Frozen):
     tokens: Tokens | None = None
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
-    outside_collectives_s: tuple[float, ...] = ()  # per rank: an untimed step, not in collectives or waiting for transfers
+    outside_collectives_s: tuple[float, ...] = ()  # per rank: an untimed step less its collectives and waited transfers
     counted_flops: int | None = None  # of a step over all ranks, recomputation included, where no formula tells them
     uninspected: str | None = None  # why the untimed look after the window failed; None where it did not
     compute_s: tuple[float, ...] = ()  # rehearsed: of the window's steps, communication absent

@@ -161,7 +161,7 @@ def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
     distance = 1 - np.eye(count)
     places = np.linspace(0, 1, len(numbers))
     distance[: len(numbers), : len(numbers)] = np.abs(places[:, None] - places[None, :])
-    levels: dict[float | str, int] = {level: number for number, level in enumerate([*numbers, *texts])}
+    levels: dict[float | str, int] = dict(zip([*numbers, *texts], range(count), strict=True))
     return _FieldCodes(
         np.array([levels[float(value) if _is_number(value) else _format_level(value)] for value in column]), distance
     )

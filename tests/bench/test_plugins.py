@@ -88,7 +88,7 @@ def test_two_plug_ins_of_one_name_are_refused(install: Install) -> None:
 
 def test_a_broken_plug_in_that_nobody_asks_for_stops_nobody(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", "import no_such_library_at_all")
-    assert [name for name, _ in plugins.list_usable(plugins.DATA)] == ["synthetic", "text"]
+    assert [name for name, _ in plugins.list_usable(plugins.DATA)] == ["mixture", "synthetic", "text"]
     rule_fields.list_field_names.cache_clear()
     assert "data.workers" in rule_fields.list_field_names()
 
