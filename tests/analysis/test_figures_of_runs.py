@@ -41,7 +41,7 @@ def test_ranks_of_a_pipeline_stand_beside_the_median_of_their_part_of_the_layers
     assert ticks(own, 0) == pytest.approx([0.8, 1, 1])
     assert ticks(own, 0, "D") == pytest.approx([1.2])
     assert [text.get_text() for text in own.texts] == ["3"]
-    assert ticks(peaks, 0) == pytest.approx([-0.5, -0.5, 0.5, 0.5])
+    assert ticks(peaks, 0) == [-512, -512, 512, 512]
 
 
 def test_of_a_configuration_the_run_whose_ranks_differ_most_and_the_worst_first() -> None:
