@@ -8,7 +8,7 @@ from analysis.claims.verdicts import Entry, as_table
 from analysis.formats import markdown
 from analysis.formats.numbers import MISSING
 
-HEAD = ("Claim", "The study", "Machine", "Measured", "Verdict", "Why")
+HEAD = ("Claim", "The source", "Machine", "Measured", "Verdict", "Why")
 
 
 def cells(entry: Entry) -> tuple[str, ...]:

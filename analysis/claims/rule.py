@@ -1,9 +1,10 @@
-"""The rule that decides when a set of runs tests a claim of the study; what falls short of it is an analogue."""
+"""The rule that decides when a set of runs tests a claim; what falls short of it is an analogue."""
 
 from collections.abc import Iterable, Iterator
 
 from analysis.claims import ClaimComparison, ClaimFinding
 from analysis.claims.published import read
+from analysis.claims.sources import STUDY
 from analysis.flags import UNSOUND
 from analysis.formats.numbers import format_significant
 from analysis.stats.compare import INTEREST, LEAST_RUNS
@@ -11,19 +12,23 @@ from analysis.summary import Row
 
 SMALLEST, LARGEST = 580e6, 13e9
 """Parameters of the study's models, by its abstract."""
+LARGE = 1e9
+"""Parameters from which on a model is one of those that the other sources speak of."""
 
 DOUBTFUL = ("short", "straggler", "busy")
 """Flags of runs that test no claim: of a window too short to be believed, or of a machine that was not as it should be.
 Runs flagged `analysis.flags.UNSOUND` are left out one by one, before anything is compared."""
 
 TEXT = (
-    "A set tests a claim only as the study did: an mT5 model of 580M to 13B parameters (the count of a published "
-    "shape; for C3 mT5-XXL), on GPUs of one machine and environment class, on two or more node counts, for C1 with "
-    f"the same work per step on all of them, with {LEAST_RUNS} or more independent repeats of each side, compared with "
-    f"correction for their number and a smallest effect of interest of {100 * INTEREST:g} % both ways, of runs without "
-    f"the flags {', '.join(DOUBTFUL)} and of repeats that all ended ok, and with every option of two stages alike that "
-    "both know, and as its preset has it where one does. Anything else is an analogue and tests nothing, whatever it "
-    "shows. Which GPUs and node counts the study had is not known here, nor is it required."
+    f"A set tests a claim of {STUDY} only as that study did: an mT5 model of 580M to 13B parameters (the count of a "
+    "published shape; for C3 mT5-XXL), on GPUs of one machine and environment class, on two or more node counts, for "
+    f"C1 with the same work per step on all of them, with {LEAST_RUNS} or more independent repeats of each side, "
+    f"compared with correction for their number and a smallest effect of interest of {100 * INTEREST:g} % both ways, "
+    f"of runs without the flags {', '.join(DOUBTFUL)} and of repeats that all ended ok, and with every option of two "
+    "stages alike that both know, and as its preset has it where one does. It tests one of another source with a "
+    "model of a billion parameters or more on several nodes with GPUs, and as many repeats without those flags. "
+    "Anything else is an analogue and tests nothing, whatever it shows. Which GPUs and node counts the study had is "
+    "not known here, nor is it required."
 )
 
 _XXL = "mt5_xxl"
@@ -70,6 +75,27 @@ def millions(parameters: int | None) -> str:
 
 
 def _obstacles(finding: ClaimFinding) -> Iterator[str]:
+    yield from (_obstacles_of_study if finding.claim.source == STUDY else _obstacles_elsewhere)(finding)
+    tests = testing(finding)
+    if not tests:
+        yield from dict.fromkeys(list_rejected(finding))
+        return
+    if len(_nodes(tests)) < 2 and finding.claim.source == STUDY:
+        yield "one node count only"
+    if not any(map(repeated, tests)):
+        yield f"fewer than {LEAST_RUNS} independent repeats a side"
+
+
+def _obstacles_elsewhere(finding: ClaimFinding) -> Iterator[str]:
+    numbers = [row for comparison in finding.comparisons for row in _sides(comparison) if row["n"]]
+    least = min((row["parameters"] or 0 for row in numbers), default=0)
+    if least < LARGE:
+        yield f"{finding.model} ({millions(least)}) has less than a billion"
+    if not numbers or any(row["peak_reserved_bytes"] is None for row in numbers):
+        yield "not on GPUs"
+
+
+def _obstacles_of_study(finding: ClaimFinding) -> Iterator[str]:
     numbers = [row for comparison in finding.comparisons for row in _sides(comparison) if row["n"]]
     counts = {row["parameters"] for row in numbers}
     model = studied(counts.pop()) if len(counts) == 1 else None
@@ -80,14 +106,6 @@ def _obstacles(finding: ClaimFinding) -> Iterator[str]:
         yield f"{finding.model} is not mT5-XXL"
     if any(row["peak_reserved_bytes"] is None for row in numbers):  # known wherever the device is a GPU
         yield "not on GPUs"
-    tests = testing(finding)
-    if not tests:
-        yield from dict.fromkeys(list_rejected(finding))
-        return
-    if len(_nodes(tests)) < 2:
-        yield "one node count only"
-    if not any(map(repeated, tests)):
-        yield f"fewer than {LEAST_RUNS} independent repeats a side"
 
 
 def _outside(finding: ClaimFinding, comparison: ClaimComparison) -> str:
@@ -95,7 +113,7 @@ def _outside(finding: ClaimFinding, comparison: ClaimComparison) -> str:
     before, after = _sides(comparison)
     if finding.claim.id == "C1" and before["global_batch"] != after["global_batch"]:
         return "the work per step grew with the nodes, so that no more steps per second could be expected"
-    if not comparison.as_preset:
+    if not comparison.as_preset and finding.claim.source == STUDY:
         return "an option that only one of the two stages knows is not its preset's"
     if any(row["outcome"] in _OUT_OF_MEMORY for row in (before, after)):
         return "a side ran out of memory"

@@ -1,4 +1,4 @@
-"""Each claim of the study beside what was measured, with a verdict and why.
+"""Each claim of the sources beside what was measured, with a verdict and why.
 
 An analogue, such as a tiny model on a CPU, is never called a reproduction: `analysis.claims.rule` says what tests a
 claim.
@@ -10,14 +10,20 @@ from typing import Literal, NamedTuple, get_args
 
 import pandas as pd
 
-from analysis.claims import CLAIMS, Claim, ClaimComparison, ClaimFinding, Effect, findings, rule
+from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect, rule
 from analysis.claims.coverage import covered
+from analysis.claims.findings import find_findings, name_effects
 from analysis.claims.published import read
+from analysis.claims.sources import CLAIMS, STUDY
 from analysis.results import Results
-from analysis.stats.compare import relevant_verdicts
+from bench.formatting import format_count
 
 Verdict = Literal["reproduced", "contradicted", "not testable here"]
 
+_NOTHING_TO_COMPARE = {
+    True: "the set spans neither two node counts nor two ZeRO stages on several nodes",
+    False: "the set has no two layouts on several nodes that differ in this only",
+}
 _VERDICTS: dict[str, Verdict] = {"as in the study": "reproduced", "not as in the study": "contradicted"}
 
 
@@ -34,11 +40,11 @@ class Entry(NamedTuple):
 
 
 def judge(results: Results) -> list[Entry]:
-    """Return an entry for each claim of the study and each machine where something was compared that is like it."""
-    found = findings(results)
-    weighed = {claim.id: claim for claim in CLAIMS}
+    """Return an entry for each claim of the sources and each machine where something was compared that is like it."""
+    found = find_findings(results)
+    weighed = {claim.id: claim for claims in CLAIMS.values() for claim in claims}
     entries: list[Entry] = []
-    for row in read("study_claims").rows:
+    for row in read("claims").rows:
         head = (row["id"], row["claim"], row["source"])
         if row["kind"] == "setting":
             why = "says what was studied, nothing that could be measured"
@@ -59,8 +65,7 @@ def _entries(head: tuple[str, str, str], claim: Claim | None, found: Sequence[Cl
         if finding.claim is claim:
             machines.setdefault(finding.machine, []).append(finding)
     if not machines:
-        why = "the set spans neither two node counts nor two ZeRO stages on several nodes"
-        yield Entry(*head, "", "", "not testable here", why)
+        yield Entry(*head, "", "", "not testable here", _NOTHING_TO_COMPARE[claim is None or claim.source == STUDY])
     for machine, of_machine in machines.items():
         measured = "; ".join(f"{finding.model}: {_counts(finding.counts)}" for finding in of_machine)
         yield Entry(*head, machine, measured, *_weigh(of_machine))
@@ -73,10 +78,11 @@ def _weigh(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     if not tests:
         analogue = "; ".join(f"{finding.model}: {finding.verdict}" for finding in found)
         return "not testable here", f"{_joined(short)} (analogue: {analogue})"
-    counts = _effects([comparison for finding in tests for comparison in rule.testing(finding)])
-    verdict = _VERDICTS.get(tests[0].claim.judge(counts), "not testable here")
+    claim = tests[0].claim
+    counts = _effects(claim, [comparison for finding in tests for comparison in rule.testing(finding)])
+    verdict = _VERDICTS.get(claim.judge(counts), "not testable here")
     why = f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_counts(counts)}"
-    why += "; by its effect, not its cause" if tests[0].claim.id == "C1" and verdict != "not testable here" else ""
+    why += "; by its effect, not its cause" if claim.id == "C1" and verdict != "not testable here" else ""
     if left := Counter(reason for finding in tests for reason in rule.list_rejected(finding)):
         why += f"; left out: {', '.join(f'{count} where {reason}' for reason, count in left.items())}"
     if flagged := rule.count_flagged(finding for finding in tests):
@@ -85,10 +91,10 @@ def _weigh(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     return verdict, why + (f"; left out as analogues: {_joined(others)}" if others else "")
 
 
-def _effects(comparisons: Sequence[ClaimComparison]) -> Counter[Effect]:
+def _effects(claim: Claim, comparisons: Sequence[ClaimComparison]) -> Counter[Effect]:
     """Return what all comparisons tell together; unknown is one of which a side has no number."""
     tested = [comparison.tested for comparison in comparisons if comparison.tested]
-    counts: Counter[Effect] = Counter(relevant_verdicts(tested))
+    counts: Counter[Effect] = Counter(name_effects(claim, tested))
     if missing := len(comparisons) - len(tested):
         counts["unknown"] = missing
     return counts
@@ -96,7 +102,7 @@ def _effects(comparisons: Sequence[ClaimComparison]) -> Counter[Effect]:
 
 def _counts(counts: Counter[Effect]) -> str:
     counts_text = ", ".join(f"{counts[effect]} {effect}" for effect in get_args(Effect) if counts[effect])
-    return f"of {counts.total()} comparisons {counts_text}" if counts_text else "nothing compared"
+    return f"of {format_count(counts.total(), 'comparison')} {counts_text}" if counts_text else "nothing compared"
 
 
 def _joined(short: dict[str, list[str]]) -> str:

@@ -1,10 +1,11 @@
-"""Put each claim of the study beside what was measured: reproduced, contradicted, or not testable here, and why.
+"""Put each claim of three sources beside what was measured: reproduced, contradicted, or not testable here, and why.
 
   zeroscale claims results/runs/paper
   zeroscale claims results/runs --format md > claims.md
 
-The claims are those of arXiv 2310.05350, in results/published with their source. What keeps the rule below in part
-only, such as a tiny model on CPUs, is an analogue and never called a reproduction.
+The claims are those of arXiv 2310.05350 (ZeRO stages), 2312.12705 (tensor and pipeline parallelism) and 2106.02679
+(layered accumulation, modular pipelines), in results/published with their source. What keeps the rule below in
+part only, such as a tiny model on CPUs, is an analogue and never called a reproduction.
 """
 
 import argparse

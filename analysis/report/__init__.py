@@ -4,7 +4,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis import claims, figures
+from analysis import figures
+from analysis.claims import ClaimFinding
+from analysis.claims.findings import find_findings
+from analysis.claims.sources import STUDY
 from analysis.report import files as tables_beside
 from analysis.report.analogue import build_analogue, render_claim_tables
 from analysis.report.evidence import read_evidence
@@ -64,10 +67,11 @@ def render_files(found: ReportFindings, follow: Follow = lambda what, share: Non
     return files | {PAGE: render_page(found, section, drawn, left).encode()}
 
 
-def _judge_claims(results: Results) -> list[claims.ClaimFinding]:
+def _judge_claims(results: Results) -> list[ClaimFinding]:
     """Return what becomes of the study's claims with models of its family; others would only seem to answer them."""
     families = {spec.model.name: spec.model.family for spec in results.specs.values()}
-    return [finding for finding in claims.findings(results) if families[finding.model] == _CLAIMED_FAMILY]
+    of_study = [finding for finding in find_findings(results) if finding.claim.source == STUDY]
+    return [finding for finding in of_study if families[finding.model] == _CLAIMED_FAMILY]
 
 
 def _replace_files(out: Path, files: dict[str, bytes]) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from analysis import formats
-from analysis.claims import SOURCE, Claim, ClaimComparison, ClaimFinding, Effect, as_table
+from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect
+from analysis.claims.findings import as_table
+from analysis.claims.sources import STUDY
 from analysis.formats.numbers import MISSING, format_interval_of, format_significant, format_within
 from analysis.stats import compare as stats
 from analysis.stats.compare import Comparison as Tested
@@ -57,7 +59,7 @@ def _describe_models(compared: Sequence[ClaimComparison]) -> str:
     models = [f"{model} ({_format_parameters(row)} parameters)" for model, row in built_last.items()]
     machines = dict.fromkeys(row["machine"] for row in rows)
     return (
-        f"This is an analogue and not a reproduction: the study ({SOURCE}) trained the mT5 family, 580M to 13B "
+        f"This is an analogue and not a reproduction: the study ({STUDY}) trained the mT5 family, 580M to 13B "
         f"parameters, on machines of its own; here it is {_join_words(models)} on {_join_words(machines)}."
     )
 

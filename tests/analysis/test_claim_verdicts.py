@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from records import failed, memory, results, run, save, spec, steps
 
-from analysis.claims import CLAIMS, published
+from analysis.claims import published
+from analysis.claims.sources import CLAIMS
 from analysis.claims.verdicts import Entry, judge
 from bench.cli import main
 from bench.config import compose
@@ -241,7 +242,7 @@ def test_machines_have_entries_of_their_own() -> None:
 
 def test_every_claim_has_an_entry_even_where_nothing_was_compared() -> None:
     of = entries(run(spec("zero1")))
-    assert list(of) == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert list(of) == ["C1", "C2", "C3", "C4", "C5", "C6", "F1", "F2", "L1", "L2", "L3"]
     assert {entry.verdict for entry in of.values()} == {"not testable here"}
     assert all(entry.why for entry in of.values())
 
@@ -256,8 +257,9 @@ def test_the_settings_say_what_of_them_is_covered() -> None:
 
 
 def test_the_claims_are_word_for_word_those_carried_over() -> None:
-    rows = {row["id"]: row["claim"] for row in published.read("study_claims").rows}
-    assert {claim.id: claim.text for claim in CLAIMS} == {name: rows[name] for name in ("C1", "C2", "C3")}
+    rows = {row["id"]: row["claim"] for row in published.read("claims").rows}
+    weighed = {claim.id: claim.text for claims in CLAIMS.values() for claim in claims}
+    assert weighed == {name: text for name, text in rows.items() if name not in ("C4", "C5", "C6")}
 
 
 @pytest.mark.parametrize("name", published.names())
@@ -280,7 +282,7 @@ def test_programs_read_every_verdict(form: str, runs: Path, capsys: pytest.Captu
     assert main(["claims", str(runs), "--format", form]) == 0
     text = capsys.readouterr().out
     rows = json.loads(text) if form == "json" else list(csv.DictReader(io.StringIO(text)))
-    assert [row["claim"] for row in rows] == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert [row["claim"] for row in rows] == ["C1", "C2", "C3", "C4", "C5", "C6", "F1", "F2", "L1", "L2", "L3"]
     assert {row["verdict"] for row in rows} == {"not testable here"}
 
 
@@ -288,8 +290,8 @@ def test_readers_are_told_the_rule(runs: Path, capsys: pytest.CaptureFixture[str
     for form in ("text", "md"):
         main(["claims", str(runs), "--format", form])
         told = capsys.readouterr().out
-        assert told.startswith("A set tests a claim only as the study did: an mT5 model")
-        assert told.count("not testable here") == 6
+        assert told.startswith("A set tests a claim of arXiv 2310.05350 only as that study did: an mT5 model")
+        assert told.count("not testable here") == 11
 
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from records import failed, results, run, spec, steps
 
-from analysis.claims import ClaimFinding, as_table, findings
+from analysis.claims import ClaimFinding
+from analysis.claims.findings import as_table, find_findings
 from analysis.table import list_rows
 from bench.presets import read_engine_preset
 from bench.record import RunRecord
@@ -23,7 +24,7 @@ def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, repeats: i
 
 
 def found(*records: Runs) -> list[ClaimFinding]:
-    return findings(results(*(one for some in records for one in (some if isinstance(some, list) else [some]))))
+    return find_findings(results(*(one for some in records for one in (some if isinstance(some, list) else [some]))))
 
 
 def told(*records: Runs) -> dict[str, tuple[str, dict[str, int]]]:
@@ -195,6 +196,71 @@ def test_one_model_that_was_tried_on_several_nodes_does_not_speak_for_another() 
     other = {"model": {"name": "other"}}
     of_set = found(at("zero1", 1, 1.0), at("zero1", 2, 2.0), at("zero2", 1, 1.0, **other), at("zero3", 1, 2.0, **other))
     assert {finding.model for finding in of_set} == {"tiny"}
+
+
+# -- layouts
+
+
+def layout(
+    name: str, nodes: int, seconds: float, moved: int = 1, idle: float = 0.1, **parallel: int
+) -> list[RunRecord]:
+    """Three repeats of 8 samples by ones; ranks move so many bytes in a step, and are idle for so much of it."""
+    known = {"ddp": "ddp", "fsdp": "fsdp", "lga": "pipeline", "modular": "pipeline", "pipeline": "pipeline"}
+    of = spec(
+        {"name": name, "backend": known.get(name, "deepspeed")}, micro=1, ranks=1, nodes=nodes, parallel=parallel,
+        batch={"micro": 1, "global": 8},
+    )  # fmt: skip
+    seen = {
+        "collectives": {"all_gather": {"calls": 1, "payload_bytes": moved}, "recv": {"calls": 1, "payload_bytes": 7}},
+        "outside_collectives_s": (0.01,) * of.world_size,
+    }
+    return [
+        run(
+            of, repeat=n, steps=steps((seconds * (1 + n / 100),) * 30), idle_s=(idle * seconds,) * of.world_size, **seen
+        )
+        for n in range(3)
+    ]
+
+
+def verdicts(*records: Runs) -> dict[str, tuple[str, list[tuple[str, str, str]]]]:
+    """Return of every claim for which something was compared the verdict, and what became of its comparisons."""
+    return {
+        finding.claim.id: (finding.verdict, [(*one.differ, one.effect) for one in finding.comparisons])
+        for finding in found(*records)
+        if finding.comparisons
+    }
+
+
+def test_layered_accumulation_is_held_against_accumulation_with_sharded_states() -> None:
+    told = verdicts(
+        layout("zero3", 2, 4.0, moved=80), layout("fsdp", 2, 5.0, moved=84), layout("lga", 2, 1.0, moved=10)
+    )
+    assert told["L1"] == ("as in the study", [("zero3", "lga", "less"), ("fsdp", "lga", "less")])
+    assert told["L2"] == ("as in the study", [("zero3", "lga", "faster"), ("fsdp", "lga", "faster")])
+    slower = verdicts(layout("zero3", 2, 1.0, moved=80), layout("lga", 2, 1.5, moved=10))
+    assert slower["L1"][0] == "as in the study" and slower["L2"][0] == "not as in the study"
+
+
+def test_a_modular_pipeline_is_held_against_a_plain_one_of_as_many_stages_by_how_long_ranks_are_idle() -> None:
+    plain, modular = layout("pipeline", 2, 1.0, idle=0.3, pipeline=2), layout("modular", 2, 9.0, idle=0.1, pipeline=2)
+    more = layout("pipeline", 4, 1.0, idle=0.3, pipeline=4)
+    assert verdicts(plain, modular, more)["L3"] == (
+        "as in the study", [("pipeline 2", "modular, pipeline 2", "less")],
+    )  # fmt: skip
+
+
+def test_more_stages_with_as_many_micro_batches_are_compared_by_idle_time_on_any_number_of_nodes() -> None:
+    two, four = layout("pipeline", 2, 1.0, idle=0.1, pipeline=2), layout("pipeline", 4, 0.6, idle=0.3, pipeline=4)
+    fewer = layout("pipeline", 4, 0.6, idle=0.2, pipeline=2)  # two copies of the model share the samples
+    assert verdicts(two, four, fewer)["F2"] == ("as in the study", [("pipeline 2", "pipeline 4", "more")])
+
+
+def test_slices_that_reach_over_nodes_are_compared_with_fewer_slices_and_with_copies() -> None:
+    records = [layout("ddp", 4, 1.0), layout("pipeline", 4, 2.0, tensor=2), layout("pipeline", 4, 3.0, tensor=4)]
+    assert verdicts(*records)["F1"] == (
+        "as in the study",
+        [("ddp", "tensor 2", "slower"), ("ddp", "tensor 4", "slower"), ("tensor 2", "tensor 4", "slower")],
+    )
 
 
 # -- the table

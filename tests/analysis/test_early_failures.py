@@ -7,7 +7,7 @@ import pytest
 from comparing import against
 from records import failed, results, run, spec
 
-from analysis.claims import findings
+from analysis.claims.findings import find_findings
 from analysis.early_failures import assign_environments, drop_retried, may_be_same
 from analysis.questions import group_by_question
 from analysis.scaling.comparable import list_families
@@ -71,7 +71,7 @@ def told(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
         "scaling": sorted(row["outcome"] for rows in list_families(of_set) for row in rows),
         "compare": sorted(line.b.row["outcome"] for _, line in against(tmp_path, records, records).lines if line.b),
         "claims": sorted({
-            side["outcome"] for finding in findings(of_set) for one in finding.comparisons
+            side["outcome"] for finding in find_findings(of_set) for one in finding.comparisons
             for side in (one.before, one.after)
         }),
     }  # fmt: skip
