@@ -199,9 +199,22 @@ class Play(Protocol):
         ...
 
 
+class PlayedPass(NamedTuple):
+    """A forward or backward of a stage for one micro-batch, in seconds from the begin of the first one of all."""
+
+    kind: StepPass
+    stage: int
+    place: int
+    begin_s: float
+    end_s: float
+    sent_s: float | None  # since when what it takes up is on its way from another place; None: it is there already
+
+
 class PipelineCosts(NamedTuple):
     """What a model costs whose stages are on several ranks."""
 
     parts: tuple[Part, ...]  # by stage
     places: tuple[PlaceCosts, ...]
     play: Play
+    list_passes: Callable[[Sequence[float], Sequence[float], Callable[[int, int], float]], Sequence[PlayedPass]]
+    """Plays a schedule as `play` does, all of it, and says when each pass is made."""

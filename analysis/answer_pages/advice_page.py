@@ -12,8 +12,9 @@ from analysis.answer_pages.front import (
     list_points,
     select_drawn,
 )
+from analysis.answer_pages.link_map import build_link_map, describe_link_map, draw_link_map
 from analysis.answer_pages.rendering import render_figure
-from analysis.answer_pages.scatter import CostFigure, draw_costs, list_looks
+from analysis.answer_pages.scatter import CostFigure, build_sign_looks, choose_engine_styles, draw_costs, list_looks
 from analysis.formats.pages import load_template
 from bench.formatting import describe_choice, format_count, format_interval
 from bench.predict.memory import format_gigabytes
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
 def render_advice_page(answer: "Answer", text: "AdviceText", command: str) -> str:
     """Return the page as HTML; `text` is the answer in words, `command` what gave it."""
     units = choose_units(answer)
-    shown = build_figure(answer, units)
+    shown, links = build_figure(answer, units), build_link_map(answer)
     return load_template("analysis.answer_pages", "advice.html.j2").render(
         text=text,
         command=command,
         figure=render_figure("cost", draw_costs(shown), _describe_figure(shown)),
         looks=list_looks(shown.points),
+        links=links and render_figure("links", draw_link_map(links), describe_link_map(links)),
+        link_looks=build_sign_looks(choose_engine_styles(links.engines)) if links else [],
+        unsure_links=links is not None and not all(cell.fits for cell in links.cells),
         front=[_build_row(number, point, shown) for number, point in enumerate(shown.front, start=1)],
         on_front=any(point.choice is shown.winner.choice for point in shown.front),
         hollow=any(point.doubt > shown.winner.doubt for point in shown.points),

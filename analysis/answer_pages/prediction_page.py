@@ -4,10 +4,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from analysis.answer_pages.bars import PartLook, StackedBar, choose_looks, draw_bars
-from analysis.answer_pages.rendering import choose_unit, find_distinct, list_facts, render_figure
+from analysis.answer_pages.rendering import WIDTH_IN, choose_unit, find_distinct, list_facts, render_figure
+from analysis.charts.lanes import Lane, build_lanes, compute_idle
 from analysis.formats.pages import load_template
+from analysis.plotting import styled
+from analysis.plotting.lanes import LANE_COLOURS, draw_lanes
 from bench.formatting import format_count, format_interval
 from bench.predict.memory import MemoryPrediction, format_gigabytes
 
@@ -28,6 +32,7 @@ PARTS = (
 _BYTES = ((1e9, "GB"), (1e6, "MB"))
 _SECONDS = ((0.1, "s"), (1e-3, "ms"))
 _UNIT_SECONDS = {"s": 1.0, "ms": 1e-3}
+_LANE_IN, _LANES_IN, _MOST_LANES = 0.26, 0.55, 24  # height of a lane, of what is below all, and lanes of that height
 
 
 class BarFigure(NamedTuple):
@@ -35,6 +40,14 @@ class BarFigure(NamedTuple):
 
     svg: Markup
     looks: tuple[PartLook, ...]
+
+
+class LaneFigure(NamedTuple):
+    """The figure of a step's passes with its key; `idle` is the part of their time in which a rank makes none."""
+
+    svg: Markup
+    looks: tuple[PartLook, ...]
+    idle: float
 
 
 def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAnswer") -> str:
@@ -49,6 +62,7 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
         shared={name: text for name, text in points[0].items() if name not in differing} if points else {},
         memory=_draw_memory(build_memory_bars(found, labels)),
         time=_draw_time(build_time_bars(found, labels)),
+        lanes=_draw_passes(found[0]) if alone else None,
         most=MOST_BARS,
         omitted=max(0, len(found) - MOST_BARS),
         phases=_build_phase_table(found[0].memory) if alone and found[0].memory else None,
@@ -112,6 +126,34 @@ def _draw_memory(bars: Sequence[StackedBar]) -> BarFigure | None:
 def _draw_time(bars: Sequence[StackedBar]) -> BarFigure | None:
     _, name = choose_unit(_list_ends(bars), _SECONDS)
     return _draw("time", bars, (*PARTS, "hidden"), (_UNIT_SECONDS[name], name), "") if bars else None
+
+
+def build_pass_lanes(one: "Prediction") -> list[Lane]:
+    """Return what the ranks of a pipeline do when; nothing of a point that is none."""
+    spec = one.point.composed.spec
+    return build_lanes(one.list_passes(), spec.world_size // spec.parallel.pipeline)
+
+
+def _draw_passes(one: "Prediction") -> LaneFigure | None:
+    lanes = build_pass_lanes(one)
+    if not lanes:
+        return None
+    idle = compute_idle(lanes)
+    _, name = choose_unit([lane.spans[-1].end_s for lane in lanes], _SECONDS)
+    figure = _draw_lane_figure(lanes, name)
+    shown = {span.kind for lane in lanes for span in lane.spans}
+    looks = tuple(PartLook(kind, colour, hatched=False) for kind, colour in LANE_COLOURS.items() if kind in shown)
+    alt = f"Forward and backward of {format_count(len(lanes), 'place')} of the pipeline; idle {100 * idle:.3g} %"
+    return LaneFigure(render_figure("lanes", figure, alt), looks, idle)
+
+
+@styled
+def _draw_lane_figure(lanes: Sequence[Lane], unit: str) -> Figure:
+    figure = Figure(figsize=(WIDTH_IN, _LANES_IN + min(len(lanes), _MOST_LANES) * _LANE_IN), layout="constrained")
+    axes = figure.subplots()
+    draw_lanes(axes, lanes, _UNIT_SECONDS[unit])
+    axes.set_xlabel(f"{unit} from the begin of the step's passes")
+    return figure
 
 
 def _list_ends(bars: Sequence[StackedBar]) -> list[float]:

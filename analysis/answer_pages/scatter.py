@@ -1,6 +1,6 @@
 """The figure of cost against time: a sign for each choice by engine, the Pareto front, and the answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -41,8 +41,17 @@ class CostFigure(NamedTuple):
 
 def list_looks(points: Sequence[CostPoint]) -> list[SignLook]:
     """Return the key of the engines of points."""
-    styles = _choose_styles(points)
-    return [SignLook(name, styles[name]["color"], SIGNS[styles[name]["marker"]]) for name in styles]
+    return build_sign_looks(choose_engine_styles(point.choice.spec.engine.name for point in points))
+
+
+def build_sign_looks(styles: Mapping[str, dict[str, Any]]) -> list[SignLook]:
+    """Return the key of engines by how their signs look."""
+    return [SignLook(name, style["color"], SIGNS[style["marker"]]) for name, style in styles.items()]
+
+
+def choose_engine_styles(engines: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return how the sign of each engine looks."""
+    return {name: choose_marker_style(number) for name, number in number_looks(set(engines)).items()}
 
 
 @styled
@@ -52,7 +61,7 @@ def draw_costs(shown: CostFigure) -> Figure:
     figure = Figure(figsize=(WIDTH_IN, _HEIGHT_IN), layout="constrained")
     axes = figure.subplots()
     _scale_axes(axes, shown)
-    for name, style in _choose_styles(shown.points).items():
+    for name, style in choose_engine_styles(point.choice.spec.engine.name for point in shown.points).items():
         own = [point for point in shown.points if point.choice.spec.engine.name == name]
         sure = [point for point in own if point.doubt <= shown.winner.doubt]
         rest = [point for point in own if point.doubt > shown.winner.doubt]
@@ -64,11 +73,6 @@ def draw_costs(shown: CostFigure) -> Figure:
     axes.set(xlabel=f"time, {shown.units.time}", ylabel=shown.units.cost)
     axes.grid(axis="both")
     return figure
-
-
-def _choose_styles(points: Sequence[CostPoint]) -> dict[str, dict[str, Any]]:
-    looks = number_looks({point.choice.spec.engine.name for point in points})
-    return {name: choose_marker_style(number) for name, number in looks.items()}
 
 
 def _scale_axes(axes: Axes, shown: CostFigure) -> None:

@@ -35,11 +35,13 @@ class ChartGap(NamedTuple):
 
 
 class ChartCurve(NamedTuple):
-    """A series of one name: points of a segment are joined, and `gaps` are known only of one that failed somewhere."""
+    """A series of one name: points of a segment are joined, and `gaps` are known only of one that failed somewhere.
+    What was predicted has the name of what was measured; it is hollow, its line dashed."""
 
     label: str
     segments: tuple[tuple[ChartPoint, ...], ...]
     gaps: tuple[ChartGap, ...]
+    predicted: bool = False
 
     @property
     def points(self) -> tuple[ChartPoint, ...]:

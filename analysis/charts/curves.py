@@ -16,7 +16,8 @@ _MOST_NAMES = 3  # panels without a number that a note names
 
 
 class PlottedQuantity(NamedTuple):
-    """What is drawn: a column of the summary divided by `unit`; `interval` says that it has *_low and *_high."""
+    """What is drawn: a column of the summary divided by `unit`; `interval` says that it has *_low and *_high,
+    `predicted` that predicted_* says beside it what was expected."""
 
     column: str
     label: str
@@ -26,6 +27,7 @@ class PlottedQuantity(NamedTuple):
     across: str = "micro"  # the column whose values stand side by side
     across_label: str = "micro-batch"
     ideal: float | None = None
+    predicted: bool = False
 
 
 def build_chart(groups: Sequence[QuestionGroup], quantity: PlottedQuantity, note: str = "") -> Chart:
@@ -54,7 +56,7 @@ def select_for_print(chart: Chart) -> Chart:
     omitted = describe_omitted(len(models), "panels", "fewest numbers of each model", len(panels))
     points: Counter[str] = Counter()
     for panel in panels:
-        points.update({curve.label: len(curve.points) for curve in panel.curves})
+        points.update({curve.label: len(curve.points) for curve in panel.curves if not curve.predicted})
     labels = {label for label, _ in sorted(points.items(), key=lambda item: -item[1])[:MAX_CURVES]}
     fewer = describe_omitted(len(points), "curves", "fewest numbers", MAX_CURVES)
     drawn = [_keep_curves(panel, labels) for panel in panels]
@@ -85,8 +87,12 @@ def _build_panel(group: QuestionGroup, title: Sequence[str], quantity: PlottedQu
     cells: dict[str, list[list[Row]]] = {}
     for row in group.rows:
         cells.setdefault(describe_series(row), [[] for _ in values])[places[row[quantity.across]]].append(row)
-    curves = tuple(_build_curve(label, cells[label], quantity) for label in sorted(cells))
-    return ChartPanel(tuple(title), group.question["model"], tuple(map(str, values)), curves)
+    curves = [_build_curve(label, cells[label], quantity) for label in sorted(cells)]
+    if quantity.predicted:
+        expected = quantity._replace(column=f"predicted_{quantity.column}", interval=False)
+        beside = [_build_curve(label, cells[label], expected) for label in sorted(cells)]
+        curves += [curve._replace(gaps=(), predicted=True) for curve in beside if curve.segments]
+    return ChartPanel(tuple(title), group.question["model"], tuple(map(str, values)), tuple(curves))
 
 
 def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQuantity) -> ChartCurve:

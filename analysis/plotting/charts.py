@@ -17,6 +17,7 @@ from analysis.charts.looks import choose_colour
 from analysis.plotting import panels
 
 _IDEAL: Any = {"color": plotting.INK, "linestyle": (0, (5, 3)), "linewidth": 0.8}
+_PREDICTED = (0, (3, 2))
 _LINE_IN = 0.1  # height of a line of the strip
 _GAP = 0.4  # lines between zero and the strip, where the tick's label is
 _AROUND_IN, _ABOVE_IN = 0.95, 0.85  # of a panel: title and labels; what it has at least above zero
@@ -62,13 +63,14 @@ def _draw_curve(axes: Axes, curve: ChartCurve, index: int, beside: float, *, hol
     bars = [(point.place + beside, *point.interval[:2]) for point in curve.points if point.interval]
     if bars:
         axes.vlines(*zip(*bars, strict=True), color=colour, linewidth=0.9)
-    for known, fill in ((True, colour), (False, "none" if hollow else colour)):
+    for known, fill in ((True, colour), (False, "none" if hollow or curve.predicted else colour)):
         some = [(point.place + beside, point.value) for point in curve.points if (point.interval is not None) == known]
         if some:
             axes.plot(*zip(*some, strict=True), markerfacecolor=fill, **plotting.choose_marker_style(index), zorder=3)
+    style: Any = {"color": colour, "linestyle": _PREDICTED if curve.predicted else "-", "zorder": 2}
     for segment in curve.segments:
         if len(segment) > 1:
-            axes.plot(*zip(*[(point.place, point.value) for point in segment], strict=True), color=colour, zorder=2)
+            axes.plot(*zip(*[(point.place, point.value) for point in segment], strict=True), **style)
 
 
 def _set_scale(axes: Axes, chart: Chart, panel: ChartPanel, top: float, strip: float) -> None:

@@ -82,7 +82,9 @@ def _keep_listed(panel: ChartPanel, page: Page) -> ChartPanel | None:
     for curve in panel.curves:
         segments = [tuple(point for point in segment if page.holds(point.row)) for segment in curve.segments]
         gaps = tuple(gap for gap in curve.gaps if gap.row is None or page.holds(gap.row))
-        kept = ChartCurve(curve.label, tuple(filter(None, segments)), gaps if any(gap.row for gap in gaps) else ())
+        if not any(gap.row for gap in gaps):
+            gaps = ()
+        kept = curve._replace(segments=tuple(filter(None, segments)), gaps=gaps)
         curves += [kept] if kept.segments or kept.gaps else []
     return panel._replace(curves=tuple(curves)) if curves else None
 
@@ -105,6 +107,7 @@ def _render_panel(panel: ChartPanel, chart: Chart, looks: Mapping[str, int], top
 def _render_curve(curve: ChartCurve, index: int, beside: float, page: Page, *, hollow: bool) -> Trace:
     """Return a series: its points, those of a segment joined."""
     points: list[dict[str, Any]] = []
+    hollow = hollow or curve.predicted
     for segment in curve.segments:
         points += [_BREAK] if points else []
         points += [_render_point(point, index, beside, page, hollow=hollow) for point in segment]
@@ -114,7 +117,7 @@ def _render_curve(curve: ChartCurve, index: int, beside: float, page: Page, *, h
         "type": "scatter", "mode": "lines+markers", "name": curve.label, "hoverinfo": "text",
         "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, **bars},
         "marker": {"color": choose_colour(index), "size": 8, "symbol": values.pop("symbol")},
-        "line": {"color": choose_colour(index), "width": 1.5}, **values,
+        "line": {"color": choose_colour(index), "width": 1.5, "dash": "dash" if curve.predicted else "solid"}, **values,
     }  # fmt: skip
 
 

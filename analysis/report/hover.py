@@ -31,6 +31,10 @@ def _list_numbers(row: Row) -> list[str]:
     if row.get("efficiency") is not None:
         ends = format_ends(row, "efficiency") or "no interval"
         lines.append(f"efficiency {format_value(row, 'efficiency')}, {ends}")
+    if row.get("idle_share") is not None:
+        expected = row["predicted_idle_share"]
+        schedule = "" if expected is None else f"; {100 * expected:.0f} % by its schedule"
+        lines.append(f"idle {100 * row['idle_share']:.0f} % of a step{schedule}")
     if rate is not None:
         lines.append(f"{format_value(row, 'tokens_per_s')} tokens/s, {format_interval(row)}")
     if step is not None:

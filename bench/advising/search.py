@@ -37,6 +37,7 @@ class Answer(NamedTuple):
     rejected: list[Rejected]
     looked_at: int
     choices: list[Choice]  # all of which a time is known
+    device: Device  # that times are predicted for
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None, *, hand_over: bool) -> Answer:
@@ -63,7 +64,7 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
     made = _build_choices(_select_allowed(found.candidates, requests, device, rejected), known, first, device, rejected)
     advice = _build_advice(query, made)
     check_progress(advice)
-    return Answer(advice, first, query, rejected, len(found.candidates), made)
+    return Answer(advice, first, query, rejected, len(found.candidates), made, device)
 
 
 def load_standalone(query: Request) -> StandaloneLauncherPlugin:

@@ -127,7 +127,7 @@ def test_of_each_engine_and_number_of_nodes_the_fastest_are_drawn(ask: Ask) -> N
 def test_the_page_holds_answer_front_rivals_and_what_was_left_out(ask: Ask) -> None:
     answer = ask(*TRAINING)
     page = render_advice_page(answer, build_text(answer), "zeroscale advise")
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 2
     assert not re.search(r"<script|(src|href)=\"(?!#)", page)
     front = page[page.index('id="front"') : page.index('id="rivals"')]
     assert front.count("<tr") == 1 + len(show(answer).front)

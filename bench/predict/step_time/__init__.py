@@ -4,20 +4,24 @@ Compute comes from the machine's rates or from a rehearsal of one rank; communic
 moves and the links that they cross; overlap as the engine really overlaps. Nothing is fitted to the time of a step.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from bench.engine_costs import PlayedPass
 from bench.machine import Machine
 from bench.predict.engine import predict_engine_step, predict_pipeline
 from bench.predict.flops import StepFlops, compute_flops_per_step
 from bench.predict.step_time.compute import ComputeTime, predict_compute_time
 from bench.predict.step_time.network import MOVED
-from bench.predict.step_time.pipeline import time_pipeline
+from bench.predict.step_time.pipeline import list_pipeline_passes, time_pipeline
 from bench.predict.step_time.transfers import TransferTime, time_transfers
 from bench.predict.workload import OWN, Software
 from bench.spec import Device, RunSpec
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
 """Parts that depend on what a device computes per second; idle: a rank waits for other stages of a pipeline."""
+MOST_PASSES = 4096
+"""Of a step that are listed one by one."""
 NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
 
 
@@ -86,6 +90,17 @@ def predict_step_time(
         peak_flops=1e12 * peak * spec.world_size if peak else None,
         bound=_find_bound(moved, own, idle_s, spec),
     )
+
+
+def predict_passes(
+    spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None = None, most: int = MOST_PASSES
+) -> Sequence[PlayedPass]:
+    """Return when each pass of a step is made; nothing of an engine that divides no layers among ranks, and of a step
+    of more than `most` passes. Errors are those of `predict_step_time`."""
+    costs = predict_pipeline(spec, device) if spec.parallel.pipeline > 1 else None
+    if costs is None or 2 * spec.accumulation * len(costs.parts) > most:
+        return ()
+    return list_pipeline_passes(spec, costs, machine, device, rehearsed_s)
 
 
 def _time_rank(

@@ -7,10 +7,10 @@ divided by tokens (arXiv 1909.08053), else a gather and a reduce-scatter of as m
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bench.engine_costs import PipelineCosts, PlaceCosts, StepPass, Transfer
+from bench.engine_costs import PipelineCosts, PlaceCosts, PlayedPass, StepPass, Transfer
 from bench.machine import CollectiveKind, Machine
 from bench.predict.forward import compute_blocks, compute_ends, compute_recomputed
 from bench.predict.memory.stages import TensorSlices, count_state_bytes
@@ -74,26 +74,41 @@ def time_pipeline(
     software: Software = OWN,
 ) -> PipelineTime:  # fmt: skip
     """Return the time of a step; `rehearsed_s` is what the first rank computes by a rehearsal."""
+    places, forward_s, backward_s = _time_places(spec, costs, machine, device, rehearsed_s, software)
+    ends_s = costs.play(forward_s, backward_s, _build_hop(spec, machine, device))
+    met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
+    total_s = met_s + max(place.updated_s for place in places)
+    most = max(places, key=lambda place: place.busy_s)
+    idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # not what rounding leaves
+    return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
+
+
+def list_pipeline_passes(
+    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None
+) -> Sequence[PlayedPass]:
+    """Return when each pass of a step is made."""
+    _, forward_s, backward_s = _time_places(spec, costs, machine, device, rehearsed_s, OWN)
+    return costs.list_passes(forward_s, backward_s, _build_hop(spec, machine, device))
+
+
+def _time_places(
+    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None, software: Software
+) -> tuple[list[PlaceTime], list[float], list[float]]:
+    """Return what each place does in a step, and by stage the seconds of a forward and of a backward."""
     passes, exchanges = _time_stages(spec, costs.parts, machine, build_workload(spec, device, software))
     known = read_rates(machine.model_dump_json(), spec.precision, device)
     places = [_time_place(spec, place, passes, exchanges, machine, known) for place in costs.places]
     factor = 1.0 if rehearsed_s is None else rehearsed_s / places[0].own.total
     factor *= compute_contention(spec, machine, device)
     doubt = REHEARSED if rehearsed_s is not None else places[0].own.doubt
-    places = [one._replace(own=one.own.scaled(factor)._replace(doubt=doubt)) for one in places]
-    ends_s = costs.play(
+    return (
+        [one._replace(own=one.own.scaled(factor)._replace(doubt=doubt)) for one in places],
         [factor * one.forward + _sum_s(found, "forward") for one, found in zip(passes, exchanges, strict=True)],
         [
             factor * (one.recomputation + one.backward) + _sum_s(found, "backward")
             for one, found in zip(passes, exchanges, strict=True)
         ],
-        _build_hop(spec, machine, device),
     )
-    met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
-    total_s = met_s + max(place.updated_s for place in places)
-    most = max(places, key=lambda place: place.busy_s)
-    idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # not what rounding leaves
-    return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
 
 
 def _sum_s(found: list[TransferTime], when: StepPass) -> float:

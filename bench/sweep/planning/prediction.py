@@ -1,15 +1,17 @@
 """What is predicted of points before they run: memory, and how long a step takes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.config import compose
 from bench.config.compose import StudyPoint
 from bench.config.decode import check_rank
+from bench.engine_costs import PlayedPass
 from bench.errors import NoPrediction, UserError
 from bench.predict.memory import LargestMicroBatch, MemoryPrediction, find_largest_micro_batch, host, predict_memory
 from bench.predict.memory.host import HostMemory
-from bench.predict.step_time import StepTime, predict_step_time
+from bench.predict.step_time import StepTime, predict_passes, predict_step_time
 from bench.spec import Device
 from bench.study import Study
 from bench.sweep.planning import target
@@ -25,6 +27,7 @@ class Prediction(NamedTuple):
     memory_unknown: str
     time: StepTime | None
     time_unknown: str
+    rehearsed_s: float | None = None  # that a step computes by a rehearsal
 
     @property
     def fits(self) -> bool | None:
@@ -41,6 +44,11 @@ class Prediction(NamedTuple):
     def host(self) -> HostMemory | None:
         """Return what a node's host needs, where something is kept there."""
         return host.predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
+
+    def list_passes(self) -> Sequence[PlayedPass]:
+        """Return when each pass of a pipeline's step is made; nothing where there is none or no time is known."""
+        composed = self.point.composed
+        return predict_passes(composed.spec, composed.machine, self.device, self.rehearsed_s) if self.time else ()
 
     def largest_micro_batch(self) -> LargestMicroBatch | None:
         """Return the largest micro-batch that fits; None where the size of a device is unknown. It costs as much as
@@ -76,4 +84,4 @@ def _predict_point(point: StudyPoint, straggler: float, data_wait_s: float, rehe
         )
     except UserError as lacking:  # a number that the machine's file has not
         return Prediction(point, device, needed, "", None, str(lacking))
-    return Prediction(point, device, needed, "", time, "")
+    return Prediction(point, device, needed, "", time, "", rehearsed_s)

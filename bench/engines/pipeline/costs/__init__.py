@@ -22,8 +22,10 @@ from bench.engine_costs import (
     EngineStep,
     PipelineCosts,
     PlaceCosts,
+    PlayedPass,
     StageBytes,
     StageMoment,
+    StepPass,
     Terms,
     sum_bytes,
 )
@@ -61,7 +63,10 @@ def predict_pipeline(
 @functools.lru_cache(maxsize=4096)  # points of a sweep that differ in their micro-batch or checkpointing share it
 def _predict(run: PipelineRun, network: Stacks, parts: tuple[Part, ...]) -> PipelineCosts:
     places = tuple(_build_place(run, network, parts, rank) for rank in range(run.size.ranks))
-    return PipelineCosts(parts, places, functools.partial(play_schedule, run.schedule, run.size))
+    schedule = run.schedule, run.size
+    return PipelineCosts(
+        parts, places, functools.partial(play_schedule, *schedule), functools.partial(list_passes, *schedule)
+    )
 
 
 def _shorten(size: PipelineSize, groups: int) -> tuple[PipelineSize, int]:
@@ -99,6 +104,21 @@ def _play_all(
     for one, end_s in zip(passes, play_passes(passes, size, forward_s, backward_s, hop), strict=True):
         ends_s[one.rank] = end_s  # a rank's passes are in their order
     return tuple(ends_s.values())
+
+
+def list_passes(
+    schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
+) -> list[PlayedPass]:
+    """Return when each pass of a schedule is made, those of a place in their order."""
+    passes = _link(schedule, size)
+    ends_s = play_passes(passes, size, forward_s, backward_s, hop)
+    found = []
+    for (action, rank, source), end_s in zip(passes, ends_s, strict=True):
+        kind: StepPass = "forward" if action.kind == "forward" else "backward"
+        seconds = (forward_s if kind == "forward" else backward_s)[action.stage]
+        sent_s = None if source is None or passes[source].rank == rank else ends_s[source]
+        found.append(PlayedPass(kind, action.stage, rank, end_s - seconds, end_s, sent_s))
+    return found
 
 
 @functools.lru_cache(maxsize=256)  # points of a sweep that differ in their model or batch share it

@@ -1,0 +1,119 @@
+"""The bubble of a pipeline, measured and by its schedule: shares by hand, and what is drawn of them."""
+
+from typing import Any
+
+import pytest
+from drawn import legend, note, places, titles
+from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
+from records import failed, results, run, spec
+
+from analysis.charts import ChartCurve
+from analysis.figures.idle_share import applies, chart, figure
+from analysis.plotting import COLOURS
+from analysis.report.charts import Page, build_row_key, render_chart
+from analysis.report.facets import find_facets
+from analysis.table import list_rows
+from bench.predict.step_time.idle import predict_idle_share
+from bench.record import RunRecord
+from bench.spec import RunSpec
+
+WIDTH = 256
+"""A block's matrices are 12 · 256 · 256 elements, the head's 2 · 256: stages of as many blocks are equal to 0.1 %."""
+ENGINES = {"1f1b": "pipeline", "gpipe": "pipeline", "interleaved": "interleaved", "breadth_first": "modular"}
+
+
+def piped(micro_batches: int, schedule: str = "1f1b", ranks: int = 2, stages: int = 1, **more: Any) -> RunSpec:
+    """A pipeline without copies, of a small GPT whose stages are equal."""
+    shape = {"width": WIDTH, "layers": 8, "heads": 4, "inner": 4 * WIDTH, "vocab": 2, "positions": 8}
+    return spec(
+        {"name": ENGINES[schedule], "backend": "pipeline", "options": {"schedule": schedule}},
+        ranks=ranks,
+        model={"name": "small", "family": "gpt", "shape": shape},
+        objective="causal_lm",
+        sequence={"tokens": 4},
+        batch={"micro": 2, "accumulation": micro_batches},
+        parallel={"pipeline": ranks, "stages_per_rank": stages},
+        **more,
+    )
+
+
+def ran(of: RunSpec, *idle_s: float) -> RunRecord:
+    """Its steps take 0.1 s."""
+    return run(of, idle_s=idle_s or (0.02,) * of.world_size)
+
+
+def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
+    """What is drawn in one panel, by its label and whether it is predicted."""
+    (panel,) = chart(results(*records)).panels
+    return {(curve.label, curve.predicted): curve for curve in panel.curves}
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("breadth_first", 2)])
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 2), (2, 8), (4, 4), (4, 12)])
+def test_equal_stages_are_idle_for_the_bubble_of_the_closed_form(
+    ranks: int, micro_batches: int, schedule: str, stages: int, checkpointed: bool
+) -> None:
+    """(P - 1) / (v m + P - 1) of a step, whatever a backward costs (arXiv 2104.04473, section 2.2)."""
+    of = piped(micro_batches, schedule, ranks, stages, activation_checkpointing=checkpointed)
+    assert predict_idle_share(of) == pytest.approx((ranks - 1) / (stages * micro_batches + ranks - 1), abs=2e-3)
+
+
+def test_breadth_first_with_fewer_micro_batches_than_ranks_waits_between_its_stages() -> None:
+    """(P - 1) + (v - 1) (P - m) over v m of what is computed: 3 + 2 over 4."""
+    assert predict_idle_share(piped(2, "breadth_first", 4, 2)) == pytest.approx(5 / 9, abs=2e-3)
+
+
+def test_what_divides_no_layers_among_ranks_has_no_bubble() -> None:
+    assert predict_idle_share(spec("ddp")) is None
+
+
+def test_an_engine_has_a_curve_as_measured_and_one_as_its_schedule_says() -> None:
+    drawn = curves(ran(piped(2), 0.04, 0.02), ran(piped(8), 0.02, 0.01), ran(piped(4, "interleaved", stages=2)))
+    assert drawn.keys() == {(name, told) for name in ("pipeline", "interleaved") for told in (False, True)}
+    measured, predicted = drawn["pipeline", False], drawn["pipeline", True]
+    assert [(point.place, point.value) for point in measured.points] == [(0, pytest.approx(0.3)), (2, 0.15)]
+    assert [point.value for point in predicted.points] == pytest.approx([1 / 3, 1 / 9], abs=2e-3)
+    assert len(measured.segments) == 2, "4 micro-batches were not run: no line goes there"
+
+
+def test_pipelines_of_different_degrees_stand_apart_and_other_runs_nowhere() -> None:
+    found = results(ran(piped(4)), ran(piped(4, ranks=4)), run(), failed("oom", piped(8)))
+    assert applies(found)
+    drawn = figure(found)
+    assert titles(drawn) == ["small · 2 ranks · micro 2 · pipeline of 2", "small · 4 ranks · micro 2 · pipeline of 4"]
+    assert not applies(results(run(), failed("oom", piped(8)))), "nothing tells how long ranks waited"
+
+
+def test_repeats_are_one_point_their_median() -> None:
+    shares = (0.01, 0.02, 0.05)
+    repeats = [run(piped(4), idle_s=(share,) * 2, repeat=number) for number, share in enumerate(shares)]
+    assert [point.value for point in curves(*repeats)["pipeline", False].points] == pytest.approx([0.2])
+
+
+def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
+    drawn = figure(results(ran(piped(2), 0.03, 0.03), ran(piped(4), 0.02, 0.02)))
+    (axes,) = drawn.axes
+    assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle, part of a step")
+    marked: dict[str, list[Line2D]] = {"none": [], "full": []}
+    for line in axes.lines:
+        if line.get_marker() == "o" or line.get_marker() == "s":
+            marked["none" if line.get_markerfacecolor() == "none" else "full"].append(line)
+    assert [list(line.get_ydata()) for line in marked["full"]] == [pytest.approx([0.3, 0.2])]
+    assert [list(line.get_ydata()) for line in marked["none"]] == [pytest.approx([1 / 3, 1 / 5], abs=2e-3)]
+    assert {to_hex(line.get_color()).upper() for lines in marked.values() for line in lines} == {COLOURS[0]}
+    assert [line.is_dashed() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
+    assert legend(drawn) == ["pipeline"], "one name for both"
+    assert "Hollow, dashed: the engine's own schedule" in note(drawn)
+
+
+def test_on_the_page_a_prediction_is_hollow_and_dashed_too() -> None:
+    found = results(ran(piped(2)), ran(piped(4)))
+    listed = {build_row_key(row): place for place, row in enumerate(list_rows(found.summary))}
+    page = Page(find_facets(list_rows(found.table)), listed)
+    (panel,) = render_chart("idle_share", "", chart(found), page).panels
+    styles = [(trace["name"], trace["line"]["dash"], set(trace["marker"]["symbol"])) for trace in panel["data"]]
+    assert [(name, dash) for name, dash, _ in styles] == [("pipeline", "solid"), ("pipeline", "dash")]
+    assert [all(symbol.endswith("-open") for symbol in symbols) for _, _, symbols in styles] == [False, True]
+    assert panel["data"][0]["hovertext"][0].split("<br>")[2] == "idle 20 % of a step; 33 % by its schedule"

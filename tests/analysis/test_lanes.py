@@ -1,0 +1,96 @@
+"""Lanes of a pipeline: what each rank does when, by hand, and what is drawn of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.answer_pages.prediction_page import build_pass_lanes
+from analysis.charts.lanes import BACKWARD, FORWARD, TRANSFER, Lane, LaneSpan, build_lanes, compute_idle
+from analysis.plotting.lanes import draw_lanes
+from bench import api, engines, models
+from bench.cli import main
+from bench.config import compose
+from bench.predict.step_time import predict_passes
+
+PIPELINE = (
+    "model=gpt_22b engine=pipeline machine=a100_80 devices_per_node=8 parallel.pipeline=2 parallel.tensor=2 "
+    "batch.micro=1 batch.accumulation=4"
+)
+
+
+def play(*, hop_s: float) -> list[Lane]:
+    """GPipe of two stages and two micro-batches: a forward takes 1 s, a backward 2."""
+    words = [*PIPELINE.split(), "engine.schedule=gpipe", "batch.accumulation=2"]
+    spec = compose.compose_request(compose.parse_single(words)).spec
+    said, network = engines.facts(spec).pipeline, models.build_network(spec.model)
+    assert said and network
+    costs = said(spec, network, "cuda", False)
+    return build_lanes(costs.list_passes([1.0, 1.0], [2.0, 2.0], lambda source, target: hop_s), 4)
+
+
+def boxes(axes: Axes, kind: str, row: int) -> list[tuple[float, float]]:
+    """Return from when to when spans are drawn in a row."""
+    for drawn in axes.collections:
+        if drawn.get_gid() == f"{kind.replace(' ', '-')}-{row}":
+            return [(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in drawn.get_paths()]
+    return []
+
+
+def test_gpipe_of_two_stages_fills_drains_and_waits_between() -> None:
+    first, second = play(hop_s=0.0)
+    assert (first.label, second.label) == ("ranks 0–3", "ranks 4–7")
+    assert first.spans == ((FORWARD, 0, 1), (FORWARD, 1, 2), (BACKWARD, 5, 7), (BACKWARD, 7, 9))
+    assert second.spans == ((FORWARD, 1, 2), (FORWARD, 2, 3), (BACKWARD, 3, 5), (BACKWARD, 5, 7))
+    assert compute_idle([first, second]) == pytest.approx(1 / 3), "(P - 1) / (m + P - 1)"
+
+
+def test_before_a_pass_stands_the_part_of_its_wait_in_which_something_is_on_its_way() -> None:
+    first, second = play(hop_s=0.5)
+    assert second.spans[:3] == ((TRANSFER, 1, 1.5), (FORWARD, 1.5, 2.5), (FORWARD, 2.5, 3.5))
+    assert first.spans[2:4] == ((TRANSFER, 5.5, 6), (BACKWARD, 6, 8)), "the other rank's pass before it is no transfer"
+    assert sum(span.kind == TRANSFER for span in (*first.spans, *second.spans)) == 2, "others come while it computes"
+
+
+def test_a_prediction_lists_every_pass_and_ends_as_its_step_says() -> None:
+    (one,) = api.predict(overrides=PIPELINE)
+    assert one.time
+    lanes = build_pass_lanes(one)
+    counts = [[sum(span.kind == kind for span in lane.spans) for kind in (FORWARD, BACKWARD)] for lane in lanes]
+    assert counts == [[4, 4], [4, 4]]
+    names = ("forward", "backward", "recomputation", "idle")
+    least_s = sum(one.time.parts.get(name, 0.0) for name in names)
+    assert least_s < max(lane.spans[-1].end_s for lane in lanes) < one.time.step_s, "exchanges of slices lie in passes"
+
+
+def test_what_is_no_pipeline_or_has_too_many_passes_has_no_lanes() -> None:
+    (plain,) = api.predict(overrides="model=mt5_xl engine=zero2 devices_per_node=8 machine=a100_80")
+    assert build_pass_lanes(plain) == []
+    (one,) = api.predict(overrides=PIPELINE)
+    composed = one.point.composed
+    assert len(predict_passes(composed.spec, composed.machine, "cuda", most=16)) == 16
+    assert not predict_passes(composed.spec, composed.machine, "cuda", most=15)
+
+
+def test_a_lane_is_a_row_of_boxes_in_the_axis_unit() -> None:
+    axes = Figure().subplots()
+    lanes = [Lane("rank 0", (LaneSpan(FORWARD, 0, 0.002),)), Lane("rank 1", (LaneSpan(TRANSFER, 0.002, 0.003),))]
+    draw_lanes(axes, lanes, 1e-3)
+    assert boxes(axes, FORWARD, 0) == [pytest.approx((0, 2))]
+    assert boxes(axes, TRANSFER, 1) == [pytest.approx((2, 3))]
+    assert not boxes(axes, FORWARD, 1)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
+    low, high = axes.get_ylim()
+    assert low > high, "rank 0 is above"
+
+
+def test_the_page_of_one_pipeline_shows_its_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main(["predict", *PIPELINE.split(), "--page", str(page)]) == 0
+    text = page.read_text()
+    assert len(re.findall(r'id="lanes-forward-\d"', text)) == 2
+    (share,) = re.findall(r"In ([0-9.]+) % of the time a rank makes no pass", text)
+    (one,) = api.predict(overrides=PIPELINE)
+    assert float(share) == pytest.approx(100 * compute_idle(build_pass_lanes(one)), rel=0.01)
