@@ -1,15 +1,17 @@
-"""What our own code for layouts costs, as ratios of one run: sliced matrices beside whole ones, and the executor of
-schedules beside torch's.
+"""What our own code for layouts costs, as ratios of one run: sliced matrices beside whole ones, the executor of
+schedules beside torch's, and the memory of many micro-batches beside that of few.
 
   python -m tests.benchmarks.layouts [--rounds 40]
 
 Slices: processor time of forward and backward of eight small T5 blocks, as one of two ranks whose collectives are only
-pretended, beside the same blocks whole. Schedules: seconds of a step of the same stages on two gloo ranks, by our
-executor and by torch.distributed.pipelining in turn. Rounds take what they compare in random order; shown is the median
-of the ratios within a round, with its 95 % rank-based interval.
+pretended, beside the same blocks whole; with the matrices of the blocks alone as DTensors too. Schedules: seconds of a
+step of the same stages on two gloo ranks, by our executor and by torch.distributed.pipelining in turn. Rounds take what
+they compare in random order; shown is the median of the ratios within a round, with its 95 % rank-based interval. Peak:
+of rank 0's tensors in a step.
 """
 
 import argparse
+import gc
 import json
 import random
 import tempfile
@@ -22,13 +24,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench import models
 from bench.distributed.executor import Neighbours, ScheduleExecutor
-from bench.distributed.schedule import PipelineSize, build_schedule
+from bench.distributed.schedule import PipelineSize, ScheduleName, build_schedule
 from bench.distributed.slices import TensorRanks
+from bench.measure import memory
 from bench.spec import RunSpec
 from bench.statistics import median_interval
 from bench.units import Part
@@ -36,7 +41,10 @@ from bench.units import Part
 SHAPE = {"d_model": 64, "d_kv": 16, "d_ff": 128, "encoder_layers": 4, "decoder_layers": 4, "heads": 4, "vocab": 256,
          "gated": True, "activation": "gelu_new", "separate_head": True}  # fmt: skip
 UNITS, MICRO, ENCODER, DECODER = 10, 2, 32, 16
-SCHEDULES = {"1f1b": ("1f1b", 1), "interleaved": ("interleaved", 2)}
+STATES = (MICRO, ENCODER, 64), (MICRO, DECODER, 64)
+SCHEDULES: dict[str, tuple[ScheduleName, int]] = {"1f1b": ("1f1b", 1), "interleaved": ("interleaved", 2)}
+FEW, MANY = 4, 64
+CPU = torch.device("cpu")
 WARM_UP = 3
 
 
@@ -48,8 +56,11 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)  # names of collectives that torch is about to change
     with tempfile.TemporaryDirectory() as folder:
         for name in SCHEDULES:
-            for label, ratios in run_ranks(Path(folder), name, rounds).items():
+            found = run_ranks(Path(folder), name, rounds)
+            for label, ratios in found["seconds"].items():
                 print_ratios(f"{label} / torch's schedule, {name}", ratios)
+            if name == "1f1b" and (peaks := found["peaks"]):
+                print(f"peak, {FEW} to {MANY} micro-batches of {name}: {peaks[1] / peaks[0]:.3f}", flush=True)
     for label, ratios in time_slices(rounds).items():
         print_ratios(f"{label} / whole matrices", ratios)
 
@@ -110,7 +121,8 @@ def time_slices(rounds: int) -> dict[str, list[float]]:
     whole, batch, group = Part(0, UNITS, UNITS), draw_batch(), dist.group.WORLD
     assert group is not None
     built = {"whole": build(whole), "slices": build(whole, TensorRanks(group, 2, 0, sequence=False)),
-             "slices, by tokens": build(whole, TensorRanks(group, 2, 0, sequence=True))}  # fmt: skip
+             "slices, by tokens": build(whole, TensorRanks(group, 2, 0, sequence=True)),
+             "DTensor": divide_by_dtensor(build(whole))}  # fmt: skip
 
     def run(module: Any) -> None:
         module(**batch).backward()
@@ -120,32 +132,70 @@ def time_slices(rounds: int) -> dict[str, list[float]]:
     return divide(take_turns(calls, time.process_time, rounds), "whole")
 
 
-def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, list[float]]:
-    """Return the ratios of our executor to torch's schedule, as rank 0 saw them."""
+def divide_by_dtensor(module: Any) -> Any:
+    """Make the matrices of a T5's blocks DTensors, as torch's guides do it layer by layer."""
+    plan: dict[str, ParallelStyle] = {}
+    for name, owner in module.named_modules():
+        kind = name.rpartition(".")[2]
+        if kind in ("q", "k", "v", "wi_0", "wi_1", "relative_attention_bias"):
+            plan[name] = ColwiseParallel()
+        elif kind in ("o", "wo"):
+            plan[name] = RowwiseParallel()
+        elif hasattr(owner, "inner_dim"):
+            owner.n_heads, owner.inner_dim = owner.n_heads // 2, owner.inner_dim // 2
+    return parallelize_module(module, init_device_mesh("cpu", (2,)), plan)
+
+
+def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, Any]:
+    """Return the ratios of our executor to torch's schedule, and the peaks of FEW and MANY micro-batches, as rank 0 saw
+    them; no peaks where nothing counts them."""
     torch.multiprocessing.start_processes(be_rank, (folder, name, rounds), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
-    ratios: dict[str, list[float]] = json.loads((folder / f"{name}.json").read_text())
-    return ratios
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return found
 
 
 def be_rank(rank: int, folder: Path, name: str, rounds: int) -> None:
+    memory.install_counter(CPU)
     dist.init_process_group("gloo", f"file://{folder}/{name}", rank=rank, world_size=2)
-    found = time_schedules(name, rank, rounds)
+    found = {"seconds": time_schedules(name, rank, rounds), "peaks": measure_peaks(rank) if name == "1f1b" else []}
     if rank == 0:
         (folder / f"{name}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
+def build_stages(size: PipelineSize, rank: int) -> dict[int, Any]:
+    edges = [round(UNITS * stage / size.stages) for stage in range(size.stages + 1)]
+    return {stage: build(Part(edges[stage], edges[stage + 1], UNITS)) for stage in size.stages_of(rank)}
+
+
+def build_executor(schedule: ScheduleName, mine: dict[int, Any], size: PipelineSize, rank: int) -> ScheduleExecutor:
+    neighbours = Neighbours(size.rank_of, STATES, torch.empty(1), limit=4)
+    return ScheduleExecutor(mine, build_schedule(schedule, size)[rank], size, neighbours, {})
+
+
+def measure_peaks(rank: int) -> list[int]:
+    """Return the peak bytes of the tensors of a step of 1F1B with FEW and with MANY micro-batches, whose tokens are
+    there before; nothing where they are not counted."""
+    peaks = []
+    for micro_batches in (FEW, MANY):
+        size = PipelineSize(2, 1, micro_batches)
+        mine, batches = build_stages(size, rank), [draw_batch()] * micro_batches
+        executor = build_executor("1f1b", mine, size, rank)
+        executor.run(batches)  # gradients exist from here on
+        gc.collect()
+        memory.reset_peak(CPU)
+        executor.run(batches)
+        peaks.append(memory.read_peak_bytes(CPU))
+        del executor, mine, batches
+    return [peak for peak in peaks if peak]
+
+
 def time_schedules(name: str, rank: int, rounds: int) -> dict[str, list[float]]:
     schedule, stages = SCHEDULES[name]
     size = PipelineSize(2, stages, 8)
-    edges = [round(UNITS * stage / size.stages) for stage in range(size.stages + 1)]
-    mine = {stage: build(Part(edges[stage], edges[stage + 1], UNITS)) for stage in size.stages_of(rank)}
-    batches = [draw_batch() for _ in range(size.micro_batches)]
-    shapes = ((MICRO, ENCODER, SHAPE["d_model"]), (MICRO, DECODER, SHAPE["d_model"]))
-    neighbours = Neighbours(size.rank_of, shapes, torch.empty(1), limit=4)  # type: ignore[arg-type]
-    ours = ScheduleExecutor(mine, build_schedule(schedule, size)[rank], size, neighbours, {})  # type: ignore[arg-type]
-    theirs = build_torch_schedule(name, mine, size, shapes)
+    mine, batches = build_stages(size, rank), [draw_batch() for _ in range(size.micro_batches)]
+    ours, theirs = build_executor(schedule, mine, size, rank), build_torch_schedule(name, mine, size, STATES)
     whole = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
     def run_theirs() -> None:

@@ -63,7 +63,7 @@ def train(spec: RunSpec) -> dict[str, Any]:
             weights.update(name.encode() + parameter.detach().float().numpy().tobytes())
     if spec.model.name == FROZEN:
         module.encoder.requires_grad_(False)  # with the embedding, which the decoder shares
-    before = whole_weights(backend, module)
+    before = copy_whole_weights(backend, module)
     engine = backend.build(module, spec)
     losses, norms = [], []
     for step in range(STEPS):
@@ -76,7 +76,7 @@ def train(spec: RunSpec) -> dict[str, Any]:
         "weights": weights.hexdigest(),
         "parameters": backend.parameter_count(module.parameters()),
         "trained": backend.parameter_count(engines.trained(module)),
-        "changed": [name for name, now in whole_weights(backend, module).items() if not now.equal(before[name])],
+        "changed": [name for name, now in copy_whole_weights(backend, module).items() if not now.equal(before[name])],
         "losses": [float(loss) for loss in losses],
         "loss_is_plain": all(loss.shape == () and not loss.requires_grad for loss in losses),
         "norms": norms,
@@ -110,7 +110,7 @@ def take_memory(spec: RunSpec) -> dict[str, int]:
     return {"init_peak": built - before, "resident": resident - before, "peak": peak - before}
 
 
-def whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[str, Tensor]:
+def copy_whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[str, Tensor]:
     """Return a copy of every parameter by its name."""
     copies = {}
     for name, parameter in module.named_parameters():

@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_ranks import copy_whole_weights
 from torch import Tensor, distributed
+from torch.nn import functional
 
 from bench import engines, models
 from bench.distributed.slices import find_slice
 from bench.distributed.stages import RankStages, build_stages
-from bench.engines.ddp.engine import DataParallel
+from bench.engines.deepspeed.engine import ZeroEngine
 from bench.engines.pipeline.engine import PipelineEngine
 from bench.layout import place
 from bench.measure.collectives import CollectiveCounter
 from bench.spec import RunSpec
 
-STEPS = 4
+STEPS = 5
 
 
 def main() -> None:
@@ -48,7 +50,11 @@ def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
     status = 1
     try:
         distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting-{world}", rank=rank, world_size=world)
-        torch.save({label: train(spec, rank) for label, spec in jobs.items()}, f"{sys.argv[2]}-{world}-{rank}.pt")
+        seen, linear = dict[str, Any](), functional.linear
+        for label, spec in jobs.items():
+            seen[label] = train(spec, rank)
+            functional.linear = linear  # DeepSpeed's stage 3 replaces it for good
+        torch.save(seen, f"{sys.argv[2]}-{world}-{rank}.pt")
         distributed.barrier()
         status = 0
     finally:
@@ -63,7 +69,7 @@ def train(spec: RunSpec, rank: int) -> dict[str, Any]:
     module = build_module(spec, rank)
     family.initialise(module, spec, backend.whole)
     slices = {name: part for name, parameter in module.named_parameters() if (part := find_slice(parameter))}
-    begun = copy_weights(module) if isinstance(module, RankStages) else {}
+    begun = copy_weights(module) if isinstance(module, RankStages) else copy_whole_weights(backend, module)
     engine = backend.build(module, spec)
     losses, norms, idle = [], [], []
     data = place(spec, rank).data
@@ -74,12 +80,17 @@ def train(spec: RunSpec, rank: int) -> dict[str, Any]:
         losses.append(None if loss is None else float(loss))
         norms.append(float(engine.gradient_norm()))
         idle.append(engine.idle_s() if isinstance(engine, PipelineEngine) else None)
-    return {
-        "begun": begun, "weights": read_weights(engine, module),
-        "slices": {name: tuple(part) for name, part in slices.items()},
+    weights = (
+        read_weights(engine, module) if isinstance(engine, PipelineEngine) else copy_whole_weights(backend, module)
+    )
+    seen = {
+        "begun": begun, "weights": weights, "slices": {name: tuple(part) for name, part in slices.items()},
         "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(),
         "traffic": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
     }  # fmt: skip
+    if isinstance(engine, ZeroEngine):
+        engine._engine.destroy()
+    return seen
 
 
 def build_module(spec: RunSpec, rank: int) -> Any:
@@ -91,12 +102,8 @@ def build_module(spec: RunSpec, rank: int) -> Any:
     return build_stages(spec, rank, family, backend, network, cut(spec, network))
 
 
-def read_weights(engine: Any, module: Any) -> dict[str, Tensor]:
-    """The weights that this rank has; none where they lie in an engine's own pieces."""
-    if isinstance(engine, DataParallel):
-        return copy_weights(module)
-    if not isinstance(engine, PipelineEngine):
-        return {}
+def read_weights(engine: PipelineEngine, module: Any) -> dict[str, Tensor]:
+    """The weights of this rank's stages."""
     for gathered in engine.gathered.values():
         gathered.gather()
         gathered.wait()

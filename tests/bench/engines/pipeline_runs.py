@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pipeline_ranks import STEPS, micro_batches
@@ -66,6 +66,7 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
         with torch.no_grad():
             for master, parameter in zip(masters, named.values(), strict=True):
                 parameter.copy_(master)
+    assert min(norms) > options.gradient_clipping, f"a step is not clipped: {norms}"
     weights = {name: parameter.detach().clone() for name, parameter in named.items()}
     return {"begun": begun, "losses": losses, "norms": norms, "weights": weights}
 
@@ -82,17 +83,46 @@ def cut_own(rank: dict[str, Any], name: str, whole: Tensor) -> Tensor:
     return Slice(*part).cut(whole) if part else whole
 
 
-def compare_to_one_process(job: RunSpec, ranks: Ranks) -> tuple[float, float, float | None]:
-    """Return how far losses, norms and weights are off at most, relative to one process's, of a weight to the largest
-    of its elements; None where no rank has its weights whole."""
+def list_begun_otherwise(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
+    """Return the parameters whose first weights are on some rank not to the bit those of one process, or on none."""
+    met = {name for rank in ranks for name in rank["begun"]}
+    otherwise = {
+        name
+        for rank in ranks
+        for name, weight in rank["begun"].items()
+        if not weight.equal(cut_own(rank, name, begun[name]))
+    }
+    return sorted(otherwise | (begun.keys() - met))
+
+
+def list_held_unequal(ranks: Ranks) -> list[str]:
+    """Return the parameters that several ranks hold, whole or the same slice, and not equal to the bit at the end."""
+    held: dict[Any, list[Tensor]] = {}
+    for rank in ranks:
+        for name, weight in rank["weights"].items():
+            held.setdefault((name, rank["slices"].get(name)), []).append(weight)
+    return sorted({name for (name, _), weights in held.items() if any(not weights[0].equal(one) for one in weights)})
+
+
+class Differences(NamedTuple):
+    """Of a run from the same training in one process, relative; of a weight to the largest of its elements."""
+
+    losses: float
+    norms: float
+    weights: float
+    unequal: list[str]  # parameters of which something is not equal to the bit that has to be
+
+
+def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:
+    """Return how far losses, norms and weights are off at most, and which bits."""
     alone = train_alone(job)
     losses = max(abs(here / there - 1) for here, there in zip(average_losses(ranks), alone["losses"], strict=True))
     norms = max(
         abs(here / there - 1) for rank in ranks for here, there in zip(rank["norms"], alone["norms"], strict=True)
     )
-    weights = [
+    weights = max(
         float((weight - cut_own(rank, name, alone["weights"][name])).abs().max() / alone["weights"][name].abs().max())
         for rank in ranks
         for name, weight in rank["weights"].items()
-    ]
-    return losses, norms, max(weights) if weights else None
+    )
+    return Differences(losses, norms, weights, list_begun_otherwise(ranks, alone["begun"]) + list_held_unequal(ranks))

@@ -18,7 +18,7 @@ SHAPES = {"t5": T5, "tied": T5 | {"separate_head": False}, "umt5": T5 | {"bias_p
           "eager": T5,
           "gpt": GPT, "llama": LLAMA, "documents": GPT}  # fmt: skip
 CONF = Path(__file__).parents[3] / "conf/engine"
-CLIPPING = 0.5
+CLIPPING = 0.4
 MICRO, ENCODER, DECODER, TOKENS = 2, 12, 6, 10
 
 
