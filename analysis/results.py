@@ -17,6 +17,7 @@ from analysis.columns import list_all_columns
 from analysis.flags import UNSOUND
 from analysis.reading import FoundRows, Reading, find_rows
 from analysis.reading.rows import FILE, TRACES, RecordFile, RecordRows, build_row, build_schema, split_table
+from analysis.searches import MeasuredSearch, find_searches
 from analysis.summary import ANSWERING, KEY, Row, select_answering, summarise
 from analysis.table import judge_table, list_rows
 from analysis.variants import describe_variants
@@ -120,6 +121,11 @@ class Results:
         """Return the allocation of a run of the table; one outside of any job has its own, named after its folder."""
         allocation: str | None = self._rows.core.column("allocation")[place].as_py()
         return allocation or str(Path(self._files[place].as_py()).parent)
+
+    @functools.cached_property
+    def searches(self) -> tuple[MeasuredSearch, ...]:
+        """The searches in whose folders the records lie."""
+        return find_searches(Path(file) for file in self._files.to_pylist())
 
     @property
     def _files(self) -> pa.ChunkedArray:

@@ -85,7 +85,9 @@ class Bound(Frozen):
 
     def holds(self, value: float | None) -> bool:
         """Whether a value keeps to it; one that nobody knows does not."""
-        return value is not None and (self.at_least or -float("inf")) <= value <= (self.at_most or float("inf"))
+        if value is None or (self.at_least is not None and value < self.at_least):
+            return False
+        return self.at_most is None or value <= self.at_most
 
 
 class SearchSection(Frozen):

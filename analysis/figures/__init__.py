@@ -16,6 +16,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.charts import Chart
+from analysis.charts.scatter import ScatterChart
 from analysis.plotting import INK, STYLE
 from analysis.results import Results
 from bench import plugins
@@ -36,7 +37,7 @@ class Picture(NamedTuple):
     alt: str
     figure: Callable[[Results], Figure]
     applies: Callable[[Results], bool]
-    chart: Callable[[Results], Chart] | None  # the same as values, which the page draws so that it can be narrowed
+    chart: Callable[[Results], Chart | ScatterChart] | None  # the same as values, which the page draws
 
 
 def list_pictures(results: Results | None = None) -> list[Picture]:

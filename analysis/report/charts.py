@@ -37,6 +37,7 @@ class PageChart(NamedTuple):
     name: str
     title: str
     note: str
+    opens: bool  # whether a click on a point opens its runs
     keys: tuple[tuple[str, str, str], ...]
     panels: tuple[dict[str, Any], ...]
 
@@ -68,7 +69,7 @@ def render_chart(name: str, title: str, chart: Chart, page: Page) -> PageChart:
     )
     keys = tuple((label, choose_colour(index), SYMBOLS[choose_symbol(index)]) for label, index in looks.items())
     note = " ".join(filter(None, [chart.note, _INTERVALS * chart.intervals]))
-    return PageChart(name, title, note, keys, panels)
+    return PageChart(name, title, note, True, keys, panels)
 
 
 def choose_symbol(index: int) -> str:

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from analysis import figures
 from analysis.charts.answers import build_answer_chart
+from analysis.charts.scatter import ScatterChart
 from analysis.columns import list_columns
 from analysis.flags import FLAGS, NOTES, Flag
 from analysis.formats.pages import load_template
@@ -24,6 +25,7 @@ from analysis.report.glance import render_glance
 from analysis.report.headline import describe_answers, describe_winners
 from analysis.report.limits import MOST_ROWS, select_failures, select_runs
 from analysis.report.page_tables import PageTable, build_page_table
+from analysis.report.scatter import render_scatter
 from analysis.report.setup import describe_setup
 from analysis.summary import Row
 from analysis.variants import describe_protocol
@@ -116,7 +118,12 @@ def _build_interactive_part(
 def _render_charts(found: ReportFindings, page: Page) -> list[PageChart]:
     """Return the interactive figures in which there is something to see."""
     charted = ((one, one.chart(found.results)) for one in figures.list_pictures(found.results) if one.chart)
-    rendered = [render_chart(one.name, one.title, chart, page) for one, chart in charted]
+    rendered = [
+        render_scatter(one.name, one.title, chart)
+        if isinstance(chart, ScatterChart)
+        else render_chart(one.name, one.title, chart, page)
+        for one, chart in charted
+    ]
     return [one for one in rendered if one.panels]
 
 

@@ -6,6 +6,7 @@ keeps not to the constraints, is told as a violated constraint and, for samplers
 """
 
 import importlib
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from bench.sweep.policy import Proposal, TrialResult
 
 _STUDY = "zeroscale"
 _MOST_CALLS = 5  # of a sampler before a point is taken at random: it may name those that were tried for ever
+_MOST_FITTED = 60  # trials that a Gaussian process is fitted to: seconds go with their number's third power
 _PENALTY = 1.0  # in log: what failed counts as e times worse than the worst that ran
 _CONSTRAINT = "runs"
 _PER_TRIAL, _PER_STUDY = "trial", "study"
@@ -41,7 +43,7 @@ class OptunaProposer:
         """Return what the sampler asks for; None where the budget is spent or every point was tried."""
         if is_spent(self._section, results):
             return None
-        study = self.build_study(results)
+        study = self.build_study(self._select_fitted(results))
         storage, identity = study[1], study[2]
         by_id = {result.trial.point.config_id: result for result in results}
         worst = _find_worst(self._list_costs(results))
@@ -64,6 +66,15 @@ class OptunaProposer:
             return None
         return ListProposer(self._pool, at_random=True).propose(results)
 
+    def _select_fitted(self, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
+        """Return the trials that a sampler is told of: for `gp` the latest, and of those before the best."""
+        if self._section.sampler != "gp" or len(results) <= _MOST_FITTED:
+            return results
+        earlier, latest = results[: -_MOST_FITTED // 2], results[-_MOST_FITTED // 2 :]
+        costs = [math.inf if cost is None else cost for cost in self._list_costs(earlier)]
+        best = sorted(range(len(earlier)), key=costs.__getitem__)[: _MOST_FITTED - len(latest)]
+        return [*(earlier[index] for index in sorted(best)), *latest]
+
     def build_study(self, results: Sequence[TrialResult], storage: Any = None) -> tuple[Any, Any, int]:
         """Return an Optuna study with these trials, its storage and its number there; in memory unless a storage is
         given."""
@@ -71,7 +82,7 @@ class OptunaProposer:
         storage = storage or optuna.storages.InMemoryStorage()
         with warnings.catch_warnings():  # that its interface may change, which constraints.txt is for
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = self._build_sampler(len(results))
+            sampler = self._build_sampler(results[-1].trial.number + 1 if results else 0)
         study = optuna.create_study(study_name=_STUDY, storage=storage, sampler=sampler, direction="minimize")
         identity, costs = storage.get_study_id_from_name(_STUDY), self._list_costs(results)
         worst = _find_worst(costs)

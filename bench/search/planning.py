@@ -63,10 +63,11 @@ def restore_search(sweep: SweepDefinition) -> PlannedSearch:
 def _build_search(points: SearchPoints, space: SearchSpace, sweep: SweepDefinition) -> PlannedSearch:
     machine = next(iter(sweep.machines.values()))
     pool = CandidatePool(points.section, space, points.build_sweep_point, machine)
-    return PlannedSearch(sweep, pool, _build_proposer(pool))
+    return PlannedSearch(sweep, pool, build_proposer(pool))
 
 
-def _build_proposer(pool: CandidatePool) -> Proposer:
+def build_proposer(pool: CandidatePool) -> Proposer:
+    """Return what asks for the trials of a pool; UserError where its sampler is not installed."""
     match pool.section.sampler:
         case "prior":
             return PriorProposer(pool)

@@ -7,19 +7,36 @@ noises count by how likely they make the measured deviations, and by what is usu
 Processes for Machine Learning, 2006, sections 2.2 and 5.4.1).
 """
 
+import importlib
 import json
 import math
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg
-import scipy.special
 from numpy.typing import NDArray
 
 from bench.search.space import Values
 
 Array = NDArray[np.float64]
+
+_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+def _import_on_one_thread(name: str) -> Any:
+    """Return a part of scipy, its linear algebra on one thread: where others use the machine, several wait for each
+    other fifty times as long as the work takes. What is started later does not inherit it."""
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = before or "1"
+    try:
+        return importlib.import_module(name)
+    finally:
+        if before is None:
+            del os.environ[_THREADS]
+
+
+_linalg, _special = _import_on_one_thread("scipy.linalg"), _import_on_one_thread("scipy.special")
 
 _SHARED = 0.5  # standard deviation of the part that all share, in log: by e^0.5 in either direction
 _SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)  # of the rest, in log …
@@ -83,7 +100,7 @@ class Surrogate:
         for setting in self._fit(tried, costs):
             mean, across = self._condition(tried, costs, of, setting)
             covariance = self._covariance(of, of, setting.scale) - across.T @ across
-            factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(of)))
+            factor = _linalg.cholesky(covariance + 1e-9 * np.eye(len(of)), lower=True)
             drawn.append(mean + generator.standard_normal((round(setting.weight * count), len(of))) @ factor.T)
         return np.concatenate(drawn)
 
@@ -93,25 +110,27 @@ class Surrogate:
         """Return the mean of some candidates, and what the trials take from their covariance."""
         at, deviation = np.array(tried), np.array(costs) - self.predicted[list(tried)]
         own = self._covariance(at, at, setting.scale) + setting.noise**2 * np.eye(len(at))
-        factor = scipy.linalg.cholesky(own, lower=True, overwrite_a=True)
-        across: Array = scipy.linalg.solve_triangular(factor, self._covariance(at, of, setting.scale), lower=True)
-        mean: Array = across.T @ scipy.linalg.solve_triangular(factor, deviation, lower=True)
+        factor = _linalg.cholesky(own, lower=True, overwrite_a=True)
+        across: Array = _linalg.solve_triangular(factor, self._covariance(at, of, setting.scale), lower=True)
+        mean: Array = across.T @ _linalg.solve_triangular(factor, deviation, lower=True)
         return self.predicted[of] + mean, across
 
     def _fit(self, tried: Sequence[int], costs: Sequence[float]) -> list[_Setting]:
         """Return scales and noises by how likely they make the deviations; of many trials the likeliest alone."""
         at = np.array(tried)[-_MOST_FITTED:]
         deviation = np.array(costs)[-_MOST_FITTED:] - self.predicted[at]
-        unit = self._covariance(at, at, 1.0) - _SHARED**2
+        spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
+        deviation, alike = axes.T @ deviation, axes.sum(axis=0)  # along the axes: what is measured, what all share
         likelihoods: dict[tuple[float, float], float] = {}
         for scale in _SCALES:
             usual = -0.5 * (math.log10(scale / self._usual_scale) / _DECADES) ** 2
             for noise in _NOISES:
-                covariance = _SHARED**2 + scale**2 * unit + noise**2 * np.eye(len(at))
-                factor = scipy.linalg.cholesky(covariance, lower=True, overwrite_a=True)
-                whitened = scipy.linalg.solve_triangular(factor, deviation, lower=True)
-                log_determinant = float(np.log(np.diag(factor)).sum())
-                likelihoods[scale, noise] = usual - 0.5 * float(whitened @ whitened) - log_determinant
+                variance = scale**2 * np.maximum(spreads, 0.0) + noise**2
+                shared = 1 + _SHARED**2 * float((alike**2 / variance).sum())  # Sherman and Morrison's formula
+                explained = _SHARED**2 * float((alike * deviation / variance).sum()) ** 2 / shared
+                misfit = float((deviation**2 / variance).sum()) - explained
+                log_determinant = float(np.log(variance).sum()) + math.log(shared)
+                likelihoods[scale, noise] = usual - 0.5 * (misfit + log_determinant)
         best = max(likelihoods.values())
         weights = {setting: math.exp(likelihood - best) for setting, likelihood in likelihoods.items()}
         least = _LEAST_WEIGHT if len(tried) <= _MOST_FITTED else 1.0
@@ -122,11 +141,12 @@ class Surrogate:
         """Return the prior covariance of deviations between candidates."""
         apart, fields = np.zeros((len(rows), len(columns))), max(len(self._codes), 1)
         for codes in self._codes:
-            apart += codes.distance[codes.level[rows]][:, codes.level[columns]]
-        covariance: Array = np.exp(-apart / _REACH)
-        covariance += 1 - apart / fields  # the mean over fields of what each alone has in common
+            apart += np.take(codes.distance[codes.level[rows]], codes.level[columns], axis=1)
+        covariance: Array = np.exp(apart * (-1 / _REACH))
+        apart *= -1 / fields
+        covariance += apart  # with 1: the mean over fields of what each alone has in common
         covariance *= 0.5 * scale**2
-        covariance += _SHARED**2
+        covariance += 0.5 * scale**2 + _SHARED**2
         return covariance
 
 
@@ -135,7 +155,7 @@ def compute_expected_gains(belief: Belief, best: float) -> Array:
     expected improvement)."""
     z = (best - belief.mean) / belief.deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    gains: Array = belief.deviation * (z * scipy.special.ndtr(z) + density)
+    gains: Array = belief.deviation * (z * _special.ndtr(z) + density)
     return gains
 
 

@@ -103,9 +103,11 @@ class SkipRun(NamedTuple):
 
 
 class AddTrial(NamedTuple):
-    """Write this down as a trial, and add its run to the plan."""
+    """Write this down as the trial with this number, and add its run to the plan; a trial of this number that is there
+    by then was not known when this was proposed."""
 
     proposal: Proposal
+    number: int
 
 
 Decision = StartRun | RecordWithoutRun | PostponeRun | SkipRun
@@ -183,8 +185,11 @@ def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None
     """Return the next decision of a pass or, once all runs are gone through, what the plan's proposer adds."""
     if decision := next_run(plan, snapshot):
         return decision
-    proposal = plan.proposer.propose(snapshot.results()) if plan.proposer else None
-    return AddTrial(proposal) if proposal else None
+    if plan.proposer is None:
+        return None
+    results = snapshot.results()
+    proposal = plan.proposer.propose(results)
+    return AddTrial(proposal, len(results)) if proposal else None
 
 
 def list_decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:

@@ -70,7 +70,8 @@ def test_a_figure_with_nothing_to_show_is_left_out() -> None:
         "answers", "throughput", "step_time", "memory", "memory_by_stage", "strong_scaling", "weak_scaling",
         "best_configurations", "idle_share", "rank_spread", "step_series",
     ]  # fmt: skip
-    assert names[0] == everything
+    searches = ["search_history", "search_importance", "search_slices", "search_trials", "search_front"]
+    assert names[0] == everything + searches
     assert names[1] == [name for name in everything if name not in ("strong_scaling", "idle_share")], (
         "every node count its own global batch"
     )

@@ -1,7 +1,9 @@
 // Draws the panels of the interactive figures as they come into sight, narrowed to what is chosen, in the page's colours.
 const drawn = new Set();
 
+// A trace without data of its points, as of a search, is always whole.
 const narrowed = (trace, matches) => {
+  if (!trace.customdata) return trace;
   const kept = trace.customdata.map((point) => point !== null && matches(point.f));
   const only = (values, none) => values && values.map((value, index) => kept[index] ? value : none);
   return {...trace, y: only(trace.y, null), text: only(trace.text, ""), hovertext: only(trace.hovertext, "")};
@@ -36,7 +38,7 @@ const draw = (place, matches) => {
 const narrowCharts = (matches) => {
   for (const place of document.querySelectorAll(".panel")) {
     const {data} = page.charts[place.dataset.chart].panels[place.dataset.panel];
-    place.hidden = !data.some((trace) => trace.customdata.some((point) => point && point.c !== null && matches(point.f)));
+    place.hidden = !data.some((trace) => !trace.customdata || trace.customdata.some((point) => point && point.c !== null && matches(point.f)));
     if (drawn.has(place) && !place.hidden) draw(place, matches);
   }
 };

@@ -19,7 +19,6 @@ from bench.sweep.policy import (
     AddTrial,
     Decision,
     PlannedRun,
-    Proposal,
     Proposer,
     RecordWithoutRun,
     SkipRun,
@@ -106,8 +105,8 @@ class LocalSweep:
         plan, number = self._plan(), 0
         while decision := next_step(plan, self.snapshot()):
             match decision:
-                case AddTrial(proposal):
-                    plan = self._add_trial(plan, proposal)
+                case AddTrial():
+                    plan = self._add_trial(plan, decision)
                     continue
                 case StartRun(run):
                     if not self._measure(plan, decision, number + 1, max(number + 1, len(plan.runs))):
@@ -135,14 +134,13 @@ class LocalSweep:
         control = PlannedRun(self._control.key) if self._control else None
         return SweepPlan(left, control, proposer=self._search.proposer if self._search else None)
 
-    def _add_trial(self, plan: SweepPlan, proposal: Proposal) -> SweepPlan:
+    def _add_trial(self, plan: SweepPlan, added: AddTrial) -> SweepPlan:
         """Return the plan with a trial that was proposed; without it where another worker asked first for a trial of
         this number, which the next proposal knows then."""
         assert self._search
-        number = len(definition.read_trials(self.folder))
-        if not definition.write_trial(self.folder, Trial(number=number, **proposal._asdict())):
+        if not definition.write_trial(self.folder, Trial(number=added.number, **added.proposal._asdict())):
             return plan
-        point = proposal.point
+        point = added.proposal.point
         one = RequestedRepeat(RunKey(point.config_id, point.machine, 0), self._search.sweep, point)
         self._repeats[one.key] = one
         self._corrections_by_neighbours.add_point(point)

@@ -8,7 +8,7 @@ import pytest
 
 from bench import api
 from bench.errors import UserError
-from bench.search_section import Dimension
+from bench.search_section import Bound, Dimension
 
 BASE = {"machine": "cpu", "model": "tiny", "data": "synthetic", "precision": "fp32", "devices_per_node": 1}
 
@@ -39,7 +39,17 @@ def ask(**changed: Any) -> dict[str, Any]:
         (ask(constraints={"peak_bytes": {"at_least": 2e9, "at_most": 1e9}}), "nothing is at least 2e.09 and at most"),
         (ask(constraints={"peak": {"at_most": 1}}), "peak is not measured; did you mean peak_bytes?"),
         (ask(space={"batch.micro": {"values": [1], "when": {"engine": ["ddp"]}}}), "does not stand before it"),
-        (ask(trials=0), "search.trials=0"),
+        (ask(constraints={"peak_bytes": {}}), "bounds nothing; give at_least or at_most"),
+        (ask(objective=None), "a search without an objective; give one of samples_per_s"),
+        (ask(objective="loss"), "nothing that can be sought"),
+        (ask(trials=0), "search.trials=0: input should be greater than 0"),
+        (ask(trials=-3), "search.trials=-3: input should be greater than 0"),
+        (ask(node_hours=0), "search.node_hours=0: input should be greater than 0"),
+        (ask(node_hours=-1), "search.node_hours=-1: input should be greater than 0"),
+        (ask(gain=-0.01), "search.gain=-0.01: input should be greater than or equal to 0"),
+        (ask(parallel=0), "search.parallel=0: input should be greater than 0"),
+        (ask(seed=-1), "search.seed=-1: input should be greater than or equal to 0"),
+        (ask(trial=3), "search.trial: no such key; did you mean trials?"),
     ),
 )
 def test_bad_input_is_told_in_one_line(tmp_path: Path, search: dict[str, Any], message: str | None) -> None:
@@ -51,6 +61,19 @@ def test_bad_input_is_told_in_one_line(tmp_path: Path, search: dict[str, Any], m
     with pytest.raises(UserError, match=message) as refused:
         plan(tmp_path, search)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("bound", "held", "broken"),
+    (
+        ({"at_most": 0}, (0, -1.0), (0.1, None)),
+        ({"at_least": 0}, (0, 3.0), (-0.1, None)),
+        ({"at_least": 1, "at_most": 2}, (1, 1.5, 2), (0.9, 2.1, None)),
+    ),
+)
+def test_what_a_bound_holds(bound: Any, held: tuple[Any, ...], broken: tuple[Any, ...]) -> None:
+    made = Bound.model_validate(bound)
+    assert all(made.holds(value) for value in held) and not any(made.holds(value) for value in broken)
 
 
 def test_rules_that_leave_every_point_out_are_told(tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""A folder that holds a search: what mattered in it, as values, for print and on the page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import failed, run, save, scattered, spec, steps
+
+from analysis import figures
+from analysis.charts.searches import find_front
+from analysis.figures import search_front, search_history, search_importance, search_slices, search_trials
+from analysis.report.scatter import render_scatter
+from analysis.results import Results, read
+from analysis.searches import explain_variance, number_levels
+from bench.machine import Machine
+from bench.search_section import SearchSection
+from bench.study import Study
+from bench.sweep import definition
+from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, Trial
+
+SPACE = {"engine": ["ddp", "zero1"], "batch.micro": [1, 2, 4, 8]}
+STEP_S = {"ddp": 0.1, "zero1": 0.11}
+FAILS = ("ddp", 8)
+
+
+def write_search(folder: Path) -> Path:
+    """A search of all eight points in the order of its space; seconds per sample hardly depend on the engine."""
+    section = SearchSection.model_validate({"objective": "samples_per_s", "space": SPACE, "sampler": "grid"})
+    asked = SweepDefinition(
+        study="smoke",
+        asked_at="2026-11-23T12:00:00+00:00",
+        machines={"cpu": Machine(name="cpu", device="cpu")},
+        launcher={"name": "local"},
+        points=(),
+        order=(),
+        search=SearchRequest(study=Study(name="smoke", search=section)),
+    )
+    definition.write(folder / "smoke", asked)
+    for number, (engine, micro) in enumerate((one, two) for one in SPACE["engine"] for two in SPACE["batch.micro"]):
+        assert isinstance(engine, str) and isinstance(micro, int)
+        made, middle = spec(engine, micro), STEP_S[engine]
+        timed = steps(scattered(0.99 * middle, middle, 1.01 * middle))
+        record = failed("oom", made) if (engine, micro) == FAILS else run(made, steps=timed)
+        save(folder, record)
+        point = SweepPoint(
+            config_id=record.config_id,
+            line=f"{engine}, micro {micro}",
+            machine="cpu",
+            nodes=1,
+            devices_per_node=2,
+            time_limit_min=1,
+            overrides=(),
+            spec=made.model_dump(mode="json", by_alias=True),
+        )
+        values = {"engine": engine, "batch.micro": micro}
+        assert definition.write_trial(folder / "smoke", Trial(number=number, point=point, values=values))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
+    yield read([write_search(tmp_path_factory.mktemp("results"))])
+
+
+def test_a_failed_trial_has_no_value_and_the_others_have_their_own(searched: Results) -> None:
+    (search,) = searched.searches
+    values = [trial.value for trial in search.trials]
+    assert values[:4] == [pytest.approx(2 * micro / 0.1) for micro in (1, 2, 4)] + [None]
+    assert [trial.outcome for trial in search.trials].count("oom") == 1
+
+
+def test_the_best_so_far_never_falls_and_ends_at_the_best(searched: Results) -> None:
+    by_trials, by_hours = search_history.chart(searched).panels
+    for panel in (by_trials, by_hours):
+        best = [point.y for point in panel.series[1].points]
+        assert best == sorted(best) and best[-1] == pytest.approx(2 * 8 / 0.11)
+    assert by_trials.series[1].points[-1].x == 8
+
+
+def test_the_field_that_decides_matters_most(searched: Results) -> None:
+    first, second = searched.searches[0].importances
+    assert (first.field, second.field) == ("batch.micro", "engine")
+    assert first.share > 3 * second.share and first.high > 0.95, "the point that failed may be anything"
+    assert all(0 <= one.low <= one.share <= one.high <= 1 for one in (first, second))
+
+
+def test_the_part_of_a_field_is_the_one_worked_out_by_hand() -> None:
+    """3 a + 4 b over a and b of 0 and 1: variances 9/4 and 16/4 of 25/4 together, and nothing of a product."""
+    a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    both = np.stack([3 * a + 4 * b, (2 * a - 1) * (2 * b - 1)]).astype(float)
+    assert explain_variance(both, a) == pytest.approx([9 / 25, 0])
+    assert explain_variance(both, b) == pytest.approx([16 / 25, 0])
+    assert explain_variance(np.ones((1, 4)), a) == pytest.approx([0]), "a constant depends on nothing"
+
+
+def test_many_numbers_make_a_few_levels_of_as_many() -> None:
+    assert np.bincount(number_levels([one / 7 for one in range(80)])).tolist() == [10] * 8
+    assert number_levels(["a", None, "a"]).tolist() == [0, 1, 0]
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    assert find_front([(1, 5), (2, 5), (2, 3), (3, 4), (4, 1)]) == [(1, 5), (2, 3), (4, 1)]
+
+
+def test_every_field_has_a_panel_with_every_answered_trial(searched: Results) -> None:
+    assert [(panel.across, panel.places) for panel in search_slices.chart(searched).panels] == [
+        ("engine", ("ddp", "zero1")),
+        ("batch.micro", ("1", "2", "4", "8")),
+    ]
+    assert all(len(panel.series[0].points) == 7 for panel in search_slices.chart(searched).panels)
+
+
+def test_the_best_tenth_of_the_trials_is_marked(searched: Results) -> None:
+    (panel,) = search_trials.chart(searched).panels
+    good = [series for series in panel.series if series.label == "the best tenth"]
+    assert [[(point.x, point.y) for point in series.points] for series in good] == [[(0, 1), (1, 1)]]
+
+
+@pytest.mark.parametrize(
+    "figure", (search_history, search_importance, search_slices, search_trials, search_front), ids=lambda one: one.TITLE
+)
+def test_page_and_print_show_the_same_points(figure: Any, searched: Results) -> None:
+    chart = figure.chart(searched)
+    page, axes = render_scatter("name", figure.TITLE, chart), figure.figure(searched).axes
+    assert len(page.panels) == len(axes) == len(chart.panels)
+    for panel, drawn, one in zip(page.panels, axes, chart.panels, strict=True):
+        expected = [
+            ([point.x for point in series.points], [point.y for point in series.points]) for series in one.series
+        ]
+        assert [(trace["x"], trace["y"]) for trace in panel["data"]] == expected
+        assert [(list(line.get_xdata()), list(line.get_ydata())) for line in drawn.lines] == expected
+
+
+def test_a_search_that_cannot_be_read_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_search(tmp_path)
+    (folder / "smoke" / "trials" / "00003.json").write_text("{")
+    found = read([folder])
+    assert found.searches == () and len(found.table) == 8
+    assert "its search is not shown" in caplog.text and "00003.json" in caplog.text
+
+
+def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:
+    found = read([save(tmp_path, run())])
+    assert found.searches == ()
+    assert not [one.name for one in figures.list_pictures(found) if one.name.startswith("search_")]

@@ -1,0 +1,166 @@
+"""Searches that are killed anywhere and gone on with, and searches of several workers: by the files that they leave."""
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sweeps
+from ended_well import observed
+
+from bench import store
+from bench.machine import Machine
+from bench.record import Outcome, RunRecord
+from bench.search.candidates import CandidatePool
+from bench.search.planning import build_proposer, write_search
+from bench.search.space import SearchSpace
+from bench.search_section import SearchSection
+from bench.spec import Batch, RunSpec
+from bench.study import Study
+from bench.sweep import definition
+from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
+from bench.sweep.local import local_sweep
+from bench.sweep.local.local_sweep import LocalSearch, LocalSweep, RequestedRepeat
+
+SPACE = {"batch.micro": [1, 2, 4, 8], "batch.accumulation": [1, 2, 4]}
+TRIALS = 6
+
+
+class _Killed(BaseException):
+    """Ends a worker where it is: nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def base() -> RunSpec:
+    return sweeps.spec(devices_per_node=1)
+
+
+def request(base: RunSpec, sampler: str) -> SweepDefinition:
+    section = SearchSection.model_validate(
+        {"objective": "samples_per_s", "space": SPACE, "sampler": sampler, "trials": TRIALS, "gain": 0, "seed": 3}
+    )
+    made = sweeps.sweep([sweeps.point(base)])
+    return made.model_copy(
+        update={"points": (), "order": (), "search": SearchRequest(study=Study(name="s", search=section))}
+    )
+
+
+def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
+    """What a process does that begins or goes on: everything is read from the folder and made anew."""
+    asked = definition.find_search(definition.read(folder))
+    assert asked and asked.search and asked.search.study.search
+
+    def build(values: Mapping[str, Any]) -> SweepPoint:
+        batch = Batch(micro=values["batch.micro"], accumulation=values["batch.accumulation"])
+        return sweeps.point(base.model_copy(update={"batch": batch}))
+
+    section = asked.search.study.search
+    pool = CandidatePool(section, SearchSpace(section), build, Machine(name="cpu", device="cpu"))
+    wanted = [RequestedRepeat(key, asked, one) for key, one in asked.wanted()]
+    search = LocalSearch(asked, build_proposer(pool))
+    return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
+
+
+def make_attempt(requested: RequestedRun, folder: Path, follow: Any) -> tuple[Path, RunRecord]:
+    """Leave what a run leaves; micro-batches of 8 run out of memory."""
+    batch = requested.spec.batch
+    ended = Outcome(kind="oom", reason="") if batch.micro == 8 else Outcome(kind="ok", reason="")
+    opened = store.open_attempt(folder / requested.config_id, requested.spec, requested.circumstance).folder
+    seconds = (0.1 + 0.02 * batch.micro) * batch.accumulation
+    record = RunRecord(
+        config_id=requested.config_id,
+        spec=requested.spec,
+        circumstance=requested.circumstance,
+        outcome=ended,
+        observations=observed((seconds,) * 5) if ended.kind == "ok" else None,
+    )
+    store.write_reserved(opened / store.RECORD, store.to_json(record))
+    store.release_reserved(opened)
+    return opened, record
+
+
+def list_tried(folder: Path) -> list[tuple[int, str, dict[str, Any], str, dict[str, Any]]]:
+    trials = definition.read_trials(folder)
+    return [(one.number, one.point.config_id, one.values, one.why, one.sampler_state) for one in trials]
+
+
+def count_attempts(folder: Path) -> list[int]:
+    return [len(store.list_attempts(folder / one.point.config_id)) for one in definition.read_trials(folder)]
+
+
+def kill_at_random(generator: random.Random, step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that is now and then the last: killed before it, or as soon as it is done."""
+
+    def maybe(*args: Any) -> Any:
+        if generator.random() < 0.15:
+            raise _Killed
+        done = step(*args)
+        if generator.random() < 0.15:
+            raise _Killed
+        return done
+
+    return maybe
+
+
+@pytest.mark.parametrize("sampler", ("prior", "random", "tpe"))
+def test_a_search_killed_anywhere_ends_with_the_same_trials(
+    sampler: str, base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sampler == "tpe":
+        pytest.importorskip("optuna")
+    monkeypatch.setattr(local_sweep.attempt, "make_attempt", make_attempt)
+    whole = tmp_path / "whole"
+    write_search(whole, request(base, sampler))
+    begin_worker(whole, base, sampler).run()
+    assert len(list_tried(whole)) == TRIALS
+    write_trial, kills = definition.write_trial, 0
+    for seed in range(6):
+        folder, generator = tmp_path / str(seed), random.Random(seed)
+        write_search(folder, request(base, sampler))
+        monkeypatch.setattr(local_sweep.attempt, "make_attempt", kill_at_random(generator, make_attempt))
+        monkeypatch.setattr(definition, "write_trial", kill_at_random(generator, write_trial))
+        while True:
+            try:
+                begin_worker(folder, base, sampler).run()
+                break
+            except _Killed:
+                kills += 1
+        monkeypatch.setattr(definition, "write_trial", write_trial)
+        assert list_tried(folder) == list_tried(whole), f"seed {seed}"
+        assert count_attempts(folder) == [1] * TRIALS, f"seed {seed}"
+    assert kills > 10
+
+
+@pytest.mark.parametrize("sampler", ("prior", "random"))
+def test_workers_on_one_folder_never_run_a_trial_twice(
+    sampler: str, base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_sweep.attempt, "make_attempt", make_attempt)
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        write_search(folder, request(base, sampler))
+        workers = [threading.Thread(target=begin_worker(folder, base, sampler).run) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        tried = list_tried(folder)
+        assert [number for number, *_ in tried] == list(range(TRIALS))
+        assert len({config_id for _, config_id, *_ in tried}) == TRIALS
+        assert count_attempts(folder) == [1] * TRIALS
+
+
+def test_a_trial_without_a_run_is_found_by_who_goes_on(
+    base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial whose worker was killed before it ran is run first, and counts among the trials."""
+    monkeypatch.setattr(local_sweep.attempt, "make_attempt", make_attempt)
+    write_search(tmp_path, request(base, "random"))
+    left = sweeps.point(base.model_copy(update={"batch": Batch(micro=4, accumulation=4)}))
+    values = {"batch.micro": 4, "batch.accumulation": 4}
+    assert definition.write_trial(tmp_path, Trial(number=0, point=left, values=values))
+    begin_worker(tmp_path, base, "random").run()
+    assert list_tried(tmp_path)[0][1] == left.config_id
+    assert count_attempts(tmp_path) == [1] * TRIALS
