@@ -23,8 +23,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the report is written."""
-    from analysis import report
-    from bench import terminal
+    from bench import processes, terminal
+
+    with processes.importing():
+        from analysis import report
 
     with terminal.progress(quiet=False) as follow:
         follow("reading records")

@@ -1,5 +1,6 @@
 """One file per picture; `bench.plugins.FigurePlugin` says what is in it."""
 
+import contextlib
 import html
 import io
 import multiprocessing
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from analysis.charts import Chart
 from analysis.charts.scatter import ScatterChart
 from analysis.plotting import INK, STYLE
+from analysis.plotting.lean_font import register_lean_font, use_lean_font
 from analysis.results import Results
 from bench import plugins
 
@@ -65,8 +67,9 @@ def render_picture(picture: Picture, results: Results) -> dict[str, bytes]:
     """Draw a picture once and return its file in every format; equal results give equal bytes."""
     figure = picture.figure(results)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": picture.name}):
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)  # laid out once, not for every format anew
+        if figure.axes and (layout := figure.get_layout_engine()):
+            layout.execute(figure)
+            figure.set_layout_engine(None)  # laid out once, not for every format anew
         return {form: _save_figure(figure, form) for form in FORMATS}
 
 
@@ -89,6 +92,8 @@ def _render_each(chosen: list[Picture], results: Results) -> Iterator[dict[str, 
     """Yield the files of each picture in order; where a process was ended before it had drawn its own, from here."""
     done = 0
     if len(results.table) >= MANY and len(chosen) > 1:
+        if "pdf" in FORMATS:
+            register_lean_font()  # once for all processes
         forked = multiprocessing.get_context("fork")  # what has been read and worked out is there already
         processes = min(len(os.sched_getaffinity(0)), len(chosen))
         try:
@@ -118,5 +123,6 @@ def _render_inherited(name: str) -> dict[str, bytes]:
 def _save_figure(figure: Figure, form: str) -> bytes:
     buffer = io.BytesIO()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[form]
-    figure.savefig(buffer, format=form, dpi=_PNG_DPI, metadata=undated)
+    with use_lean_font(figure) if form == "pdf" else contextlib.nullcontext():
+        figure.savefig(buffer, format=form, dpi=_PNG_DPI, metadata=undated)
     return buffer.getvalue()
