@@ -92,7 +92,7 @@ class Results:
 
     def is_sound(self, place: int) -> bool:
         """Whether a run of the table may decide a comparison."""
-        return set(UNSOUND).isdisjoint(str(self.table["flags"].iloc[place]).split())
+        return place not in self._unsound
 
     def window(self, place: int) -> list[float]:
         """Return the timed steps of a run of the table, in seconds and in their order.
@@ -106,6 +106,12 @@ class Results:
         if not (total and window_s > 0) or math.isclose(total, window_s):
             return timed
         return [seconds * (window_s / total) for seconds in timed]
+
+    @functools.cached_property
+    def _unsound(self) -> frozenset[int]:
+        """The places in the table of runs that decide nothing."""
+        flags = enumerate(self.table["flags"].tolist())
+        return frozenset(place for place, raised in flags if not set(UNSOUND).isdisjoint(str(raised).split()))
 
     @functools.cached_property
     def _window_s(self) -> NDArray[np.float64]:

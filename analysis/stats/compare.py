@@ -1,6 +1,7 @@
 """Which of two configurations is faster, and whether that can be told at all, among many such pairs."""
 
 import math
+import statistics
 from collections.abc import Collection, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -74,7 +75,7 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
     """
     runs = len(one), len(other)
     if enough(one) and enough(other):
-        means, others = ([float(np.mean(run)) for run in runs] for runs in (one, other))
+        means, others = ([statistics.fmean(run) for run in runs] for runs in (one, other))
         ratio = of_runs(one, other, level, blocked=blocked)
         return Comparison(*ratio, superiority(means, others), "run", runs, _noises(means, others, blocked=blocked))
     steps, others = ([step for run in runs for step in run] for runs in (one, other))

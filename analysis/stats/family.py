@@ -115,7 +115,7 @@ class Family:
             share, freedom = noise.variance / noise.n, float(noise.freedom)
         else:
             sides = [self._shares[one], self._shares[other]]
-            share, freedom = sum(sides), _satterthwaite(sides, [self._counts[one] - 1, self._counts[other] - 1])
+            share, freedom = sum(sides), satterthwaite(sides, [self._counts[one] - 1, self._counts[other] - 1])
         return float(student(np.asarray(freedom), self._level) * np.sqrt(share))
 
 
@@ -135,11 +135,11 @@ def corrected(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], own: Seq
         freedom = sum(one.freedom for one in members)
         for place in places:
             sides = noises[place]
-            pooled[place] = _chance(gaps[place], [variance / one.n for one in sides], freedom)
+            pooled[place] = compute_chance(gaps[place], [variance / one.n for one in sides], freedom)
             drawn = [_moderate(one, known) for one in sides]
             shares = [each / one.n for (each, _), one in zip(drawn, sides, strict=True)]
-            own_freedom = _satterthwaite(shares, [each for _, each in drawn])
-            moderate[place] = _chance(gaps[place], shares, min(freedom, own_freedom))
+            own_freedom = satterthwaite(shares, [each for _, each in drawn])
+            moderate[place] = compute_chance(gaps[place], shares, min(freedom, own_freedom))
     return [max(found) for found in zip(holm(pooled), holm(moderate), own, strict=True)]
 
 
@@ -156,7 +156,7 @@ def equivalent(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], margin:
 
 def _own_chance(gap: float, sides: Sequence[Noise]) -> float:
     shares = [one.variance / one.n for one in sides]
-    return _chance(gap, shares, _satterthwaite(shares, [one.freedom for one in sides]))
+    return compute_chance(gap, shares, satterthwaite(shares, [one.freedom for one in sides]))
 
 
 def holm(chances: Sequence[float] | Array) -> list[float]:
@@ -210,14 +210,15 @@ def _moderate(noise: Noise, known: Prior) -> tuple[float, float]:
     return (known.freedom * known.variance + noise.freedom * noise.variance) / freedom, freedom
 
 
-def _satterthwaite(shares: Sequence[float], freedoms: Sequence[float]) -> float:
+def satterthwaite(shares: Sequence[float], freedoms: Sequence[float]) -> float:
     """Return the degrees of freedom of a sum of estimated variances (Biometrics Bulletin 2, 1946), as Welch's test
     has them."""
     spare = sum(share**2 / freedom for share, freedom in zip(shares, freedoms, strict=True))
     return sum(shares) ** 2 / spare if spare else np.inf
 
 
-def _chance(gap: float, shares: Sequence[float], freedom: float) -> float:
+def compute_chance(gap: float, shares: Sequence[float], freedom: float) -> float:
+    """Return the probability of a gap so wide where there is none; `shares` are the variances of the means."""
     error = float(np.sqrt(sum(shares)))
     if error == 0:
         return float(gap == 0)

@@ -3,12 +3,14 @@
 A run's time is the mean of its steps: what they cost, slow ones included.
 """
 
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import scipy.special
 
+from analysis.stats.family import compute_chance, satterthwaite
 from analysis.stats.interval import Interval
 from bench.statistics import LEAST, LEVEL, Array, mean_bounds, student
 
@@ -32,15 +34,16 @@ def of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
     sharing an allocation. Of three runs a side a rank test finds nothing, whatever they are (p ≥ 0.1), of five nothing
     among ten pairs; `tests/benchmarks/coverage.py` counts the false alarms of both where nothing is normal.
     """
-    from scipy import stats  # half a second
-
-    ours, theirs = (np.log([np.mean(run) for run in runs]) for runs in (one, other))
-    value, n = float(np.exp(np.mean(ours) - np.mean(theirs))), len(one) + len(other)
-    if not any(np.ptp(logs) for logs in ([ours - theirs] if blocked else [ours, theirs])):  # no spread to test by
+    ours, theirs = (np.log([statistics.fmean(run) for run in runs]) for runs in (one, other))
+    gap, n = float(np.mean(ours) - np.mean(theirs)), len(one) + len(other)
+    value, sides = float(np.exp(gap)), [ours - theirs] if blocked else [ours, theirs]
+    if not any(np.ptp(logs) for logs in sides):  # no spread to test by
         return Ratio(value, Interval(value, value, "between repeats", level, n), float(value == 1))
-    test = stats.ttest_rel(ours, theirs) if blocked else stats.ttest_ind(ours, theirs, equal_var=False)
-    low, high = np.exp(test.confidence_interval(level))
-    return Ratio(value, Interval(float(low), float(high), "between repeats", level, n), float(test.pvalue))
+    shares = [float(logs.var(ddof=1)) / logs.size for logs in sides]
+    freedom = satterthwaite(shares, [logs.size - 1 for logs in sides])
+    reach = float(student(np.asarray(freedom), level) * np.sqrt(sum(shares)))
+    low, high = (float(np.exp(end)) for end in (gap - reach, gap + reach))
+    return Ratio(value, Interval(low, high, "between repeats", level, n), compute_chance(gap, shares, freedom))
 
 
 def of_steps(one: Sequence[float], other: Sequence[float], level: float = LEVEL) -> Ratio:

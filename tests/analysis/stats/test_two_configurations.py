@@ -51,6 +51,15 @@ def test_good_nodes_are_not_taken_for_a_good_configuration_where_both_ran_on_the
     assert compare(one, other, blocked=True).p < 0.01
 
 
+def test_runs_within_allocations_are_compared_by_students_test_of_their_differences() -> None:
+    one, other = [[1.0], [1.3], [0.8], [1.1]], [[1.05], [1.37], [0.85], [1.15]]
+    test = stats.ttest_rel(np.log(one).ravel(), np.log(other).ravel())
+    told = of_runs(one, other, blocked=True)
+    assert told.interval is not None
+    assert told.interval[:2] == pytest.approx(tuple(np.exp(test.confidence_interval(0.95))))
+    assert told.p == pytest.approx(test.pvalue)
+
+
 def test_steps_are_compared_by_both_intervals_together() -> None:
     one, other = noisy(0.1, 1)[0], noisy(0.11, 2)[0]
     ours, theirs = mean_interval(one), mean_interval(other)
