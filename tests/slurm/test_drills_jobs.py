@@ -36,17 +36,22 @@ def killed_slurmd(bed: Testbed, node: str) -> Iterator[None]:
         set_slurmd_timeout(bed, 60)
 
 
-def last_node(bed: Testbed, job: str) -> str:
-    """Wait until a job runs, and return the last of its nodes."""
-    asked = ("squeue", "--noheader", "--jobs", job, "--states=RUNNING", "--format=%N")
-    wait_for(lambda: bool(bed.slurm(*asked).strip()))
-    return bed.slurm("scontrol", "show", "hostnames", bed.slurm(*asked).strip()).split()[-1]
+def find_nodes(bed: Testbed, job: str) -> list[str]:
+    """Return the nodes of a job that runs; none of one that waits, or was put back a moment ago."""
+    running = bed.slurm("squeue", "--noheader", "--jobs", job, "--states=RUNNING", "--format=%N").strip()
+    return bed.slurm("scontrol", "show", "hostnames", running).split() if running else []
 
 
-def wait_for_other_node(bed: Testbed, job: str, node: str) -> str:
-    """Wait until a job runs anew, elsewhere than on a node; return where."""
-    wait_for(lambda: last_node(bed, job) != node)
-    return last_node(bed, job)
+def last_node(bed: Testbed, job: str, other_than: str = "") -> str:
+    """Wait until a job runs, and not on the node `other_than`; return the last of its nodes."""
+    seen: list[str] = []
+
+    def runs() -> bool:
+        seen.extend(find_nodes(bed, job)[-1:])
+        return bool(seen) and seen[-1] != other_than
+
+    wait_for(runs)
+    return seen[-1]
 
 
 def fill(disk: Path) -> None:
@@ -92,7 +97,7 @@ def test_a_start_that_slurm_gave_up_ends_once_the_job_has_begun_anew(study: Stud
     node = last_node(drilled, job)
     given_up = stepping(node)
     with killed_slurmd(drilled, node):
-        other = wait_for_other_node(drilled, job, node)
+        other = last_node(drilled, job, other_than=node)
         again = stepping(other)
         wait_for(lambda: not Path(f"/proc/{given_up.pid}").exists())
         wait_for(lambda: not on_node(node))
