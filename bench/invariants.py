@@ -67,6 +67,9 @@ def _check_observations(observed: Observations) -> str | None:
         return "observations: compute_s or outside_collectives_s: not seconds of a step"
     if not _is_between([idle for idle in observed.idle_s or () if idle is not None], 0, MOST_S):
         return "observations.idle_s: not seconds of a step"
+    timed = [seconds for rank in observed.passes or () for one in rank for seconds in (one.begin_s, one.end_s)]
+    if not _is_between(timed, 0, MOST_S):
+        return "observations.passes: not seconds of a step"
     if not _is_between([energy for energy in observed.energy_j if energy is not None], -MOST, MOST):
         return "observations.energy_j: no energy of a run"
     return None

@@ -11,7 +11,7 @@ History of the format (`schema_version`), whose readers for older versions are i
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, RootModel, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -303,6 +303,16 @@ class Steps(Frozen):
     window_s: float  # from the first to the last step of the window, blocks added up, the gaps between them out
 
 
+class TimedPass(NamedTuple):
+    """A forward or backward of a stage for one micro-batch, in seconds from the begin of its rank's step."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+    begin_s: float
+    end_s: float
+
+
 class Observations(Frozen):
     """Everything measured in one attempt, unreduced but for the maximum over ranks."""
 
@@ -320,6 +330,7 @@ class Observations(Frozen):
     compute_s: tuple[float, ...] = ()  # rehearsed: of the window's steps, communication absent
     step_phases_s: dict[str, tuple[float, ...]] | None = None  # of a step, per rank, by phase: forward, backward, …
     idle_s: tuple[float | None, ...] | None = None  # of a step, per rank: waiting for its turn in a schedule
+    passes: tuple[tuple[TimedPass, ...], ...] | None = None  # of one untimed step, by place of a pipeline: first rank
     link: Link | None = None
     load: tuple[NodeLoad, ...] | None = None  # by node
     device_use: tuple[DeviceUse, ...] | None = None  # by rank

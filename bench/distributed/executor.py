@@ -76,6 +76,13 @@ class Neighbours:
         event.record()
         return event
 
+    def read_each_s(self, begin: Any, moments: Sequence[Any]) -> list[float]:
+        """Return the seconds from one moment to each of others, which are in their order; it waits as `read_s`."""
+        if self._like.is_cuda and moments:
+            moments[-1].synchronize()
+            return [begin.elapsed_time(moment) / 1000 for moment in moments]
+        return [moment - begin for moment in moments]
+
     def read_s(self, spans: Sequence[tuple[Any, Any]]) -> float:
         """Return the seconds of all spans between two moments; it waits for the device to have come to the last."""
         if self._like.is_cuda and spans:
@@ -105,7 +112,8 @@ class ScheduleExecutor:
     ) -> None:  # fmt: skip
         """`gathered`: the weights that are divided, by stage."""
         self._stages, self._order, self._size, self._neighbours = stages, order, size, neighbours
-        self._ran: list[tuple[Any, Any]] = []  # begin and end of the last step
+        self._ran: list[tuple[Any, Any]] = []  # begin and end of the last step …
+        self._passes: list[tuple[Action, Any, Any]] = []  # … and of each of its passes
         self._gathered = gathered
 
     def run(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
@@ -117,13 +125,22 @@ class ScheduleExecutor:
         for action in self._order:
             step.act(action)
         self._neighbours.finish()
-        self._ran = [(begin, self._neighbours.mark())]
+        self._ran, self._passes = [(begin, self._neighbours.mark())], step.passes
         return step.losses
 
     def read_times_s(self) -> tuple[float, float]:
         """Return the seconds from the first to the last action of the last step, and those of them in which this rank
         waited for its neighbours."""
         return self._neighbours.read_s(self._ran), self._neighbours.read_s(self._neighbours.waited)
+
+    def list_passes(self) -> list[tuple[Action, float, float]]:
+        """Return the forwards and backwards of the last step in their order, each with its begin and end in seconds
+        from the step's; what a pass waits for stands before it."""
+        if not self._ran:
+            return []
+        moments = [moment for _, *both in self._passes for moment in both]
+        seconds = iter(self._neighbours.read_each_s(self._ran[0][0], moments))
+        return [(action, next(seconds), next(seconds)) for action, *_ in self._passes]
 
 
 class _Step:
@@ -140,6 +157,7 @@ class _Step:
         self._leaving: dict[Action, States] = {}  # what a pass made that the next action sends
         self._handed: dict[Action, States] = {}  # between two stages of this rank, by the pass that takes it up
         self.losses: list[Tensor] = []
+        self.passes: list[tuple[Action, Any, Any]] = []  # with begin and end
 
     def act(self, action: Action) -> None:
         """Do one action."""
@@ -165,6 +183,7 @@ class _Step:
         if action.stage in self._gathered:
             self._gathered[action.stage].wait()
         inputs = [tensor.requires_grad_() for tensor in self._take(action)]
+        begin = self._neighbours.mark()
         made = self._stages[action.stage](*inputs, **self._find_batch(action.micro_batch))
         if isinstance(made, Tensor):
             self.losses.append(made.detach().float())
@@ -174,13 +193,18 @@ class _Step:
             outputs = made
             self._give(action, [tensor.detach() for tensor in outputs])
         self._under_way[action.stage, action.micro_batch] = PassUnderWay(inputs, list(map(get_gradient_edge, outputs)))
+        self.passes.append((action, begin, self._neighbours.mark()))
 
     def _run_backward(self, action: Action) -> None:
         if action.stage in self._gathered:
             self._gathered[action.stage].wait()
             self._gathered[action.stage].expect_gradients()
         inputs, edges = self._under_way.pop((action.stage, action.micro_batch))
-        torch.autograd.backward(edges, self._take(action) or [self._unit])
+        gradients = self._take(action) or [self._unit]
+        begin = self._neighbours.mark()
+        torch.autograd.backward(edges, gradients)
+        self.passes.append((action, begin, self._neighbours.mark()))
+        del gradients
         if inputs:
             self._give(action, list(map(_get_gradient, inputs)))
 

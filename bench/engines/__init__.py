@@ -12,6 +12,7 @@ from bench import plugins
 from bench.engine_facts import EngineFacts, Layout
 from bench.errors import UserError
 from bench.plugins import EngineBuilder, EnginePlugin
+from bench.record import TimedPass
 from bench.spec import Parallel, RunSpec
 
 if TYPE_CHECKING:
@@ -82,6 +83,10 @@ class OptionalMembers(Protocol):
     def transfer_wait_s(self) -> float:
         """Return how many of `idle_s` were in no collective, as waiting for what a neighbour sends; all of them where
         an engine does not tell."""
+        ...
+
+    def list_passes(self) -> "list[TimedPass]":
+        """Return the passes of the last step on this rank, in their order. It may wait for the device."""
         ...
 
     def step_phases_s(self) -> dict[str, float]:

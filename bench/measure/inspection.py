@@ -14,7 +14,7 @@ from bench.engines import OptionalMembers
 from bench.measure.collectives import CollectiveCounter, wait_for
 from bench.measure.flops import count_flops
 from bench.measure.loop import Trainer
-from bench.record import Collective
+from bench.record import Collective, TimedPass
 
 _STEPS = 3
 
@@ -27,6 +27,7 @@ class Inspection:
     outside_collectives_s: float = 0.0  # of one step: waiting for its data included, for transfers of neighbours not
     flops: int | None = None  # of one step, if they were to be counted
     idle_s: float | None = None  # of one step; None where the engine does not tell
+    passes: list[TimedPass] = field(default_factory=list)  # of one step; empty where the engine does not tell
     step_phases_s: dict[str, float] = field(default_factory=dict)  # of one step; empty where the engine does not tell
 
 
@@ -77,6 +78,8 @@ def _ask_engine(
             idle.append(engine.idle_s())
         if "step_phases_s" in members:
             phases.append(engine.step_phases_s())
+    if idle and "list_passes" in members:
+        seen.passes = engine.list_passes()
     seen.idle_s = statistics.median(idle) if idle else None
     names = phases[0] if phases else {}
     seen.step_phases_s = {name: statistics.median(step[name] for step in phases) for name in names}

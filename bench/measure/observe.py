@@ -15,8 +15,11 @@ from bench.measure.inspection import Inspection
 from bench.measure.loop import Series
 from bench.measure.memory import MemoryTrace, PhasePeaks
 from bench.measure.surroundings import Surrounded
-from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, Tokens
+from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, TimedPass, Tokens
 from bench.spec import RunSpec
+
+MOST_PASSES = 4096
+"""Of a step that a record holds one by one."""
 
 
 @dataclass
@@ -95,6 +98,7 @@ def build_observations(
         outside_collectives_s=tuple(rank.outside_collectives_s for rank in seen),
         step_phases_s=_group_by_phase(seen),
         idle_s=tuple(rank.idle_s for rank in seen) if any(rank.idle_s is not None for rank in seen) else None,
+        passes=select_passes(spec, seen),
         counted_flops=_sum_flops(spec, seen),
         uninspected=uninspected,
         link=link,
@@ -113,12 +117,21 @@ def _sum_flops(spec: RunSpec, seen: list[Inspection]) -> int | None:
     return sum(counted) if len(counted) == spec.world_size else None
 
 
+def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPass, ...], ...] | None:
+    """Return the passes of the first rank in each place of a pipeline; None where no engine told any, and where they
+    would fill the record."""
+    firsts = seen[:: spec.world_size // spec.parallel.pipeline] if len(seen) == spec.world_size else []
+    number = sum(len(rank.passes) for rank in firsts)
+    return tuple(tuple(rank.passes) for rank in firsts) if 0 < number <= MOST_PASSES else None
+
+
 def drop_unknown(observed: Observations) -> Observations:
     """Leave out what a rehearsal cannot know: losses, and step times, in which communication is missing. What is left
     of the window is the time that a step computes."""
     assert observed.steps
     compute_s = observed.steps.step_s[observed.steps.cut :]
     unknown = {"steps": None, "tokens": None, "outside_collectives_s": (), "step_phases_s": None, "idle_s": None}
+    unknown |= {"passes": None}
     return observed.model_copy(update={**unknown, "compute_s": compute_s})
 
 

@@ -23,6 +23,7 @@ from bench.distributed.stages import RankStages
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision.undivided import construction, parameter_count
 from bench.layout import LayoutPosition, find_rank, list_stages, place
+from bench.record import TimedPass
 from bench.spec import RunSpec
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
@@ -134,6 +135,12 @@ class PipelineEngine:
 
     def transfer_wait_s(self) -> float:
         return self._executor.read_times_s()[1]
+
+    def list_passes(self) -> list[TimedPass]:
+        return [
+            TimedPass(kind, stage, micro_batch, round(begin_s, 6), round(end_s, 6))
+            for (kind, stage, micro_batch), begin_s, end_s in self._executor.list_passes()
+        ]
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

@@ -18,6 +18,7 @@ from bench import store
 from bench.cli.answer_text import format_answer
 from bench.config import compose
 from bench.config.decode import check_rank
+from bench.distributed.schedule import PipelineSize, build_computation
 from bench.errors import UserError
 from bench.layout import place as find_place
 from bench.predict.memory import predict_memory_by_place
@@ -108,6 +109,19 @@ def test_every_rank_tells_how_long_it_was_idle_and_the_answer_says_it(real: RunR
     assert any(line.startswith("peak memory by part of the layers: ") and line.endswith(" MiB") for line in lines)
     [reference] = [line for line in lines if "engine=ddp" in line]
     assert "batch.global=16" in reference and "parallel." not in reference and "accumulation" not in reference
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_record_says_when_each_pass_of_a_step_was_made(real: RunRecord) -> None:
+    """Of the first rank in each place: what its schedule orders, one behind the other."""
+    observed = real.observations
+    assert observed and observed.passes
+    orders = build_computation("breadth_first", PipelineSize(2, 2, 4))
+    assert [[one[:3] for one in here] for here in observed.passes] == [list(map(tuple, order)) for order in orders]
+    for here in observed.passes:
+        moments = [moment for one in here for moment in (one.begin_s, one.end_s)]
+        assert moments == sorted(moments) and moments[0] >= 0
 
 
 @pytest.mark.processes

@@ -1,0 +1,66 @@
+"""What ranks of a pipeline did when, from a record: lanes as measured, and what their schedule makes of the same."""
+
+import pytest
+from records import failed, results, run
+from test_figures_idle_share import piped
+
+from analysis.charts.lanes import compute_busy, compute_idle
+from analysis.figures.pass_lanes import applies, build_pair, figure
+from bench.invariants import find_broken_rule
+from bench.record import RunRecord, TimedPass
+
+GPIPE = (
+    (("forward", 0, 0, 0.0, 0.01), ("forward", 0, 1, 0.01, 0.02), ("backward", 0, 0, 0.06, 0.08),
+     ("backward", 0, 1, 0.09, 0.11)),
+    (("forward", 1, 0, 0.02, 0.03), ("forward", 1, 1, 0.03, 0.04), ("backward", 1, 0, 0.04, 0.06),
+     ("backward", 1, 1, 0.07, 0.09)),
+)  # fmt: skip
+"""Of two ranks and two micro-batches: each is busy for 0.06 s of 0.11, as transfers and one gap take their time."""
+
+
+def timed(**more: int) -> RunRecord:
+    passes = tuple(tuple(TimedPass(*one) for one in here) for here in GPIPE)
+    return run(piped(2, "gpipe"), idle_s=(0.02, 0.02), passes=passes, **more)
+
+
+def test_lanes_are_as_they_were_measured() -> None:
+    pair = build_pair(timed())
+    assert pair
+    assert [[(span.kind, span.begin_s, span.end_s) for span in lane.spans] for lane in pair.measured] == [
+        [(kind, begin_s, end_s) for kind, _, _, begin_s, end_s in here] for here in GPIPE
+    ]
+    assert compute_idle(pair.measured) == pytest.approx(1 - 0.12 / 0.22)
+
+
+def test_the_schedule_makes_the_same_passes_in_the_time_that_its_bubble_leaves() -> None:
+    pair = build_pair(timed())
+    assert pair
+    assert compute_busy(pair.expected) == pytest.approx(0.12)
+    assert compute_idle(pair.expected) == pytest.approx(1 / 3, abs=2e-3)
+    (first, *_), (_, *_, last) = (lane.spans for lane in pair.expected)
+    assert (first.begin_s, first.end_s) == (0, pytest.approx(0.01, rel=0.01)), "forwards take a third of what passes do"
+    assert last.end_s == pytest.approx(0.07, rel=0.01)
+
+
+def test_a_figure_has_both_one_above_the_other_in_one_unit() -> None:
+    above, below = figure(results(timed(), run(), failed("oom"))).axes
+    titles = [axes.get_title(loc="left") for axes in (above, below)]
+    assert titles[0].startswith("measured, 45 % without a pass: small")
+    assert titles[1] == "by its schedule, 33 % without a pass"
+    assert above.get_xlim() == below.get_xlim() == (0, pytest.approx(0.11))
+    for axes in (above, below):
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
+        assert [len(drawn.get_paths()) for drawn in axes.collections] == [2] * 4, "forwards and backwards of both"
+
+
+def test_of_repeats_the_last_one_is_drawn_and_runs_that_say_nothing_are_not() -> None:
+    assert len(figure(results(timed(), timed(repeat=1))).axes) == 2
+    assert not applies(results(run(), run(piped(4), idle_s=(0.01, 0.01)), failed("oom", piped(2))))
+
+
+def test_passes_that_are_no_seconds_are_no_record() -> None:
+    record = timed()
+    assert find_broken_rule(record) is None
+    assert record.observations
+    odd = record.observations.model_copy(update={"passes": ((TimedPass("forward", 0, 0, -1.0, 1.0),),)})
+    assert "observations.passes" in str(find_broken_rule(record.model_copy(update={"observations": odd})))

@@ -1,0 +1,43 @@
+"""Which passes of a pipeline's step a record holds."""
+
+from typing import Any
+
+import pytest
+
+from bench.measure import observe
+from bench.measure.inspection import Inspection
+from bench.measure.observe import select_passes
+from bench.record import TimedPass
+from bench.spec import RunSpec
+
+
+def pipeline_of(places: int, ranks: int) -> RunSpec:
+    plain: dict[str, Any] = {
+        "model": {"name": "any", "shape": {}, "parameters": 1},
+        "engine": {"name": "pipeline", "backend": "pipeline"},
+        "data": {"name": "synthetic", "source": "synthetic"},
+        "batch": {"micro": 1},
+        "devices_per_node": ranks,
+        "sequence": {"encoder": 8, "decoder": 2},
+        "precision": "fp32",
+        "parallel": {"pipeline": places},
+    }
+    return RunSpec.model_validate(plain)
+
+
+def see(ranks: int) -> list[Inspection]:
+    """Each rank made one pass, of the micro-batch that has its number."""
+    return [Inspection(passes=[TimedPass("forward", 0, rank, 0.0, 1.0)]) for rank in range(ranks)]
+
+
+def test_a_record_holds_the_passes_of_the_first_rank_in_each_place() -> None:
+    found = select_passes(pipeline_of(2, 8), see(8))
+    assert found and [[one.micro_batch for one in here] for here in found] == [[0], [4]]
+
+
+def test_none_are_held_where_ranks_are_missing_or_tell_none_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = pipeline_of(2, 4)
+    assert select_passes(spec, see(1)) is None, "a rehearsal"
+    assert select_passes(spec, [Inspection() for _ in range(4)]) is None
+    monkeypatch.setattr(observe, "MOST_PASSES", 1)
+    assert select_passes(spec, see(4)) is None
