@@ -70,14 +70,9 @@ def test_a_figure_with_nothing_to_show_is_left_out() -> None:
         "answers", "throughput", "step_time", "memory", "memory_by_stage", "strong_scaling", "weak_scaling",
         "best_configurations", "idle_share", "pass_lanes", "rank_spread", "step_series",
     ]  # fmt: skip
-<<<<<<< HEAD
     searches = ["search_history", "search_importance", "search_slices", "search_trials", "search_front"]
     assert names[0] == everything + searches
-    assert names[1] == [name for name in everything if name not in ("strong_scaling", "idle_share")], (
-=======
-    assert names[0] == everything
     assert names[1] == [name for name in everything if name not in ("strong_scaling", "idle_share", "pass_lanes")], (
->>>>>>> show
         "every node count its own global batch"
     )
     assert names[2] == ["throughput", "step_time", "memory", "memory_by_stage", "rank_spread", "step_series"]
