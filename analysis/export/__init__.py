@@ -1,8 +1,9 @@
-"""Records for a team's usual page: one run per record, for TensorBoard or for MLflow.
+"""Records for a team's usual page: one run per record, for TensorBoard or for MLflow; a search's trials for Optuna's.
 
 run           a record as those pages know a run: parameters, metrics, series by step, tags
 tensorboard   event files, one folder per run
 mlflow        MLflow's file store, one experiment per study
+optuna        Optuna's journal, one study per search
 """
 
 import importlib

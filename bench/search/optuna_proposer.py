@@ -9,7 +9,6 @@ import importlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
@@ -75,11 +74,10 @@ class OptunaProposer:
         best = sorted(range(len(earlier)), key=costs.__getitem__)[: _MOST_FITTED - len(latest)]
         return [*(earlier[index] for index in sorted(best)), *latest]
 
-    def build_study(self, results: Sequence[TrialResult], storage: Any = None) -> tuple[Any, Any, int]:
-        """Return an Optuna study with these trials, its storage and its number there; in memory unless a storage is
-        given."""
+    def build_study(self, results: Sequence[TrialResult]) -> tuple[Any, Any, int]:
+        """Return an Optuna study in memory with these trials, its storage and its number there."""
         optuna = self._optuna
-        storage = storage or optuna.storages.InMemoryStorage()
+        storage = optuna.storages.InMemoryStorage()
         with warnings.catch_warnings():  # that its interface may change, which constraints.txt is for
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._build_sampler(results[-1].trial.number + 1 if results else 0)
@@ -171,15 +169,6 @@ class OptunaProposer:
             suggested = dimension.values.index(value) if dimension.values is not None else value
             found[key] = suggested, self._distributions[key]
         return found
-
-
-def write_journal(pool: CandidatePool, results: Sequence[TrialResult], path: Path) -> None:
-    """Write the trials as a journal that optuna-dashboard opens; UserError where one is there already."""
-    if path.exists():
-        raise UserError(str(path), "is there already", "give another name")
-    proposer = OptunaProposer(pool)
-    storages = proposer._optuna.storages
-    proposer.build_study(results, storages.JournalStorage(storages.journal.JournalFileBackend(str(path))))
 
 
 def _find_worst(costs: Sequence[float | None]) -> float:

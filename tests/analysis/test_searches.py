@@ -14,6 +14,7 @@ from analysis.figures import search_front, search_history, search_importance, se
 from analysis.report.scatter import render_scatter
 from analysis.results import Results, read
 from analysis.searches import explain_variance, number_levels
+from bench.cli import main
 from bench.machine import Machine
 from bench.search_section import SearchSection
 from bench.study import Study
@@ -139,6 +140,27 @@ def test_a_search_that_cannot_be_read_is_named_and_left_out(tmp_path: Path, capl
     found = read([folder])
     assert found.searches == () and len(found.table) == 8
     assert "its search is not shown" in caplog.text and "00003.json" in caplog.text
+
+
+def test_optuna_reads_back_what_was_exported_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optuna = pytest.importorskip("optuna")
+    folder, out = write_search(tmp_path) / "smoke", tmp_path / "trials.log"
+    for _ in range(2):  # the second replaces the first
+        assert main(["export", str(folder), "--to", "optuna", "--out", str(out)]) == 0
+    assert f"8 trials written; optuna-dashboard {out}" in capsys.readouterr().out
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out)))
+    study = optuna.load_study(study_name="smoke", storage=storage)
+    assert study.direction.name == "MAXIMIZE" and study.best_value == pytest.approx(2 * 8 / 0.11)
+    assert study.best_params == {"engine": "zero1", "batch.micro": 8}
+    assert [one.state.name for one in study.trials] == ["COMPLETE"] * 3 + ["FAIL"] + ["COMPLETE"] * 4
+    assert study.trials[3].user_attrs["outcome"] == "oom"
+
+
+def test_a_folder_without_a_search_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    assert main(["export", str(tmp_path), "--to", "optuna", "--out", str(tmp_path / "out")]) != 0
+    said = capsys.readouterr().err.strip()
+    assert "no sweep was asked for in this folder" in said and "\n" not in said
 
 
 def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:
