@@ -63,6 +63,7 @@ def _cut_warmup(steps: Steps) -> TimedWindow:
     return TimedWindow(steps.step_s[steps.cut :], steps.data_wait_s[steps.cut :], steps.window_s)
 
 
+@remember_latest
 def find_job(environment: Environment | None) -> ScheduledJob | None:
     """Return the scheduler's job that a run was in, None where it was in none. Older records tell it by the variables
     of Slurm alone."""

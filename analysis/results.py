@@ -72,9 +72,23 @@ class Results:
         texts = self._traces.column("trace_spec").take(pa.array(places)).to_pylist()
         return dict(zip(self.table["config_id"].loc[places], map(RunSpec.model_validate_json, texts), strict=True))
 
+    def list_environments(self) -> list[str]:
+        """Return the environments of the runs as JSON, each once, in the order of the table."""
+        texts: list[str] = self._traces.column("trace_environment").unique().drop_null().to_pylist()
+        return texts
+
+    def find_environment(self, place: int) -> str | None:
+        """Return the environment of a run of the table as JSON; None where it is unknown."""
+        text: str | None = self._traces.column("trace_environment")[place].as_py()
+        return text
+
+    def get_file(self, place: int) -> Path:
+        """Return the file of the record of a run of the table."""
+        return Path(self._files[place].as_py())
+
     def record(self, row: int) -> RunRecord:
         """Return the whole record of a row of the table, read again from its file, with the outcome of the table."""
-        record = self._load(Path(self._files[row].as_py()))
+        record = self._load(self.get_file(row))
         return record.model_copy(update={"outcome": self._outcomes.get(row, record.outcome)})
 
     def runs(self, row: Row) -> Runs:
@@ -126,7 +140,7 @@ class Results:
     def allocation(self, place: int) -> str:
         """Return the allocation of a run of the table; one outside of any job has its own, named after its folder."""
         allocation: str | None = self._rows.core.column("allocation")[place].as_py()
-        return allocation or str(Path(self._files[place].as_py()).parent)
+        return allocation or str(self.get_file(place).parent)
 
     @functools.cached_property
     def searches(self) -> tuple[MeasuredSearch, ...]:

@@ -25,7 +25,12 @@ class Metric(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether it is an integer, as the return type of `value` says."""
-        return bool(get_type_hints(self.value)["return"] == int | None)
+        return _is_whole(self.value)
+
+
+@functools.cache  # a report's page asks for each run that it shows
+def _is_whole(value: Callable[[RunRecord], float | None]) -> bool:
+    return bool(get_type_hints(value)["return"] == int | None)
 
 
 @functools.cache

@@ -31,7 +31,7 @@ class Evidence(NamedTuple):
 
 def read_evidence(results: Results, row: int) -> Evidence:
     """Return what the run of a row of the table left behind."""
-    folder = Path(results.traces["file"].iloc[row]).parent
+    folder = results.get_file(row).parent
     try:
         record: RunRecord | None = results.record(row)
     except (OSError, Unreadable):

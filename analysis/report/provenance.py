@@ -39,7 +39,7 @@ class Provenance(NamedTuple):
 def build_provenance(results: Results, machines: Iterable[Machine]) -> Provenance:
     """Return the provenance of a set of runs on these machines."""
     by_class: dict[str, list[Environment]] = {}
-    for text in results.traces["environment"].dropna().unique():
+    for text in results.list_environments():
         environment = Environment.model_validate_json(text)
         by_class.setdefault(environment.environment_id, []).append(environment)
     nodes = tuple({machine.model_dump_json(): machine for machine in machines}.values())
@@ -48,7 +48,7 @@ def build_provenance(results: Results, machines: Iterable[Machine]) -> Provenanc
         facts=tuple(_list_facts(list(by_class.values()))),
         machines=nodes,
         unlike=tuple(_list_machine_differences(nodes)),
-        unknown=int(results.traces["environment"].isna().sum()),
+        unknown=int(results.table["environment_id"].isna().sum()),
     )
 
 

@@ -3,6 +3,7 @@ ran."""
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from analysis.stats.levels import LevelRun, LevelVariances, RepeatAdvice, advise
 from analysis.summary import Row
 from analysis.table import list_rows
 from bench.formatting import format_count
-from bench.statistics import LEAST, LEVEL, mean_bounds, quantile
+from bench.statistics import LEAST, LEVEL, mean_bounds, student
 
 
 class ConfigurationLevels(NamedTuple):
@@ -78,24 +79,28 @@ def _list_runs(results: Results, row: Row) -> list[LevelRun]:
     """Return the allocations of a configuration that may decide, each with the nodes that its runs were on."""
     hosts: dict[str, list[str]] = {}
     steps: dict[str, list[float]] = {}
-    environments = results.traces["environment"]
     for place in results.behind(row):
         if results.is_sound(place) and (window := results.window(place)):
-            name, known = results.allocation(place), environments.iloc[place]
+            name, known = results.allocation(place), results.find_environment(place)
             hosts.setdefault(name, []).extend(json.loads(known).get("hosts", ()) if known else ())
             steps.setdefault(name, []).extend(window)
+    within = _find_within(list(steps.values()))
     return [
-        LevelRun(tuple(sorted({*hosts[name]})), math.log(float(np.mean(window))), _find_within(window))
-        for name, window in steps.items()
+        LevelRun(tuple(sorted({*hosts[name]})), math.log(statistics.fmean(window)), variance)
+        for (name, window), variance in zip(steps.items(), within, strict=True)
     ]
 
 
-def _find_within(window: Sequence[float]) -> float:
-    """Return the variance of the logarithm of a window's mean by its own steps; 0 of too few to tell."""
-    if len(window) < LEAST:
-        return 0.0
-    bounds = mean_bounds(np.asarray(window), LEVEL)
-    if not (bounds.low > 0 and math.isfinite(bounds.high)):
-        return 0.0
-    reach = math.log(float(bounds.high) / float(bounds.low)) / 2
-    return float((reach / quantile(float(bounds.freedom), (1 + LEVEL) / 2)) ** 2)
+def _find_within(windows: Sequence[Sequence[float]]) -> list[float]:
+    """Return the variance of the logarithm of each window's mean by its own steps; 0 of too few to tell. Windows of
+    one length are worked out together."""
+    found = np.zeros(len(windows))
+    lengths = np.array([len(window) for window in windows])
+    for length in {*lengths[lengths >= LEAST].tolist()}:
+        places = np.flatnonzero(lengths == length)
+        bounds = mean_bounds(np.array([windows[place] for place in places.tolist()]), LEVEL)
+        known = (bounds.low > 0) & np.isfinite(bounds.high)
+        reach = np.log(bounds.high[known] / bounds.low[known]) / 2
+        found[places[known]] = (reach / student(bounds.freedom[known], LEVEL)) ** 2
+    variances: list[float] = found.tolist()
+    return variances

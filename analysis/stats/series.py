@@ -1,5 +1,8 @@
 """How sure the median, the mean and the rate of one run's steps are: the intervals of `bench.statistics`, told."""
 
+import statistics
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -33,14 +36,14 @@ def few(step_s: ArrayLike) -> bool:
 def rate_interval(step_s: ArrayLike, rate: float, level: float = LEVEL) -> Interval | None:
     """Return the interval of a rate over the window, such as tokens per second: a fixed amount per step over the mean
     of the steps. None where the mean has none, or one that reaches zero."""
-    return rate_of(mean_interval(step_s, level), step_s, rate)
+    return rate_of(mean_interval(step_s, level), np.asarray(step_s, float).tolist(), rate)
 
 
-def rate_of(mean: Interval | None, step_s: ArrayLike, rate: float) -> Interval | None:
+def rate_of(mean: Interval | None, step_s: Sequence[float], rate: float) -> Interval | None:
     """Return the interval of a rate over the window from that of the mean of its steps."""
     if mean is None or mean.low <= 0:
         return None
-    amount = rate * float(np.mean(np.asarray(step_s, float)))
+    amount = rate * statistics.fmean(step_s)
     return mean._replace(low=amount / mean.high, high=amount / mean.low)
 
 
