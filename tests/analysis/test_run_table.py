@@ -25,7 +25,7 @@ ISSUE = [
     "encoder_tokens_per_s", "decoder_tokens_per_s",
     "padding_tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu", "hfu",
     "peak_allocated_bytes", "peak_allocated_spread_bytes", "peak_reserved_bytes", "init_peak_bytes", "resident_bytes",
-    "peak_rss_bytes", "data_wait_s", "data_wait_share", "compute_s", "slowest_over_median", "idle_share",
+    "peak_rss_bytes", "data_wait_s", "data_wait_share", "compute_s", "slowest_over_median", "moved_bytes", "idle_share",
     "energy_j_per_million_tokens", "cost_per_million_tokens", "slowest_rank", "slowest_host", "slowest_link_node",
     "reason", "flags", "notes",
 ]  # fmt: skip

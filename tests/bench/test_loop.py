@@ -218,7 +218,7 @@ def test_a_micro_batch_is_fetched_when_the_one_before_it_was_computed_with() -> 
     trainer = Trainer(spec, engine, loaded(), engine, CPU, lambda *at: phases.append(at), TwoRanks([1.0] * 2))
     trainer.block(2, series)
     assert engine.seen == [1, 2, 3, 4, 5, 6]
-    assert phases[:6] == [("fetch", 0), ("steps", 0)] * 3
+    assert phases[:7] == [("steps", 0), *[("fetch", 0), ("steps", 0)] * 3]
     assert series.column("encoder_padding")[:, 0].tolist() == [6, 6]
     assert series.column("decoder_padding")[:, 0].tolist() == [3, 3]
     assert (series.column("data_wait_s") >= 3 * 0.005).all(), "the waits of a step's micro-batches are added up"
