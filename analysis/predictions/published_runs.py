@@ -22,11 +22,8 @@ T5_SAMPLES, T5_MICRO, T5_TENSOR = 2160, 27, 2
 MEGATRON = Software(fused=True)
 VTRAIN = Software(fused=True, last_again=False)
 """VIA-Research/vTrain, predictor.py, computes nothing again on the last stage, where backward follows at once."""
-CEILING_TFLOPS, MULTIPROCESSORS = 271.2, 108
-"""Of an A100, as conf/machine has them: the best product in bf16 (ml-engineering @744d01e; nobody published that in
-fp16), and its multiprocessors (NVIDIA, A100 white paper)."""
-MI250X_MULTIPROCESSORS = 110
-"""Compute units of one die, by the data sheet."""
+MULTIPROCESSORS = {"A100-SXM-80": 108, "MI250X-GCD": 110}
+"""By NVIDIA's white paper of A100; the compute units of one die, by AMD's data sheet."""
 BETWEEN_NODES = {"A100-SXM-80": 8 * 25e9, "MI250X-GCD": 4 * 25e9}
 """Bytes/s of a node's links, one way: 8 cards of 200 Gbit/s are the usual build of such a node (assumed: the page of
 T5-3B does not say), 4 are Frontier's."""
@@ -97,14 +94,13 @@ def build_machine(accelerator: str) -> Machine:
     """Return a node of a published accelerator from published numbers alone."""
     (row,) = (row for row in read("machines").rows if row["accelerator"] == accelerator)
     peak = float(row["peak_bf16_tflops"])
-    known: dict[str, Any] = {"multiprocessors": MI250X_MULTIPROCESSORS}
-    if row["matmul_ceiling_tflops"]:
-        known = {"matmul_ceiling_tflops": {"bf16": CEILING_TFLOPS}, "multiprocessors": MULTIPROCESSORS}
     return Machine(
         name=accelerator, peak_tflops={"fp16": peak, "bf16": peak},
         memory_bytes_per_s=1e12 * float(row["memory_tb_s"]),
         intra_node_bytes_per_s=1e9 * float(row["intra_node_gb_s_one_way"]),
-        inter_node_bytes_per_s=BETWEEN_NODES[accelerator], **known,
+        inter_node_bytes_per_s=BETWEEN_NODES[accelerator],
+        matmul_ceiling_tflops={"bf16": float(row["matmul_ceiling_tflops"])},
+        multiprocessors=MULTIPROCESSORS[accelerator],
     )  # fmt: skip
 
 

@@ -1,18 +1,25 @@
 """What a prediction costs: milliseconds per point, of memory and of time, over a sweep of points that all differ.
 
-python -m tests.benchmarks.prediction [--rounds 5]
+python -m tests.benchmarks.prediction [--rounds 5] [--random 3000 [--seed 1]]
+
+With --random, seeded questions of all kinds are asked instead, and what is wrong with the answers is told.
 """
 
 import argparse
 import statistics
+import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from bench.config import compose
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
 from bench.spec import RunSpec
 from bench.study import Study
+from tests.bench.predict.random_questions import draw_questions, find_faults
 
 AXES = {
     "model": ["mt5_small", "mt5_base", "mt5_large", "mt5_xl", "mt5_xxl"],
@@ -25,11 +32,31 @@ AXES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    if args.random:
+        sys.exit(_ask_random(args.seed, args.random))
+    rounds = args.rounds
     points = compose.compose_points(Study(name="prediction", axes=AXES), [("machine", ["h200"])]).points
     specs, machine = [point.composed.spec for point in points], points[0].composed.machine
     _tell("memory", predict_memory, specs, rounds)
     _tell("step time", lambda spec: predict_step_time(spec, machine), specs, rounds)
+
+
+def _ask_random(seed: int, count: int) -> str | None:
+    """Ask questions and print what is wrong; return how much that is."""
+    outcomes, faults, begin = Counter[tuple[str, str]](), 0, time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        for question in draw_questions(seed, count, Path(folder)):
+            outcome, found = find_faults(question)
+            outcomes[question.verb, outcome] += 1
+            faults += len(found)
+            for fault in found:
+                print(fault, flush=True)
+    counts = ", ".join(f"{verb} {outcome} {number}" for (verb, outcome), number in sorted(outcomes.items()))
+    print(f"{count} questions, seed {seed}: {counts}; {time.process_time() - begin:.0f} s of processor time")
+    return f"{faults} faults" if faults else None
 
 
 def _tell(what: str, predict: Callable[[RunSpec], object], specs: list[RunSpec], rounds: int) -> None:

@@ -81,12 +81,14 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
 
 @functools.lru_cache(maxsize=4096)  # points of a sweep share it
 def _find_link_share(link: str, payload_bytes: float) -> float:
-    """Return the share of a link that an all-reduce of this payload reaches; one smaller than any that was published
-    takes as long as the smallest."""
+    """Return the share of a link that an all-reduce of this payload reaches. Between published payloads its time is
+    linear, and never shorter than that of a smaller one; one smaller than any takes as long as the smallest, and one
+    larger goes at the rate of the largest."""
     reached, speed = SCALES[link]
     sizes, rates = np.array(reached).T
-    at = float(np.interp(np.log2(payload_bytes), np.log2(sizes), rates / speed))
-    return at * min(1.0, payload_bytes / float(sizes[0]))
+    at_speed_s = np.maximum.accumulate(sizes / rates)  # times 1e-9
+    beyond = max(1.0, payload_bytes / float(sizes[-1]))
+    return payload_bytes / (float(np.interp(payload_bytes, sizes, at_speed_s)) * beyond * speed)
 
 
 def _select_calibrated(found: Calibration | None, kind: CollectiveKind, span: RankSpan) -> list[CollectiveTime]:
