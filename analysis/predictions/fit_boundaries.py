@@ -1,4 +1,4 @@
-"""Published reports of what fitted a device and what did not, beside what is foretold of them."""
+"""Published reports of what fitted a device and what did not, beside what is predicted of them."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ TEXT = (
 HOST_BYTES_PER_PARAMETER = 20
 """Of fp32 training with everything offloaded: weight, gradient, master weight and two moments, 4 each."""
 HOST = (
-    "without checkpointing foretold not to fit, with it one sample fits the device; which of the two the report had, "
+    "without checkpointing predicted not to fit, with it one sample fits the device; which of the two the report had, "
     "it does not say. What cannot fit is the host, whose memory is not in question here: 20 bytes per parameter are "
     "{states:.0f} GB, and 8 processes that each load the weights first hold {weights:.0f} GB; the usual node of 8 such "
     "cards (AWS p3.16xlarge) has 524 GB"

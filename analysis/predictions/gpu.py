@@ -1,4 +1,4 @@
-"""Runs on GPUs, where any were recorded, beside what is foretold of them: peak memory by the allocator, step time."""
+"""Runs on GPUs, where any were recorded, beside what is predicted of them: peak memory by the allocator, step time."""
 
 import statistics
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ MEMORY, TIME = 5.0, 10.0
 """Percent of every point; bounds set before any GPU was seen."""
 TEXT = (
     "Records in `results/measured` that were made on GPUs: the allocator's peak over steady steps, of the rank that "
-    "has most. A run that ended out of memory is right if it was not foretold to fit for sure."
+    "has most. A run that ended out of memory is right if it was not predicted to fit for sure."
 )
 TEXT_TIME = "The median step of the same runs, beside what the machine's published numbers say of it."
 NONE = "No GPU run is recorded yet, so nothing here can be compared."
@@ -48,7 +48,7 @@ def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
     if run.outcome.kind == "oom":
         room = run.circumstance.machine.memory_bytes
         wrong = room is not None and predicted.fits(room) is True
-        reason = "foretold to fit" if wrong else ""
+        reason = "predicted to fit" if wrong else ""
         return PredictionPoint(
             _format_run_label(run),
             predicted.peak,

@@ -12,7 +12,7 @@ Reasons = Mapping[int, str]
 
 
 class MemoryQuantity(NamedTuple):
-    """A number of bytes that is both recorded and foretold."""
+    """A number of bytes that is both recorded and predicted."""
 
     title: str
     recorded: Callable[[MemoryRun], int | None]

@@ -1,4 +1,4 @@
-"""Peaks of live tensor bytes in real runs on CPUs beside those foretold, over steady steps and while building."""
+"""Peaks of live tensor bytes in real runs on CPUs beside those predicted, over steady steps and while building."""
 
 from analysis.predictions import PredictionComparison, PredictionPoint, build_point
 from analysis.predictions.live_bytes import BUILDING, STEADY, MemoryQuantity, build_points, get_stage
@@ -19,13 +19,13 @@ TEXT = (
 TEXT_BUILDING = "The same runs, from the start of the process to the first step."
 TEXT_BLIND = (
     "The points of `tests/data/studies/peaks.yaml` again, beside what the formulas said before any of them was run "
-    "(`inputs/foretold_blind.csv`). They were changed afterwards; what they say now stands above."
+    "(`inputs/predicted_blind.csv`). They were changed afterwards; what they say now stands above."
 )
 REASONS = {1: THREADS, 2: THREADS, 3: GATHERED}
 WHY = (
     "What misses it is one job, three times: the smallest of all, the tiny model on four ranks with one sample and "
     "checkpointing, at stage 3, where a bucket of 2 MB is a tenth of what there is. It was run twice more to see why, "
-    "as it was at stages 1 and 2, and the repeats are in the table. Its rehearsal, which has no gloo, is foretold to "
+    "as it was at stages 1 and 2, and the repeats are in the table. Its rehearsal, which has no gloo, is predicted to "
     "1.1 %."
 )
 WHY_BLIND = (
@@ -36,7 +36,7 @@ WHY_BLIND = (
 
 
 def compare(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return the steady peaks and those of building, and what was foretold of them before."""
+    """Return the steady peaks and those of building, and what was predicted of them before."""
     return [
         _compare_quantity(recorded, "peak_memory", STEADY, TEXT),
         _compare_quantity(recorded, "peak_memory_building", BUILDING, TEXT_BUILDING),
@@ -54,8 +54,8 @@ def _compare_quantity(recorded: RecordedRuns, name: str, quantity: MemoryQuantit
 
 
 def _compare_blind(recorded: RecordedRuns) -> PredictionComparison:
-    title = f"Real runs on a CPU, foretold before they were run: {STEADY.title}"
-    predicted = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("foretold_blind")}
+    title = f"Real runs on a CPU, predicted before they were run: {STEADY.title}"
+    predicted = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("predicted_blind")}
     found: list[PredictionPoint] = []
     for run in recorded.memory(GRID):
         assert run.peak is not None

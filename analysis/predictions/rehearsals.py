@@ -1,4 +1,4 @@
-"""Rehearsals of one rank of many beside what is foretold of them, and beside runs all of whose ranks were real."""
+"""Rehearsals of one rank of many beside what is predicted of them, and beside runs all of whose ranks were real."""
 
 from collections.abc import Iterator
 
@@ -45,7 +45,7 @@ WHY = {
 
 
 def compare(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return what was foretold of rehearsals, and what rehearsals foretold."""
+    """Return what was predicted of rehearsals, and what rehearsals predicted."""
     return [
         _compare_predicted(recorded, "rehearsed_peak", STEADY, TEXT, WHY_PEAK),
         _compare_predicted(recorded, "rehearsed_resident", RESIDENT, SAME),

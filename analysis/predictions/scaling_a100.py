@@ -1,4 +1,4 @@
-"""T5-3B on 1 to 20 nodes of A100, as NVIDIA published it, beside what is foretold from its first row alone.
+"""T5-3B on 1 to 20 nodes of A100, as NVIDIA published it, beside what is predicted from its first row alone.
 
 A step of n nodes is A(n) · c + F(n): micro-steps, and what follows the last of them. The run divides every layer
 between two devices, so 4 n replicas share the 2,160 samples and A(n) = 20 / n; each device holds half of the
@@ -48,7 +48,7 @@ TEXT = (
     "gradients in fp32. Buckets are taken to follow one another, and to reach what was measured between nodes of "
     "B200, about half of the links (`results/published/collectives.csv`). Which version of the optimizer ran is not "
     "known, and later ones launch all buckets at once: by that 20 nodes would be about 12 points too high, and 10 "
-    "nodes 6. No number was taken from the rows that are foretold, but they are why it was read again."
+    "nodes 6. No number was taken from the rows that are predicted, but they are why it was read again."
 )
 
 
@@ -105,7 +105,7 @@ def _build_efficiency_point(row: PublishedScalingRow, one: PublishedScalingRow, 
     predicted, truth = (100 * one.step_s / (row.nodes * seconds) for seconds in (predicted_step_s, row.step_s))
     error = predicted - truth
     right = abs(error) <= POINTS
-    reason = "" if right else f"a step takes {row.step_s - predicted_step_s:.2f} s longer than foretold"
+    reason = "" if right else f"a step takes {row.step_s - predicted_step_s:.2f} s longer than predicted"
     return PredictionPoint(
         f"{row.nodes} nodes", predicted, truth, error, "ok" if right else "exception", reason, rival=100.0,
         rival_error=100 - truth,

@@ -1,4 +1,4 @@
-"""Step times of real runs on the testbed beside those foretold, and the order of the stages by both."""
+"""Step times of real runs on the testbed beside those predicted, and the order of the stages by both."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ BLIND = (
 )
 SEEN = "Collectives were calibrated at these two rates."
 INSIDE = (
-    " {inside} of {points} steps took what was foretold of them with its doubt, whose width was read off the steps at "
+    " {inside} of {points} steps took what was predicted of them with its doubt, whose width was read off the steps at "
     "the calibrated rates."
 )
 ALL = "Collectives were calibrated at the first and the last of them."
@@ -38,12 +38,12 @@ HISTORY = (
 )
 STAGE_3 = (
     "Stage 3 gathers and releases weights around every module in Python, which costs time that no rate of products, "
-    "attention and memory holds: it is foretold a quarter to a third too fast where links are not what it waits for. A "
-    "rehearsal pays it, and so do the tables above."
+    "attention and memory holds: it is predicted a quarter to a third too fast where links are not what it waits for. "
+    "A rehearsal pays it, and so do the tables above."
 )
 CLOSE = (
-    "What is wrong are pairs whose times are close, closer than the errors of the times foretold: each row says by how "
-    "much. With two repeats the measured intervals are ranges that hold the median with a probability of one half."
+    "What is wrong are pairs whose times are close, closer than the errors of the times predicted: each row says by "
+    "how much. With two repeats the measured intervals are ranges that hold the median with a probability of one half."
 )
 ORDER = (
     "Each pair of engines at each link rate and node count of the two tables above: which takes less time per step, "
@@ -134,7 +134,7 @@ def _build_pair_point(one: PredictedStep, other: PredictedStep) -> PredictionPoi
         compute_error_percent(one.predicted_s, other.predicted_s),
         compute_error_percent(one.step_s, other.step_s),
     )
-    reason = f"{one.engine} foretold {predicted_gap:+z.1f} %, measured {measured_gap:+z.1f} % beside {other.engine}"
+    reason = f"{one.engine} predicted {predicted_gap:+z.1f} %, measured {measured_gap:+z.1f} % beside {other.engine}"
     return PredictionPoint(what, predicted, truth, verdict="exception", reason=reason)
 
 

@@ -1,4 +1,4 @@
-"""Recorded steps on the testbed at several link rates, and what is foretold of each."""
+"""Recorded steps on the testbed at several link rates, and what is predicted of each."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ Place = tuple[str, int]
 
 class PredictedStep(NamedTuple):
     """A configuration at one link rate. Its step in seconds: as measured, the median over allocations with its
-    interval; as foretold from rehearsals with its interval, and from calibrated rates alone; by 6·N·tokens at the rate
+    interval; as predicted from rehearsals with its interval, and from calibrated rates alone; by 6·N·tokens at the rate
     of the best product."""
 
     rate: str
@@ -48,7 +48,7 @@ class PredictedStep(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the step took what was foretold from rehearsals, doubt included."""
+        """Whether the step took what was predicted from rehearsals, doubt included."""
         return self.predicted_low <= self.step_s <= self.predicted_high
 
     @property

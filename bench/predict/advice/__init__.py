@@ -141,7 +141,7 @@ class Advice(NamedTuple):
 
     @property
     def better_but_less_sure(self) -> Choice | None:
-        """The tie that is foretold to be better than the winner by more than CLOSE, and is less sure."""
+        """The tie that is predicted to be better than the winner by more than CLOSE, and is less sure."""
         by = {id(tie): self.compute_extra_share(tie) for tie in self.ties}
         best = min(self.ties, key=lambda tie: by[id(tie)], default=None)
         return best if best and by[id(best)] < -CLOSE else None

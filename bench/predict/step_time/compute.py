@@ -23,9 +23,9 @@ the published steps of GPT on A100, and held against the other third and a T5's 
 The predicted time is the median. Software that nobody has compared may lie outside."""
 CALIBRATED = (0.8, 1.6)
 """The same from calibrated rates alone, which know nothing of what an engine does on the host: on one node of the
-testbed steps took 0.87 to 1.57 times what was foretold, the latter at stage 3 (results/predictions)."""
+testbed steps took 0.87 to 1.57 times what was predicted, the latter at stage 3 (results/predictions)."""
 REHEARSED = (0.9, 1.1)
-"""The same from a rehearsal: one node's steps took 0.94 to 1.06 times what was foretold (as above)."""
+"""The same from a rehearsal: one node's steps took 0.94 to 1.06 times what was predicted (as above)."""
 
 
 class ComputeTime(NamedTuple):

@@ -32,8 +32,8 @@ SCALES = {
 }
 LARGE = 4 * GIB
 MOVED = (0.77, 1.15)
-"""Time of communication that nothing hides, over what is foretold of it: 0.77 to 1.12 by the testbed's steps on several
-nodes at the two link rates that were calibrated (results/predictions)."""
+"""Time of communication that nothing hides, over what is predicted of it: 0.77 to 1.12 by the testbed's steps on
+several nodes at the two link rates that were calibrated (results/predictions)."""
 
 
 class RankSpan(NamedTuple):

@@ -29,7 +29,7 @@ def test_the_order_of_two_stages_is_right_wrong_or_not_told() -> None:
     assert {what: point.verdict for what, point in points.items()} == {
         "zero1 and zero2": "exception", "zero1 and zero3": "ok", "zero2 and zero3": "not testable",
     }  # fmt: skip
-    assert points["zero1 and zero2"].reason == "zero1 foretold +11.1 %, measured -50.0 % beside zero2"
+    assert points["zero1 and zero2"].reason == "zero1 predicted +11.1 %, measured -50.0 % beside zero2"
 
 
 def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:

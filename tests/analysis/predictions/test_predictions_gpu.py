@@ -41,7 +41,7 @@ def test_a_run_out_of_memory_was_right_unless_it_was_foretold_to_fit() -> None:
     small = failed("oom", DDP, machine=H200 | {"memory_bytes": 10**6})
     (right,), (wrong,) = (points(record)["gpu_memory"] for record in (small, failed("oom", DDP, machine=H200)))
     assert (right.verdict, wrong.verdict) == ("ok", "exception")
-    assert wrong.reason == "foretold to fit"
+    assert wrong.reason == "predicted to fit"
 
 
 def test_a_machine_without_numbers_is_not_testable_and_a_cpu_takes_no_part() -> None:

@@ -115,7 +115,7 @@ def test_every_bound_that_holds_today_holds(found: list[PredictionComparison]) -
 
 
 def test_what_was_foretold_before_the_runs_is_of_those_runs() -> None:
-    foretold = {row["config_id"] for row in RECORDED.table("foretold_blind")}
+    foretold = {row["config_id"] for row in RECORDED.table("predicted_blind")}
     assert foretold == {path.parts[-3] for path in (RECORDED.runs / "peaks").rglob("record.json")}
 
 
