@@ -128,7 +128,7 @@ def _draw_cell(axes: Axes, column: int, row: int, cell: LinkCell, styles: Mappin
     alpha, fill = (_FILLED, style["color"]) if cell.fits else (_PALE, "none")
     axes.bar(column, 0.94, width=0.94, bottom=row - 0.47, color=style["color"], alpha=alpha, gid=f"cell-{column}-{row}")
     axes.plot(column, row + 0.2, **style, markersize=4, markerfacecolor=fill, gid=f"sign-{column}-{row}")
-    axes.text(column, row - 0.22, format_number(cell.tokens_per_s), ha="center", va="center", fontsize=6, color=INK)
+    axes.text(column, row - 0.22, format_number(cell.tokens_per_s), ha="center", va="center", fontsize=7, color=INK)
 
 
 def describe_link_map(shown: LinkMap) -> str:
