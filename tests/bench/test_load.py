@@ -182,7 +182,11 @@ def test_a_run_by_itself_is_not_flagged(tmp_path: Path) -> None:
     assert record.outcome.kind == "ok", record.outcome.reason
     if not quiet():
         pytest.skip("somebody else computes here")
-    assert record.observations and record.observations.load and "busy" not in list_flags(record)
+    assert record.observations and record.observations.load
+    (load,) = record.observations.load
+    if (load.stolen_share or 0) > BUSY_SHARE / 2:
+        pytest.skip("another machine on the same host computes")
+    assert "busy" not in list_flags(record)
 
 
 def test_node_load_shares_are_added_where_they_are_known() -> None:
