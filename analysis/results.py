@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from analysis.columns import list_all_columns
 from analysis.flags import UNSOUND
 from analysis.reading import FoundRows, Reading, find_rows
+from analysis.reading.extraction import Follow
 from analysis.reading.rows import FILE, TRACES, RecordFile, RecordRows, build_row, build_schema, split_table
 from analysis.searches import MeasuredSearch, find_searches
 from analysis.summary import ANSWERING, KEY, Row, select_answering, summarise
@@ -163,9 +164,10 @@ class Results:
         return {key: [cells["place"] for cells in select_answering(rows)] for key, rows in groups.items()}
 
 
-def read(paths: Iterable[str | Path]) -> Results:
-    """Read and judge every record at or below `paths`; UserError for a path that is not there."""
-    found = find_rows(Path(path) for path in paths)
+def read(paths: Iterable[str | Path], follow: Follow = lambda read, files: None) -> Results:
+    """Read and judge every record at or below `paths`; `follow` hears how many are read. UserError for a path that is
+    not there."""
+    found = find_rows((Path(path) for path in paths), follow)
     return _judge_rows(found, read_record)
 
 

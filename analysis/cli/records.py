@@ -1,10 +1,12 @@
 """The records that a verb reads: where they lie, and that there are any."""
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench import terminal
 from bench.errors import UserError
 from bench.files import RESULTS
 
@@ -18,15 +20,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help=help_text)
 
 
-def read(paths: Sequence[Path]) -> "Results":
-    """Return every record at or below `paths`; what is none is named on standard error. UserError where none is."""
+def read(paths: Sequence[Path], show: Callable[[terminal.Progress], None] | None = None) -> "Results":
+    """Return every record at or below `paths`; what is none is named on standard error. A terminal shows how many are
+    read, by `show` where a verb has a line for it. UserError where there is no record."""
     from analysis import results
 
-    found = results.read(paths)
+    with contextlib.nullcontext(show) if show else terminal.progress(quiet=False) as follow:
+        found = results.read(paths, lambda read, files: follow(_describe_progress(read, files)))
     results.warn(found)
     if found.table.empty:
         raise missing(paths)
     return found
+
+
+def _describe_progress(read: int, files: int) -> terminal.Progress:
+    return terminal.Progress(f"reading {read:,} of {files:,} records", read / files)
 
 
 def missing(paths: Sequence[Path]) -> UserError:

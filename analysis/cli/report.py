@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     with terminal.progress(quiet=False) as follow:
         follow("reading records")
-        found = records.read(args.paths)
+        found = records.read(args.paths, follow)
         studies = set(found.table["study"])
         out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
         page = report.write_report(found, out, args.price, lambda what, share: follow(terminal.Progress(what, share)))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.reading import consolidated, rows
-from analysis.reading.extraction import extract
+from analysis.reading.extraction import Follow, extract
 from analysis.reading.rows import FILE, RecordFile, RecordRows
 from analysis.reading.walk import is_utf8
 from bench.errors import UserError
@@ -33,8 +33,9 @@ class FoundRows(NamedTuple):
     unfinished: tuple[Path, ...]
 
 
-def find_rows(paths: Iterable[Path]) -> FoundRows:
-    """Read every `record.json` at or below `paths`, each file once; UserError for a path that is not there."""
+def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) -> FoundRows:
+    """Read every `record.json` at or below `paths`, each file once; `follow` hears how many of those of a folder that
+    were not read before. UserError for a path that is not there."""
     given = list(paths)
     for path in given:
         if not path.exists():
@@ -42,7 +43,10 @@ def find_rows(paths: Iterable[Path]) -> FoundRows:
         if not is_utf8(str(path)):
             raise UserError(repr(str(path)), "a name that is not UTF-8", "rename it")
     files = [Path(os.path.realpath(path)) if path.is_symlink() else path for path in given if not path.is_dir()]
-    parts = [*(_find_below(path) for path in given if path.is_dir()), *([_read_single_files(files)] if files else [])]
+    parts = [
+        *(_find_below(path, follow) for path in given if path.is_dir()),
+        *([_read_single_files(files)] if files else []),
+    ]
     together = rows.join_rows([part.rows for part in parts])
     if len(given) > 1:
         together = together.take(_select_unique(together.core))
@@ -59,9 +63,9 @@ def read_records(paths: Iterable[Path]) -> Reading:
     return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished)
 
 
-def _find_below(folder: Path) -> FoundRows:
+def _find_below(folder: Path, follow: Follow) -> FoundRows:
     """Return what was found in a folder, with paths that begin as the folder's does."""
-    found, skipped, unfinished = consolidated.read_folder(folder)
+    found, skipped, unfinished = consolidated.read_folder(folder, follow)
     place = found.core.column_names.index(FILE)
     beginning = "" if folder == Path() else f"{folder}/"
     paths = pc.binary_join_element_wise(beginning, found.core.column(FILE), "")

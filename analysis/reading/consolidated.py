@@ -26,7 +26,7 @@ import analysis
 import bench
 from analysis.columns import list_all_columns
 from analysis.reading import rows
-from analysis.reading.extraction import extract
+from analysis.reading.extraction import Follow, extract
 from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, RecordFile, RecordRows
 from analysis.reading.walk import CONSOLIDATED, FolderTree, is_unchanged, walk
 from bench import plugins
@@ -71,27 +71,30 @@ class _CachedRows(NamedTuple):
         return zip(*(self.rows.core.column(name).to_pylist() for name in (FILE, SIZE, CHANGED)), strict=True)
 
 
-def read_folder(root: Path) -> FolderRows:
-    """Return what a folder holds, from its consolidated file where that is as new as the records."""
+def read_folder(root: Path, follow: Follow) -> FolderRows:
+    """Return what a folder holds, from its consolidated file where that is as new as the records; `follow` hears of the
+    others."""
     kept = _load(root)
     if kept and is_unchanged(root, kept.tree.names, kept.tree.folders, kept.files()):
         again = extract(root, [RecordFile(path) for path in kept.skipped])  # what kept it from being read may be over
         if not len(again.table):
             return FolderRows(kept.rows, again.skipped | kept.tree.closed, kept.tree.unfinished)
     tree = walk(root)
-    table, skipped = _build_table(root, tree, kept)
+    table, skipped = _build_table(root, tree, kept, follow)
     found = rows.split_table(table.take(rows.sort_places(table)))
     if len(tree.files) >= LEAST:
         _write_cache(root, found, tree, list(skipped))
     return FolderRows(found, skipped | tree.closed, tree.unfinished)
 
 
-def _build_table(root: Path, tree: FolderTree, kept: _CachedRows | None) -> tuple[pa.Table, dict[str, str]]:
+def _build_table(
+    root: Path, tree: FolderTree, kept: _CachedRows | None, follow: Follow
+) -> tuple[pa.Table, dict[str, str]]:
     """Return the rows of a folder's files, those of unchanged ones from what was kept."""
     old: dict[tuple[str, int, int], int] = {}
     if kept:
         old = {file: place for place, file in enumerate(kept.files())}
-    new = extract(root, [file for file in tree.files if file not in old or not file.changed_ns])
+    new = extract(root, [file for file in tree.files if file not in old or not file.changed_ns], follow)
     parts = [new.table]
     if kept:
         places = [old[file] for file in tree.files if file in old and file.changed_ns]

@@ -4,15 +4,15 @@ The others work in processes of their own that read names from standard input an
 are not `multiprocessing`'s, which would run a user's script again in each of them.
 """
 
+import contextlib
 import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,12 @@ from bench.store import Unreadable, read_record
 
 _BATCH = 500  # records; so many are in memory as Python objects
 _SHARE = 500  # records that are worth starting a process for
-_SKIPPED = b"skipped"
+_FILES, _SKIPPED = b"files", b"skipped"
+_UNFIT = (ValueError, OverflowError)  # Arrow's own are ValueErrors
+
+
+Follow = Callable[[int, int], None]
+"""What hears how many files are read, of how many; from any thread."""
 
 
 class ExtractedRows(NamedTuple):
@@ -37,47 +42,65 @@ class ExtractedRows(NamedTuple):
     skipped: dict[str, str]  # by path, why it is no record
 
 
-def extract(root: Path, files: Sequence[RecordFile]) -> ExtractedRows:
+class _Batch(NamedTuple):
+    """What so many files held."""
+
+    files: int
+    rows: pa.RecordBatch
+    skipped: dict[str, str]
+
+
+def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda read, files: None) -> ExtractedRows:
     """Read files, whose paths are below `root`, into rows, in no order."""
-    processes = min(_count_cores(), len(files) // _SHARE)
-    if processes < 2:
-        return _extract_in_process(root, files)
-    with ThreadPoolExecutor(processes) as pool:
-        parts = list(
-            pool.map(lambda share: _extract_in_subprocess(root, share), (files[i::processes] for i in range(processes)))
-        )
-    skipped = {path: why for part in parts for path, why in part.skipped.items()}
-    return ExtractedRows(pa.concat_tables([part.table for part in parts]), skipped)
+    processes = max(1, min(_count_cores(), len(files) // _SHARE))
+    extract_batches = _extract_in_subprocess if processes > 1 else _extract_here
+    read = [0] * processes
+
+    def extract_share(place: int) -> list[_Batch]:
+        share, batches = files[place::processes], []
+        for batch in extract_batches(root, share):
+            batches.append(batch)
+            read[place] += batch.files
+            follow(sum(read), len(files))
+        return batches
+
+    if processes == 1:
+        batches = extract_share(0)
+    else:
+        with ThreadPoolExecutor(processes) as pool:
+            batches = [batch for share in pool.map(extract_share, range(processes)) for batch in share]
+    skipped = {path: why for batch in batches for path, why in batch.skipped.items()}
+    return ExtractedRows(pa.Table.from_batches([batch.rows for batch in batches], build_schema()), skipped)
 
 
-def _extract_in_process(root: Path, files: Sequence[RecordFile]) -> ExtractedRows:
-    skipped: dict[str, str] = {}
-    return ExtractedRows(pa.Table.from_batches(_build_batches(root, files, skipped), build_schema()), skipped)
-
-
-def _extract_in_subprocess(root: Path, files: Sequence[RecordFile]) -> ExtractedRows:
-    """Read files in another process; here, should that one not come to its end."""
+def _extract_in_subprocess(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
+    """Read files in another process; from here on what that one does not come to."""
     command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
     around = os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
-    request = json.dumps([str(root.absolute()), files]).encode()
-    done = subprocess.run(command, input=request, capture_output=True, env=around, check=False)
-    if done.returncode == -signal.SIGINT:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=around)
+    done = 0
+    with contextlib.suppress(OSError, pa.ArrowException), process:
+        assert process.stdin and process.stdout
+        with process.stdin:
+            process.stdin.write(json.dumps([str(root.absolute()), files]).encode())
+        for rows, about in pa.ipc.open_stream(process.stdout).iter_batches_with_custom_metadata():
+            batch = _Batch(int(about[_FILES]), rows, json.loads(about[_SKIPPED]))
+            yield batch
+            done += batch.files
+    if process.returncode == -signal.SIGINT:
         raise KeyboardInterrupt
-    if done.returncode:
-        return _extract_in_process(root, files)
-    result = pa.ipc.open_stream(done.stdout).read_all()
-    return ExtractedRows(result.replace_schema_metadata(), json.loads(result.schema.metadata[_SKIPPED]))
+    yield from _extract_here(root, files[done:])
 
 
-def _build_batches(root: Path, files: Sequence[RecordFile], skipped: dict[str, str]) -> Iterator[pa.RecordBatch]:
-    """Yield rows; what is no record is added to `skipped` meanwhile."""
-    known, left = list_all_columns(), iter(files)
-    while share := list(islice(left, _BATCH)):
-        records = [(file, found) for file in share if (found := _read_record(root, file, skipped))]
+def _extract_here(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
+    known = list_all_columns()
+    for begin in range(0, len(files), _BATCH):
+        some, skipped = files[begin : begin + _BATCH], dict[str, str]()
+        records = [(file, found) for file in some if (found := _read_record(root, file, skipped))]
         windows.prepare(timed.step_s for _, record in records if (timed := get_window(record)))
-        yield from _build_fitting_batches(
-            [result for one in records if (result := _try_build_row(*one, known, skipped))], skipped
-        )
+        rows = [result for one in records if (result := _try_build_row(*one, known, skipped))]
+        yield _Batch(len(some), _build_fitting_rows(rows, skipped), skipped)
 
 
 def _read_record(root: Path, file: RecordFile, skipped: dict[str, str]) -> RunRecord | None:
@@ -100,16 +123,21 @@ def _try_build_row(
     return None
 
 
-def _build_fitting_batches(rows: list[dict[str, Any]], skipped: dict[str, str]) -> Iterator[pa.RecordBatch]:
-    """Yield rows, without those that hold a number too large for its column."""
+def _build_fitting_rows(rows: list[dict[str, Any]], skipped: dict[str, str]) -> pa.RecordBatch:
+    """Return rows, without those that hold a number too large for its column."""
     try:
-        yield pa.RecordBatch.from_pylist(rows, build_schema())
-    except (ValueError, OverflowError) as error:  # Arrow's own are ValueErrors
-        if len(rows) == 1:
-            skipped[rows[0][FILE]] = f"cannot be analysed: {error}"
-            return
-        yield from _build_fitting_batches(rows[: len(rows) // 2], skipped)
-        yield from _build_fitting_batches(rows[len(rows) // 2 :], skipped)
+        return pa.RecordBatch.from_pylist(rows, build_schema())
+    except _UNFIT:
+        return pa.RecordBatch.from_pylist([row for row in rows if _fits(row, skipped)], build_schema())
+
+
+def _fits(row: dict[str, Any], skipped: dict[str, str]) -> bool:
+    try:
+        pa.RecordBatch.from_pylist([row], build_schema())
+    except _UNFIT as error:
+        skipped[row[FILE]] = f"cannot be analysed: {error}"
+        return False
+    return True
 
 
 def _count_cores() -> int:
@@ -120,7 +148,6 @@ def main() -> None:
     """Read what standard input asks for, and write it to standard output."""
     gc.disable()  # records are freed without it, and it looks at all of them again and again
     root, files = json.load(sys.stdin)
-    found = _extract_in_process(Path(root), [RecordFile(*file) for file in files])
-    result = found.table.replace_schema_metadata({_SKIPPED: json.dumps(found.skipped)})
-    with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as stream:
-        stream.write_table(result)
+    with pa.ipc.new_stream(sys.stdout.buffer, build_schema()) as stream:
+        for batch in _extract_here(Path(root), [RecordFile(*file) for file in files]):
+            stream.write_batch(batch.rows, {_FILES: str(batch.files), _SKIPPED: json.dumps(batch.skipped)})

@@ -36,9 +36,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     paths: list[str] = []
     read = consolidated.extract
 
-    def watched(root: Path, files: list[extraction.RecordFile]) -> extraction.ExtractedRows:
+    def watched(
+        root: Path, files: list[extraction.RecordFile], *followed: extraction.Follow
+    ) -> extraction.ExtractedRows:
         paths.extend(file.path for file in files)
-        return read(root, files)
+        return read(root, files, *followed)
 
     monkeypatch.setattr(consolidated, "extract", watched)
     return paths
@@ -290,10 +292,21 @@ def test_several_may_read_at_once(runs: Path) -> None:
     assert not [path for path in runs.iterdir() if path.name.startswith(".")]
 
 
+def test_who_follows_hears_how_many_of_the_new_files_are_read(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction, "_BATCH", 3)
+    heard: list[tuple[int, int]] = []
+    results.read([runs], lambda read, files: heard.append((read, files)))
+    assert heard == [(3, 7), (6, 7), (7, 7)]
+    heard.clear()
+    results.read([runs], lambda read, files: heard.append((read, files)))
+    assert not heard, "nothing is new"
+
+
 @pytest.mark.processes
 def test_processes_find_what_one_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = anew(runs)
     monkeypatch.setattr(extraction, "_SHARE", 1)
+    monkeypatch.setattr(extraction, "_BATCH", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     assert_same(anew(runs), alone)
     monkeypatch.setattr(extraction.sys, "executable", shutil.which("false"))
