@@ -210,6 +210,15 @@ def test_an_allocation_has_one_name_whichever_scheduler_and_version_wrote_it(aro
     assert run_table([run(environment=around)])["allocation"].tolist() == [allocation]
 
 
+def test_a_cluster_that_counts_its_jobs_from_1_again_gave_another_allocation() -> None:
+    runs = [
+        run(launcher={"name": "slurm", "job": job}, repeat=repeat, environment={"job": {"job_id": "1", "cluster": "c"}})
+        for repeat, job in enumerate(("smoke-1123160557-8f09db", "smoke-1123192248-a74b54", "smoke-1123192248-a74b54"))
+    ]
+    first, second, third = run_table(runs)["allocation"]
+    assert first != second == third
+
+
 def test_types_know_what_is_missing() -> None:
     table = run_table([run(), failed("oom", torch=None)])
     assert {str(dtype) for dtype in table.dtypes} == {"string", "Int64", "float64", "boolean"}
