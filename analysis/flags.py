@@ -46,6 +46,11 @@ def _is_short(record: RunRecord) -> bool:
     return timed is not None and (len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S)
 
 
+def _is_ended_early(record: RunRecord) -> bool:
+    steps = record.observations.steps if record.observations else None
+    return steps is not None and steps.stopped == "slower"
+
+
 def _is_unsteady(record: RunRecord) -> bool:
     steps, timed = record.observations.steps if record.observations else None, get_window(record)
     if timed is None or steps is None:
@@ -120,6 +125,10 @@ FLAGS = {
         _busy,
     ),
     "short": Flag(f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s", _is_short),
+    "ended_early": Flag(
+        "was ended by a search within its window: a step surely took longer than that of the search's best trial",
+        _is_ended_early,
+    ),
     "unsteady": Flag(
         "was timed before its steps were steady: the warm-up's budget ended first, or they changed within the window",
         _is_unsteady,

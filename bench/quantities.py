@@ -33,6 +33,7 @@ class RunQuantities(NamedTuple):
     nodes: int
     peak_bytes: int | None
     loss: float | None
+    ended_early: bool = False  # its steps were surely longer than those of a search's best
 
     def get(self, name: str) -> float | None:
         """Return one of `QUANTITIES`."""
@@ -94,6 +95,7 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
         nodes=record.spec.nodes,
         peak_bytes=max(peaks, default=None),
         loss=statistics.mean(losses) if losses else None,
+        ended_early=observed.steps.stopped == "slower",
     )
 
 

@@ -97,9 +97,14 @@ class Circumstance(Frozen):
     launcher: dict[str, Any] = {}  # name and options
     limits: Limits = Limits()
     network: Network = Network()
+    step_limit_s: float | None = Field(None, gt=0)  # the window ends once a step surely takes longer; None: never
     rehearsed_rank: int | None = Field(None, ge=0)  # the only real rank of a rehearsal; None: all of them are real
     overrides: tuple[str, ...] = ()  # what was asked, word for word
     started_at: str = ""  # ISO 8601, UTC
+
+    @model_serializer(mode="wrap")
+    def _as_before_where_no_step_is_too_long(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in serialize(self).items() if key != "step_limit_s" or value is not None}
 
 
 class EnvironmentClass(Frozen):
@@ -291,7 +296,7 @@ class Steps(Frozen):
 
     cut: int
     steady: bool  # the warm-up ended by the steady-state test, not by its budget
-    stopped: Literal["width", "steps", "time", "invalid"]
+    stopped: Literal["width", "steps", "time", "slower", "invalid"]
     step_s: tuple[float, ...]
     fastest_rank_s: tuple[float, ...] | None = None  # the least of the ranks' own seconds of each step …
     slowest_rank_s: tuple[float, ...] | None = None  # … and the most

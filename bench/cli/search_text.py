@@ -93,8 +93,9 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
         lines += [f"  {_format_trial(section, one)}" for one in verdict.equals[:_SHOWN]]
     outcomes = ", ".join(f"{number} {kind}" for kind, number in verdict.outcomes.most_common())
     of = "" if verdict.candidates is None else f" of {verdict.candidates:,} points"
+    early = f", {verdict.ended_early} of them ended early, for they could not win" if verdict.ended_early else ""
     spent = f"{verdict.node_hours:.3g} node-hours"
-    lines.append(f"{format_count(sum(verdict.outcomes.values()), 'trial')}{of}: {outcomes or 'none'}; {spent}")
+    lines.append(f"{format_count(sum(verdict.outcomes.values()), 'trial')}{of}: {outcomes or 'none'}{early}; {spent}")
     if verdict.pending:
         lines.append(f"without an answer: {format_count(verdict.pending, 'trial')}")
     lines += _format_regret(verdict)
@@ -137,6 +138,7 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
         "best": plain(verdict.best) if verdict.best else None,
         "equals": [plain(one) for one in verdict.equals],
         "outcomes": verdict.outcomes,
+        "ended_early": verdict.ended_early,
         "pending": verdict.pending,
         "points": verdict.candidates,
         "never_feasible": verdict.never_feasible,

@@ -14,7 +14,7 @@ from bench.measure.batch_copy import create_batch_copy
 from bench.measure.clock import Clock, ReadBlock
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
-from bench.measure.window import find_stop_reason, is_steady, is_warmup_done, warmup_s
+from bench.measure.window import find_stop_reason, is_slower, is_steady, is_warmup_done, warmup_s
 from bench.spec import MeasureSpec, RunSpec
 from bench.step_times import StepTimes
 
@@ -218,12 +218,13 @@ def run(
     series: Series,
     after_block: Callable[[], None] = lambda: None,
     follow_width: Callable[[float], None] = lambda width: None,
+    limit_s: float | None = None,
 ) -> None:
     """Warm up until steady, then measure until the interval is narrow enough or a budget ends; fill `series` meanwhile.
 
     `open_window` is called once in between, `after_block` after every block of the window, both off the clock.
-    `follow_width` hears how wide the interval is. What is under way when a decision falls belongs to the warm-up, or to
-    the window.
+    `follow_width` hears how wide the interval is. The window ends too once steps surely take longer than `limit_s`.
+    What is under way when a decision falls belongs to the warm-up, or to the window.
     """
     protocol, peers = spec.measure, trainer.peers
     checked = 0
@@ -254,9 +255,13 @@ def run(
         trainer.block(_count_block_steps(protocol, protocol.max_steps - launched), series)
         after_block()
         timed, under_way = series.step_s[series.warmup :], trainer.steps_under_way
-        sound = is_sound()
-        reason = find_stop_reason(timed, series.window_s, protocol, under_way, follow_width) if sound else "invalid"
-        series.stopped = peers.broadcast(reason) or ""
+        if not is_sound():
+            reason = "invalid"
+        elif limit_s is not None and is_slower(timed, limit_s, protocol.block_steps):
+            reason = "slower"
+        else:
+            reason = find_stop_reason(timed, series.window_s, protocol, under_way, follow_width) or ""
+        series.stopped = peers.broadcast(reason)
     trainer.finish(series)
     if not is_sound():
         series.stopped = "invalid"

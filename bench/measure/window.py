@@ -10,9 +10,9 @@ from itertools import accumulate
 from typing import Literal
 
 from bench.spec import GPU_WARMUP, MeasureSpec
-from bench.statistics import LIKELY, is_changing, series_interval
+from bench.statistics import LIKELY, SURE, is_changing, series_interval
 
-WindowEnd = Literal["width", "steps", "time"]
+WindowEnd = Literal["width", "steps", "time", "slower"]
 _NOISE_FLOOR = 0.05  # medians of two neighbouring blocks that differ by less are steady whatever their scatter
 
 
@@ -40,6 +40,13 @@ def warmup_s(protocol: MeasureSpec, on_gpu: bool) -> float:
     """Return the seconds that a warm-up takes at least. Under load a GPU's clock settles with its temperature, in half
     a minute and more."""
     return GPU_WARMUP * protocol.min_s if on_gpu else 0.0
+
+
+def is_slower(step_s: Sequence[float], than_s: float, block: int) -> bool:
+    """Whether steps take surely longer than `than_s`. It is asked after every block, so each answer has to be surer
+    than an interval that is looked at once; the first comes after two blocks."""
+    interval = series_interval(step_s, SURE) if len(step_s) >= 2 * block else None
+    return interval is not None and interval[0] > than_s
 
 
 def find_stop_reason(

@@ -168,7 +168,8 @@ class RankWorker:
         )  # fmt: skip
         series = loop.Series(tuple(self.spec.sequence), None if self.rehearses else with_loss)
         with self.write_steps_if_terminated(series):
-            loop.run(self.trainer, self.spec, open_window, series, look, self.channel.follow_width)
+            limit_s = self.circumstance.step_limit_s
+            loop.run(self.trainer, self.spec, open_window, series, look, self.channel.follow_width, limit_s)
         wait_for(self.device)
         self.device_peak.look()
         self.surrounded = self.surroundings.close() if warmup else Surrounded()

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from bench.errors import UserError
 from bench.search.candidates import CandidatePool
+from bench.search.early_end import EarlyEnd
 from bench.search.proposers import ListProposer, PriorProposer
 from bench.search.space import SearchSpace
 from bench.study import Study
@@ -68,6 +69,10 @@ def _build_search(points: SearchPoints, space: SearchSpace, sweep: SweepDefiniti
 
 def build_proposer(pool: CandidatePool) -> Proposer:
     """Return what asks for the trials of a pool; UserError where its sampler is not installed."""
+    return EarlyEnd(_build_sampler(pool), pool.section)
+
+
+def _build_sampler(pool: CandidatePool) -> Proposer:
     match pool.section.sampler:
         case "prior":
             return PriorProposer(pool)

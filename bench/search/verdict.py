@@ -32,6 +32,7 @@ class SearchVerdict(NamedTuple):
     best: TrialResult | None  # None: nothing ended well and kept to the constraints
     equals: tuple[TrialResult, ...]  # whose intervals overlap that of the best, the better first
     outcomes: Counter[str]
+    ended_early: int  # of those that ended well: their steps could not win
     pending: int  # trials without an answer
     node_hours: float
     candidates: int | None  # points of the space that may fit; None where they have no end
@@ -63,6 +64,7 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         best=best,
         equals=tuple(result for _, result in ended[1:] if best and _overlap(section, best, result)),
         outcomes=Counter(result.outcome for result in results if result.outcome),
+        ended_early=sum(result.quantities is not None and result.quantities.ended_early for result in results),
         pending=sum(result.outcome is None for result in results),
         node_hours=sum(result.node_hours for result in results),
         candidates=sum(candidate.may_fit for candidate in listed) if listed is not None else None,

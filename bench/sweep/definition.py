@@ -55,6 +55,7 @@ class SweepPoint(Frozen):
     devices_per_node: Positive
     time_limit_min: float | None  # of one attempt
     bound_min: float | None = None  # the longest limit it may get; None: its limit was asked for
+    step_limit_s: float | None = None  # its window ends once a step surely takes longer; None: of no search
     forecast: Forecast | None = None  # None: asked before anything was predicted
     overrides: tuple[str, ...]
     spec: dict[str, Any]
@@ -127,6 +128,7 @@ class SweepDefinition(Frozen):
             machine=self.machines[point.machine],
             launcher=self.launcher,
             limits=limits,
+            step_limit_s=point.step_limit_s,
             network=self.network,
             overrides=point.overrides,
         )

@@ -73,6 +73,10 @@ def test_a_short_window_may_be_of_few_steps_too() -> None:
     assert list_notes(run(steps=steps(STEADY[:18]))) == ("few",)
 
 
+def test_a_trial_that_could_not_win_says_why_its_window_is_short() -> None:
+    assert list_flags(run(steps=steps(STEADY[:18], stopped="slower"))) == ("short", "ended_early")
+
+
 def test_a_change_within_the_window_is_unsteady_too() -> None:
     changed = (*STEADY[:80], *(1.008 * step for step in STEADY[80:]))
     assert list_flags(run(steps=steps(changed))) == ("unsteady",)

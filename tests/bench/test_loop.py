@@ -107,10 +107,12 @@ def batches() -> Iterator[MicroBatch]:
     )
 
 
-def trained(scripted: Scripted, others: Sequence[float], spec: RunSpec | None = None) -> Series:
+def trained(
+    scripted: Scripted, others: Sequence[float], spec: RunSpec | None = None, limit_s: float | None = None
+) -> Series:
     spec, series = spec or a_spec(), Series(("encoder", "decoder"))
     trainer = Trainer(spec, scripted, batches(), scripted, CPU, lambda phase, step: None, TwoRanks(others))
-    run(trainer, spec, lambda: None, series)
+    run(trainer, spec, lambda: None, series, limit_s=limit_s)
     return series
 
 
@@ -127,6 +129,15 @@ def test_the_steps_of_a_window_add_up_to_its_seconds() -> None:
     assert steps.slowest_rank_s == (5, 5, 1, 1, 2, 3, 3), "which do not add up"
     assert steps.fastest_rank_s == (1, 1, 1, 1, 1, 1, 1)
     assert steps.window_s == sum(steps.step_s[4:]) == 7
+
+
+@pytest.mark.parametrize(("limit_s", "stopped"), [(None, "width"), (3.5, "width"), (2.5, "slower")])
+def test_a_window_ends_once_steps_are_surely_longer_than_they_may_be(limit_s: float | None, stopped: str) -> None:
+    spec = a_spec(measure={"warmup_steps": 2, "block_steps": 2, "min_steps": 30, "min_s": 0})
+    steps = [3 + 0.01 * (number % 3) for number in range(60)]
+    series = trained(Scripted(steps), [1.0] * 60, spec, limit_s)
+    assert series.stopped == stopped
+    assert (len(series.ranks) - series.warmup < 30) is (stopped == "slower")
 
 
 def test_only_steps_of_a_window_are_in_it() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.measure.window import find_stop_reason, is_steady, is_warmup_done, warmup_s
+from bench.measure.window import find_stop_reason, is_slower, is_steady, is_warmup_done, warmup_s
 from bench.spec import MeasureSpec
 from bench.statistics import is_changing, median_interval, series_interval
 
@@ -68,6 +68,24 @@ def test_the_window_closes_when_long_enough_and_narrow_enough() -> None:
     assert find_stop_reason([0.6] * 30, 19.0, PROTOCOL) is None, "not 20 s"
     assert find_stop_reason([1.0] * 30, 20.0, PROTOCOL) == "width"
     assert find_stop_reason([1.0, 2.0] * 20, 59.0, PROTOCOL) is None, "too wide"
+
+
+def end_early(median_s: float, generator: np.random.Generator) -> bool:
+    """Whether a window of 100 steps with neighbours alike is ended by a limit of 1.1 s, looked at every 5 steps."""
+    noise, steps = 0.0, list[float]()
+    for _ in range(100):
+        noise = 0.5 * noise + 0.05 * generator.standard_normal()
+        steps.append(median_s * np.exp(noise + (generator.random() < 0.02)))
+    return any(is_slower(steps[:seen], 1.1, 5) for seen in range(5, 101, 5))
+
+
+def test_what_could_win_is_hardly_ever_ended_early_and_what_takes_half_as_long_again_is() -> None:
+    """A limit is a tenth above the best's median: a trial as fast as the best or 5 % slower is to keep its window."""
+    generator = np.random.default_rng(0)
+    ended = {median: sum(end_early(median, generator) for _ in range(100)) for median in (1.0, 1.05, 1.1, 1.5)}
+    assert (ended[1.0], ended[1.05]) == (0, 0)
+    assert ended[1.1] <= 5, "twenty looks at one that is just at the limit"
+    assert ended[1.5] >= 90
 
 
 def drifting(by: float, noise: float = 0.002, n: int = 100) -> list[float]:

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from simulated_search import SPACE, pool, proposer, search, section
+from simulated_search import SPACE, answer, pool, proposer, search, section
 
 from bench.errors import UserError
 from bench.search import optuna_proposer
+from bench.search.early_end import EarlyEnd
+from bench.search.proposers import ListProposer
 from bench.search.verdict import conclude
+from bench.sweep.definition import Trial
 
 SPEED = {"ddp": 1.0, "zero1": 1.1, "zero3": 1.6}
 OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
@@ -115,6 +118,27 @@ def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
     candidates = pool(section(constraints={"step_s": {"at_most": 0.5}}))
     verdict = conclude(candidates, search(proposer(candidates), run, 99))
     assert verdict.best and verdict.best.quantities and verdict.best.quantities.step_s <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("objective", "limit_s"),
+    [
+        ("step_s", 1.1 * 0.505),  # the best's median is 0.5 s, and its interval ends at 0.505
+        ("samples_per_s", 1.1 * 0.505 * 8 / 2),  # four times its samples may take four times as long
+        ("samples_per_node_hour", 1.1 * 0.505 * 8 / 2 / 4),  # on four times its nodes
+        ("peak_bytes", None),  # which no step tells
+    ],
+)
+def test_a_trial_may_take_a_tenth_longer_than_the_best_for_the_same_work(objective: str, limit_s: float | None) -> None:
+    asked = section(objective=objective, sampler="grid", space={"engine": ["ddp"], "batch.micro": [2], "nodes": [1, 4]})
+    proposer = EarlyEnd(ListProposer(pool(asked), at_random=False), asked)
+    first = proposer.propose([])
+    assert first and first.point.step_limit_s is None, "there is nothing to win against"
+    ended = answer(Trial(number=0, **first._asdict()), lambda values: 0.5)
+    assert ended.quantities
+    ended = ended._replace(quantities=ended.quantities._replace(peak_bytes=5))
+    second = proposer.propose([ended])
+    assert second and second.point.step_limit_s == (limit_s and pytest.approx(limit_s))
 
 
 def test_a_condition_leaves_a_field_out() -> None:
