@@ -44,7 +44,7 @@ JOBS = {
     "gpt interleaved": spec("gpt", "interleaved", 2, 3),
     "gpt breadth-first, documents": spec("documents", "breadth_first", 2, 2),
     "llama gpipe": spec("llama", "gpipe", 2),
-    "t5 interleaved, tied, two copies": spec("tied", "interleaved", 2, 2, data=2),
+    "t5 interleaved, tied, three copies": spec("tied", "interleaved", 2, 2, data=3),
     "t5 on four ranks": spec("t5", "interleaved", 4, 2),
     "t5 bf16, two copies": spec("t5", "1f1b", 2, data=2, **BF16),
     "gpt breadth-first, two copies": spec("gpt", "breadth_first", 2, 2, data=2),
