@@ -68,12 +68,14 @@ class WholeParameters:
 
     def __init__(
         self, parameters: Sequence[Parameter], counted: Collection[int], group: dist.ProcessGroup,
-        among: TensorRanks | None = None,
+        among: TensorRanks | None = None, holders: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
         """`group`: the ranks with copies of these parameters. `counted`: those that count in the norm on this rank, by
-        their place; a parameter on several stages counts on one of them. `among`: who shares each matrix."""
+        their place; a parameter on several stages counts on one of them. `among`: who shares each matrix. `holders`:
+        the ranks of one copy whose stages have the same parameters, and none besides; each has the gradient of what it
+        did with them."""
         self._unsliced = UnslicedGradients(parameters, among)
-        self._group, self._ranks = group, dist.get_world_size(group)
+        self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders
         layout = FlatLayout.of(parameters, self._ranks, dist.get_rank(group))
         self._weights, self._gradients = (parameters[0].detach().new_zeros(layout.size) for _ in range(2))
         for parameter, span in zip(parameters, layout.spans, strict=True):
@@ -85,10 +87,12 @@ class WholeParameters:
 
     def take_gradient(self) -> Tensor:
         self._unsliced.reduce()
-        if self._ranks == 1:
-            return self._gradients.float()
-        own = torch.empty_like(self._gradients[self._own])
-        dist.reduce_scatter_tensor(own, self._gradients, group=self._group)
+        own = self._gradients
+        if self._ranks > 1:
+            own = torch.empty_like(self._gradients[self._own])
+            dist.reduce_scatter_tensor(own, self._gradients, group=self._group)
+        if self._holders is not None:  # last of all: every one of them has the same sum then, to the bit
+            dist.all_reduce(own, group=self._holders)
         return own.float().div_(self._ranks)
 
     def publish(self) -> None:

@@ -43,7 +43,6 @@ class PipelineEngine:
         rank = dist.get_rank()
         self._here = place(spec, rank)
         named = {name: parameter for name, parameter in stages.named_parameters() if parameter.requires_grad}
-        self._shared = self._find_shared(stages, named)
         like = next(iter(named.values())).detach().new_empty(0)  # itself it would keep memory that `_divide` replaces
         self._device = like.device
         self.gathered = self._divide(stages, named)
@@ -66,9 +65,11 @@ class PipelineEngine:
                     places = [place for place, name in enumerate(mine) if name in counted]
                     gathered[number] = GatheredParameters(list(mine.values()), places, group, stages.among)
         parts: list[DividedParameters] = list(gathered.values())
-        if left:
-            places = [place for place, name in enumerate(left) if name in counted]
-            parts.append(WholeParameters(list(left.values()), places, group, stages.among))
+        groups = self._make_holder_groups(stages)
+        for holders in sorted({self._list_holders(stages, name) for name in left}):  # in one order on every rank
+            names = sorted(name for name in left if self._list_holders(stages, name) == holders)
+            mine, places = [left[name] for name in names], [at for at, name in enumerate(names) if name in counted]
+            parts.append(WholeParameters(mine, places, group, stages.among, groups.get(holders)))
         self._update = DividedUpdate(parts, self._spec.optimizer)
         return gathered
 
@@ -85,28 +86,23 @@ class PipelineEngine:
                 groups[copies[0]] = dist.new_group([find_rank(self._spec, copy) for copy in copies])
         return groups[self._here._replace(data=0)]
 
-    def _list_holders(self, stages: RankStages, name: str) -> list[int]:
-        """Return which ranks of a pipeline have a parameter that several stages have; nothing of any other."""
-        return sorted({stage % self._spec.parallel.pipeline for stage in stages.shared.get(name, ())})
+    def _list_holders(self, stages: RankStages, name: str) -> tuple[int, ...]:
+        """Return which ranks of a pipeline have a parameter that stages on several of them have; none of any other."""
+        holders = sorted({stage % self._spec.parallel.pipeline for stage in stages.shared.get(name, ())})
+        return tuple(holders) if len(holders) > 1 else ()
 
-    def _find_shared(
-        self, stages: RankStages, named: dict[str, Parameter]
-    ) -> list[tuple[Parameter, dist.ProcessGroup]]:
-        """Return what other ranks of this pipeline have as well, each with the ranks that do. Every rank makes all
-        groups, in one order."""
-        found, groups = list[tuple[Parameter, dist.ProcessGroup]](), dict[tuple[int, ...], dist.ProcessGroup]()
-        for name in sorted(stages.shared):
-            holders = self._list_holders(stages, name)
+    def _make_holder_groups(self, stages: RankStages) -> dict[tuple[int, ...], dist.ProcessGroup]:
+        """Return the ranks of this copy and slice that have the same parameters, by their places in the pipeline. Every
+        rank makes all groups, in one order."""
+        found, groups = dict[tuple[int, ...], dist.ProcessGroup](), dict[tuple[int, ...], dist.ProcessGroup]()
+        for holders in sorted({self._list_holders(stages, name) for name in stages.shared} - {()}):
             for first in range(self._spec.world_size // self._spec.parallel.pipeline):
                 ranks = self._list_same_place(holders, place(self._spec, first))
-                if len(ranks) > 1 and ranks not in groups:
-                    groups[ranks] = dist.new_group(list(ranks))
-            mine = self._list_same_place(holders, self._here)
-            if name in named and mine in groups:
-                found.append((named[name], groups[mine]))
+                groups[ranks] = dist.new_group(list(ranks))
+            found[holders] = groups[self._list_same_place(holders, self._here)]
         return found
 
-    def _list_same_place(self, holders: list[int], here: LayoutPosition) -> tuple[int, ...]:
+    def _list_same_place(self, holders: tuple[int, ...], here: LayoutPosition) -> tuple[int, ...]:
         """Return the ranks of one copy and slice in several places of its pipeline."""
         return tuple(find_rank(self._spec, here._replace(pipeline=pipeline)) for pipeline in holders)
 
@@ -118,9 +114,6 @@ class PipelineEngine:
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor | None:
         losses = self._executor.run(micro_batches)
-        for parameter, group in self._shared:  # each stage has the gradient of what it did with it
-            assert parameter.grad is not None
-            dist.all_reduce(parameter.grad, group=group)
         self._update()
         return torch.stack(losses).mean() if losses else None
 

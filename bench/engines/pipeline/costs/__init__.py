@@ -5,7 +5,7 @@ Imports no torch. Formulas follow what flat tensors and AdamW allocate; nothing 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from bench.distributed.occupancy import list_moments
 from bench.distributed.schedule import (
@@ -148,19 +148,33 @@ def _size_moments(run: PipelineRun) -> PipelineSize:
 
 
 def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
-    """Return the flat tensors of a place. What several stages of the model have is not gathered with one of them."""
+    """Return the flat tensors of a place. What several stages of the model have is not gathered with one of them, and
+    what several places have is in a tensor of its own."""
     copies, tensor = run.copies, run.tensor
-    everything = count_part_elements(network, [parts[stage] for stage in stages], tensor)
-    if run.ahead is None:
-        return FlatTensors(pad_elements(everything, copies), (0,) * len(stages), copies)
-    shared = _list_shared(network, parts)
-    own = [
-        count_part_elements(network, [parts[stage]], tensor)
-        - sum(elements // tensor for elements, holders in shared if stage in holders)
-        for stage in stages
-    ]
-    gathered = tuple(pad_elements(size, copies) for size in own)
-    return FlatTensors(pad_elements(everything - sum(own), copies), gathered, copies)
+    alone = count_part_elements(network, [parts[stage] for stage in stages], tensor)
+    gathered = [0] * len(stages)
+    if run.ahead is not None:
+        shared = _list_shared(network, parts)
+        for place, stage in enumerate(stages):
+            gathered[place] = count_part_elements(network, [parts[stage]], tensor) - sum(
+                elements // tensor for elements, holders in shared if stage in holders
+            )
+    several = list(_count_by_places(run, network, parts, stages).values())
+    kept = (alone - sum(gathered) - sum(several), *several)
+    pad = functools.partial(pad_elements, ranks=copies)
+    return FlatTensors(tuple(map(pad, kept)), tuple(map(pad, gathered)), copies)
+
+
+def _count_by_places(
+    run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Collection[int]
+) -> dict[tuple[int, ...], int]:
+    """Return the elements that a place has together with others, by the places that have them, sorted."""
+    found: dict[tuple[int, ...], int] = {}
+    for elements, holders in _list_shared(network, parts):
+        places = tuple(sorted({stage % run.size.ranks for stage in holders}))
+        if len(places) > 1 and not holders.isdisjoint(stages):
+            found[places] = found.get(places, 0) + elements // run.tensor
+    return dict(sorted(found.items()))
 
 
 def _count_unsliced(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> list[int]:
@@ -194,7 +208,7 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
     gathered = _list_gathered(run.schedule, run.size, run.ahead, rank)
     transfers = [
         *list_gathers(run, flat, gathered),
-        *list_sums(run, _list_shared(network, parts), stages),
+        *list_sums(run, flat, list(_count_by_places(run, network, parts, stages))),
         *list_unsliced(run, _count_unsliced(run, network, parts, stages)),
         *list_reductions(run, flat),
     ]
@@ -228,10 +242,10 @@ def _count_resident(flat: FlatTensors, width: int) -> Terms:
     tensor as well."""
     own, gathered = sum(flat.own), sum(flat.gathered) // flat.copies
     return {
-        "weights": width * flat.kept,
+        "weights": width * sum(flat.kept),
         "master weights": FULL * (own if width < FULL else gathered),
         "optimizer moments": 2 * FULL * own,
-        "gradients": width * flat.kept,
+        "gradients": width * sum(flat.kept),
     }
 
 
@@ -240,7 +254,7 @@ def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, 
     move into it, stage after stage; where it is divided, masters are made of it by way of another copy."""
     width = run.width
     largest = max(size.elements for size in list_tensors(network))
-    built = width * (sum(flat.gathered) + flat.kept)
+    built = width * (sum(flat.gathered) + sum(flat.kept))
     sliced = width * largest if run.tensor > 1 else 0
     drawn = sliced + FULL * min(largest, DRAWN_AT_ONCE)
     working, masters = drawn, 0
@@ -249,7 +263,9 @@ def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, 
         copy = FULL * size // flat.copies * (width < FULL)
         working = max(working, masters - FULL * size // flat.copies + width * size, masters + copy)
         masters -= width * size
-    working = max(working, masters + 2 * width * flat.kept)
+    for size in flat.kept:
+        working = max(working, masters + 2 * width * size)
+        masters += width * size + FULL * size // flat.copies * (width < FULL)
     moving = {"weights": built, "working memory": working}
     return max(moving, resident | {"optimizer moments": 0}, key=sum_bytes)
 
@@ -257,15 +273,18 @@ def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, 
 def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms:
     """AdamW works on this rank's part in fp32. What is kept whole is reduced before, at whose end the part is there in
     both widths, and published behind it; gloo does both on a copy."""
-    width, own = run.width, sum(flat.own)
-    kept = flat.kept // flat.copies
-    alone = flat.copies == 1
-    # alone in fp32, the gradients are those of the flat tensor
-    taken = FULL * own if width < FULL else FULL * (own - kept * alone)
-    reducing = 0 if alone else width * (kept * (width < FULL) + flat.kept * run.gloo)
-    working = count_adamw_bytes(run.optimizer, run.device, [EqualTensors(size, 1) for size in flat.own])
-    publishing = 0 if alone else width * (kept + flat.kept * run.gloo)
-    needed = max(taken + max(reducing, working), publishing)
+    width, alone = run.width, flat.copies == 1
+    taken = FULL * sum(flat.gathered) // flat.copies
+    needed, working = 0, count_adamw_bytes(run.optimizer, run.device, [EqualTensors(size, 1) for size in flat.own])
+    for size in flat.kept:
+        own = size // flat.copies
+        taken += 0 if alone and width == FULL else FULL * own  # alone in fp32, they are those of the flat tensor
+        needed = max(needed, taken + (0 if alone else width * (own * (width < FULL) + size * run.gloo)))
+    needed = max(needed, taken + working)
+    for size in flat.kept:
+        own = size // flat.copies
+        taken -= FULL * own
+        needed = max(needed, 0 if alone else taken + width * (own + size * run.gloo))
     return resident | {"working memory": needed}
 
 

@@ -46,11 +46,11 @@ def build_run(spec: RunSpec, device: Device, *, rehearsed: bool) -> PipelineRun:
 class FlatTensors(NamedTuple):
     """The parameters of the ranks in one place: elements of the flat tensors, with as many for each copy."""
 
-    kept: int  # whole on every copy
+    kept: tuple[int, ...]  # whole on every copy: of this place alone, then of each set of places that have the same
     gathered: tuple[int, ...]  # by stage; 0 where nothing of it is divided
     copies: int
 
     @property
     def own(self) -> list[int]:
         """Elements that one rank updates, by tensor."""
-        return [size // self.copies for size in (*self.gathered, self.kept) if size]
+        return [size // self.copies for size in (*self.gathered, *self.kept) if size]

@@ -38,29 +38,25 @@ def list_gathers(run: PipelineRun, flat: FlatTensors, stages: GatheredStages) ->
 def list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
     """Return what is moved behind the last pass: gradients of what every copy has whole, their norm over all ranks, the
     updated weights."""
-    payload = run.width * flat.kept
+    kept = [run.width * size for size in flat.kept if size]
     found = [Transfer("all_reduce", "update", NORM_BYTES, 1, 1, False, run.world_size)]
-    if flat.copies > 1 and payload:
-        found.append(_build(run, "reduce_scatter", "backward", payload, 1, False))
-        found.append(_build(run, "all_gather", "update", payload, 1, False))
+    if flat.copies > 1 and kept:
+        found.append(_build(run, "reduce_scatter", "backward", sum(kept), len(kept), False))
+        found.append(_build(run, "all_gather", "update", sum(kept), len(kept), False))
     return found
 
 
-def list_sums(
-    run: PipelineRun, shared: Sequence[tuple[int, Collection[int]]], stages: Collection[int]
-) -> list[Transfer]:
-    """Return the sums of gradients of what several stages have, which are on different ranks of a pipeline; `shared`
-    has the elements of each, and its stages."""
+def list_sums(run: PipelineRun, flat: FlatTensors, sets: Sequence[Collection[int]]) -> list[Transfer]:
+    """Return the sums of gradients of what ranks in several places of a pipeline have, each of the part that a copy
+    updates; `sets` has the places of each of the tensors that several have."""
     apart, found = run.copies * run.tensor, list[Transfer]()
-    for elements, holders in shared:
-        places = {stage % run.size.ranks for stage in holders}
-        if len(places) > 1 and not set(stages).isdisjoint(holders):
-            payload = run.width * elements // run.tensor
-            nodes = len({place * apart // run.devices_per_node for place in places})
-            together = min(apart, run.devices_per_node)
-            found.append(
-                Transfer("all_reduce", "backward", payload, 1, 1, False, len(places), nodes=nodes, at_once=together)
-            )
+    together = min(apart, run.devices_per_node)
+    for size, places in zip(flat.kept[1:], sets, strict=True):
+        payload = run.width * size // flat.copies
+        nodes = len({place * apart // run.devices_per_node for place in places})
+        found.append(
+            Transfer("all_reduce", "backward", payload, 1, 1, False, len(places), nodes=nodes, at_once=together)
+        )
     return found
 
 
