@@ -180,7 +180,7 @@ class PlaceCosts(NamedTuple):
     """An engine's part of the costs of the ranks in one place of a pipeline. Terms as `EngineMemory` has them."""
 
     stages: tuple[int, ...]
-    moments: tuple[StageMoment, ...]  # when most lives
+    list_moments: Callable[[], tuple[StageMoment, ...]]  # when most lives: long to list, and no part of a step's time
     resident: Terms  # between two steps
     initialisation: Terms  # at the peak of building stages and engine
     update: Terms  # at the peak of the optimizer's step

@@ -125,8 +125,9 @@ def check_layout(spec: RunSpec) -> None:
     """Raise UserError for a layout of ranks that the engine of `spec` does not say it can do."""
     usual = Parallel()
     other = [name for name in LAYOUTS if getattr(spec.parallel, name) != getattr(usual, name)]
+    known = facts(spec).layouts if other else ()
     for name in other:
-        if name not in facts(spec).layouts:
+        if name not in known:
             value = str(getattr(spec.parallel, name)).lower()
             rule = f"engine {spec.engine.name} has no {LAYOUTS[name]}"
             raise UserError(f"parallel.{name}={value}", rule, "leave it out, or choose another engine")

@@ -85,7 +85,7 @@ def test_no_rival_is_surely_better_than_the_winner(ask: Ask) -> None:
 
 
 def test_the_first_example_is_advised_one_node_and_not_128_for_less_than_a_hundredth(ask: Ask) -> None:
-    answer = ask(*XL[:3])
+    answer = ask(*XL[:3], "engine=fsdp,fsdp_no_reshard,zero1,zero2")
     winner, most = answer["winner"], answer["nodes"][-1]
     assert (winner["nodes"], winner["micro_batch"], most["nodes"]) == (1, 32, 128)
     per_device = most["tokens_per_s"] / 128 / winner["tokens_per_s"]
@@ -94,13 +94,14 @@ def test_the_first_example_is_advised_one_node_and_not_128_for_less_than_a_hundr
 
 
 def test_a_deadline_that_fewer_nodes_keep_for_sure_is_left_to_them(ask: Ask) -> None:
-    answer = ask("model=mt5_xl", "machine=a100_80", "devices_per_node=8", "tokens=1e9", "deadline=1h")
+    words = ("model=mt5_xl", "machine=a100_80", "devices_per_node=8", "engine=fsdp_no_reshard,zero1,zero2")
+    answer = ask(*words, "tokens=1e9", "deadline=1h")
     kept = [row["nodes"] for row in answer["nodes"] if row["within_limits"] and row["fits"]]
     assert answer["winner"]["nodes"] == min(kept) == 4
 
 
 def test_where_the_end_of_the_search_or_a_large_batch_decides_it_is_said(ask: Ask, refused: Callable[..., str]) -> None:
-    words = ("model=mt5_xl", "machine=h100", "devices_per_node=8", "tokens=1e12")
+    words = ("model=mt5_xl", "machine=h100", "devices_per_node=8", "engine=zero1,zero2", "tokens=1e12")
     doubts = ask(*words, "node_hours=1e6")["doubts"]
     assert any(line.startswith("Searched up to 128 nodes") for line in doubts)
     (large,) = [line for line in doubts if "far above the usual" in line]

@@ -1,7 +1,11 @@
 """Memory of the ranks of a pipeline, place by place: at each moment of the very schedule that runs, what the stages'
 passes keep, what waits between stages, and what the engine has beside both."""
 
+import functools
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bench.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms
 from bench.predict.memory.activations import INDEX
@@ -49,29 +53,49 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
 
 def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
     """Return the phases of a place, forward and backward each at the moment when most lives."""
-    largest: dict[bool, tuple[int, StageMoment]] = {}
-    for moment in place.moments:
-        total, forward = _sum_bytes(place, passes, moment, states), moment.kind == "forward"
-        if forward not in largest or total > largest[forward][0]:
-            largest[forward] = total, moment
+    moments = place.list_moments()
+    counts = _count_what_lives(moments, place.stages)
+    totals = counts.of_each @ np.array(_list_sizes(place, passes, states), np.float64)
     forward_terms, backward_terms = (
-        _build_terms(place, passes, largest[forward][1], states) | {"micro-batches": samples}
-        for forward in (True, False)
+        _build_terms(place, passes, moments[at[int(np.argmax(totals[at]))]], states) | {"micro-batches": samples}
+        for at in (counts.forwards, counts.others)
     )
     return PlacePhases(place.initialisation, forward_terms, backward_terms, place.update, place.resident)
 
 
-def _sum_bytes(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> int:
-    """Return what lives at a moment beside what does between steps: the sum of `_build_terms`, for many moments."""
-    at = place.stages.index(moment.stage)
-    total = states * (moment.waiting + moment.gradients + moment.leaving)
-    for count, one in zip(moment.kept, passes, strict=True):
-        total += count * (one.kept + one.takes)
-    if moment.kind == "reduce":
-        total += place.by_stage[at].reducing
-    else:
-        total += passes[at].takes + _choose_peak(passes[at], moment).total
-    return total + sum(_sum_divided(place, moment))
+class MomentCounts(NamedTuple):
+    """How many of what lives at each moment of a place."""
+
+    of_each: NDArray[np.float64]  # a row for each moment, a column for each of `_list_sizes`
+    forwards: NDArray[np.int64]  # rows of forwards
+    others: NDArray[np.int64]
+
+
+@functools.lru_cache(maxsize=4096)  # points of a sweep that differ in their model or micro-batch share it
+def _count_what_lives(moments: tuple[StageMoment, ...], stages: tuple[int, ...]) -> MomentCounts:
+    made = [(kind, stage) for kind in ("forward", "backward", "reduce") for stage in stages]
+    rows = [
+        (one.waiting + one.gradients + one.leaving, *one.kept, *one.whole, *one.unreduced, *one.reduced,
+         *((one.kind, one.stage) == other for other in made))
+        for one in moments
+    ]  # fmt: skip
+    forward = np.array([one.kind == "forward" for one in moments])
+    return MomentCounts(np.array(rows, np.float64), np.flatnonzero(forward), np.flatnonzero(~forward))
+
+
+def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list[int]:
+    """Return the bytes of one of each that lives at a moment beside what does between steps: with their numbers the sum
+    of `_build_terms`, for many moments."""
+    return [
+        states,
+        *(one.kept + one.takes for one in passes),
+        *(one.whole for one in place.by_stage),
+        *(one.unreduced for one in place.by_stage),
+        *(one.reduced for one in place.by_stage),
+        *(one.takes + one.forward.total for one in passes),
+        *(one.takes + one.backward.total for one in passes),
+        *(one.reducing for one in place.by_stage),
+    ]
 
 
 def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:

@@ -22,7 +22,7 @@ from bench.presets import find_conf_folder
 from bench.spec import Batch
 from bench.sweep.planning.prediction import Prediction
 
-ADVISED = 40
+ADVISED = 20
 """One question in so many is to `advise`, which looks at hundreds of points."""
 ROUNDING = 1 + 1e-9
 LONGEST = 700  # characters of a refusal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.bench.predict.random_questions import draw_questions, find_faults
 
-QUESTIONS = 60
+QUESTIONS = 20
 
 
 def test_random_questions_get_an_answer_or_a_line(tmp_path: Path) -> None:

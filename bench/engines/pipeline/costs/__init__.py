@@ -214,7 +214,7 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
     ]
     return PlaceCosts(
         stages=stages,
-        moments=_list_all_moments(run.schedule, _size_moments(run), run.ahead)[rank],
+        list_moments=lambda: _list_all_moments(run.schedule, _size_moments(run), run.ahead)[rank],
         resident=resident,
         initialisation=_count_initialisation(run, network, flat, resident),
         update=_count_update(run, flat, resident),
