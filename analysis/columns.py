@@ -12,7 +12,7 @@ from analysis.metrics import Better, Metric, load_metrics
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_host, get_tokens, remember_latest
 from bench.point_fields import flatten
 from bench.presets import read_engine_preset
-from bench.record import RunRecord
+from bench.record import Evaluation, RunRecord
 from bench.spec import LENGTHS, OBJECTIVE, EngineSpec
 
 Kind = Literal["text", "integer", "number", "truth"]
@@ -48,10 +48,13 @@ ORDER = (
 LATER = {"objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1}
 """Columns that a table has only where some run is no longer as all of the first were: what it was in all of those."""
 
+LEARNED = ("tokens_trained", "trained_s", "validation_loss")
+"""Columns that a table has only where some run was trained to its end."""
+
 SHOWN = (
     "config_id", "model", "engine", "options", "precision", "world_size", "micro", "encoder_length", "decoder_length",
-    "evidence", "outcome", "sample_s", "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes",
-    "cost_per_million_tokens", "flags",
+    "evidence", "outcome", "tokens_trained", "validation_loss", "sample_s", "step_s", "tokens_per_s", "compute_s",
+    "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
 """What people look at first, where any run has a value for it; the next ones where they differ."""
 
@@ -69,7 +72,7 @@ def list_columns() -> dict[str, Column]:
 
 def list_all_columns() -> dict[str, Column]:
     """Return the same, and then the columns that some run tables have besides."""
-    return list_columns() | {column.name: column for column in _LATER}
+    return list_columns() | {column.name: column for column in (*_LATER, *_LEARNED)}
 
 
 def _build_metric_column(metric: Metric) -> Column:
@@ -143,6 +146,27 @@ def _find_slowest_link_node(record: RunRecord) -> str | None:
     return None if node is None else get_host(record, node) or str(node)
 
 
+def _get_last_evaluation(record: RunRecord) -> Evaluation | None:
+    """Return the evaluation behind the last step of a training that ended well."""
+    found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None
+    return found[-1] if found else None
+
+
+def _count_tokens_trained(record: RunRecord) -> int | None:
+    last = _get_last_evaluation(record)
+    return last.step * record.spec.tokens_per_step if last else None
+
+
+def _get_trained_s(record: RunRecord) -> float | None:
+    last = _get_last_evaluation(record)
+    return last.trained_s if last else None
+
+
+def _get_validation_loss(record: RunRecord) -> float | None:
+    last = _get_last_evaluation(record)
+    return last.loss if last else None
+
+
 _FACTS = (
     Column("config_id", "what was measured: hash of the spec", "", "text", lambda r: r.config_id),
     Column("environment_id", "what it ran on: hash of device and versions", "", "text", _get_environment_id),
@@ -205,4 +229,17 @@ _LATER = (
     Column("tensor", "ranks that share each matrix", "", "integer", lambda r: r.spec.parallel.tensor),
     Column("pipeline", "ranks that the layers are divided among", "", "integer", lambda r: r.spec.parallel.pipeline),
     Column("stages_per_rank", "parts of the layers on each", "", "integer", lambda r: r.spec.parallel.stages_per_rank),
+)
+
+_LEARNED = (
+    Column("tokens_trained", "that a training has seen, padding included", "tokens", "integer", _count_tokens_trained),
+    Column("trained_s", "its optimizer steps, evaluations and checkpoints left out", "s", "number", _get_trained_s),
+    Column(
+        "validation_loss",
+        "mean per target token of held-out text, at its end",
+        "nats",
+        "number",
+        _get_validation_loss,
+        "less",
+    ),
 )

@@ -12,6 +12,8 @@ sample_s          geometric mean over the allocations of the time per sample ove
                   configurations are ranked by
 step_s, rates     median over the repeats, with the interval of step_s and of tokens_per_s as *_low and *_high
 step_s_p95, _p99  median over the repeats; step_s_max is the longest step of all
+tokens_trained, trained_s, validation_loss
+                  the same, where some run was trained to its end
 *_bytes           maximum over the repeats: the worst one decides what fits
 interval_kind     "within the run" for n = 1: what more steps there would give, not what another allocation would (of
                   several runs in it, from the lowest end to the highest); "between repeats" from six on; "range of
@@ -29,7 +31,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import LATER, Kind
+from analysis.columns import LATER, LEARNED, Kind
 from analysis.flags import NO_MEASUREMENT, UNSOUND
 from analysis.stats.compare import enough
 from analysis.stats.interval import Interval
@@ -73,7 +75,8 @@ def summarise(table: pd.DataFrame, variants: Mapping[str, str] | None = None) ->
         groups.setdefault(tuple(row[name] for name in KEY), []).append(row)
     known, what = variants or {}, [*_WHAT, *(name for name in LATER if name in table)]
     rows = [_summarise_group(rows, what) | {"variant": known.get(rows[0]["config_id"], "")} for rows in groups.values()]
-    return build_typed_frame({name: [row[name] for row in rows] for name in (*COLUMNS, *what[len(_WHAT) :])}, _KINDS)
+    names = (*COLUMNS, *what[len(_WHAT) :], *(name for name in LEARNED if name in table))
+    return build_typed_frame({name: [row[name] for row in rows] for name in names}, _KINDS)
 
 
 def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
@@ -90,6 +93,7 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
         "sample_s": _compute_sample_s(deciding),
         **_compute_timing(deciding),
         **{name: _compute_median(deciding, name) for name in _MEDIANS},
+        **{name: _compute_median(deciding, name) for name in LEARNED if name in rows[0]},
         **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
         "flags": _join_flags(good, answers),
         "notes": _join_notes(good, allocations),

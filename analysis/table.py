@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.columns import LATER, Column, Kind, list_all_columns, list_columns
+from analysis.columns import LATER, LEARNED, Column, Kind, list_all_columns, list_columns
 from analysis.csv_cells import parse_cell
 from analysis.flags import FLAGS
 from analysis.reading.rows import build_cases
@@ -46,8 +46,10 @@ def judge_table(core: pa.Table) -> JudgedTable:
 
 
 def _list_later_columns(core: pa.Table) -> list[str]:
-    """Return the columns that are needed because some run is not as all of the first were."""
-    return [name for name, first in LATER.items() if core.column(name).unique().to_pylist() not in ([], [first])]
+    """Return the columns that are needed because some run is not as all of the first were: of another layout, say, or
+    trained to its end."""
+    other = [name for name, first in LATER.items() if core.column(name).unique().to_pylist() not in ([], [first])]
+    return other + [name for name in LEARNED if core.column(name).null_count < len(core)]
 
 
 def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]) -> pd.Series:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from bench.stacks import Stacks
     from bench.units import Part
 
-Member = Literal["evaluate", "save", "load", "idle_s", "transfer_wait_s", "step_phases_s", "list_passes"]
+Member = Literal[
+    "evaluate", "set_learning_rate", "save", "load", "idle_s", "transfer_wait_s", "step_phases_s", "list_passes"
+]
 """Those of `bench.engines.OptionalMembers`."""
 
 Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]

@@ -278,6 +278,19 @@ class DataPlugin(Protocol):
         ...
 
 
+class HeldOutDataPlugin(DataPlugin, Protocol):
+    """A data source that a model can be trained on to an end: it holds a part back to evaluate on."""
+
+    def micro_batches(self, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[Any]:
+        """Return the `MicroBatch`es from number `first` on, where a checkpoint goes on; none holds what is held out."""
+        ...
+
+    def held_out_batches(self, spec: RunSpec, data_rank: int) -> list[Any]:
+        """Return a data-parallel rank's `MicroBatch`es of the first `learning.evaluation_samples` held-out samples: the
+        same samples whatever the seed of the run and the number of ranks."""
+        ...
+
+
 class LauncherPlugin(Protocol):
     """A launcher: a file or folder of bench/launchers. It is a `StartingLauncherPlugin` or, where it `QUEUES`, a
     `QueueingLauncherPlugin`.
@@ -407,6 +420,7 @@ FAMILY_BUILDER: Kind[FamilyBuilder] = Kind(*_FAMILY, FamilyBuilder, "shape", "bu
 DIVIDED_FAMILY_BUILDER: Kind[DividedFamilyBuilder] = Kind(*_FAMILY, DividedFamilyBuilder, "shape", "build")
 OBJECTIVE: Kind[ObjectivePlugin] = Kind("objective", "bench.objectives", "objective.name", ObjectivePlugin)
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
+HELD_OUT_DATA: Kind[HeldOutDataPlugin] = Kind("data", "bench.data", "data.source", HeldOutDataPlugin, "source")
 STANDALONE: Kind[StandaloneLauncherPlugin] = Kind(
     "launcher", "bench.launchers", "launcher.name", StandaloneLauncherPlugin
 )

@@ -45,6 +45,10 @@ FIELDS: Mapping[str, Decides] = {
     "precision": Decides(shown=True),
     "activation_checkpointing": Decides(shown=True),
     "optimizer.implementation": _KERNEL,
+    "learning": Decides(step_time=False),
+    "learning.evaluate_every": Decides(losses=False, step_time=False),
+    "learning.evaluation_samples": Decides(losses=False, step_time=False),
+    "learning.checkpoint_every": Decides(identity=False, losses=False, step_time=False),
     "seed": Decides(step_time=False),
     "measure": Decides(losses=False, step_time=False),
 }

@@ -8,17 +8,27 @@ from typing import Literal, NamedTuple
 from bench.record import RunRecord
 from bench.spec import RunSpec
 
-QUANTITIES = ("step_s", "samples_per_s", "tokens_per_s", "samples_per_node_hour", "peak_bytes", "loss")
+QUANTITIES = (
+    "step_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "samples_per_node_hour",
+    "peak_bytes",
+    "loss",
+    "validation_loss",
+)
 """What a run is measured by; `peak_bytes` are live tensors of the rank that holds most, `loss` the mean of the last
-steps of the window."""
+steps of the window, `validation_loss` that of the held-out text at the end of a training."""
 OBJECTIVES: dict[str, Literal["most", "least"]] = {
     "samples_per_s": "most",
     "tokens_per_s": "most",
     "samples_per_node_hour": "most",
     "step_s": "least",
     "peak_bytes": "least",
+    "validation_loss": "least",
 }
 """What can be sought, and which way; all of them are above 0."""
+_TIMELESS = ("peak_bytes", "loss", "validation_loss")
 _LAST_STEPS = 5
 
 
@@ -34,16 +44,18 @@ class RunQuantities(NamedTuple):
     peak_bytes: int | None
     loss: float | None
     ended_early: bool = False  # its steps were surely longer than those of a search's best
+    validation_loss: float | None = None
 
     def get(self, name: str) -> float | None:
         """Return one of `QUANTITIES`."""
-        if name in ("peak_bytes", "loss"):
-            return self.peak_bytes if name == "peak_bytes" else self.loss
+        if name in _TIMELESS:
+            value: float | None = getattr(self, name)
+            return value
         return self._of_time(name, self.step_s)
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return the interval of a quantity that follows from the time of a step; None where there is none."""
-        if name in ("peak_bytes", "loss") or self.low_s is None or self.high_s is None:
+        if name in _TIMELESS or self.low_s is None or self.high_s is None:
             return None
         one, other = self._of_time(name, self.low_s), self._of_time(name, self.high_s)
         return None if one is None or other is None else (min(one, other), max(one, other))
@@ -64,7 +76,7 @@ def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes:
     """Return a quantity as predicted from the time of a step and from memory."""
     if name == "peak_bytes":
         return peak_bytes
-    if name == "loss" or step_s is None:
+    if name in _TIMELESS or step_s is None:
         return None
     if name == "step_s":
         return step_s
@@ -96,6 +108,7 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
         peak_bytes=max(peaks, default=None),
         loss=statistics.mean(losses) if losses else None,
         ended_early=observed.steps.stopped == "slower",
+        validation_loss=observed.evaluations[-1].loss if observed.evaluations else None,
     )
 
 

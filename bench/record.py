@@ -264,7 +264,8 @@ class Evaluation(Frozen):
     step: int
     loss: float | None  # mean per target token; None where it was not finite
     target_tokens: int
-    seconds: float
+    seconds: float  # that it took
+    trained_s: float | None = None  # of the steps before it, those of the attempts that were gone on from included
 
 
 class Checkpoint(Frozen):

@@ -157,6 +157,41 @@ class MeasureSpec(Frozen):
         return self
 
 
+class LearningSpec(Frozen):
+    """What a model learns until its tokens are spent. Without `tokens` it learns nothing to an end, and a window of
+    steps is measured instead. Tokens are of all kinds, padding included; what is counted in them is rounded up to whole
+    optimizer steps."""
+
+    tokens: Positive | None = None  # to train on
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate behind its warm-up
+    warmup_tokens: int = Field(0, ge=0)  # over which the learning rate rises in equal parts to optimizer.lr
+    final_lr: float = Field(0.0, ge=0, le=1)  # where linear and cosine end, as a share of optimizer.lr
+    evaluate_every: Positive | None = None  # tokens between evaluations; None: before the first step and after the last
+    evaluation_samples: Positive = 64  # of the held-out text, the same each time
+    held_out: float = Field(0.05, gt=0, lt=1)  # share of the text that is only evaluated on, in whole documents
+    held_out_seed: int = Field(0, ge=0)  # by which these documents are drawn; not `seed`, so that seeds compare
+    checkpoint_every: Positive | None = None  # tokens between checkpoints; None: no checkpoints
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        if self.tokens is None:
+            for name, field in type(self).model_fields.items():
+                value = getattr(self, name)
+                _rule(value == field.default, f"learning.{name}={value} without learning.tokens", "say how many tokens")
+            return self
+        _rule(
+            self.warmup_tokens < self.tokens,
+            f"learning.warmup_tokens={self.warmup_tokens} is not below learning.tokens={self.tokens}",
+            "lower the first or raise the second",
+        )
+        _rule(
+            self.final_lr == 0 or self.schedule != "constant",
+            f"learning.final_lr={self.final_lr} with learning.schedule=constant, which ends where it begins",
+            "leave it out, or choose linear or cosine",
+        )
+        return self
+
+
 class RunSpec(Frozen):
     """One point of a study: everything that decides what a run computes and how it is measured."""
 
@@ -172,6 +207,7 @@ class RunSpec(Frozen):
     precision: Precision = "bf16"
     activation_checkpointing: bool = False
     optimizer: OptimizerSpec = OptimizerSpec()
+    learning: LearningSpec = LearningSpec()
     seed: int = Field(0, ge=0, lt=2**31)
     measure: MeasureSpec = MeasureSpec()
 
@@ -200,6 +236,11 @@ class RunSpec(Frozen):
     def tokens_per_sample(self) -> int:
         """Tokens of all kinds in a sample, padding included."""
         return sum(self.sequence.values())
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all kinds in an optimizer step, padding included."""
+        return self.global_batch * self.tokens_per_sample
 
     @model_validator(mode="before")
     @classmethod
@@ -272,8 +313,21 @@ class RunSpec(Frozen):
         object.__setattr__(self, "batch", complete)  # frozen towards everyone else
         return self
 
+    @model_validator(mode="after")
+    def _measure_to_the_end(self) -> Self:
+        """Make a training its own window, whatever the protocol says: all its steps behind the fewest of a warm-up."""
+        if self.learning.tokens is not None:
+            steps = -(-self.learning.tokens // self.tokens_per_step)
+            warm = max(1, min(self.measure.warmup_steps, steps - 1))
+            window = {"warmup_steps": warm, "warmup_max_steps": warm, "min_s": 0.0, "max_s": _ENDLESS_S}
+            window |= dict.fromkeys(("min_steps", "max_steps"), max(1, steps - warm))
+            object.__setattr__(self, "measure", self.measure.model_copy(update=window))
+        return self
 
-_LATER: dict[str, Any] = {"objective": OBJECTIVE, "parallel": Parallel()}
+
+_ENDLESS_S = 1e9
+"""Of a window that no time ends."""
+_LATER: dict[str, Any] = {"objective": OBJECTIVE, "parallel": Parallel(), "learning": LearningSpec()}
 """Fields that came after the first records, with the value that all of those had."""
 
 

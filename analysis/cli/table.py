@@ -61,7 +61,7 @@ def _readable(frame: "DataFrame") -> "DataFrame":
     has_value["evidence"] = bool((frame["evidence"] != "measured").any())  # said where not all of it is measured
     for name in SHOWN_WHERE_DIFFERENT:
         has_value[name] = frame[name].nunique(dropna=False) > 1
-    return frame[[name for name in (*SHOWN, "reason") if has_value[name].any()]]
+    return frame[[name for name in (*SHOWN, "reason") if name in has_value and has_value[name].any()]]
 
 
 def _print(frame: "DataFrame") -> None:

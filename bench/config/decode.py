@@ -121,6 +121,25 @@ def check_rank(composed: Request, device: str | None) -> None:
     if (cut := engines.facts(spec).cut) is not None:
         cut(spec, models.get_network(spec.model))
     source.check(decode_cached(source.Options, spec.data.options), spec)
+    if spec.learning.tokens is not None:
+        _check_learning(spec)
+
+
+def _check_learning(spec: RunSpec) -> None:
+    """Raise UserError for what cannot be trained to an end, or evaluated on the way."""
+    learning, members = spec.learning, engines.facts(spec).members
+    needed = ["evaluate", "set_learning_rate", *["save", "load"] * (learning.checkpoint_every is not None)]
+    if missing := [name for name in needed if name not in members]:
+        rule = f"engine {spec.engine.name} has no {', '.join(missing)}"
+        raise UserError(f"learning.tokens={learning.tokens}", rule, "choose another engine, such as ddp")
+    if not data.can_hold_out(spec.data.source):
+        rule = "holds nothing back that a model could be evaluated on"
+        raise UserError(f"data={spec.data.name} with learning.tokens", rule, "choose data=text")
+    each = spec.batch.micro * spec.data_parallel
+    if learning.evaluation_samples % each:
+        value = f"learning.evaluation_samples={learning.evaluation_samples}"
+        rule = f"not a multiple of batch.micro={spec.batch.micro} × {spec.data_parallel} data-parallel ranks"
+        raise UserError(value, rule, f"choose {-(-learning.evaluation_samples // each) * each}")
 
 
 def _check_model(spec: RunSpec) -> None:

@@ -5,6 +5,8 @@
 `micro_batches(spec, data_rank)`  an endless iterator of `MicroBatch` on the host, through torch's DataLoader
 `describe(spec)`                  plain facts for the record (corpus hash, tokenizer …)
 
+A source that a model can be trained on to an end holds a part back to evaluate on (`bench.plugins.HeldOutDataPlugin`).
+
 Sample i of the global stream depends on (seed, i) alone: the same global batch holds the same samples whatever the
 engine, the number of ranks and the accumulation. Ranks of one data-parallel rank get the same micro-batches.
 """
@@ -12,7 +14,7 @@ engine, the number of ranks and the accumulation. Ranks of one data-parallel ran
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench import plugins
-from bench.plugins import DataPlugin
+from bench.plugins import DataPlugin, HeldOutDataPlugin
 from bench.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -29,6 +31,16 @@ class MicroBatch(NamedTuple):
 def load(source: str) -> DataPlugin:
     """Return the data source file named `source`; raise UserError if there is none."""
     return plugins.load(plugins.DATA, source)
+
+
+def load_held_out(source: str) -> HeldOutDataPlugin:
+    """Return the data source named `source`; raise UserError if it holds nothing back to evaluate on."""
+    return plugins.load(plugins.HELD_OUT_DATA, source)
+
+
+def can_hold_out(source: str) -> bool:
+    """Whether a data source holds something back to evaluate on."""
+    return all(hasattr(load(source), member) for member in plugins.HELD_OUT_DATA.members)
 
 
 def vocabulary(spec: RunSpec) -> int:

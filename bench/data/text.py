@@ -13,6 +13,7 @@ from bench import objectives
 from bench.data import MicroBatch, vocabulary
 from bench.data.pipeline import corpus, tokenizer
 from bench.data.pipeline.corpus import Corpus
+from bench.data.pipeline.held_out import divide
 from bench.data.pipeline.samples import CorruptedText, PlainText, ShuffledPieces
 from bench.data.pipeline.spans import SpanCorruption
 from bench.data.pipeline.tokenizer import Tokenizer
@@ -47,6 +48,15 @@ class PreparedText(NamedTuple):
     corpus: Corpus
     tokenizer: Tokenizer
     samples: CorruptedText | PlainText
+    held_out: HeldOutText | None = None
+
+
+class HeldOutText(NamedTuple):
+    """What of a corpus nothing is learned from."""
+
+    documents: int
+    tokens: int
+    samples: CorruptedText | PlainText
 
 
 def check(options: Options, spec: RunSpec) -> None:
@@ -65,21 +75,39 @@ def check(options: Options, spec: RunSpec) -> None:
         _check_tokenizer(options, spec, tokenizer.BYT5_VOCABULARY, tokenizer.BYT5_SENTINELS)
 
 
-def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of a data-parallel rank; raise UserError if corpus or tokenizer cannot be used.
+def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
+    """Return the endless micro-batches of a data-parallel rank from number `first` on; raise UserError if corpus or
+    tokenizer cannot be used. What is held out for evaluation is in none of them.
 
     Each pass over the corpus has its own order and its own corruption. With packing, corrupted inputs are shorter than
     their length only where the decoder's length is the one that limits a sample.
     """
     from bench.data.pipeline import loader
 
-    return loader.micro_batches(_prepare(spec).samples, spec, data_rank)
+    return loader.micro_batches(_prepare(spec).samples, spec, data_rank, first)
+
+
+def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
+    """Return a data-parallel rank's micro-batches of the samples that a learning run is evaluated on; UserError where
+    the held-out text makes fewer."""
+    from bench.data.pipeline import loader
+
+    held_out, wanted = _prepare(spec).held_out, spec.learning.evaluation_samples
+    assert held_out is not None
+    if wanted > (found := len(held_out.samples.pieces.bounds)):
+        rule = f"the held-out text makes {found} samples"
+        raise UserError(f"learning.evaluation_samples={wanted}", rule, "ask for fewer, or raise learning.held_out")
+    return loader.list_first(held_out.samples, spec, data_rank, wanted)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the facts for the record: the corpus and its hash, the tokenizer, what a sample is made of."""
     prepared = _prepare(spec)
-    return {"source": "text", "tokenizer": describe_tokenizer(prepared), **describe_corpus(prepared)}
+    facts = {"source": "text", "tokenizer": describe_tokenizer(prepared), **describe_corpus(prepared)}
+    if held_out := prepared.held_out:
+        samples = len(held_out.samples.pieces.bounds)
+        facts["held_out"] = {"documents": held_out.documents, "tokens": held_out.tokens, "samples": samples}
+    return facts
 
 
 def describe_corpus(prepared: PreparedText) -> dict[str, Any]:
@@ -117,6 +145,24 @@ def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedT
         words = words.with_sentinels()
     _check_tokenizer(options, spec, words.vocabulary, len(words.sentinels))
     text = corpus.load(options)
+    if spec.learning.tokens is None:
+        return PreparedText(text, words, _build_samples(options, spec, words, text, length, seed))
+    learning = spec.learning
+    parts = divide(text, learning.held_out, learning.held_out_seed)
+    samples, other = (
+        _build_samples(options, spec, words, part, length, own)
+        for part, own in zip(parts, (seed, (learning.held_out_seed,)), strict=True)
+    )
+    kept = parts.held_out
+    return PreparedText(text, words, samples, HeldOutText(len(kept.ends), len(kept.tokens), other))
+
+
+def _build_samples(
+    options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, length: int, seed: tuple[int, ...]
+) -> CorruptedText | PlainText:
+    """Return the samples of a text, of so many of its tokens each."""
+    import numpy as np
+
     bounds = _cut_packed(text, length) if options.packing else _cut_documents(text, length)
     if not len(bounds):
         raise UserError(
@@ -124,14 +170,7 @@ def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedT
             f"{len(text.tokens)} tokens make no sample of {length}",
             f"give more text or shorten sequence.{next(iter(spec.sequence))}",
         )
-    return PreparedText(text, words, _build_samples(options, spec, words, ShuffledPieces(text.tokens, bounds, seed)))
-
-
-def _build_samples(
-    options: Options, spec: RunSpec, words: Tokenizer, pieces: ShuffledPieces
-) -> CorruptedText | PlainText:
-    import numpy as np
-
+    pieces = ShuffledPieces(text.tokens, bounds, seed)
     if _is_plain(spec):
         padded, end = (list(spec.sequence), [words.eos]) if not options.packing else ([], [])
         return PlainText(pieces, np.array(end, np.int32), frozenset(padded), words.eos)

@@ -65,6 +65,10 @@ class OptionalMembers(Protocol):
         loss."""
         ...
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Make the next optimizer step, and those behind it, with another learning rate."""
+        ...
+
     def save(self, folder: Path, steps: int) -> None:
         """Write all that the next step depends on: weights, the optimizer's state, random state, and `steps`, the
         optimizer steps so far, which are the position in the data. All ranks see `folder`. Collective."""

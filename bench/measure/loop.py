@@ -38,7 +38,7 @@ class LaunchedBlock:
     fetched: list[FetchedBatches]  # by step, like the rest
     losses: list[Reading]
     norms: list[Reading]
-    skipped: list[int]  # numbers of steps
+    skipped: list[int]  # steps, counted from the first that was made here
     together: bool  # all ranks began it together
 
 
@@ -116,13 +116,17 @@ class Trainer:
         peers: Peers,
         *,
         has_loss: bool = True,
+        first: int = 0,
+        before_step: Callable[[int], None] = lambda step: None,
     ) -> None:
+        """`first` is the number of the first step that is made; `before_step` hears each one's."""
         self.peers = peers
         self._spec, self._engine, self._batches = spec, engine, batches
         self._clock, self._device, self._hook = clock, device, hook
         self._copy = create_batch_copy(device, pinned=spec.data.pin_memory)
         self._has_loss = has_loss
-        self._steps = 0
+        self._steps = self._first = first
+        self._before_step = before_step
         self._under_way: deque[LaunchedBlock] = deque()
 
     @property
@@ -133,6 +137,7 @@ class Trainer:
         """Make one optimizer step, its data's fetch and copy to the device included; return the loss, unsynchronised,
         None on a rank without one, and what was fetched."""
         fetched = FetchedBatches()
+        self._before_step(self._steps)
         self._hook("steps", self._steps)  # before its first micro-batch a rank of a pipeline waits for its neighbours
         loss = self._engine.train_step(self._micro_batches(fetched))
         if (loss is not None) != self._has_loss:
@@ -186,7 +191,7 @@ class Trainer:
             norms.append(self._engine.gradient_norm())
             if self._engine.skipped_steps() > skipped:
                 skipped = self._engine.skipped_steps()
-                found.append(self._steps - 1)
+                found.append(self._steps - 1 - self._first)
                 # Looking for a loss scale, fp16 overflows now and then; elsewhere gradients that are not finite
                 # are the end of the training.
                 norms[-1] = None if self._spec.precision == "fp16" else math.inf

@@ -15,6 +15,7 @@ from bench.measure.inspection import Inspection
 from bench.measure.loop import Series
 from bench.measure.memory import MemoryTrace, PhasePeaks
 from bench.measure.surroundings import Surrounded
+from bench.measure.training import Training
 from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, TimedPass, Tokens
 from bench.spec import RunSpec
 
@@ -81,6 +82,7 @@ def build_observations(
     link: Link | None,
     data: dict[str, Any],
     drill: str | None,
+    training: Training | None = None,
 ) -> Observations:
     """Return what the attempt observed; `views` are by rank."""
     seen = [view.seen for view in views if view.seen]
@@ -108,6 +110,8 @@ def build_observations(
         energy_s=tuple(one.energy_s for one in around) if energy else None,
         data=data,
         drill=drill,
+        evaluations=tuple(training.evaluations) if training else None,
+        checkpoints=tuple(training.checkpoints) or None if training else None,
     )
 
 

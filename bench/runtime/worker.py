@@ -28,6 +28,7 @@ from bench.units import count_part_elements
 if TYPE_CHECKING:
     from bench.measure.inspection import Inspection
     from bench.measure.loop import Series
+    from bench.measure.training import Training
 
 
 def main() -> None:
@@ -55,6 +56,8 @@ class RankWorker:
         self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self.rehearses = self.circumstance.rehearsed_rank is not None
+        self.learns = self.spec.learning.tokens is not None and not self.rehearses
+        self.training: Training | None = None
         self.drill = InjectedFault.read_environment()
         self.injected_at = -1  # step
         self.recorded = False
@@ -70,6 +73,10 @@ class RankWorker:
         self.report(series, None, store.UNINSPECTED if inspects else None)
         if inspects:
             self.report(series, self.inspect(), None)
+        if self.training and self.peers.is_main:
+            from bench.measure import checkpoints
+
+            checkpoints.remove_all(self.folder)  # whoever has the answer goes on from none
 
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
@@ -104,9 +111,7 @@ class RankWorker:
 
         spec = self.spec
         with self.phase("data"):
-            self.source = data.load(spec.data.source)
-            self.batches = self.source.micro_batches(spec, layout.place(spec, self.rank).data)
-            self.data_facts = self.source.describe(spec) if self.peers.is_main else {}
+            self.open_data()
         with memory.trace_memory(self.device) as self.initialisation:
             with self.phase("model"):
                 module = self.build_module()
@@ -119,6 +124,8 @@ class RankWorker:
                 engines.check_members(self.engine, spec)
         # What is random from here on, dropout, follows from the seed: each rank draws its own, repeats the same again.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
+        if self.learns:
+            self.begin_training()
         self.parameters = self.check_parameters(module)
         here, trained = (
             self.engine_builder.parameter_count(kind) for kind in (module.parameters(), engines.trained(module))
@@ -127,6 +134,32 @@ class RankWorker:
         self.initialisation_rss = memory.read_peak_rss_bytes()
         self.device_peak = memory.DeviceUsePeak(self.device)
         self.device_peak.look()
+
+    def open_data(self) -> None:
+        """Open the data; of a training, behind what it has seen where it goes on from a checkpoint."""
+        spec, place = self.spec, layout.place(self.spec, self.rank).data
+        source = data.load(spec.data.source)
+        if self.learns:
+            from bench.measure import checkpoints
+
+            saved = checkpoints.find_latest(self.folder) if self.peers.is_main else None
+            self.saved = self.peers.broadcast(saved)
+            source = with_held_out = data.load_held_out(spec.data.source)
+            self.held_out = with_held_out.held_out_batches(spec, place)
+            first = self.saved.steps * spec.accumulation if self.saved else 0
+            self.batches = with_held_out.micro_batches(spec, place, first)
+        else:
+            self.batches = source.micro_batches(spec, place)
+        self.data_facts = source.describe(spec) if self.peers.is_main else {}
+
+    def begin_training(self) -> None:
+        """Make ready for a training to its end, or for what is left of one."""
+        from bench.measure.training import Training
+
+        self.training = Training(self.spec, self.engine, self.held_out, self.folder, self.device, self.channel.beat)
+        if self.saved:
+            with self.phase("checkpoint"):
+                self.training.take_up(self.saved)
 
     def build_module(self) -> Any:
         """Return the uninitialised model, or this rank's part of it where the engine cuts it."""
@@ -165,11 +198,16 @@ class RankWorker:
         self.trainer = loop.Trainer(
             self.spec, self.engine, self.batches, clock, self.device, self.position, self.peers,
             has_loss=with_loss is None or self.rank in with_loss,
+            first=self.training.steps if self.training else 0,
+            before_step=self.training.set_learning_rate if self.training else lambda step: None,
         )  # fmt: skip
         series = loop.Series(tuple(self.spec.sequence), None if self.rehearses else with_loss)
         with self.write_steps_if_terminated(series):
-            limit_s = self.circumstance.step_limit_s
-            loop.run(self.trainer, self.spec, open_window, series, look, self.channel.follow_width, limit_s)
+            if self.training:
+                self.training.run(self.trainer, open_window, series, look)
+            else:
+                limit_s = self.circumstance.step_limit_s
+                loop.run(self.trainer, self.spec, open_window, series, look, self.channel.follow_width, limit_s)
         wait_for(self.device)
         self.device_peak.look()
         self.surrounded = self.surroundings.close() if warmup else Surrounded()
@@ -246,6 +284,7 @@ class RankWorker:
                 link=self.link,
                 data=self.data_facts,
                 drill=self.drill.text if self.drill else None,
+                training=self.training,
             )
             self.write(observe.drop_unknown(observed) if self.rehearses else observed, series)
 

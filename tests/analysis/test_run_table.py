@@ -8,11 +8,12 @@ from records import MIB, failed, machine, memory, observed, run, run_table, scat
 
 from analysis import columns as columns_module
 from analysis import metrics as metrics_package
-from analysis.columns import SHOWN, list_columns
+from analysis.columns import LEARNED, SHOWN, list_columns
+from analysis.summary import summarise
 from analysis.table import list_rows
 from bench import plugins
 from bench.predict.flops import compute_flops_per_step
-from bench.record import Link, Outcome
+from bench.record import Evaluation, Link, Outcome
 from bench.spec import RunSpec
 
 ISSUE = [
@@ -46,7 +47,24 @@ def row(record, *others) -> SimpleNamespace:
 def test_the_columns_are_these_in_this_order() -> None:
     assert list(run_table([run()]).columns) == ISSUE
     assert list(run_table([]).columns) == ISSUE
-    assert set(SHOWN) <= set(ISSUE)
+    assert set(SHOWN) <= {*ISSUE, *LEARNED}
+
+
+def test_a_run_that_was_trained_to_its_end_has_the_loss_of_its_last_evaluation() -> None:
+    """And the table has its columns; a training that ended badly has no answer."""
+    of = spec(micro=2, ranks=2, learning={"tokens": 10_000})
+    taken = [
+        Evaluation(step=step, loss=loss, target_tokens=50, seconds=0.1, trained_s=2.0 * step)
+        for step, loss in ((0, 6.0), (3, 4.5), (5, 4.25))
+    ]
+    trained = run(of, evaluations=tuple(taken))
+    told = row(trained, run())
+    assert (told.validation_loss, told.trained_s) == (4.25, 10.0)
+    assert told.tokens_trained == 5 * of.global_batch * sum(of.sequence.values())
+    table = run_table([trained, run(), trained.model_copy(update={"outcome": Outcome(kind="invalid", reason="…")})])
+    assert list(table.columns) == [*ISSUE, *LEARNED]
+    assert table["validation_loss"].isna().tolist() == [False, True, True]
+    assert summarise(run_table([trained, run()]))["validation_loss"].tolist()[0] == 4.25
 
 
 def test_every_column_says_what_it_means_and_its_unit() -> None:

@@ -7,7 +7,7 @@ import pytest
 from analysis.variants import describe_protocol, describe_variants
 from bench.point_fields import FIELDS, flatten, is_shown, select
 from bench.predict.advice.measured import format_decisive
-from bench.spec import RunSpec, config_id
+from bench.spec import LearningSpec, RunSpec, config_id
 
 ONE: dict[str, Any] = {
     "model": {"name": "tiny", "shape": {"d_model": 64}},
@@ -24,10 +24,12 @@ OTHER: dict[str, Any] = {
     "batch.micro": 8, "batch.accumulation": 4, "nodes": 2, "devices_per_node": 8, "sequence.encoder": 64,
     "sequence.decoder": 32, "parallel.tensor": 2, "precision": "fp32", "activation_checkpointing": True,
     "optimizer.implementation": "fused", "optimizer.lr": 0.1, "optimizer.betas": [0.8, 0.9], "optimizer.eps": 0.1,
-    "optimizer.weight_decay": 0.1, "optimizer.gradient_clipping": 0.5, "seed": 1, "measure.max_s": 9.0,
-    "measure.inspect": False,
+    "optimizer.weight_decay": 0.1, "optimizer.gradient_clipping": 0.5, "learning.tokens": 1_000_000, "seed": 1,
+    "measure.max_s": 9.0, "measure.inspect": False,
 }  # fmt: skip
 """Another value of a field."""
+APART = {"model.name", "engine.name", "parallel.tensor", "learning.tokens"}
+"""Fields with columns of their own, or that change others with them."""
 
 
 def changed(field: str) -> RunSpec:
@@ -59,7 +61,9 @@ def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) 
     assert (losses[0] != losses[1]) == (decides is None or decides.losses or makes_batch)
 
 
-@pytest.mark.parametrize("field", sorted(OTHER.keys() - {"model.name", "engine.name", "parallel.tensor"}))
+@pytest.mark.parametrize(
+    "field", sorted(OTHER.keys() - {"model.name", "engine.name", "parallel.tensor", "learning.tokens"})
+)
 def test_what_no_column_shows_is_told_as_a_variant_and_the_protocol_apart(field: str) -> None:
     specs = {"one": RunSpec.model_validate(ONE), "other": changed(field)}
     told = {text.partition("=")[0] for text in describe_variants(specs).values()} - {""}
@@ -74,6 +78,7 @@ def test_every_row_is_of_a_field_that_there_is_and_no_part_decides_more_than_its
         "objective",
         "parallel.tensor",
         "model.source",
+        *(f"learning.{name}" for name in LearningSpec.model_fields),
         *(name for name, _ in flatten(RunSpec.model_validate(ONE))),
     }
     for name, decides in FIELDS.items():

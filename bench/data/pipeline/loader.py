@@ -59,14 +59,14 @@ class _MicroBatches(Dataset[MicroBatch]):
         return MicroBatch(tensors | masks, padding)
 
 
-def micro_batches(samples: SampleStream, spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
-    """Return the endless micro-batches of a data-parallel rank, loaded as spec.data asks."""
+def micro_batches(samples: SampleStream, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
+    """Return the endless micro-batches of a data-parallel rank from number `first` on, loaded as spec.data asks."""
     data = spec.data
     return iter(
         DataLoader(
             _MicroBatches(samples, spec, data_rank),
             batch_size=None,  # an item is a batch already
-            sampler=itertools.count(),  # without an end no worker is ever started anew: nothing to keep persistent
+            sampler=itertools.count(first),  # without an end no worker is ever started anew: nothing to keep persistent
             num_workers=data.workers,
             prefetch_factor=data.prefetch if data.workers else None,
             pin_memory=data.pin_memory,
@@ -75,6 +75,12 @@ def micro_batches(samples: SampleStream, spec: RunSpec, data_rank: int) -> Itera
             generator=torch.Generator(),  # its own: the loader's draw must not move the model's dropout
         )
     )
+
+
+def list_first(samples: SampleStream, spec: RunSpec, data_rank: int, count: int) -> list[MicroBatch]:
+    """Return this data-parallel rank's micro-batches of the stream's first `count` samples."""
+    batches = _MicroBatches(samples, spec, data_rank)
+    return [batches[number] for number in range(count // (spec.batch.micro * spec.data_parallel))]
 
 
 def _create_worker_context() -> Any:

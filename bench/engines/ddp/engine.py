@@ -9,6 +9,7 @@ One rank runs DDP too, buckets and all: a scaling curve whose base did without w
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.distributed import random_state
 from bench.engines import trained
 from bench.engines.ddp.options import Options, decode_options
 from bench.engines.precision import torch_dtype
@@ -25,6 +27,9 @@ from bench.engines.precision.update import Update
 from bench.spec import RunSpec
 
 __all__ = ["DataParallel", "build", "construction", "parameter_count", "whole"]
+
+_STATE = "state.pt"
+"""File of a checkpoint: what is trained. What is not follows from the seed."""
 
 
 def build(module: Module, spec: RunSpec) -> "DataParallel":
@@ -60,6 +65,30 @@ class DataParallel:
         # a gradient that stays lies in its bucket; a fresh one would lie beside it until the last micro-step
         self._model.zero_grad(set_to_none=count == 1)
         return torch.stack(losses).mean()
+
+    def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
+        module = self._model.module
+        module.eval()
+        with torch.no_grad():
+            losses = [module(**batch).loss.float() for batch in batches]
+        module.train()
+        return torch.stack(losses).mean()
+
+    def set_learning_rate(self, rate: float) -> None:
+        self._update.set_learning_rate(rate)
+
+    def save(self, folder: Path, steps: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if dist.get_rank() == 0:  # every rank has the same
+            torch.save({"update": self._update.state(), "steps": steps}, folder / _STATE)
+        random_state.save(folder)
+        dist.barrier()
+
+    def load(self, folder: Path) -> int:
+        found = torch.load(folder / _STATE, map_location="cpu")
+        self._update.load_state(found["update"])
+        random_state.load(folder)
+        return int(found["steps"])
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

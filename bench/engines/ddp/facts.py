@@ -16,6 +16,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=Division(),
         is_reference=True,
         rehearsal=Rehearsal("any"),
+        members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
         memory=_predict_memory,
         step=_predict_step,
     )

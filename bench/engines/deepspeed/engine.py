@@ -7,18 +7,23 @@ divides each micro-step's loss by the accumulation and steps at its end, so `tra
 import copy
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from bench.distributed import random_state
 from bench.engines import trained
 from bench.engines.deepspeed.config import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
 from bench.engines.precision import on_device
 from bench.spec import RunSpec
+
+_STATE = "state"
+"""The one checkpoint in a folder, as DeepSpeed calls it."""
 
 
 def construction(spec: RunSpec) -> AbstractContextManager[Any]:
@@ -84,6 +89,26 @@ class ZeroEngine:
             losses.append(loss.detach().float())
         self._steps += 1
         return torch.stack(losses).mean()
+
+    def evaluate(self, batches: Iterable[dict[str, Tensor]]) -> Tensor:
+        self._engine.eval()
+        with torch.no_grad():
+            losses = [self._engine(**batch).loss.float() for batch in batches]
+        self._engine.train()
+        return torch.stack(losses).mean()
+
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+
+    def save(self, folder: Path, steps: int) -> None:
+        self._engine.save_checkpoint(str(folder), tag=_STATE, client_state={"steps": steps})
+        random_state.save(folder)
+
+    def load(self, folder: Path) -> int:
+        _, kept = self._engine.load_checkpoint(str(folder), tag=_STATE)
+        random_state.load(folder)
+        return int(kept["steps"])
 
     def _clip(self) -> None:
         """DeepSpeedEngine.clip_fp32_gradients, which at stage 0 computes the norm and forgets it."""

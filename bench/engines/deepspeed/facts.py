@@ -25,6 +25,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=find_division(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
         compiled_ops=_list_operations(options, spec),
+        members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
         works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module
         deepspeed_config=_build_config,
         memory=functools.partial(_predict_memory, options),

@@ -93,6 +93,9 @@ class FullyShardedEngine:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
+    def set_learning_rate(self, rate: float) -> None:
+        self._update.set_learning_rate(rate)
+
     def save(self, folder: Path, steps: int) -> None:
         checkpoint.save(folder, self._module, self._update.optimizer, steps)
 

@@ -36,6 +36,11 @@ class ShardedUpdate:
         )
         self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Update with another learning rate from now on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
     def __call__(self) -> None:
         """Make one step."""
         gradients = [_local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]

@@ -26,6 +26,14 @@ class DynamicScale:
         self._hysteresis = options.hysteresis
         self._step, self._last_overflow = 0, -1
 
+    def state(self) -> tuple[float, int, int, int]:
+        """Return where the scale is, for `load_state`."""
+        return self.value, self._hysteresis, self._step, self._last_overflow
+
+    def load_state(self, state: tuple[float, int, int, int]) -> None:
+        """Go on from where another scale was."""
+        self.value, self._hysteresis, self._step, self._last_overflow = state
+
     def update(self, *, overflow: bool) -> None:
         """Note the end of a step. A scale at its minimum stays there; DeepSpeed's ZeRO stages raise instead."""
         if self._dynamic:

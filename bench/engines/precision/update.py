@@ -1,7 +1,7 @@
 """AdamW after backward, as ZeRO does it: norm, clipping and update in fp32, on master weights below fp32."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.engines.precision.loss_scale import DynamicScale, LossScale
 from bench.spec import OptimizerSpec, Precision
@@ -41,6 +41,30 @@ class Update:
     def loss_scale(self) -> float:
         """What every loss is multiplied by before backward."""
         return self._scale.value if self._scale else 1.0
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Update with another learning rate from now on."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the next update depends on, the master weights included; `load_state` takes it up."""
+        scale = self._scale.state() if self._scale else None
+        return {"masters": self._masters, "optimizer": self._optimizer.state_dict(), "scale": scale,
+                "skipped": self.skipped}  # fmt: skip
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up what `state` returned, and write the parameters from their master weights."""
+        import torch
+
+        with torch.no_grad():
+            torch._foreach_copy_(self._masters, state["masters"])
+            if self._separate:
+                torch._foreach_copy_(self._parameters, self._masters)
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scale:
+            self._scale.load_state(state["scale"])
+        self.skipped = state["skipped"]
 
     def __call__(self) -> None:
         """Make one step. fp16 alone reads a flag from the device: whether to step at all is decided on the host."""

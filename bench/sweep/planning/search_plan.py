@@ -49,6 +49,9 @@ class SearchPoints:
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
         found = compose.compose_points(study, pinned, self.config_dir, target.find_device).points[0]
         present.check_devices(found.composed)
+        if self.section.objective == "validation_loss" and found.composed.spec.learning.tokens is None:
+            rule = "is of a training to its end, and there is none"
+            raise UserError("search.objective=validation_loss", rule, "give learning.tokens in base")
         return found
 
     def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:

@@ -97,6 +97,14 @@ def test_a_value_given_beside_the_study_is_not_searched(tmp_path: Path) -> None:
     assert [one.point.spec["batch"]["micro"] for one in made.pool.list_all()] == [2, 2]
 
 
+def test_a_loss_is_sought_among_trainings_alone(tmp_path: Path) -> None:
+    asked = ask(objective="validation_loss", space={"optimizer.lr": [1e-3, 1e-2]})
+    with pytest.raises(UserError, match=r"validation_loss: is of a training to its end, .*learning\.tokens"):
+        plan(tmp_path, asked)
+    made = plan(tmp_path, asked, "model=gpt2_tiny", "data=text", "learning.tokens=100000")
+    assert [one.predicted for one in made.pool.list_all()] == [None, None]
+
+
 def test_points_that_cannot_run_and_points_that_are_one_run_are_no_candidates(tmp_path: Path) -> None:
     space = {"batch.global": [2, 3], "batch.micro": [1, 2], "engine": ["ddp"]}
     made = plan(tmp_path, ask(space=space))

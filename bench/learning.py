@@ -1,0 +1,44 @@
+"""The course of a training that has an end: its optimizer steps, the learning rate of each, what happens between them.
+
+Steps are numbered from 0; after n steps the next is number n.
+"""
+
+import math
+from collections.abc import Iterator
+
+from bench.spec import RunSpec
+
+
+def count_steps(spec: RunSpec) -> int:
+    """Return the optimizer steps of the whole training."""
+    assert spec.learning.tokens is not None
+    return _round_up(spec.learning.tokens, spec)
+
+
+def compute_learning_rate(spec: RunSpec, step: int) -> float:
+    """Return the learning rate of one step; behind the last one it stays what it came to."""
+    learning, peak = spec.learning, spec.optimizer.lr
+    warmup, steps = _round_up(learning.warmup_tokens, spec), count_steps(spec)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = min((step - warmup) / (steps - warmup), 1.0) if steps > warmup else 1.0
+    left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[learning.schedule]
+    return peak * (learning.final_lr + (1 - learning.final_lr) * left)
+
+
+def list_evaluations(spec: RunSpec) -> Iterator[int]:
+    """Yield after how many steps the held-out loss is taken: before the first, every so often, after the last."""
+    every, steps = spec.learning.evaluate_every, count_steps(spec)
+    yield from range(0, steps, _round_up(every, spec) if every else steps)
+    yield steps
+
+
+def list_checkpoints(spec: RunSpec) -> Iterator[int]:
+    """Yield after how many steps a checkpoint is written. Behind the last step there is nothing to go on with."""
+    if every := spec.learning.checkpoint_every:
+        each = _round_up(every, spec)
+        yield from range(each, count_steps(spec), each)
+
+
+def _round_up(tokens: int, spec: RunSpec) -> int:
+    return -(-tokens // spec.tokens_per_step)

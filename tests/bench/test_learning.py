@@ -1,0 +1,148 @@
+"""The course of a training, by hand and beside torch's own schedulers."""
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from bench import learning
+from bench.config import compose
+from bench.errors import UserError
+from bench.measure.training import count_targets
+from bench.objectives import causal_lm, causal_lm_documents, span_corruption
+from bench.spec import RunSpec, config_id
+from bench.tokens import IGNORED
+
+PIPELINE = ("engine=pipeline", "parallel.pipeline=2", "batch.accumulation=8")
+STEP = 2 * 10
+"""Tokens of an optimizer step."""
+
+
+def spec(**chosen: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "model": {"name": "tiny", "family": "gpt", "shape": {}},
+            "engine": {"name": "ddp", "backend": "ddp"},
+            "data": {"name": "text", "source": "text"},
+            "batch": {"micro": 2},
+            "objective": "causal_lm",
+            "sequence": {"tokens": 10},
+            "optimizer": {"lr": 0.5},
+            "learning": chosen,
+        }
+    )
+
+
+def rates(asked: RunSpec) -> list[float]:
+    return [learning.compute_learning_rate(asked, step) for step in range(learning.count_steps(asked))]
+
+
+def torch_rates(asked: RunSpec, make: Any, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=asked.optimizer.lr)
+    scheduler, found = make(optimizer), []
+    for _ in range(steps):
+        found.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_tokens_are_rounded_up_to_whole_steps() -> None:
+    assert [learning.count_steps(spec(tokens=tokens)) for tokens in (1, STEP, STEP + 1, 10 * STEP)] == [1, 1, 2, 10]
+
+
+def test_a_constant_rate_rises_in_equal_parts_and_stays() -> None:
+    warm = spec(tokens=6 * STEP, warmup_tokens=4 * STEP)
+    assert rates(warm) == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5])
+
+
+def test_a_cosine_is_that_of_torch() -> None:
+    asked = spec(tokens=20 * STEP, schedule="cosine", final_lr=0.1)
+    schedulers = torch.optim.lr_scheduler
+    expected = torch_rates(asked, lambda own: schedulers.CosineAnnealingLR(own, T_max=20, eta_min=0.05), 20)
+    assert rates(asked) == pytest.approx(expected)
+
+
+def test_a_straight_line_behind_its_warm_up_is_that_of_torch() -> None:
+    asked = spec(tokens=20 * STEP, schedule="linear", warmup_tokens=5 * STEP)
+    schedulers = torch.optim.lr_scheduler
+    expected = torch_rates(asked, lambda own: schedulers.LinearLR(own, 1.0, 0.0, total_iters=15), 15)
+    assert rates(asked) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, *expected])
+
+
+def test_behind_its_last_step_a_rate_stays_what_it_came_to() -> None:
+    asked = spec(tokens=10 * STEP, schedule="cosine", final_lr=0.2)
+    assert learning.compute_learning_rate(asked, 10) == learning.compute_learning_rate(asked, 99) == pytest.approx(0.1)
+
+
+def test_the_held_out_loss_is_taken_first_and_last_and_every_so_often() -> None:
+    assert list(learning.list_evaluations(spec(tokens=10 * STEP))) == [0, 10]
+    assert list(learning.list_evaluations(spec(tokens=10 * STEP, evaluate_every=4 * STEP))) == [0, 4, 8, 10]
+    assert list(learning.list_evaluations(spec(tokens=10 * STEP, evaluate_every=5 * STEP))) == [0, 5, 10]
+
+
+def test_there_is_no_checkpoint_where_nothing_is_left_to_do() -> None:
+    assert list(learning.list_checkpoints(spec(tokens=10 * STEP))) == []
+    assert list(learning.list_checkpoints(spec(tokens=10 * STEP, checkpoint_every=5 * STEP))) == [5]
+    assert list(learning.list_checkpoints(spec(tokens=10 * STEP, checkpoint_every=4 * STEP))) == [4, 8]
+
+
+def test_the_window_is_the_whole_training_whatever_the_protocol_says() -> None:
+    window = spec(tokens=100 * STEP).measure
+    assert (window.warmup_steps, window.warmup_max_steps, window.min_steps, window.max_steps) == (5, 5, 95, 95)
+    assert spec(tokens=STEP).measure.min_steps == 1
+
+
+def test_how_often_a_checkpoint_is_written_names_no_other_point() -> None:
+    assert config_id(spec(tokens=99)) == config_id(spec(tokens=99, checkpoint_every=50))
+    assert config_id(spec(tokens=99)) != config_id(spec(tokens=98))
+    again = RunSpec.model_validate_json(spec(tokens=99).model_dump_json(by_alias=True))
+    assert config_id(again) == config_id(spec(tokens=99))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"schedule": "cosine"}, r"learning\.schedule=cosine without learning\.tokens; say how many tokens"),
+        ({"tokens": 9, "warmup_tokens": 9}, r"learning\.warmup_tokens=9 is not below learning\.tokens=9; lower"),
+        (
+            {"tokens": 9, "final_lr": 0.1},
+            r"final_lr=0\.1 with learning\.schedule=constant, .*; leave it out",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        spec(**chosen)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            PIPELINE,
+            "learning.tokens=9000: engine pipeline has no evaluate, set_learning_rate, save, load",
+        ),
+        (
+            ("data=synthetic",),
+            "data=synthetic with learning.tokens: holds nothing back that a model could be",
+        ),
+        (("batch.micro=7",), "learning.evaluation_samples=64: not a multiple of batch.micro=7 × 2 .*; choose 70"),
+    ],
+)
+def test_a_point_that_cannot_learn_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    given = {"model": "gpt2_tiny", "machine": "cpu", "devices_per_node": "2", "data": "text"}
+    given |= {"learning.tokens": "9000", "learning.checkpoint_every": "3000"}
+    given |= dict(one.split("=", 1) for one in overrides)
+    composed = compose.compose_request(compose.parse_single([f"{key}={value}" for key, value in given.items()]))
+    with pytest.raises(UserError, match=message):
+        compose.check(composed, "cpu")
+
+
+def test_targets_are_labels_that_something_predicts() -> None:
+    labels = torch.tensor([[5, 6, 7, IGNORED], [8, 9, IGNORED, IGNORED]])
+    assert count_targets(span_corruption.KINDS, {"labels": labels}) == 5
+    assert count_targets(causal_lm.KINDS, {"labels": labels}) == 3, "the first of a row is predicted from nothing"
+    apart = torch.tensor([[IGNORED, 6, IGNORED, 7]])  # two documents
+    assert count_targets(causal_lm_documents.KINDS, {"labels": apart}) == 2

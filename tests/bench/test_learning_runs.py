@@ -1,0 +1,71 @@
+"""A training as a user starts it, killed in the middle and gone on with."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from started_runs import PATIENCE_S, Command
+
+from bench import cli, store
+from bench.record import RunRecord
+
+pytestmark = pytest.mark.processes
+pytest.importorskip("datasets")
+
+TRAINING = (
+    "model=gpt2_tiny", "data=text", "data.max_bytes=200000", "machine=cpu", "precision=fp32", "sequence.tokens=32",
+    "batch.global=8", "optimizer.lr=1e-3", "learning.tokens=15360", "learning.schedule=cosine",
+    "learning.evaluate_every=5120", "learning.checkpoint_every=1280", "measure.inspect=false",
+)  # fmt: skip
+"""60 steps, a checkpoint behind every fifth."""
+
+
+def wait_for_checkpoint(run: Command) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not any(run.results.rglob("checkpoint-*")):
+        assert run.process.poll() is None and time.monotonic() < until, run.process.communicate()
+        time.sleep(0.02)
+
+
+def read_last(results: Path) -> RunRecord:
+    return [store.read_record(path) for path in store.find_records([results])][-1]
+
+
+def test_a_training_that_was_killed_goes_on_and_ends_as_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two ranks under DDP; the undisturbed one on a single rank under ZeRO, with the same global batch."""
+    two = ("engine=ddp", "devices_per_node=2", "batch.micro=2")
+    one_rank = ("engine=zero1", "engine.reduce_bucket_size=1000000", "devices_per_node=1", "batch.micro=4")
+    killed = Command(tmp_path / "killed", (*TRAINING, *two))
+    wait_for_checkpoint(killed)
+    beat = killed.heartbeat(lambda beat: bool(beat["ranks"]))
+    os.kill(beat["ranks"][0]["pid"], signal.SIGKILL)
+    assert killed.record().outcome.reason.startswith("rank 0 was killed by SIGKILL")
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    again = (*TRAINING, *two, "--results", str(tmp_path / "killed"))
+    assert cli.main(["sweep", *again]) == 0
+    alone = Command(tmp_path / "alone", (*TRAINING, *one_rank))
+    expected, found = alone.record().observations, read_last(tmp_path / "killed").observations
+    assert expected and expected.evaluations and expected.steps
+    assert found and found.evaluations and found.checkpoints and found.steps
+
+    assert found.checkpoints[0].kind == "load"
+    went_on_at = found.checkpoints[0].step
+    assert went_on_at >= 5
+    assert len(found.steps.loss) == 60 - went_on_at
+    assert len(expected.steps.loss) == 60
+    assert [one.step for one in found.evaluations] == [one.step for one in expected.evaluations] == [0, 20, 40, 60]
+    for one, other in zip(found.evaluations, expected.evaluations, strict=True):
+        assert one.target_tokens == other.target_tokens == 64 * 31
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+    losses = [one.loss or 0.0 for one in expected.evaluations]
+    assert losses[0] == pytest.approx(5.7, abs=0.3), "before the first step all of 384 tokens are about as likely"
+    assert losses[-1] < losses[0] - 1
+    trained = [one.trained_s or 0.0 for one in found.evaluations]
+    assert trained == sorted(trained)
+    assert trained[-1] > sum(found.steps.step_s), "the seconds of the lost attempt count, up to its checkpoint"
+    assert not list((tmp_path / "killed").rglob("*checkpoint-*")), "whoever has the answer goes on from none"
