@@ -46,6 +46,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: no search for garbage has to go through it again."""
     gc.freeze()
     gc.enable()
+    gc.set_threshold(50_000, 20, 50)  # as a command has them
 
 
 # local runs of a session of tests wait for each other, and not for those of another

@@ -5,6 +5,7 @@ was asked for happened.
 """
 
 import argparse
+import gc
 import importlib
 import importlib.metadata
 import sys
@@ -61,11 +62,15 @@ VERBS = {
     "export": Verb("analysis.cli.export", "one run per record for TensorBoard or MLflow"),
 }
 _USAGE_ERROR = 2
+_GARBAGE = 50_000, 20, 50
+"""A command makes millions of small values that live as long as they are used, and hardly a circle among them: half the
+time of a large plan went into the search for garbage. A rank is a process of its own, and keeps Python's thresholds."""
 _FORMER = "ledger"  # the verb that claims and predictions were
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
+    gc.set_threshold(*_GARBAGE)
     words = list(sys.argv[1:] if argv is None else argv)
     verbose = "-v" in words
     words = [word for word in words if word != "-v"]

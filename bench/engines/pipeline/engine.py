@@ -68,8 +68,9 @@ class PipelineEngine:
         groups = self._make_holder_groups(stages)
         for holders in sorted({self._list_holders(stages, name) for name in left}):  # in one order on every rank
             names = sorted(name for name in left if self._list_holders(stages, name) == holders)
-            mine, places = [left[name] for name in names], [at for at, name in enumerate(names) if name in counted]
-            parts.append(WholeParameters(mine, places, group, stages.among, groups.get(holders)))
+            places = [at for at, name in enumerate(names) if name in counted]
+            parameters, same = [left[name] for name in names], groups.get(holders)
+            parts.append(WholeParameters(parameters, places, group, stages.among, same))
         self._update = DividedUpdate(parts, self._spec.optimizer)
         return gathered
 
