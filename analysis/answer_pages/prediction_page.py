@@ -7,10 +7,12 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis.answer_pages.bars import PartLook, StackedBar, choose_looks, draw_bars
+from analysis.answer_pages.degrees import MOST_CURVES, TechniqueDegrees, build_degrees, draw_degrees, list_degree_rows
 from analysis.answer_pages.rendering import WIDTH_IN, choose_unit, find_distinct, list_facts, render_figure
+from analysis.answer_pages.scatter import SignLook, build_sign_looks
 from analysis.charts.lanes import Lane, build_lanes, compute_idle
 from analysis.formats.pages import load_template
-from analysis.plotting import styled
+from analysis.plotting import choose_marker_style, styled
 from analysis.plotting.lanes import LANE_COLOURS, draw_lanes
 from bench.formatting import format_count, format_interval
 from bench.predict.memory import MemoryPrediction, format_gigabytes
@@ -50,6 +52,16 @@ class LaneFigure(NamedTuple):
     idle: float
 
 
+class DegreeFigure(NamedTuple):
+    """The figure of a technique against its degree, with its key and its table."""
+
+    name: str
+    svg: Markup
+    looks: tuple[SignLook, ...]
+    rows: tuple[tuple[str, ...], ...]
+    omitted: int  # curves that are in the table alone
+
+
 def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAnswer") -> str:
     """Return the page as HTML; `answer` is what the verb says of one point, and how it was called."""
     points = [list_facts(one.point.composed.spec, one.point.composed.machine.name) for one in found]
@@ -63,6 +75,7 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
         memory=_draw_memory(build_memory_bars(found, labels)),
         time=_draw_time(build_time_bars(found, labels)),
         lanes=_draw_passes(found[0]) if alone else None,
+        degrees=[_draw_technique(one) for one in build_degrees(found)],
         most=MOST_BARS,
         omitted=max(0, len(found) - MOST_BARS),
         phases=_build_phase_table(found[0].memory) if alone and found[0].memory else None,
@@ -145,6 +158,15 @@ def _draw_passes(one: "Prediction") -> LaneFigure | None:
     looks = tuple(PartLook(kind, colour, hatched=False) for kind, colour in LANE_COLOURS.items() if kind in shown)
     alt = f"Forward and backward of {format_count(len(lanes), 'place')} of the pipeline; idle {100 * idle:.3g} %"
     return LaneFigure(render_figure("lanes", figure, alt), looks, idle)
+
+
+def _draw_technique(shown: TechniqueDegrees) -> DegreeFigure:
+    drawn = shown.curves[:MOST_CURVES]
+    styles = {curve.label: choose_marker_style(number) for number, curve in enumerate(drawn) if curve.label}
+    alt = f"Memory, communication and MFU of {format_count(len(drawn), 'curve')} by ranks of {shown.name}"
+    svg = render_figure(shown.name.replace(" ", "-"), draw_degrees(shown), alt)
+    omitted = len(shown.curves) - len(drawn)
+    return DegreeFigure(shown.name, svg, tuple(build_sign_looks(styles)), tuple(list_degree_rows(shown)), omitted)
 
 
 @styled

@@ -19,8 +19,10 @@ from bench.advising.search import Answer
 from bench.cli import main
 from bench.cli.advice_text import build_text
 
-XL = ["model=mt5_xl", "machine=a100_80", "devices_per_node=8", "nodes=1,2,4,8", "max_global_batch=512"]
-TRAINING = [*XL, "tokens=1e11", "deadline=20d"]
+TRAINING = [
+    "model=mt5_xl", "machine=a100_80", "devices_per_node=8", "nodes=1,2,4,8", "max_global_batch=512",
+    "engine=ddp,zero1,zero3,lga", "tokens=1e11", "deadline=20d",
+]  # fmt: skip
 
 Ask = Callable[..., Answer]
 

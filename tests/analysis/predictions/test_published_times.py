@@ -35,6 +35,15 @@ def test_errors_are_small_and_most_steps_lie_in_an_interval_that_is_not_wide(
     assert f"a factor of {INTERVAL - 0.01:.2f} apart" in found.text
 
 
+def test_with_the_source_left_out_the_same_steps_are_predicted_of_a_quicker_host_and_less_closely() -> None:
+    with_it, without = (comparisons()[name] for name in ("gpt_times_aside", "gpt_times_left_out"))
+    assert [point.what for point in without.points] == [point.what for point in with_it.points]
+    shorter = [(one.predicted, other.predicted) for one, other in zip(without.points, with_it.points, strict=True)]
+    assert all(isinstance(one, float) and isinstance(other, float) and one < other for one, other in shorter)
+    means = [summarise_comparison(found).mean for found in (with_it, without)]
+    assert means[0] and means[1] and means[0] < means[1]
+
+
 def test_the_predicted_time_is_the_median() -> None:
     points = comparisons()["gpt_times_aside"].points
     above = sum((point.error or 0.0) > 0 for point in points) / len(points)
