@@ -1,5 +1,6 @@
 """Held-out losses as they are drawn, by hand."""
 
+import numpy as np
 import pytest
 from drawn import legend
 from records import results, run, spec
@@ -27,9 +28,9 @@ def test_there_is_none_without_a_training() -> None:
 def test_each_run_is_a_curve_over_tokens_and_one_over_time_the_best_first() -> None:
     drawn = figure(results(trained(4.5, 0.1), trained(4.0, 0.2), run()))
     left, right = drawn.axes
-    assert [list(line.get_ydata()) for line in left.lines] == [[6.0, 4.0], [6.0, 4.5]]
-    assert list(left.lines[0].get_xdata()) == pytest.approx([0.0, 200e-6])
-    assert list(right.lines[0].get_xdata()) == [0.0, 10.0]
+    assert [np.asarray(line.get_ydata()).tolist() for line in left.lines] == [[6.0, 4.0], [6.0, 4.5]]
+    assert np.asarray(left.lines[0].get_xdata()).tolist() == pytest.approx([0.0, 200e-6])
+    assert np.asarray(right.lines[0].get_xdata()).tolist() == [0.0, 10.0]
     assert legend(drawn) == ["zero1 · optimizer.lr=0.2", "zero1 · optimizer.lr=0.1"]
 
 
