@@ -68,13 +68,12 @@ def test_a_figure_with_nothing_to_show_is_left_out() -> None:
     ]
     everything = [
         "answers", "throughput", "step_time", "memory", "memory_by_stage", "strong_scaling", "weak_scaling",
-        "best_configurations", "idle_share", "pass_lanes", "rank_spread", "step_series",
+        "best_configurations", "idle_share", "pass_lanes", "rank_spread", "step_series", "loss_curves",
     ]  # fmt: skip
     searches = ["search_history", "search_importance", "search_slices", "search_trials", "search_front"]
     assert names[0] == everything + searches
-    assert names[1] == [name for name in everything if name not in ("strong_scaling", "idle_share", "pass_lanes")], (
-        "every node count its own global batch"
-    )
+    without = ("strong_scaling", "idle_share", "pass_lanes", "loss_curves")
+    assert names[1] == [name for name in everything if name not in without], "every node count its own global batch"
     assert names[2] == ["throughput", "step_time", "memory", "memory_by_stage", "rank_spread", "step_series"]
     assert names[3] == ["throughput", "step_time", "memory", "memory_by_stage"], "out of memory is shown"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from bench import learning
+from bench import api, learning
 from bench.config import compose
 from bench.errors import UserError
 from bench.measure.training import count_targets
@@ -146,3 +146,15 @@ def test_targets_are_labels_that_something_predicts() -> None:
     assert count_targets(causal_lm.KINDS, {"labels": labels}) == 3, "the first of a row is predicted from nothing"
     apart = torch.tensor([[IGNORED, 6, IGNORED, 7]])  # two documents
     assert count_targets(causal_lm_documents.KINDS, {"labels": apart}) == 2
+
+
+def test_a_queue_wants_the_limit_of_a_training_where_nothing_predicts_it() -> None:
+    asked = ["model=gpt2_tiny", "machine=cpu", "devices_per_node=2", "data=text", "learning.tokens=9000"]
+    asked += ["launcher=slurm", "learning.evaluation_samples=64"]
+    with pytest.raises(UserError, match=r"launcher\.time_limit_min=null: a training has no longest window .*; give"):
+        api.plan(None, asked)
+    made = api.plan(None, [*asked, "launcher.time_limit_min=30"])
+    assert [point.time_limit_min for point in made.sweep.points] == [30]
+    predicted = api.plan(None, [*(one for one in asked if one != "machine=cpu"), "machine=a100_80"])
+    (limit_min,) = [point.time_limit_min for point in predicted.sweep.points]
+    assert limit_min is not None and limit_min < 60

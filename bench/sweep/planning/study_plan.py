@@ -133,15 +133,20 @@ def _build_controls(
 
 
 def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
-    """Return a point as it is asked; `predict` its time limit too, which needs a second attempt to fall back on."""
+    """Return a point as it is asked; `predict` its time limit too, which needs a second attempt to fall back on. A
+    training falls back on its checkpoint; UserError for one that nobody says the limit of."""
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
     predicted = predict_forecast(composed.spec, composed.machine, target.find_device(composed))
     options, (given_min, bound_min) = composed.launcher_options, _find_limits_min(composed)
     limit_min = given_min if given_min is not None else bound_min
-    if isinstance(options, SchedulingOptions) and bound_min is not None and predict and predicted.step:
+    trains = composed.spec.learning.tokens is not None
+    if isinstance(options, SchedulingOptions) and bound_min is not None and (predict or trains) and predicted.step:
         limit_min = duration.compute_limit_min(
             composed.spec.measure, predicted.step.high_s, options.setup_min, bound_min
         )
+    elif trains and bound_min is not None:
+        rule = "a training has no longest window to follow from, and the time of its steps is not predicted here"
+        raise UserError("launcher.time_limit_min=null", rule, "give the minutes that an attempt may take")
     return SweepPoint(
         config_id=made.config_id,
         line="  ".join(
@@ -151,7 +156,7 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
         nodes=composed.spec.nodes,
         devices_per_node=composed.spec.devices_per_node,
         time_limit_min=limit_min,
-        bound_min=bound_min if predict else None,
+        bound_min=bound_min if predict and not trains else None,
         forecast=predicted,
         overrides=texts,
         spec=composed.spec.model_dump(mode="json", by_alias=True),
