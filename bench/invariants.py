@@ -37,6 +37,9 @@ def _check_sizes(record: RunRecord) -> str | None:
         return "spec: more samples or tokens per step than can be counted"
     if max(spec.model.parameters or 0, counted.parameters if counted else 0) > MOST:
         return "parameters: more than can be counted"
+    evaluations = (counted.evaluations if counted else None) or ()
+    if not _is_between([one.step * spec.tokens_per_step for one in evaluations], 0, MOST):
+        return "observations.evaluations: behind more tokens than can be counted"
     if any(isinstance(size, int | float) and abs(size) > MOST_SIZE for size in spec.model.shape.values()):
         return "spec.model.shape: a size that no model has"
     return None

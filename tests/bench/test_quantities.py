@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bench import store
+from bench.invariants import find_broken_rule
 from bench.quantities import derive_quantities
 from bench.record import Evaluation
 
@@ -19,3 +20,12 @@ def test_the_loss_of_a_training_is_that_of_its_last_evaluation() -> None:
     trained = derive_quantities(record.model_copy(update={"observations": observed}))
     assert trained and trained.get("validation_loss") == 2.0
     assert trained.interval("validation_loss") is None
+
+
+def test_an_evaluation_behind_more_tokens_than_there_can_be_is_no_record() -> None:
+    record = store.read_record(RECORD)
+    assert record.observations and find_broken_rule(record) is None
+    beyond = Evaluation(step=2**60, loss=1.0, target_tokens=1, seconds=1.0)
+    observed = record.observations.model_copy(update={"evaluations": (beyond,)})
+    broken = find_broken_rule(record.model_copy(update={"observations": observed}))
+    assert broken == "observations.evaluations: behind more tokens than can be counted"
