@@ -97,7 +97,8 @@ def list_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def list_values(column: pd.Series) -> list[Any]:
     """Return a column as plain Python values, None where one is missing."""
-    return column.astype(object).where(column.notna(), None).tolist()
+    values: list[Any] = column.to_numpy(dtype=object, na_value=None).tolist()  # type: ignore[call-overload]
+    return values
 
 
 def _parse_cells(column: Column, cells: pd.Series) -> list[Any]:

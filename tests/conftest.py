@@ -21,6 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SLURM = Path(__file__).parent / "slurm"
+LONG = ("test_golden.py", "test_docs.py", "test_bundle.py", "test_t5.py", "test_consolidated.py", "test_report.py")
+"""Files without processes that take ten seconds and more."""
 
 
 class ByFile(LoadScopeScheduling):
@@ -37,9 +39,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first."""
+    """What takes longest comes first, so that nobody has it alone at the end."""
     starting = {item.path for item in items if item.get_closest_marker("processes")}
-    items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting))
+    items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting, item.path.name not in LONG))
 
 
 def pytest_collection_finish() -> None:

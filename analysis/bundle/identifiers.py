@@ -239,13 +239,14 @@ def _find_similar_hosts(hosts: Iterable[str], strings: Iterable[str]) -> set[str
     return bases | {host for name in found for host in (expand_node_list(name) or [name])}
 
 
-def _list_schema_words() -> set[str]:
+@functools.cache
+def _list_schema_words() -> frozenset[str]:
     """Return the words that a record's schema itself is made of."""
     schema = RunRecord.model_json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
     fields = {name: field for part in parts for name, field in part.get("properties", {}).items()}
     enum_texts = {word for field in fields.values() for word in _list_strings({"": field.get("enum", ())})}
-    return {word.lower() for word in (*fields, *enum_texts)}
+    return frozenset(word.lower() for word in (*fields, *enum_texts))
 
 
 def _list_chosen_names(document: Any) -> Iterator[str]:
