@@ -42,6 +42,9 @@ class PublishedRun(NamedTuple):
         return predict_step_time(self.spec, self.machine, software=self.software)
 
 
+_NO_COUNTS = ("model", "precision", "percent_of_peak", "step_s")
+
+
 def build_gpt_run(row: dict[str, str], machine: Machine) -> PublishedRun:
     """Return a run of GPT on one node of A100."""
     given = {name: int(value) for name, value in row.items() if name != "step_s"}
@@ -76,7 +79,7 @@ def build_frontier_run(
     row: dict[str, str], machine: Machine, nodes: int | None = None, samples: int | None = None
 ) -> PublishedRun:
     """Return a run of GPT on Frontier, or its layout on other `nodes` with other `samples` in a step."""
-    given = {name: int(row[name]) for name in row if name not in ("model", "precision", "percent_of_peak")}
+    given = {name: int(row[name]) for name in row if name not in _NO_COUNTS}
     nodes, samples = nodes or given["nodes"], samples or given["global_batch"]
     tensor, pipeline, tokens = given["tensor"], given["pipeline"], given["sequence"]
     copies = nodes * DEVICES // (tensor * pipeline)
