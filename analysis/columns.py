@@ -90,7 +90,7 @@ def _get_device(record: RunRecord) -> str | None:
 
 def _get_allocation(record: RunRecord) -> str | None:
     around, submitted = find_job(record.environment), record.circumstance.launcher.get("job")
-    if around is None or not around.allocation or not submitted:
+    if around is None or not around.allocation or submitted in (None, around.job_id):
         return around.allocation if around else None
     return f"{around.allocation}.{submitted}"  # a cluster that was built anew begins to count at 1 again
 

@@ -349,11 +349,18 @@ def point(overrides: "GivenOverrides" = (), *, study: str = "adhoc", config_dir:
     return single.plan_point(overrides, study, _convert_path(config_dir))
 
 
-def rehearsal(overrides: "GivenOverrides" = (), *, rank: int = 0, config_dir: Folder | None = None) -> "SingleRun":
-    """Return the rehearsal of one rank of a job that may be larger than this machine, checked."""
+def rehearsal(
+    overrides: "GivenOverrides" = (),
+    *,
+    rank: int = 0,
+    shapes_only: bool = False,
+    config_dir: Folder | None = None,
+) -> "SingleRun":
+    """Return the rehearsal of one rank of a job that may be larger than this machine, checked; with `shapes_only` the
+    rank may be larger too."""
     from bench.sweep.planning import single
 
-    return single.plan_rehearsal(overrides, rank, _convert_path(config_dir))
+    return single.plan_rehearsal(overrides, rank, _convert_path(config_dir), shapes_only=shapes_only)
 
 
 def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":
@@ -368,12 +375,15 @@ def rehearse(
     overrides: "GivenOverrides" = (),
     *,
     rank: int = 0,
+    shapes_only: bool = False,
     results: Folder = RESULTS,
     config_dir: Folder | None = None,
     follow: Follow = _ignore_text,
 ) -> "MeasuredRun":
-    """Run one rank of a job that may be larger than this machine, its collectives only pretended."""
-    return measure(rehearsal(overrides, rank=rank, config_dir=config_dir), results, follow=follow)
+    """Run one rank of a job that may be larger than this machine, its collectives only pretended; with `shapes_only`
+    nothing is computed either: memory is counted, and not used."""
+    made = rehearsal(overrides, rank=rank, shapes_only=shapes_only, config_dir=config_dir)
+    return measure(made, results, follow=follow)
 
 
 def advise(

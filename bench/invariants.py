@@ -46,13 +46,16 @@ def _check_sizes(record: RunRecord) -> str | None:
 
 
 def _check_outcome(record: RunRecord) -> str | None:
-    """What ended well has something to show: a measured run its window, a rehearsal the time that a step computes."""
+    """What ended well has something to show: a measured run its window, a rehearsal the time that a step computes, or
+    where it computed nothing its memory."""
     if record.outcome.kind != "ok":
         return None
     observed = record.observations
     if observed is None:
         return "observations: none of a run that ended well"
     if record.evidence == "rehearsed":
+        if record.circumstance.shapes_only:
+            return None if observed.memory else "observations.memory: none of a rehearsal that ended well"
         shown = observed.compute_s or observed.steps
         return None if shown else "observations.compute_s: none of a rehearsal that ended well"
     steps = observed.steps

@@ -99,12 +99,14 @@ class Circumstance(Frozen):
     network: Network = Network()
     step_limit_s: float | None = Field(None, gt=0)  # the window ends once a step surely takes longer; None: never
     rehearsed_rank: int | None = Field(None, ge=0)  # the only real rank of a rehearsal; None: all of them are real
+    shapes_only: bool = False  # rehearsed without doing what only makes values
     overrides: tuple[str, ...] = ()  # what was asked, word for word
     started_at: str = ""  # ISO 8601, UTC
 
     @model_serializer(mode="wrap")
-    def _as_before_where_no_step_is_too_long(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in serialize(self).items() if key != "step_limit_s" or value is not None}
+    def _as_before_where_nothing_is_special(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        usual = {"step_limit_s": None, "shapes_only": False}
+        return {key: value for key, value in serialize(self).items() if key not in usual or value != usual[key]}
 
 
 class EnvironmentClass(Frozen):

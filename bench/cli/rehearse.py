@@ -2,9 +2,11 @@
 
   zeroscale rehearse model=mt5_xxl engine=zero3 nodes=64 devices_per_node=8 machine=h200
   zeroscale rehearse model=tiny engine=zero2 nodes=4 devices_per_node=8 --rank 31
+  zeroscale rehearse model=gpt_22b engine=pipeline parallel.pipeline=8 devices_per_node=8 --shapes-only
 
 It leaves a record with the evidence `rehearsed`: memory by phase, the time that a step computes, and the bytes that
-each collective would have moved. Losses and the time of communication cannot be known here and stay empty.
+each collective would have moved. Losses and the time of communication cannot be known here and stay empty. With
+`--shapes-only` the rank may be larger than this machine: nothing is computed, memory is counted and not used.
 """
 
 import argparse
@@ -20,11 +22,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
     shown = "which rank, default 0; some engines allow no other"
     parser.add_argument("--rank", type=int, default=0, metavar="R", help=shown)
+    less = "compute nothing: memory is counted, and not used; for a rank larger than this machine"
+    parser.add_argument("--shapes-only", action="store_true", help=less)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the rehearsal ended `ok`."""
-    made = api.rehearsal(args.overrides, rank=args.rank, config_dir=args.config_dir)
+    made = api.rehearsal(args.overrides, rank=args.rank, shapes_only=args.shapes_only, config_dir=args.config_dir)
     line, ranks = common_arguments.format_line(made.composed), made.composed.spec.world_size
     if args.dry_run:
         print(common_arguments.format_json(made.composed) if args.json else line)
@@ -51,6 +55,8 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
     ]
     typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown"
     compute = f"a step computes {typical}, communication absent, n = {len(seen.compute_s)}"
+    if record.circumstance.shapes_only:
+        compute = "shapes alone, nothing computed"
     cells = [(name, "unknown" if size is None else f"{size / 1e9:.4f} GB") for name, size in rows]
     table = terminal.align(cells, right={1}, least=(36, 14), gap=0, indent=2)
     return "\n".join([f"ok: {compute}", table, str(folder)])

@@ -218,7 +218,7 @@ class Trainer:
 
 def run(
     trainer: Trainer,
-    spec: RunSpec,
+    protocol: MeasureSpec,
     open_window: Callable[[], None],
     series: Series,
     after_block: Callable[[], None] = lambda: None,
@@ -231,8 +231,7 @@ def run(
     `follow_width` hears how wide the interval is. The window ends too once steps surely take longer than `limit_s`.
     What is under way when a decision falls belongs to the warm-up, or to the window.
     """
-    protocol, peers = spec.measure, trainer.peers
-    checked = 0
+    peers, checked = trainer.peers, 0
 
     def is_sound() -> bool:
         nonlocal checked

@@ -129,11 +129,11 @@ def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPas
     return tuple(tuple(rank.passes) for rank in firsts) if 0 < number <= MOST_PASSES else None
 
 
-def drop_unknown(observed: Observations) -> Observations:
+def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
     """Leave out what a rehearsal cannot know: losses, and step times, in which communication is missing. What is left
-    of the window is the time that a step computes."""
+    of the window is the time that a step computes, if it `computes`."""
     assert observed.steps
-    compute_s = observed.steps.step_s[observed.steps.cut :]
+    compute_s = observed.steps.step_s[observed.steps.cut :] if computes else ()
     unknown = {"steps": None, "tokens": None, "outside_collectives_s": (), "step_phases_s": None, "idle_s": None}
     unknown |= {"passes": None}
     return observed.model_copy(update={**unknown, "compute_s": compute_s})

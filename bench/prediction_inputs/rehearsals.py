@@ -94,10 +94,12 @@ def _build_base(stage: int, shape: str, buckets: str) -> RunSpec:
     return compose.compose_request(compose.parse_single(words)).spec
 
 
-def rehearse(spec: RunSpec, rank: int, results: Path) -> RankMemory:
+def rehearse(spec: RunSpec, rank: int, results: Path, *, shapes_only: bool = False) -> RankMemory:
     """Run `rank` of `spec` in a forked process; the parent has imported what it needs and touched no tensor."""
     machine = compose.compose_request(compose.parse_single(["machine=cpu"])).machine
-    circumstance = Circumstance(study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank)
+    circumstance = Circumstance(
+        study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank, shapes_only=shapes_only
+    )
     folder = store.open_attempt(results / config_id(spec), spec, circumstance, new_repeat=True).folder
     child = os.fork()
     if child == 0:

@@ -66,13 +66,16 @@ class RankWorker:
     def measure(self) -> None:
         """The whole attempt."""
         self.join()
-        self.build()
-        series = self.train()
+        with self.leave_out_operations():
+            self.build()
+            series = self.train()
         inspects = series.stopped != "invalid" and self.spec.measure.inspect
         # from here on the measurement is safe, whatever happens to a closer look at it
         self.report(series, None, store.UNINSPECTED if inspects else None)
         if inspects:
-            self.report(series, self.inspect(), None)
+            with self.leave_out_operations():
+                seen = self.inspect()
+            self.report(series, seen, None)
         if self.training and self.peers.is_main:
             from bench.measure import checkpoints
 
@@ -102,6 +105,12 @@ class RankWorker:
             self.link = None if self.rehearses else link.measure_link(self.device, self.spec)
             if self.link and self.spec.nodes > 1:
                 transport.check(self.link, self.circumstance.network, self.circumstance.machine)
+
+    def leave_out_operations(self) -> contextlib.AbstractContextManager[object]:
+        """Where shapes alone are rehearsed, leave out what only makes values; else do all."""
+        from bench.measure import shapes
+
+        return shapes.LeftOutOperations() if self.circumstance.shapes_only else contextlib.nullcontext()
 
     def build(self) -> None:
         """Open the data, build the model inside its engine, and make sure that it is the one it is called."""
@@ -173,7 +182,7 @@ class RankWorker:
 
     def train(self) -> "Series":
         """Warm up and measure."""
-        from bench.measure import loop, memory, observe
+        from bench.measure import loop, memory, observe, shapes
         from bench.measure.clock import create_clock
         from bench.measure.collectives import wait_for
         from bench.measure.surroundings import Surrounded
@@ -206,8 +215,9 @@ class RankWorker:
             if self.training:
                 self.training.run(self.trainer, open_window, series, look)
             else:
+                protocol = shapes.PROTOCOL if self.circumstance.shapes_only else self.spec.measure
                 limit_s = self.circumstance.step_limit_s
-                loop.run(self.trainer, self.spec, open_window, series, look, self.channel.follow_width, limit_s)
+                loop.run(self.trainer, protocol, open_window, series, look, self.channel.follow_width, limit_s)
         wait_for(self.device)
         self.device_peak.look()
         self.surrounded = self.surroundings.close() if warmup else Surrounded()
@@ -286,7 +296,9 @@ class RankWorker:
                 drill=self.drill.text if self.drill else None,
                 training=self.training,
             )
-            self.write(observe.drop_unknown(observed) if self.rehearses else observed, series)
+            if self.rehearses:
+                observed = observe.drop_unknown(observed, computes=not self.circumstance.shapes_only)
+            self.write(observed, series)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

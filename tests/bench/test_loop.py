@@ -112,7 +112,7 @@ def trained(
 ) -> Series:
     spec, series = spec or a_spec(), Series(("encoder", "decoder"))
     trainer = Trainer(spec, scripted, batches(), scripted, CPU, lambda phase, step: None, TwoRanks(others))
-    run(trainer, spec, lambda: None, series, limit_s=limit_s)
+    run(trainer, spec.measure, lambda: None, series, limit_s=limit_s)
     return series
 
 
@@ -182,7 +182,7 @@ def test_the_loss_of_a_step_is_that_of_the_ranks_that_have_one() -> None:
     engine, series = WithoutLoss([1.0] * 7), Series(("encoder", "decoder"), loss_ranks=(1,))
     peers = OneLoss([1.0] * 7)
     trainer = Trainer(a_spec(), engine, batches(), engine, CPU, lambda *at: None, peers, has_loss=False)
-    run(trainer, a_spec(), lambda: None, series)
+    run(trainer, a_spec().measure, lambda: None, series)
     assert observe.build_outcome(series).kind == "ok"
     assert observe.reduce_steps(series).loss == (3.0,) * 7
     table = pq.read_table(io.BytesIO(observe.write_steps_table(series)))
@@ -305,7 +305,7 @@ def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
     clock, engine, series = DeviceClock(lambda: PlaceInQueue(device), device.drain), OnDevice(device), Series(())
     clock.blocks_ahead = ahead
     trainer = Trainer(spec, engine, batches(), clock, CPU, lambda *at: None, Alone(device))
-    run(trainer, spec, lambda: None, series)
+    run(trainer, spec.measure, lambda: None, series)
     assert trainer.steps_under_way == 0
     return series
 
@@ -367,7 +367,12 @@ def test_a_loss_that_is_lost_is_known_one_block_later() -> None:
     engine._losses = iter([1.0] * 12 + [math.nan] + [1.0] * 50)
     spec = a_spec(devices_per_node=1, measure=a_spec().measure.model_dump() | {"max_steps": 40, "min_steps": 40})
     clock = DeviceClock(lambda: PlaceInQueue(device), device.drain)
-    run(Trainer(spec, engine, batches(), clock, CPU, lambda *at: None, Alone(device)), spec, lambda: None, series)
+    run(
+        Trainer(spec, engine, batches(), clock, CPU, lambda *at: None, Alone(device)),
+        spec.measure,
+        lambda: None,
+        series,
+    )
     assert (series.stopped, observe.build_outcome(series).evidence["step"]) == ("invalid", 12)
     assert len(series.ranks) == 16, "of blocks of 2, that of steps 12 and 13 and the one behind it"
 

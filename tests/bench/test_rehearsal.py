@@ -39,11 +39,21 @@ def recorded() -> dict[str, dict[str, str]]:
     }
 
 
+FOUR = ("precision=bf16", "devices_per_node=4", "batch.micro=2", "activation_checkpointing=true")
+SHAPES_ALONE = {
+    "fsdp": ("model=tiny", "engine=fsdp", "sequence.encoder=64", "sequence.decoder=32"),
+    "modular": ("model=gpt2_tiny", "engine=modular", "parallel.tensor=2", "parallel.pipeline=2",
+                "parallel.stages_per_rank=2", "batch.accumulation=4", "sequence.tokens=64"),
+}  # fmt: skip
+"""Engines that are rehearsed twice: as they are, and by their shapes alone."""
+
 REAL = recorded()
 ASKED = {
     **{engine: tuple(run["overrides"].split()) for engine, run in REAL.items()},
     "the last of 1024": (*LARGE, "engine=zero2", SMALL_BUCKETS, "--rank", "1023"),
     "the first of 1024": (*LARGE, *STAGE_3),
+    **{f"{engine} computed": (*words, *FOUR) for engine, words in SHAPES_ALONE.items()},
+    **{f"{engine} by shapes": (*words, *FOUR, "--shapes-only") for engine, words in SHAPES_ALONE.items()},
 }
 
 
@@ -55,7 +65,9 @@ from bench.prediction_inputs.rehearsals import rehearse
 from bench.runtime import fork_server
 fork_server.preload("cpu")
 for name, words in json.loads(sys.argv[1]).items():
-    rehearse(compose.compose_request(compose.parse_single(words)).spec, 0, Path(sys.argv[2]) / name)
+    chosen = [word for word in words if word != "--shapes-only"]
+    spec = compose.compose_request(compose.parse_single(chosen)).spec
+    rehearse(spec, 0, Path(sys.argv[2]) / name, shapes_only=chosen != words)
 """
 """Rehearsals of rank 0, each in a process forked from one that has done the imports."""
 
@@ -126,9 +138,25 @@ def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[
     assert 0 <= observed.collectives["all_gather"].payload_bytes - 2 * observed.parameters < 4 * 1024 * 2
 
 
+@pytest.mark.parametrize("engine", SHAPES_ALONE)
+def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str, RunRecord], engine: str) -> None:
+    """What kernels take for themselves apart, 1 % of a peak here."""
+    computed, by_shapes = (rehearsals[f"{engine} {how}"].observations for how in ("computed", "by shapes"))
+    assert computed is not None
+    assert by_shapes is not None
+    (one,), (other,) = computed.memory, by_shapes.memory
+    assert other.init_peak_bytes == one.init_peak_bytes
+    assert other.resident_bytes == pytest.approx(one.resident_bytes, abs=128)  # some scalars
+    assert other.peak_allocated_bytes == pytest.approx(one.peak_allocated_bytes, rel=0.01)
+    assert by_shapes.collectives == computed.collectives
+    assert (len(computed.compute_s), len(by_shapes.compute_s)) == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("--shapes-only", "machine=h200"), "--shapes-only: a GPU's memory cannot be counted without being used; add"),
+        (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: what is compiled is not seen one operation"),
         (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of them"),
         (("engine=zero3", "--rank", "3"), "--rank 3: at stage 3 DeepSpeed compares rank 0's lists"),
         (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs here and now; leave it out"),

@@ -114,9 +114,14 @@ class PipelineEngine:
         return first and (find_slice(parameter) is not None or self._here.tensor == 0)
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor | None:
-        losses = self._executor.run(micro_batches)
+        losses = self.run_passes(micro_batches)
         self._update()
         return torch.stack(losses).mean() if losses else None
+
+    def run_passes(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
+        """Make the passes of a step, and no update; return the loss of each micro-batch where the last stage is here.
+        Gradients are added to those that the parameters have."""
+        return self._executor.run(micro_batches)
 
     def idle_s(self) -> float:
         """Waiting for neighbours, and from this rank's last pass to the last one of all: both ends of the bubble."""

@@ -47,7 +47,9 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
     return SingleRun(composed, _build_request(composed, study, shown), chosen)
 
 
-def plan_rehearsal(overrides: GivenOverrides, rank: int, config_dir: Path | None) -> SingleRun:
+def plan_rehearsal(
+    overrides: GivenOverrides, rank: int, config_dir: Path | None, *, shapes_only: bool = False
+) -> SingleRun:
     """Return the rehearsal of one rank; UserError for one that cannot be rehearsed here."""
     composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)
     _check_rehearsed(composed, rank)
@@ -55,10 +57,12 @@ def plan_rehearsal(overrides: GivenOverrides, rank: int, config_dir: Path | None
     check_rank(composed, device)
     if launchers.load(composed.launcher).QUEUES:
         raise UserError(f"launcher={composed.launcher}", "a rehearsal runs here and now", "leave it out")
-    _check_room(composed, device)
-    return SingleRun(
-        composed, _build_request(composed, REHEARSALS, format_overrides(overrides), rehearsed_rank=rank), []
-    )
+    if shapes_only:
+        _check_shapes_alone(composed, target.find_device(composed))
+    else:
+        _check_room(composed, device)
+    rehearsed = {"rehearsed_rank": rank, "shapes_only": shapes_only}
+    return SingleRun(composed, _build_request(composed, REHEARSALS, format_overrides(overrides), **rehearsed), [])
 
 
 def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **rehearsed: Any) -> RequestedRun:
@@ -96,6 +100,17 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
         raise UserError(f"--rank {rank}", can.why, "rehearse rank 0")
 
 
+def _check_shapes_alone(composed: Request, device: str | None) -> None:
+    """Raise UserError for what cannot be rehearsed by its shapes alone."""
+    if device != "cpu":
+        raise UserError("--shapes-only", "a GPU's memory cannot be counted without being used", "add machine=cpu")
+    model, rule = composed.spec.model, "what is compiled is not seen one operation at a time"
+    if model.compile != "none":
+        raise UserError(f"model.compile={model.compile}", rule, "model.compile=none, or leave out --shapes-only")
+    if model.attention == "flex":
+        raise UserError("model.attention=flex", rule, "model.attention=sdpa, or leave out --shapes-only")
+
+
 def _check_room(composed: Request, device: Device) -> None:
     """Raise UserError for a rank that surely needs more memory than there is here."""
     room = devices.read_memory_bytes() if device == "cuda" else _read_free_bytes()
@@ -105,7 +120,9 @@ def _check_room(composed: Request, device: Device) -> None:
         return
     if room is not None and needed > room:
         rule = f"one rank needs {needed / 1e9:.1f} GB at least, and {room / 1e9:.1f} GB are here"
-        raise UserError(composed.spec.model.name, rule, "more ranks, a higher stage, or a smaller batch.micro")
+        raise UserError(
+            composed.spec.model.name, rule, "more ranks, a higher stage, a smaller batch.micro, or --shapes-only"
+        )
 
 
 def _read_free_bytes() -> int | None:

@@ -1,0 +1,57 @@
+"""Operations that are left out: what they return, and what is done all the same."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bench.measure.failures import Refused
+from bench.measure.shapes import SMALL, LeftOutOperations
+
+pytestmark = pytest.mark.usefixtures("left_out")
+
+
+@pytest.fixture
+def left_out() -> Iterator[None]:
+    with LeftOutOperations():
+        yield
+
+
+def test_a_large_product_has_its_shape_and_was_not_computed() -> None:
+    made = torch.ones(100_000, 1000) @ torch.ones(1000, 10)
+    assert (made.shape, made.dtype, made.device.type) == ((100_000, 10), torch.float32, "cpu")
+    assert float(made.sum()) == 0.0  # a small result of what was not done
+
+
+def test_a_large_tensor_takes_no_memory_until_somebody_writes_to_it() -> None:
+    """A terabyte in parts of a gigabyte: more than a host has."""
+    parts = [torch.zeros(2**28).add_(1.0) for _ in range(1024)]
+    assert sum(part.nbytes for part in parts) == 2**40
+
+
+def test_small_operations_are_done() -> None:
+    assert torch.arange(SMALL // 2).float().sum().item() == (SMALL // 2) * (SMALL // 2 - 1) / 2
+
+
+def test_views_share_their_memory_and_what_is_changed_stays_itself() -> None:
+    whole = torch.zeros(2 * SMALL)
+    assert whole[SMALL:].view(-1, 2).untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert whole.add_(1.0) is whole
+    assert whole.double().dtype == torch.float64
+
+
+def test_gradients_have_the_shapes_of_what_they_are_of() -> None:
+    layer = torch.nn.Linear(200, 300, dtype=torch.bfloat16)
+    torch.nn.functional.cross_entropy(layer(torch.ones(64, 200, dtype=torch.bfloat16)), torch.arange(64)).backward()
+    assert layer.weight.grad is not None
+    assert layer.bias.grad is not None
+    assert (layer.weight.grad.shape, layer.bias.grad.shape) == ((300, 200), (300,))
+
+
+def test_tensors_without_memory_stay_without() -> None:
+    assert torch.empty(2 * SMALL, device="meta").add(1.0).device.type == "meta"
+
+
+def test_a_shape_that_depends_on_values_is_refused() -> None:
+    with pytest.raises(Refused, match=r"nonzero.default: its result cannot be told from shapes alone"):
+        torch.zeros(2 * SMALL).nonzero()
