@@ -20,7 +20,7 @@ from bench.engines.pipeline import engine
 from bench.measure import memory
 from bench.measure.shapes import LeftOutOperations
 from bench.prediction_inputs.rehearsals import format_header, parse_folder, write
-from bench.spec import RunSpec
+from bench.spec import RunSpec, canonical
 
 WORDS = (
     "model=gpt_175b", "engine=pipeline", "parallel.tensor=4", "parallel.pipeline=16", "nodes=16", "devices_per_node=8",
@@ -28,7 +28,7 @@ WORDS = (
     "optimizer.implementation=fused", "machine=cpu",
 )  # fmt: skip
 """Of the log's 640 micro-batches 20 are as full: a rank of 1F1B has at most 16 of them under way."""
-NAMES = ("stage", "resident_bytes", "init_peak_bytes", "passes_peak_bytes", "peak_bytes")
+NAMES = ("spec", "stage", "resident_bytes", "init_peak_bytes", "passes_peak_bytes", "peak_bytes")
 
 
 def rehearse_stage(spec: RunSpec, stage: int) -> list[int]:
@@ -82,7 +82,7 @@ def main() -> None:
     table = parse_folder(__doc__).inputs / "rehearsed_frontier.csv"
     spec = compose.compose_request(compose.parse_single(WORDS)).spec
     what = f"One rehearsed rank of each stage, its shapes alone: {' '.join(WORDS)}"
-    rows = ([stage, *rehearse_stage(spec, stage)] for stage in range(spec.parallel.pipeline))
+    rows = ([canonical(spec), stage, *rehearse_stage(spec, stage)] for stage in range(spec.parallel.pipeline))
     write(table, format_header(what, "bench.prediction_inputs.frontier"), NAMES, rows)
 
 
