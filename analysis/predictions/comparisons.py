@@ -6,6 +6,7 @@ from analysis.predictions import (
     PredictionComparison,
     fit_boundaries,
     frontier,
+    frontier_log,
     gpu,
     peak_memory,
     published_times,
@@ -32,6 +33,7 @@ def compare_all(recorded: RecordedRuns) -> list[PredictionComparison]:
         scaling_a100.compare(),
         *published_times.compare(),
         *frontier.compare(),
+        *frontier_log.compare(recorded),
         *gpu.compare(gpu.read_runs(recorded)),
     ]
 
