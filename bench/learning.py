@@ -15,6 +15,12 @@ def count_steps(spec: RunSpec) -> int:
     return _round_up(spec.learning.tokens, spec)
 
 
+def find_last_step(spec: RunSpec) -> int:
+    """Return the optimizer steps behind which a run of the training ends: all of them, or where it is to stop."""
+    assert spec.learning.end_tokens is not None
+    return _round_up(spec.learning.end_tokens, spec)
+
+
 def compute_learning_rate(spec: RunSpec, step: int) -> float:
     """Return the learning rate of one step; behind the last one it stays what it came to."""
     learning, peak = spec.learning, spec.optimizer.lr
@@ -28,16 +34,20 @@ def compute_learning_rate(spec: RunSpec, step: int) -> float:
 
 def list_evaluations(spec: RunSpec) -> Iterator[int]:
     """Yield after how many steps the held-out loss is taken: before the first, every so often, after the last."""
-    every, steps = spec.learning.evaluate_every, count_steps(spec)
-    yield from range(0, steps, _round_up(every, spec) if every else steps)
-    yield steps
+    every, last = spec.learning.evaluate_every, find_last_step(spec)
+    yield from range(0, last, _round_up(every, spec) if every else last)
+    yield last
 
 
 def list_checkpoints(spec: RunSpec) -> Iterator[int]:
-    """Yield after how many steps a checkpoint is written. Behind the last step there is nothing to go on with."""
+    """Yield after how many steps a checkpoint is written. Behind the last of the training there is nothing to go on
+    with."""
+    last = find_last_step(spec)
     if every := spec.learning.checkpoint_every:
         each = _round_up(every, spec)
-        yield from range(each, count_steps(spec), each)
+        yield from range(each, last, each)
+    if last < count_steps(spec):
+        yield last
 
 
 def _round_up(tokens: int, spec: RunSpec) -> int:

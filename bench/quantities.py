@@ -66,7 +66,10 @@ class RunQuantities(NamedTuple):
 
 
 def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> float | None:
-    """Return what a quantity counts in one step, so that the quantity is this by the step's seconds."""
+    """Return what a quantity counts in one step, so that the quantity is this by the step's seconds; None of one that
+    does not follow from them."""
+    if name in _TIMELESS:
+        return None
     if name == "samples_per_node_hour":
         return 3600 * samples / nodes
     return {"step_s": 1.0, "samples_per_s": float(samples), "tokens_per_s": tokens}[name]

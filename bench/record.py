@@ -98,6 +98,7 @@ class Circumstance(Frozen):
     limits: Limits = Limits()
     network: Network = Network()
     step_limit_s: float | None = Field(None, gt=0)  # the window ends once a step surely takes longer; None: never
+    goes_on_from: str | None = None  # config_id of the run whose checkpoint a training begins with; None: with none
     rehearsed_rank: int | None = Field(None, ge=0)  # the only real rank of a rehearsal; None: all of them are real
     shapes_only: bool = False  # rehearsed without doing what only makes values
     overrides: tuple[str, ...] = ()  # what was asked, word for word
@@ -105,7 +106,7 @@ class Circumstance(Frozen):
 
     @model_serializer(mode="wrap")
     def _as_before_where_nothing_is_special(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        usual = {"step_limit_s": None, "shapes_only": False}
+        usual = {"step_limit_s": None, "goes_on_from": None, "shapes_only": False}
         return {key: value for key, value in serialize(self).items() if key not in usual or value != usual[key]}
 
 

@@ -90,6 +90,15 @@ class Bound(Frozen):
         return self.at_most is None or value <= self.at_most
 
 
+class RungSection(Frozen):
+    """Where trainings may stop, for the best of them to go on: behind a `factor`-th of their tokens, a `factor`-th of
+    those, and so on, but never behind fewer than `least`."""
+
+    least: Positive  # tokens
+    factor: int = Field(3, ge=2)  # one of so many goes on, to so many times the tokens
+    brackets: Positive = 1  # rungs at which trainings begin; with 1 all begin at the lowest
+
+
 class SearchSection(Frozen):
     """What a search looks for, where, and when it ends."""
 
@@ -102,6 +111,7 @@ class SearchSection(Frozen):
     gain: float = Field(0.01, ge=0)  # the search ends where the next trial is expected to gain less, relative
     parallel: Positive = 4  # trials that a queue has at a time
     seed: int = Field(0, ge=0)
+    rungs: RungSection | None = None  # None: every training goes to its end at once
 
     @model_validator(mode="before")
     @classmethod
@@ -126,6 +136,14 @@ class SearchSection(Frozen):
         if name not in SAMPLERS:
             raise ValueError(f"no such sampler; {suggest_nearest(str(name), SAMPLERS)}")
         return name
+
+    @model_validator(mode="after")
+    def _rungs_of_trainings(self) -> Self:
+        if self.rungs and self.objective != "validation_loss":
+            raise ValueError("rungs are of trainings; seek validation_loss, or leave rungs out")
+        if self.rungs and any("learning.tokens" in key or "learning.stop_after" in key for key in self.space):
+            raise ValueError("rungs say how long a training is; leave learning.tokens out of the space")
+        return self
 
     @field_validator("constraints")
     @classmethod

@@ -171,6 +171,8 @@ class LearningSpec(Frozen):
     held_out: float = Field(0.05, gt=0, lt=1)  # share of the text that is only evaluated on, in whole documents
     held_out_seed: int = Field(0, ge=0)  # by which these documents are drawn; not `seed`, so that seeds compare
     checkpoint_every: Positive | None = None  # tokens between checkpoints; None: no checkpoints
+    # tokens behind which a run ends with a checkpoint, in the middle of its schedule: another may go on from there
+    stop_after: Positive | None = None
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:
@@ -189,7 +191,17 @@ class LearningSpec(Frozen):
             f"learning.final_lr={self.final_lr} with learning.schedule=constant, which ends where it begins",
             "leave it out, or choose linear or cosine",
         )
+        _rule(
+            self.stop_after is None or self.stop_after < self.tokens,
+            f"learning.stop_after={self.stop_after} is not below learning.tokens={self.tokens}",
+            "leave it out, or lower it",
+        )
         return self
+
+    @property
+    def end_tokens(self) -> int | None:
+        """Behind how many tokens a run ends: all of them, or where it stops."""
+        return self.stop_after or self.tokens
 
 
 class RunSpec(Frozen):
@@ -316,8 +328,8 @@ class RunSpec(Frozen):
     @model_validator(mode="after")
     def _measure_to_the_end(self) -> Self:
         """Make a training its own window, whatever the protocol says: all its steps behind the fewest of a warm-up."""
-        if self.learning.tokens is not None:
-            steps = -(-self.learning.tokens // self.tokens_per_step)
+        if self.learning.end_tokens is not None:
+            steps = -(-self.learning.end_tokens // self.tokens_per_step)
             warm = max(1, min(self.measure.warmup_steps, steps - 1))
             window = {"warmup_steps": warm, "warmup_max_steps": warm, "min_s": 0.0, "max_s": _ENDLESS_S}
             window |= dict.fromkeys(("min_steps", "max_steps"), max(1, steps - warm))

@@ -96,6 +96,9 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
     early = f", {verdict.ended_early} of them ended early, for they could not win" if verdict.ended_early else ""
     spent = f"{verdict.node_hours:.3g} node-hours"
     lines.append(f"{format_count(sum(verdict.outcomes.values()), 'trial')}{of}: {outcomes or 'none'}{early}; {spent}")
+    if verdict.reached:
+        furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())
+        lines.append(f"trainings by the tokens that they came to: {furthest}")
     if verdict.pending:
         lines.append(f"without an answer: {format_count(verdict.pending, 'trial')}")
     lines += _format_regret(verdict)
@@ -118,8 +121,8 @@ def _format_regret(verdict: SearchVerdict) -> list[str]:
 def _format_trial(section: SearchSection, result: TrialResult) -> str:
     assert result.quantities
     low, high = find_interval(section, result)
-    value = result.quantities.get(section.objective)
-    return f"{value:.4g} ({low:.4g} to {high:.4g})  {result.trial.point.line}"
+    value, knows_interval = result.quantities.get(section.objective), low < high
+    return f"{value:.4g}{f' ({low:.4g} to {high:.4g})' if knows_interval else ''}  {result.trial.point.line}"
 
 
 def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
@@ -143,6 +146,7 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
         "points": verdict.candidates,
         "never_feasible": verdict.never_feasible,
         "node_hours": verdict.node_hours,
+        "reached": {str(tokens): number for tokens, number in verdict.reached.items()},
         "regret": verdict.regret._asdict() if verdict.regret else None,
         "over": verdict.is_over,
     }

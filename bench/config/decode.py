@@ -128,7 +128,8 @@ def check_rank(composed: Request, device: str | None) -> None:
 def _check_learning(spec: RunSpec) -> None:
     """Raise UserError for what cannot be trained to an end, or evaluated on the way."""
     learning, members = spec.learning, engines.facts(spec).members
-    needed = ["evaluate", "set_learning_rate", *["save", "load"] * (learning.checkpoint_every is not None)]
+    saves = learning.checkpoint_every is not None or learning.stop_after is not None
+    needed = ["evaluate", "set_learning_rate", *["save", "load"] * saves]
     if missing := [name for name in needed if name not in members]:
         rule = f"engine {spec.engine.name} has no {', '.join(missing)}"
         raise UserError(f"learning.tokens={learning.tokens}", rule, "choose another engine, such as ddp")

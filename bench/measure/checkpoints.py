@@ -1,7 +1,7 @@
 """Checkpoints of a training in the folders of its attempts: `checkpoint-<steps>`, whole or not there.
 
-They are for the attempt that goes on where another one of its repeat was lost: each attempt keeps its latest, and the
-one that ends the training removes them all.
+They are for the attempt that goes on where another one of its repeat was lost, or where a run of the same training was
+to stop: each attempt keeps its latest, and the one that ends the training removes them all.
 """
 
 import re
@@ -31,11 +31,13 @@ class SavedTraining(NamedTuple):
     steps: int  # optimizer steps before it
 
 
-def find_latest(attempt: Path) -> SavedTraining | None:
-    """Return the furthest checkpoint of this attempt's repeat; None where there is none."""
+def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining | None:
+    """Return the furthest checkpoint of this attempt's repeat, that of the run with the config_id `goes_on_from`
+    included; None where there is none."""
     found = [
         SavedTraining(path, int(match[1]))
-        for folder in _list_attempts(attempt)
+        for one in _list_runs(attempt, goes_on_from)
+        for folder in _list_attempts(one)
         for path in folder.iterdir()
         if (match := _NAME.fullmatch(path.name))
     ]
@@ -64,12 +66,19 @@ def complete(attempt: Path, steps: int, progress: LearningProgress) -> int:
     return sum(file.stat().st_size for file in whole.rglob("*") if file.is_file())
 
 
-def remove_all(attempt: Path) -> None:
-    """Remove every checkpoint of this attempt's repeat, those included that are not whole."""
-    for folder in _list_attempts(attempt):
-        for path in folder.iterdir():
-            if _NAME.fullmatch(path.name.removeprefix(".")):
-                shutil.rmtree(path, ignore_errors=True)
+def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | None = None) -> None:
+    """Remove every checkpoint of this attempt's repeat, those included that are not whole, and those of the run that it
+    went on from; `but` one that another run may go on from."""
+    for one in _list_runs(attempt, goes_on_from):
+        for folder in _list_attempts(one):
+            for path in folder.iterdir():
+                if _NAME.fullmatch(path.name.removeprefix(".")) and path != but:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _list_runs(attempt: Path, goes_on_from: str | None) -> list[Path]:
+    """Return where the attempts lie that have a checkpoint of this training: each the folder of one of them."""
+    return [attempt, *([attempt.parent.parent / goes_on_from / attempt.name] if goes_on_from else [])]
 
 
 def _list_attempts(attempt: Path) -> list[Path]:

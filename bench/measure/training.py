@@ -63,7 +63,7 @@ class Training:
     ) -> None:
         """Train until all tokens are spent, or the numbers are no numbers any more; fill `series` meanwhile. The window
         begins behind the protocol's fewest warm-up steps and ends with the training."""
-        spec, last = self._spec, learning.count_steps(self._spec)
+        spec, last = self._spec, learning.find_last_step(self._spec)
         warm = self.steps + min(spec.measure.warmup_steps, last - self.steps - 1)
         evaluated, saved = set(learning.list_evaluations(spec)), set(learning.list_checkpoints(spec))
         stops = sorted({warm, last} | evaluated | saved)

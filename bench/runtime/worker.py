@@ -79,7 +79,10 @@ class RankWorker:
         if self.training and self.peers.is_main:
             from bench.measure import checkpoints
 
-            checkpoints.remove_all(self.folder)  # whoever has the answer goes on from none
+            # whoever has the answer goes on from none; where it was to stop, another run may go on
+            last = checkpoints.find_latest(self.folder) if self.spec.learning.stop_after else None
+            kept = last.folder if last else None
+            checkpoints.remove_all(self.folder, self.circumstance.goes_on_from, but=kept)
 
     def join(self) -> None:
         """Find the device, meet the other ranks, and look at what lies between them."""
@@ -151,7 +154,8 @@ class RankWorker:
         if self.learns:
             from bench.measure import checkpoints
 
-            saved = checkpoints.find_latest(self.folder) if self.peers.is_main else None
+            before = self.circumstance.goes_on_from
+            saved = checkpoints.find_latest(self.folder, before) if self.peers.is_main else None
             self.saved = self.peers.broadcast(saved)
             source = with_held_out = data.load_held_out(spec.data.source)
             self.held_out = with_held_out.held_out_batches(spec, place)

@@ -33,7 +33,10 @@ def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Seq
     """Return the seconds of a step above which a point cannot be the best; None while there is none, or where what is
     sought does not follow from the time of a step."""
     ended = [(cost, result) for result in results if (cost := find_cost(section, result)) is not None]
-    if not ended or section.objective == "peak_bytes":
+    spec = RunSpec.model_validate(point.spec)
+    tokens = float(spec.global_batch * spec.tokens_per_sample)
+    work = compute_work(section.objective, spec.global_batch, tokens, spec.nodes)
+    if not ended or not work:
         return None
     _, best = min(ended, key=lambda pair: pair[0])
     assert best.quantities
@@ -42,9 +45,4 @@ def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Seq
     if interval:
         value = interval[0] if OBJECTIVES[section.objective] == "most" else interval[1]
     assert value
-    if section.objective == "step_s":
-        return value * (1 + MARGIN)
-    spec = RunSpec.model_validate(point.spec)
-    tokens = float(spec.global_batch * spec.tokens_per_sample)
-    work = compute_work(section.objective, spec.global_batch, tokens, spec.nodes)
-    return work / value * (1 + MARGIN) if work else None
+    return (value if section.objective == "step_s" else work / value) * (1 + MARGIN)

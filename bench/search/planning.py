@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from bench.errors import UserError
 from bench.search.candidates import CandidatePool
 from bench.search.early_end import EarlyEnd
+from bench.search.halving import HalvingProposer
 from bench.search.proposers import ListProposer, PriorProposer
 from bench.search.space import SearchSpace
 from bench.study import Study
@@ -69,7 +70,8 @@ def _build_search(points: SearchPoints, space: SearchSpace, sweep: SweepDefiniti
 
 def build_proposer(pool: CandidatePool) -> Proposer:
     """Return what asks for the trials of a pool; UserError where its sampler is not installed."""
-    return EarlyEnd(_build_sampler(pool), pool.section)
+    sampler = _build_sampler(pool)
+    return EarlyEnd(HalvingProposer(pool, sampler) if pool.section.rungs else sampler, pool.section)
 
 
 def _build_sampler(pool: CandidatePool) -> Proposer:

@@ -8,7 +8,8 @@ import numpy as np
 
 from bench.search.candidates import CandidatePool
 from bench.search.costs import find_cost
-from bench.search.proposers import PriorProposer, is_spent
+from bench.search.halving import HalvingProposer, select_furthest
+from bench.search.proposers import ListProposer, PriorProposer, is_spent
 from bench.search.surrogate import compute_expected_gains
 from bench.search_section import SearchSection
 from bench.sweep.policy import TrialResult
@@ -40,6 +41,8 @@ class SearchVerdict(NamedTuple):
     cannot_run: int
     regret: SearchRegret | None  # None: nothing is known of the rest
     is_spent: bool  # ended by its budget
+    reached: dict[int, int]  # trainings that ended well behind so many tokens; empty of a search without rungs
+    is_exhausted: bool  # of one with rungs: no training is to begin or to go on
 
     @property
     def is_over(self) -> bool:
@@ -48,6 +51,8 @@ class SearchVerdict(NamedTuple):
 
     @property
     def _is_settled(self) -> bool:
+        if self.section.rungs:
+            return self.is_exhausted
         settled = self.regret is not None and self.regret.next_gain < self.section.gain
         return settled if self.section.sampler == "prior" else self.candidates == sum(self.outcomes.values())
 
@@ -55,7 +60,8 @@ class SearchVerdict(NamedTuple):
 def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
     """Return where a search stands."""
     section = pool.section
-    ended = [(cost, result) for result in results if (cost := find_cost(section, result)) is not None]
+    furthest = select_furthest(section, results)
+    ended = [(cost, result) for result in furthest if (cost := find_cost(section, result)) is not None]
     ended.sort(key=lambda pair: pair[0])
     best = ended[0][1] if ended else None
     listed = pool.list_all() if pool.space.iterate() is not None else None
@@ -70,9 +76,24 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         candidates=sum(candidate.may_fit for candidate in listed) if listed is not None else None,
         never_feasible=sum(not candidate.may_fit for candidate in listed or ()),
         cannot_run=len(pool.explain_left_out()),
-        regret=_estimate_regret(pool, results) if best else None,
+        regret=_estimate_regret(pool, results) if best and not section.rungs else None,
         is_spent=is_spent(section, results),
+        reached=_count_reached(section, results),
+        is_exhausted=section.rungs is not None and _is_exhausted(pool, results),
     )
+
+
+def _count_reached(section: SearchSection, results: Sequence[TrialResult]) -> dict[int, int]:
+    """Return how many trainings ended well behind how many tokens, the fewest tokens first."""
+    if section.rungs is None:
+        return {}
+    ended = [result.trial.point.spec["learning"] for result in results if find_cost(section, result) is not None]
+    return dict(sorted(Counter(one["stop_after"] or one["tokens"] for one in ended).items()))
+
+
+def _is_exhausted(pool: CandidatePool, results: Sequence[TrialResult]) -> bool:
+    """Whether no training of a search with rungs may go on, and every one of its space has begun."""
+    return HalvingProposer(pool, ListProposer(pool, at_random=False)).propose(results) is None
 
 
 def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:

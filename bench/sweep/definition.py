@@ -56,6 +56,7 @@ class SweepPoint(Frozen):
     time_limit_min: float | None  # of one attempt
     bound_min: float | None = None  # the longest limit it may get; None: its limit was asked for
     step_limit_s: float | None = None  # its window ends once a step surely takes longer; None: of no search
+    goes_on_from: str | None = None  # config_id of the point whose training it goes on with; None: with none
     forecast: Forecast | None = None  # None: asked before anything was predicted
     overrides: tuple[str, ...]
     spec: dict[str, Any]
@@ -129,6 +130,7 @@ class SweepDefinition(Frozen):
             launcher=self.launcher,
             limits=limits,
             step_limit_s=point.step_limit_s,
+            goes_on_from=point.goes_on_from,
             network=self.network,
             overrides=point.overrides,
         )

@@ -1,11 +1,13 @@
 """A training as a user starts it, killed in the middle and gone on with."""
 
+import json
 import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 from started_runs import PATIENCE_S, Command
 
 from bench import cli, store
@@ -69,3 +71,33 @@ def test_a_training_that_was_killed_goes_on_and_ends_as_an_undisturbed_one(
     assert trained == sorted(trained)
     assert trained[-1] > sum(found.steps.step_s), "the seconds of the lost attempt count, up to its checkpoint"
     assert not list((tmp_path / "killed").rglob("*checkpoint-*")), "whoever has the answer goes on from none"
+
+
+def test_the_better_of_two_short_trainings_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    fields = (word.partition("=") for word in (*TRAINING, "engine=ddp", "devices_per_node=1", "batch.micro=8"))
+    base = {key: yaml.safe_load(value) for key, _, value in fields if key not in ("optimizer.lr", "batch.global")}
+    rungs = {"least": 5000, "factor": 2}
+    search = {
+        "objective": "validation_loss",
+        "sampler": "grid",
+        "rungs": rungs,
+        "space": {"optimizer.lr": [1e-6, 1e-3]},
+    }
+    (tmp_path / "halved.yaml").write_text(json.dumps({"name": "halved", "base": base, "search": search}))
+    assert cli.main(["search", f"study={tmp_path / 'halved.yaml'}", "--results", str(tmp_path)]) == 0
+    records = [store.read_record(path) for path in store.find_records([tmp_path / "halved"])]
+    by_end = {(record.spec.optimizer.lr, record.spec.learning.end_tokens): record.observations for record in records}
+    assert set(by_end) == {(1e-6, 7680), (1e-3, 7680), (1e-3, 15360)}
+
+    short, whole = by_end[1e-3, 7680], by_end[1e-3, 15360]
+    assert short and short.evaluations and short.steps
+    assert whole and whole.evaluations and whole.steps and whole.checkpoints
+    assert (whole.checkpoints[0].kind, whole.checkpoints[0].step) == ("load", 30)
+    assert (len(short.steps.loss), len(whole.steps.loss)) == (30, 30)
+    assert [one.step for one in whole.evaluations] == [0, 20, 30, 40, 60]
+    assert whole.evaluations[:3] == short.evaluations, "what came before is told once more"
+    losses = [one.loss or 0.0 for one in whole.evaluations]
+    assert losses == sorted(losses, reverse=True)
+    left = {path.parent.parent.name for path in tmp_path.rglob("checkpoint-*")}
+    stopped = {record.config_id for record in records if record.spec.optimizer.lr == 1e-6}
+    assert left == stopped, "of a training that ended, or went on, no checkpoint is left"

@@ -1,0 +1,172 @@
+"""Successive halving on trainings whose every loss is known."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from simulated_search import section
+
+from bench.machine import Machine
+from bench.quantities import RunQuantities
+from bench.search.candidates import CandidatePool
+from bench.search.halving import choose_bracket, list_rung_tokens, select_furthest
+from bench.search.planning import build_proposer
+from bench.search.space import SearchSpace, format_key
+from bench.search.verdict import conclude
+from bench.search_section import RungSection, SearchSection
+from bench.spec import RunSpec
+from bench.sweep.definition import SweepPoint, Trial
+from bench.sweep.policy import TrialResult
+
+TOKENS = 9_000
+RATES = [0.001 * number for number in range(1, 28)]
+Loss = Callable[[float, int], float | None]
+"""Of a learning rate behind so many tokens; None where it fails."""
+
+
+def a_section(**given: Any) -> SearchSection:
+    plain = {"objective": "validation_loss", "sampler": "random", "rungs": {"least": 1_000}}
+    return section({"optimizer.lr": RATES}, **plain | given)
+
+
+def pool(of: SearchSection) -> CandidatePool:
+    """Trainings of 9,000 tokens with different learning rates."""
+
+    def build(values: Mapping[str, Any]) -> SweepPoint:
+        spec = {
+            "model": {"name": "m", "family": "t5", "shape": {}},
+            "engine": {"name": "ddp", "backend": "ddp"},
+            "data": {"name": "text", "source": "text"},
+            "batch": {"micro": 1},
+            "optimizer": {"lr": values["optimizer.lr"]},
+            "learning": {"tokens": TOKENS, "stop_after": values.get("learning.stop_after")},
+        }
+        name = format_key(values)
+        return SweepPoint(
+            config_id=name, line=name, machine="cpu", nodes=1, devices_per_node=1, time_limit_min=1, overrides=(),
+            spec=RunSpec.model_validate(spec).model_dump(mode="json", by_alias=True),
+        )  # fmt: skip
+
+    return CandidatePool(of, SearchSpace(of), build, Machine(name="cpu", device="cpu"))
+
+
+def search(of: SearchSection, loss: Loss) -> list[TrialResult]:
+    """All trials of a search, in order."""
+    return list(go_on(of, loss, []))
+
+
+def go_on(of: SearchSection, loss: Loss, results: list[TrialResult]) -> Iterator[TrialResult]:
+    """The trials that follow on others."""
+    candidates = pool(of)
+    proposer, known = build_proposer(candidates), [*results]
+    while proposal := proposer.propose(known):
+        trial = Trial(number=len(known), **proposal._asdict())
+        found = loss(trial.values["optimizer.lr"], end(trial))
+        quantities = RunQuantities(0.1, 0.1, 0.1, 1, None, 1, None, None, validation_loss=found)
+        known.append(TrialResult(trial, "ok", quantities) if found else TrialResult(trial, "invalid"))
+        yield known[-1]
+
+
+def end(trial: Trial) -> int:
+    learning = trial.point.spec["learning"]
+    return int(learning["stop_after"] or learning["tokens"])
+
+
+def flat(rate: float, tokens: int) -> float:
+    """The best rate is 0.020 from the beginning; every loss falls with tokens."""
+    return 2.0 + abs(rate - 0.020) * 100 + 1_000 / tokens
+
+
+def test_rungs_are_parts_of_a_training_down_to_the_least() -> None:
+    assert list_rung_tokens(RungSection(least=1_000), TOKENS) == [1_000, 3_000, 9_000]
+    assert list_rung_tokens(RungSection(least=1_001), TOKENS) == [3_000, 9_000]
+    assert list_rung_tokens(RungSection(least=10_000), TOKENS) == [9_000]
+    assert list_rung_tokens(RungSection(least=1, factor=2), 10) == [1, 2, 5, 10]
+
+
+def test_of_27_trainings_nine_go_on_and_three_to_their_end() -> None:
+    """And some more, that were among the best third when they were met: nobody waits for the rest."""
+    results = search(a_section(), flat)
+    counted = Counter(end(result.trial) for result in results)
+    assert counted[1_000] == 27
+    assert 9 <= counted[3_000] <= 14
+    assert 3 <= counted[9_000] <= 7
+    (best,) = (one for one in [conclude(pool(a_section()), results).best] if one)
+    assert best.trial.values["optimizer.lr"] == pytest.approx(0.020)
+
+
+def test_it_finds_the_best_for_half_the_tokens_of_all() -> None:
+    spent, before = 0, {1_000: 0, 3_000: 1_000, 9_000: 3_000}
+    for result in search(a_section(), flat):
+        spent += end(result.trial) - before[end(result.trial)]
+    assert spent < 0.5 * len(RATES) * TOKENS
+
+
+def test_what_is_promoted_goes_on_from_the_run_that_it_was() -> None:
+    results = search(a_section(), flat)
+    by_id = {result.trial.point.config_id: result.trial for result in results}
+    assert len(by_id) == len(results), "no run twice"
+    for trial in by_id.values():
+        before = trial.point.goes_on_from
+        assert (before is None) == (end(trial) == 1_000)
+        if before:
+            assert by_id[before].values == trial.values
+            assert end(trial) == 3 * end(by_id[before])
+            assert by_id[before].number < trial.number
+
+
+def test_a_promoted_training_is_among_the_best_third_of_its_rung() -> None:
+    results = search(a_section(), flat)
+    for number, result in enumerate(results):
+        if result.trial.point.goes_on_from:
+            there = [one for one in results[:number] if end(one.trial) == end(result.trial) // 3]
+            losses = sorted(flat(one.trial.values["optimizer.lr"], 1) for one in there)
+            assert flat(result.trial.values["optimizer.lr"], 1) <= losses[len(losses) // 3 - 1]
+
+
+def test_what_failed_is_not_promoted() -> None:
+    def fails_above(rate: float, tokens: int) -> float | None:
+        return flat(rate, tokens) if rate < 0.015 else None
+
+    rates = {
+        result.trial.values["optimizer.lr"] for result in search(a_section(), fails_above) if result.quantities is None
+    }
+    assert rates == {rate for rate in RATES if rate >= 0.015}
+    assert all(end(one.trial) == 1_000 for one in search(a_section(), fails_above) if one.quantities is None)
+
+
+def test_a_search_that_was_killed_goes_on_with_the_same_trials() -> None:
+    whole = search(a_section(), flat)
+    for number in (0, 1, 5, 20, len(whole) - 1):
+        assert [*whole[:number], *go_on(a_section(), flat, whole[:number])] == whole
+
+
+def test_losses_in_the_middle_of_a_schedule_are_no_result() -> None:
+    def better_at_first(rate: float, tokens: int) -> float:
+        return 1.0 if tokens < TOKENS else 2.0
+
+    results = search(a_section(), better_at_first)
+    assert {end(one.trial) for one in select_furthest(a_section(), results)} == {TOKENS}
+    verdict = conclude(pool(a_section()), results)
+    assert verdict.best and verdict.best.quantities and verdict.best.quantities.validation_loss == 2.0
+    assert verdict.is_over
+    assert list(verdict.reached) == [1_000, 3_000, 9_000]
+
+
+def test_brackets_begin_as_many_trainings_as_hyperband_does() -> None:
+    """The table of the paper (arXiv 1603.06560, table 1: 81 units, a factor of 3): 81, 34, 15, 8 and 5."""
+    rungs, begun = RungSection(least=1, brackets=5), Counter[int]()
+    for _ in range(143):
+        begun[choose_bracket(begun, rungs, last=4)] += 1
+    assert [begun[rung] for rung in range(5)] == pytest.approx([81, 34, 15, 8, 5], abs=1)
+
+
+def test_trainings_of_a_later_bracket_begin_at_its_rung() -> None:
+    results = search(a_section(rungs={"least": 1_000, "brackets": 2}), flat)
+    firsts = Counter(end(result.trial) for result in results if result.trial.point.goes_on_from is None)
+    assert set(firsts) == {1_000, 3_000}
+
+
+def test_a_budget_of_trials_counts_every_rung() -> None:
+    assert len(search(a_section(trials=10), flat)) == 10
