@@ -1,7 +1,6 @@
 """Every key that a run, a sweep, a study, a machine or a site can be given, and the files of conf/ by name."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -97,11 +96,11 @@ def _take_default(plain: Any, key: ConfigKey) -> ConfigKey:
 def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
     """Yield a group's own keys, and those of every plug-in that it may name."""
     assert group.spec is not None
-    said = read_plugin_comments(name, "")
+    said, presets = read_plugin_comments(name, ""), _read_presets(name) if name == "engine" else {}
     yield KeySection(name, "", tuple(list_keys(group.spec, name, skip={group.holder}, said=said)))
     for plugin in plugins.list_names(group.kind):
         found = list_keys(load_options(group, plugin), group.prefix, said=said)
-        yield KeySection(name, plugin, tuple(_add_presets(key, name, group.names, plugin) for key in found))
+        yield KeySection(name, plugin, tuple(_add_presets(key, group.names, plugin, presets) for key in found))
 
 
 def _list_launcher_keys(name: str) -> Iterator[ConfigKey]:
@@ -109,11 +108,18 @@ def _list_launcher_keys(name: str) -> Iterator[ConfigKey]:
     yield from list_keys(options, "launcher", said=read_plugin_comments("launcher", name))
 
 
-def _add_presets(key: ConfigKey, group: str, names: str, plugin: str) -> ConfigKey:
+def _read_presets(group: str) -> dict[str, dict[str, Any]]:
+    """Return what stands in the files that ship in a folder of conf/, by their names."""
+    folder = find_conf_folder() / group
+    return {
+        name: yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8")) for name in list_group_files(group)
+    }
+
+
+def _add_presets(key: ConfigKey, names: str, plugin: str, presets: Mapping[str, Mapping[str, Any]]) -> ConfigKey:
     """Return a key of an engine with what the files that ship say instead of its default, in brackets."""
     said: dict[str, list[str]] = {}
-    for file in list_group_files(group) if group == "engine" else ():
-        plain = yaml.safe_load(_locate(group, file).read_text(encoding="utf-8"))
+    for file, plain in presets.items():
         value: Any = plain if plain.get(names) == plugin else {}
         for part in key.path.split(".")[1:]:
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -121,7 +127,3 @@ def _add_presets(key: ConfigKey, group: str, names: str, plugin: str) -> ConfigK
             said.setdefault(format_value(value), []).append(file)
     files = "; ".join(f"{', '.join(found)}: {value}" for value, found in said.items())
     return key._replace(meaning=f"{key.meaning} ({files})".strip()) if files else key
-
-
-def _locate(group: str, name: str) -> Path:
-    return find_conf_folder() / group / f"{name}.yaml"
