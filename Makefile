@@ -82,7 +82,7 @@ parity: $(INSTALLED)
 	cd tests/bench/engines && $(abspath $(BIN))/python -m parity $(PARITY)
 
 # Predictions beside what came true, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
-# of an hour more: python -m bench.prediction_inputs.rehearsals, and then .beside_real.
+# of an hour more: python -m bench.prediction_inputs.rehearsals, and then .beside_real; those of Frontier six minutes: .frontier.
 predictions: $(INSTALLED)
 	$(BIN)/zeroscale predictions
 

@@ -12,19 +12,19 @@ from bench.spec import RunSpec
 def count_steps(spec: RunSpec) -> int:
     """Return the optimizer steps of the whole training."""
     assert spec.learning.tokens is not None
-    return _round_up(spec.learning.tokens, spec)
+    return spec.count_steps(spec.learning.tokens)
 
 
 def find_last_step(spec: RunSpec) -> int:
     """Return the optimizer steps behind which a run of the training ends: all of them, or where it is to stop."""
     assert spec.learning.end_tokens is not None
-    return _round_up(spec.learning.end_tokens, spec)
+    return spec.count_steps(spec.learning.end_tokens)
 
 
 def compute_learning_rate(spec: RunSpec, step: int) -> float:
     """Return the learning rate of one step; behind the last one it stays what it came to."""
     learning, peak = spec.learning, spec.optimizer.lr
-    warmup, steps = _round_up(learning.warmup_tokens, spec), count_steps(spec)
+    warmup, steps = spec.count_steps(learning.warmup_tokens), count_steps(spec)
     if step < warmup:
         return peak * (step + 1) / warmup
     done = min((step - warmup) / (steps - warmup), 1.0) if steps > warmup else 1.0
@@ -35,7 +35,7 @@ def compute_learning_rate(spec: RunSpec, step: int) -> float:
 def list_evaluations(spec: RunSpec) -> Iterator[int]:
     """Yield after how many steps the held-out loss is taken: before the first, every so often, after the last."""
     every, last = spec.learning.evaluate_every, find_last_step(spec)
-    yield from range(0, last, _round_up(every, spec) if every else last)
+    yield from range(0, last, spec.count_steps(every) if every else last)
     yield last
 
 
@@ -44,11 +44,7 @@ def list_checkpoints(spec: RunSpec) -> Iterator[int]:
     with."""
     last = find_last_step(spec)
     if every := spec.learning.checkpoint_every:
-        each = _round_up(every, spec)
+        each = spec.count_steps(every)
         yield from range(each, last, each)
     if last < count_steps(spec):
         yield last
-
-
-def _round_up(tokens: int, spec: RunSpec) -> int:
-    return -(-tokens // spec.tokens_per_step)

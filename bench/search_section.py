@@ -141,8 +141,11 @@ class SearchSection(Frozen):
     def _rungs_of_trainings(self) -> Self:
         if self.rungs and self.objective != "validation_loss":
             raise ValueError("rungs are of trainings; seek validation_loss, or leave rungs out")
-        if self.rungs and any("learning.tokens" in key or "learning.stop_after" in key for key in self.space):
-            raise ValueError("rungs say how long a training is; leave learning.tokens out of the space")
+        given = {name for one in self.space.values() for value in one.values or () if isinstance(value, Mapping)
+                 for name in value}  # fmt: skip
+        for name in ("learning.tokens", "learning.stop_after"):
+            if self.rungs and name in {*self.space, *given}:
+                raise ValueError(f"rungs say how long a training is; leave {name} out of the space")
         return self
 
     @field_validator("constraints")

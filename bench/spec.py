@@ -254,6 +254,10 @@ class RunSpec(Frozen):
         """Tokens of all kinds in an optimizer step, padding included."""
         return self.global_batch * self.tokens_per_sample
 
+    def count_steps(self, tokens: int) -> int:
+        """Return the optimizer steps that have so many tokens, the last one whole."""
+        return -(-tokens // self.tokens_per_step)
+
     @model_validator(mode="before")
     @classmethod
     def _complete_sequence(cls, plain: Any) -> Any:
@@ -329,7 +333,7 @@ class RunSpec(Frozen):
     def _measure_to_the_end(self) -> Self:
         """Make a training its own window, whatever the protocol says: all its steps behind the fewest of a warm-up."""
         if self.learning.end_tokens is not None:
-            steps = -(-self.learning.end_tokens // self.tokens_per_step)
+            steps = self.count_steps(self.learning.end_tokens)
             warm = max(1, min(self.measure.warmup_steps, steps - 1))
             window = {"warmup_steps": warm, "warmup_max_steps": warm, "min_s": 0.0, "max_s": _ENDLESS_S}
             window |= dict.fromkeys(("min_steps", "max_steps"), max(1, steps - warm))

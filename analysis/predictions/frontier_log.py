@@ -4,7 +4,7 @@ predicted of them and what a rehearsal takes."""
 from collections.abc import Sequence
 
 from analysis.claims.published import read
-from analysis.predictions import PredictionComparison, PredictionPoint, compute_error_percent
+from analysis.predictions import PredictionComparison, PredictionPoint, build_point, compute_error_percent
 from analysis.predictions.frontier import MEAN, PEAK_WHY
 from analysis.predictions.published_runs import PublishedRun, build_frontier_run, build_machine
 from analysis.predictions.recorded import RecordedRuns
@@ -60,16 +60,13 @@ def compare(recorded: RecordedRuns) -> list[PredictionComparison]:
 
 def _compare_memory(places: Sequence[MemoryPrediction]) -> PredictionComparison:
     stages, middle = read("frontier_memory").rows, places[1].resident / _MIB
-    more = middle / _BYTES_PER_PARAMETER
-    points = _build_stage_points([_count_passes_peak(place) for place in places])
-    without = [
-        compute_error_percent(float(point.predicted or 0) - more * _MIB, float(point.truth or 0)) for point in points
-    ]
+    more, peaks = middle / _BYTES_PER_PARAMETER, [_count_passes_peak(place) for place in places]
+    without = [point.error or 0.0 for point in _build_stage_points([peak - more * _MIB for peak in peaks])]
     text = MEMORY.format(
         more=more, ours=middle, theirs=float(stages[1]["allocated_mib"]), least=min(without), most=max(without)
     )
     title = "GPT on Frontier: memory of each stage"
-    return PredictionComparison("frontier_memory", title, text, points, "bytes", mean=MEMORY_MEAN)
+    return PredictionComparison("frontier_memory", title, text, _build_stage_points(peaks), "bytes", mean=MEMORY_MEAN)
 
 
 def _count_passes_peak(place: MemoryPrediction) -> int:
@@ -79,10 +76,10 @@ def _count_passes_peak(place: MemoryPrediction) -> int:
 
 def _build_stage_points(peaks: Sequence[float]) -> tuple[PredictionPoint, ...]:
     """Return the peaks of the stages beside those in the log."""
+    stages = [(f"stage {row['stage']}", _MIB * float(row["peak_mib"])) for row in read("frontier_memory").rows]
     return tuple(
-        PredictionPoint(f"stage {stage['stage']}", peak, truth, compute_error_percent(peak, truth))
-        for peak, stage in zip(peaks, read("frontier_memory").rows, strict=True)
-        if (truth := _MIB * float(stage["peak_mib"]))
+        PredictionPoint(what, peak, truth, compute_error_percent(peak, truth))
+        for (what, truth), peak in zip(stages, peaks, strict=True)
     )
 
 
@@ -90,21 +87,17 @@ def _build_rehearsal_points(rehearsed: Sequence[dict[str, str]]) -> tuple[Predic
     points = []
     places = predict_memory_by_place(RunSpec.model_validate_json(rehearsed[0]["spec"]), "cpu", rehearsed=True)
     for row, place in zip(rehearsed, places, strict=True):
-        predicted = {
-            "resident": place.resident,
-            "passes_peak": _count_passes_peak(place),
-            "peak": max(phase.total for phase in place.phases if phase.name != "initialisation"),
-        }
-        for name, value in predicted.items():
-            truth = int(row[f"{name}_bytes"])
-            error = compute_error_percent(value, truth)
-            right = abs(error) <= REHEARSED_EACH
-            what = f"stage {row['stage']}: {_NAMES[name]}"
-            points.append(PredictionPoint(what, value, truth, error, "ok" if right else "exception"))
+        step = max(phase.total for phase in place.phases if phase.name != "initialisation")
+        found = (
+            ("between steps", place.resident, row["resident_bytes"]),
+            ("passes", _count_passes_peak(place), row["passes_peak_bytes"]),
+            ("step", step, row["peak_bytes"]),
+        )
+        points += [
+            build_point(f"stage {row['stage']}: {what}", predicted, int(seen), REHEARSED_EACH)
+            for what, predicted, seen in found
+        ]
     return tuple(points)
-
-
-_NAMES = {"resident": "between steps", "passes_peak": "passes", "peak": "step"}
 
 
 def _compare_step(run: PublishedRun, truth: float, best: float) -> PredictionComparison:

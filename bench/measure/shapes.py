@@ -34,7 +34,7 @@ class LeftOutOperations(TorchDispatchMode):
     """While this is entered, operations on more than `SMALL` elements are not done on a CPU; Refused for one whose
     result's shape depends on values."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # typed, which the base class is not
         super().__init__()
 
     def __torch_dispatch__(

@@ -7,7 +7,7 @@ that log no step made its update, since the loss scale was still being found: th
 """
 
 import itertools
-import os
+import multiprocessing
 from collections.abc import Iterator
 
 import torch
@@ -31,21 +31,11 @@ WORDS = (
 NAMES = ("spec", "stage", "resident_bytes", "init_peak_bytes", "passes_peak_bytes", "peak_bytes")
 
 
-def rehearse_stage(spec: RunSpec, stage: int) -> list[int]:
+def rehearse_stage(spec: RunSpec, stage: int) -> tuple[int | None, ...]:
     """Return the bytes of the first rank that has a stage, in the order of NAMES behind the stage."""
-    read, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            seen = _run_steps(spec, stage * spec.world_size // spec.parallel.pipeline)
-            os.write(write_end, " ".join(map(str, seen)).encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read) as pipe:
-        numbers = [int(word) for word in pipe.read().split()]
-    os.waitpid(child, 0)
-    return numbers
+    rank = stage * spec.world_size // spec.parallel.pipeline
+    with multiprocessing.get_context("fork").Pool(1) as alone:  # the counter begins with a process, and so does a group
+        return alone.apply(_run_steps, (spec, rank))
 
 
 def _run_steps(spec: RunSpec, rank: int) -> tuple[int | None, ...]:

@@ -40,9 +40,8 @@ def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[R
     assert section.rungs
     found = []
     for result in results:
-        learning: Mapping[str, Any] = result.trial.point.spec["learning"]
-        tokens = list_rung_tokens(section.rungs, learning["tokens"])
-        rung = tokens.index(learning["stop_after"] or learning["tokens"])
+        spec = result.trial.point.spec
+        rung = list_rung_tokens(section.rungs, spec["learning"]["tokens"]).index(find_end(spec))
         found.append(RungResult(format_key(result.trial.values), rung, result))
     return found
 
@@ -83,7 +82,7 @@ class HalvingProposer:
             for place, (_, _, one) in enumerate(best, start=1):
                 trial = one.result.trial
                 if one.key not in above and (made := self._build_proposal(trial.values, rung + 1)):
-                    why = f"number {place} of {len(ended)} at {_find_end(trial.point.spec):,} tokens"
+                    why = f"number {place} of {len(ended)} at {find_end(trial.point.spec):,} tokens"
                     point = made.point.model_copy(update={"goes_on_from": trial.point.config_id})
                     return made._replace(point=point, why=why)
         return None
@@ -130,6 +129,7 @@ def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> i
     return min(shares, key=lambda rung: (begun.get(rung, 0) / shares[rung], rung))
 
 
-def _find_end(spec: Mapping[str, Any]) -> int:
+def find_end(spec: Mapping[str, Any]) -> int:
+    """Return behind how many tokens a run with this plain spec ends."""
     learning = spec["learning"]
     return int(learning["stop_after"] or learning["tokens"])

@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.search.candidates import CandidatePool
 from bench.search.costs import find_cost
-from bench.search.halving import HalvingProposer, select_furthest
+from bench.search.halving import HalvingProposer, find_end, select_furthest
 from bench.search.proposers import ListProposer, PriorProposer, is_spent
 from bench.search.surrogate import compute_expected_gains
 from bench.search_section import SearchSection
@@ -87,8 +87,8 @@ def _count_reached(section: SearchSection, results: Sequence[TrialResult]) -> di
     """Return how many trainings ended well behind how many tokens, the fewest tokens first."""
     if section.rungs is None:
         return {}
-    ended = [result.trial.point.spec["learning"] for result in results if find_cost(section, result) is not None]
-    return dict(sorted(Counter(one["stop_after"] or one["tokens"] for one in ended).items()))
+    ended = (result.trial.point.spec for result in results if find_cost(section, result) is not None)
+    return dict(sorted(Counter(map(find_end, ended)).items()))
 
 
 def _is_exhausted(pool: CandidatePool, results: Sequence[TrialResult]) -> bool:

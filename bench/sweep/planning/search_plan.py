@@ -40,6 +40,9 @@ class SearchPoints:
             raise UserError("search.space", "every field of it was given a value", "leave one of these out")
         for key, dimension in space.items():
             _check_fields(key, dimension)
+        if section.rungs and "learning.stop_after" in {*study.base, *dict(self._pinned)}:
+            rule = "a search with rungs says where its trainings stop"
+            raise UserError("learning.stop_after", rule, "leave it out, or search.rungs")
         self.section = section.model_copy(update={"space": space})
         self.study = study.model_copy(update={"search": self.section})
 

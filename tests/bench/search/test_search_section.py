@@ -1,6 +1,7 @@
 """What a study's file may ask of a search, and what is told in one line."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ def plan(folder: Path, search: dict[str, Any], *overrides: str, **study: Any) ->
 
 def ask(**changed: Any) -> dict[str, Any]:
     return {"objective": "samples_per_s", "space": {"batch.micro": [1, 2, 4], "engine": ["ddp", "zero1"]}, **changed}
+
+
+def rungs(space: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
+    of = {"least": 100} | changed
+    return {"objective": "validation_loss", "space": space or {"optimizer.lr": [1e-3, 1e-2]}, "rungs": of}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,11 @@ def ask(**changed: Any) -> dict[str, Any]:
         (ask(parallel=0), "search.parallel=0: input should be greater than 0"),
         (ask(seed=-1), "search.seed=-1: input should be greater than or equal to 0"),
         (ask(trial=3), "search.trial: no such key; did you mean trials?"),
+        (ask(rungs={"least": 100}), "rungs are of trainings; seek validation_loss, or leave rungs out"),
+        (rungs(least=0), "search.rungs.least=0: input should be greater than 0"),
+        (rungs(factor=1), "search.rungs.factor=1: input should be greater than or equal to 2"),
+        (rungs({"learning.tokens": [1_000]}), "leave learning.tokens out of the space"),
+        (rungs({"optimizer.lr": [{"optimizer.lr": 1, "learning.stop_after": 9}]}), "leave learning.stop_after out"),
     ),
 )
 def test_bad_input_is_told_in_one_line(tmp_path: Path, search: dict[str, Any], message: str | None) -> None:
@@ -123,3 +134,11 @@ def test_points_that_cannot_run_and_points_that_are_one_run_are_no_candidates(tm
 )
 def test_what_a_dimension_holds(dimension: Any, values: Any) -> None:
     assert Dimension.model_validate(dimension).list_values() == values
+
+
+@pytest.mark.parametrize("given", ["base", "command line"])
+def test_where_trainings_stop_is_said_by_rungs_alone(tmp_path: Path, given: str) -> None:
+    base = BASE | {"data": "text", "learning.tokens": 100_000} | ({"learning.stop_after": 9} if given == "base" else {})
+    overrides = ["learning.stop_after=9"] if given == "command line" else []
+    with pytest.raises(UserError, match=r"stop_after: a search with rungs says where its trainings stop"):
+        plan(tmp_path, rungs(), *overrides, base=base)
