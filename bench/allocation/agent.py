@@ -32,7 +32,7 @@ class JobAgent:
         self._interrupted = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
-        self._server = ForkServer(first.machine.device or find_device_kind())
+        self._server = ForkServer(first.machine.device or find_device_kind(), self._job.list_specs(context.task))
 
     def run(self) -> int:
         """Return 0 when the conductor has no more to do, or somebody has ended the allocation. srun ends with the

@@ -55,7 +55,7 @@ class JobLeader:
         first = self.requested[0].circumstance
         self.device = first.machine.device or find_device_kind()
         self.environment_id = compute_environment_id(classify(self.device, self.job.devices_per_node))
-        self.server = ForkServer(self.device)
+        self.server = ForkServer(self.device, self.job.list_specs(context.task))
         self.host = socket.gethostname()
         self.patience_s = first.limits.startup_s
         self.health = NodeHealth(self.study_folder)

@@ -34,9 +34,10 @@ from typing import Any
 from bench.cli import VERBS, options
 from bench.comparison import rounds, sides
 from bench.comparison.sides import ComparedSide
+from bench.errors import UserError
 from bench.formatting import describe_result
 from bench.record import RunRecord
-from bench.spec import RunSpec
+from bench.spec import OBJECTIVE, RunSpec
 
 _SMALL = {
     "engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4,
@@ -64,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 1 if the gate fails, 3 if it is inconclusive."""
     words = [
-        *_list_small_overrides(args.overrides),
+        *_list_small_overrides(args.overrides, args.config_dir),
         *args.overrides,
         *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
     ]
@@ -93,11 +94,15 @@ def _load_compare() -> Any:
     return importlib.import_module(VERBS["compare"].module)
 
 
-def _list_small_overrides(overrides: Sequence[str]) -> list[str]:
-    """Return the small point but for what is overridden; of another engine or model, none of its options."""
+def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> list[str]:
+    """Return the small point but for what is overridden; of another engine or model, none of its options, and of another
+    objective, none of its lengths: `zeroscale run` has short ones for each."""
     from bench.config import compose
 
     named = {word.lstrip("+~").partition("=")[0] for word in overrides}
+    with contextlib.suppress(UserError):  # a key of one side alone; it is the sides that say what is wrong
+        if compose.compose_request(compose.parse_single(overrides), config_dir).spec.objective != OBJECTIVE:
+            named.add("sequence")
     small = compose.read_study("smoke").base | _SMALL
     return [f"{key}={value}" for key, value in small.items() if named.isdisjoint({key, key.partition(".")[0]})]
 

@@ -8,11 +8,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.processes import build_module_command
 from bench.runtime.process import set_parent_death_signal
+from bench.spec import RunSpec
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STARTUP_S = 300.0  # imports from a network file system that everybody else reads too
@@ -24,16 +25,19 @@ _REAP_S = 1.0  # for what was killed with a rank to be gone
 class ForkServer:
     """One node's fork server, for all points of a job. OSError when it is gone."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, specs: Iterable[RunSpec]) -> None:
+        """It imports what ranks of `specs` will."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._device, self._ranks = device, list[ForkedRank]()
+        used = {(spec.engine.backend, spec.model.family) for spec in specs}
+        backends, families = (",".join(sorted(set(names))) for names in zip(*used, strict=True))
+        self._arguments, self._ranks = (device, backends, families), list[ForkedRank]()
         self._launch()
 
     def _launch(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                build_module_command("bench.runtime.fork_server", str(theirs.fileno()), self._device),
+                build_module_command("bench.runtime.fork_server", str(theirs.fileno()), *self._arguments),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,

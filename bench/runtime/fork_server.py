@@ -1,10 +1,12 @@
 """Ranks forked from a process that has done their imports: a point of a packed job costs little beside its steps.
 
-`python -m bench.runtime.fork_server DESCRIPTOR DEVICE`, started by a supervisor, which asks for ranks over
-the socket of that number. This process imports, and touches neither a device nor a tensor: one tensor operation here
-would start threads that no child inherits, and every child would hang.
+`python -m bench.runtime.fork_server DESCRIPTOR DEVICE ENGINES FAMILIES`, started by a supervisor, which asks for ranks
+over the socket of that number; the engines and model families that will be used are named, divided by commas. This
+process imports, and touches neither a device nor a tensor: one tensor operation here would start threads that no child
+inherits, and every child would hang.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -13,11 +15,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from bench import plugins
 from bench.engines.deepspeed.library import preload_deepspeed
+from bench.errors import UserError
 from bench.processes import importing
 from bench.runtime import worker
 
@@ -26,15 +29,13 @@ _PR_SET_PDEATHSIG = 1
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MESSAGE_BYTES = 16
 _DESCRIPTORS = 16
-_KINDS: tuple[plugins.Kind[Any], ...] = (
-    plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.ENGINE_BUILDER, plugins.FAMILY, plugins.FAMILY_BUILDER,
-)  # fmt: skip
+_LIGHT: tuple[plugins.Kind[Any], ...] = (plugins.OBJECTIVE, plugins.DATA, plugins.ENGINE, plugins.FAMILY)
 
 
 def main() -> None:
     """Import, say so, and fork a rank for every request until the supervisor hangs up."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    preload(sys.argv[2])
+    preload(sys.argv[2], *(names.split(",") for names in sys.argv[3:]))
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     connection.send(b"{}")
@@ -50,17 +51,28 @@ def main() -> None:
             os.close(descriptor)
 
 
-def preload(device: str) -> None:
-    """Import whatever a rank will; `device` is "cpu" or "cuda"."""
+def preload(device: str, backends: Collection[str] | None = None, families: Collection[str] | None = None) -> None:
+    """Import whatever a rank will; `device` is "cpu" or "cuda", without `backends` and `families` it is all there are:
+    the libraries of some take seconds."""
     os.environ["DS_ACCELERATOR"] = device
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
     with importing():  # nor does a page have to be copied only because a child's collector looks at it
-        for kind in _KINDS:
-            list(plugins.list_usable(kind))  # one that is broken fails the runs that ask for it, not all
-        for name in ("torch.distributed", "torch.nn.parallel", "transformers", *measuring):
+        for kind in _LIGHT:
+            list(plugins.list_usable(kind))
+        for name in ("torch.distributed", "torch.nn.parallel", *measuring):
             importlib.import_module(name)
-        preload_deepspeed()
+        _load_builders(plugins.ENGINE_BUILDER, backends)
+        _load_builders(plugins.FAMILY_BUILDER, families)
+        if backends is None or "deepspeed" in backends:
+            preload_deepspeed()
+
+
+def _load_builders(kind: plugins.Kind[Any], names: Collection[str] | None) -> None:
+    """Import what builds models or engines; one that is broken fails the runs that ask for it, not all."""
+    for name in plugins.list_names(kind) if names is None else names:
+        with contextlib.suppress(UserError):
+            plugins.load(kind, name)
 
 
 def fork(request: dict[str, Any], descriptors: Sequence[int]) -> int:

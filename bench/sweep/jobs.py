@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from bench import files, store
 from bench.record import OutcomeKind
 from bench.scheduling import Mode, Span
-from bench.spec import Frozen, Positive
+from bench.spec import Frozen, Positive, RunSpec
 from bench.sweep.definition import RequestedRun, RunKey
 
 FOLDER = "jobs"
@@ -38,6 +38,11 @@ class Job(Frozen):
     def requested(self, task: int | None) -> tuple[RequestedRun, ...]:
         """Return the points of one task, or of a job without tasks."""
         return self.points if task is None else (self.points[task],)
+
+    def list_specs(self, task: int | None) -> list[RunSpec]:
+        """Return what is run by one task, or by a job without tasks, the control point included."""
+        control = (self.control,) if self.control else ()
+        return [requested.spec for requested in (*self.requested(task), *control)]
 
 
 class AllocationPeriod(NamedTuple):

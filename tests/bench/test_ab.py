@@ -143,7 +143,13 @@ def test_overrides_change_the_small_point_and_leave_the_rest_of_it() -> None:
     )
     small = _list_small_overrides(["engine=ddp", "batch.micro=2", "measure.max_s=9"])
     assert not [word for word in small if word.startswith(("engine", "batch.micro", "measure.max_s="))]
-    assert {"model=tiny", "devices_per_node=2", "measure=smoke"} <= set(small)
+    assert {"model=tiny", "devices_per_node=2", "measure=smoke", "sequence.encoder=128"} <= set(small)
+
+
+def test_a_model_that_learns_otherwise_has_its_own_lengths() -> None:
+    small = _list_small_overrides(["model=gpt2_tiny"])
+    assert not [word for word in small if word.startswith(("model", "sequence"))] and "measure=smoke" in small
+    assert "sequence.encoder=128" in _list_small_overrides(["no_such_key=1"]), "the sides say what is wrong with it"
 
 
 @pytest.mark.processes

@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 def requested(
     *overrides: str, quick: Sequence[str] = QUICK, repeat: int = 0, limit_min: float = 2, control: bool = False
 ) -> RequestedRun:
-    spec = compose.compose_request(compose.parse_single([*quick, "machine=cpu", *overrides])).spec
+    chosen = overrides if any(word.startswith("engine=") for word in overrides) else ("engine=ddp", *overrides)
+    spec = compose.compose_request(compose.parse_single([*quick, "machine=cpu", *chosen])).spec
     circumstance = Circumstance(
         study="s",
         repeat=repeat,
@@ -120,8 +121,8 @@ def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path)
 
 def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_too(tmp_path: Path) -> None:
     points = [
-        requested("nodes=2", "devices_per_node=1", "engine=zero1"),
-        requested("nodes=2", "devices_per_node=1", "engine=ddp"),
+        requested("nodes=2", "devices_per_node=1", "batch.micro=2"),
+        requested("nodes=2", "devices_per_node=1", "batch.micro=3"),
     ]
     allocation = Allocation(tmp_path, points, nodes=2)
     allocation.end()
@@ -131,9 +132,9 @@ def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_t
 
 def test_what_has_an_answer_or_is_pruned_or_used_up_is_not_run_and_what_cannot_finish_is_left(tmp_path: Path) -> None:
     """In a job that has begun anew; each with its reason in the log."""
-    done, used_up = requested("engine=zero1"), requested("engine=zero3")
-    long, short = requested("engine=ddp", limit_min=60), requested("engine=zero2")
-    small, large = (requested("engine=zero2", f"batch.micro={micro}") for micro in (3, 4))
+    done, used_up = requested("batch.micro=5"), requested("batch.micro=6")
+    long, short = requested("batch.micro=7", limit_min=60), requested("batch.micro=8")
+    small, large = (requested("engine=fsdp", f"batch.micro={micro}") for micro in (3, 4))
     kin = find_siblings((point.key, point.spec.model_dump(mode="json")) for point in (small, large))
     small, large = (point.model_copy(update={"kin": kin[point.key[:2]]}) for point in (small, large))
     killed = Outcome(kind="error", reason="rank 0 was killed by SIGKILL")
@@ -153,10 +154,9 @@ def test_what_has_an_answer_or_is_pruned_or_used_up_is_not_run_and_what_cannot_f
 
 
 def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_process(tmp_path: Path) -> None:
-    spec = compose.compose_request(compose.parse_single([*ENDLESS, "machine=cpu"])).spec
-    point = requested().model_copy(update={"spec": spec, "config_id": config_id(spec)})
-    allocation = Allocation(tmp_path, [point, requested("engine=zero1")])
-    heartbeat = _stepping(tmp_path / point.config_id / "0.0", spec)
+    point = requested(quick=ENDLESS)
+    allocation = Allocation(tmp_path, [point, requested()])
+    heartbeat = _stepping(tmp_path / point.config_id / "0.0", point.spec)
     allocation.processes[0].send_signal(signal.SIGTERM)
     allocation.end()
     folder = tmp_path / point.config_id / "0.0"
@@ -171,12 +171,11 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
 
 def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> None:
     """Loader processes outlive a rank for a moment; the conductor adopts them."""
-    spec = compose.compose_request(compose.parse_single([*ENDLESS, "machine=cpu", "devices_per_node=1"])).spec
-    last = requested().model_copy(update={"spec": spec, "config_id": config_id(spec)})
+    last = requested("devices_per_node=1", quick=ENDLESS)
     loading = [requested("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
     allocation = Allocation(tmp_path, [*loading, last])
     [conductor] = allocation.processes
-    _stepping(tmp_path / last.config_id / "0.0", spec)
+    _stepping(tmp_path / last.config_id / "0.0", last.spec)
     stats = [_stat(path) for path in Path("/proc").glob("[0-9]*/stat")]
     assert ["Z", str(conductor.pid)] not in stats and conductor.poll() is None
     conductor.send_signal(signal.SIGTERM)
@@ -187,10 +186,9 @@ def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> Non
 def test_a_fork_server_that_was_killed_is_started_again_for_the_next_point(tmp_path: Path) -> None:
     """Nothing is wrong with a node for that, nor with the point after."""
     shape = ("nodes=2", "devices_per_node=1")
-    spec = compose.compose_request(compose.parse_single([*ENDLESS, "machine=cpu", *shape])).spec
-    first = requested(*shape).model_copy(update={"spec": spec, "config_id": config_id(spec)})
-    allocation = Allocation(tmp_path, [first, requested(*shape, "engine=zero1")], nodes=2)
-    beat = _stepping(tmp_path / first.config_id / "0.0", spec)
+    first = requested(*shape, quick=ENDLESS)
+    allocation = Allocation(tmp_path, [first, requested(*shape)], nodes=2)
+    beat = _stepping(tmp_path / first.config_id / "0.0", first.spec)
     supervisors, ranks = {str(process.pid) for process in allocation.processes}, {rank["pid"] for rank in beat["ranks"]}
     servers = {int(path.parent.name) for path in _stats() if supervisors & set(_stat(path)[1:])} - ranks
     assert len(servers) == 2
@@ -231,10 +229,9 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
 
 def test_a_start_that_was_given_up_ends_when_its_job_has_begun_anew(tmp_path: Path) -> None:
     """Slurm gives a node up whose slurmd is gone, and starts the job again; what ran there goes on."""
-    spec = compose.compose_request(compose.parse_single([*ENDLESS, "machine=cpu", "devices_per_node=1"])).spec
-    point = requested().model_copy(update={"spec": spec, "config_id": config_id(spec)})
-    old = Allocation(tmp_path, [point, requested("engine=zero1", "devices_per_node=1")])
-    _stepping(tmp_path / point.config_id / "0.0", spec)
+    point = requested("devices_per_node=1", quick=ENDLESS)
+    old = Allocation(tmp_path, [point, requested("devices_per_node=1")])
+    _stepping(tmp_path / point.config_id / "0.0", point.spec)
     jobs.begin_allocation(old.folder, jobs.AllocationPeriod("1", None, 1, 1, time.time(), None))
     assert "start 1 of this job has begun, so that this one was given up" in old.end()
     [record] = old.records()

@@ -38,7 +38,7 @@ def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_pa
 
     found = results.read([ended.folder])
     assert sorted(found.table["engine"]) == ["ddp", "zero1"]
-    assert set(found.table["parameters"]) == {2_116_352}
+    assert set(found.table["parameters"]) == {973_568}
 
     predicted = {one.point.config_id: one.memory for one in api.predict(study, shared)}
     for row, config_id in enumerate(found.table["config_id"]):

@@ -142,7 +142,7 @@ def test_ranks_forked_from_one_that_has_done_their_imports_find_the_device(span:
     point = compose.compose_request(compose.parse_single([*QUICK, "model=tiny", "engine=zero2"]))
     machine = point.machine.model_copy(update={"device": "cuda"})
     circumstance = Circumstance(study="forked", repeat=0, attempt=0, machine=machine, launcher={"name": "local"})
-    server = ForkServer("cuda")
+    server = ForkServer("cuda", [point.spec])
     try:
         server.wait_until_ready()
         for _ in range(2 if span == "node" else 1):

@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 from installed_packages import installing
 from pages import KINDS, PAGES, ROOT, files, write
-from started_runs import ENDLESS, PATIENCE_S, QUICK
+from started_runs import ENDLESS, PATIENCE_S, QUICK, T5
 
 from bench import store
 from bench.record import RunRecord
@@ -346,7 +346,7 @@ def wait_until_it_runs(house: House, study: str) -> None:
 
 # ------------------------------------------------------- an engine with half as many data ranks, and a loss on one rank
 
-PIPED = ("machine=cpu", *QUICK, "engine=two_stages", "parallel.pipeline=2")
+PIPED = ("machine=cpu", *T5, "engine=two_stages", "parallel.pipeline=2")
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +354,7 @@ def piped(house: House) -> dict[str, RunRecord]:
     """Real runs by engine: the pipeline on two ranks, and on one rank the reference with the same samples."""
     results = house.root / "piped"
     house.zeroscale("sweep", *PIPED, "--results", str(results))
-    alone = ("machine=cpu", *QUICK, "engine=ddp", "devices_per_node=1")
+    alone = ("machine=cpu", *T5, "engine=ddp", "devices_per_node=1")
     house.zeroscale("sweep", *alone, "--results", str(results))
     found = [store.read_record(path) for path in store.find_records([results])]
     return {record.spec.engine.name: record for record in found}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from started_runs import PATIENCE_S, QUICK, Command
+from started_runs import PATIENCE_S, QUICK, T5, Command
 
 from analysis.observed import find_slowest_rank
 from bench import store
@@ -27,7 +27,7 @@ Start = Callable[..., Command]
 
 def test_one_point_is_measured_and_its_record_holds_what_the_table_needs(zeroscale_run: Start) -> None:
     run = zeroscale_run(
-        *QUICK, "engine=zero2", "data=text", "batch.accumulation=2", env=os.environ | {"OMP_NUM_THREADS": "1"}
+        *T5, "engine=zero2", "data=text", "batch.accumulation=2", env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     record = run.record()
     assert run.process.returncode == 0, run.errors
@@ -154,8 +154,8 @@ def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) 
 
 
 def test_a_model_that_is_not_what_its_name_says_is_refused_by_the_ranks_too(tmp_path: Path) -> None:
-    asked = compose.compose_request(compose.parse_single([*QUICK, "engine=zero3"]))
+    asked = compose.compose_request(compose.parse_single([*QUICK, "engine=ddp"]))
     wrong = asked.spec.model.model_copy(update={"parameters": 2_000_000})
     outcome = supervised(tmp_path, asked.spec.model_copy(update={"model": wrong}), asked.machine).outcome
     assert outcome.kind == "error"
-    assert outcome.reason.endswith("Refused: tiny has 2116352 parameters where 2000000 were expected")
+    assert outcome.reason.endswith("Refused: gpt2_tiny has 973568 parameters where 2000000 were expected")

@@ -96,7 +96,7 @@ def test_a_run_over_two_allocations_is_refused_before_it_measures_anything(nodes
 
 
 def test_a_rank_that_dies_on_the_second_node_is_named(nodes: Callable[..., Nodes]) -> None:
-    run = nodes((*ENDLESS, "engine=zero1"))
+    run = nodes((*ENDLESS, "engine=ddp"))
     pids = run.stepping()
     os.kill(pids[1], signal.SIGKILL)
     killed_at = time.monotonic()
@@ -123,7 +123,7 @@ def test_a_hang_has_the_stacks_of_every_node(nodes: Callable[..., Nodes]) -> Non
 
 
 def test_a_node_whose_supervisor_dies_is_a_node_failure(nodes: Callable[..., Nodes]) -> None:
-    run = nodes((*ENDLESS, "engine=zero1"))
+    run = nodes((*ENDLESS, "engine=ddp"))
     pids = run.stepping()
     run.supervisors[1].kill()
     record = run.record()
@@ -133,7 +133,7 @@ def test_a_node_whose_supervisor_dies_is_a_node_failure(nodes: Callable[..., Nod
 
 
 def test_an_interrupted_lead_ends_every_node(nodes: Callable[..., Nodes]) -> None:
-    run = nodes((*ENDLESS, "engine=zero1"))
+    run = nodes((*ENDLESS, "engine=ddp"))
     pids = run.stepping()
     run.supervisors[0].send_signal(signal.SIGTERM)
     record = run.record()

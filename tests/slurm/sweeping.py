@@ -20,9 +20,9 @@ from bench.record import Circumstance, RunRecord
 from bench.sweep.definition import RunKey
 
 _SMALL = (  # a model whose gradients pass a slow link in no time
-    "model=tiny", "model.name=minute", "model.parameters=null", "model.shape.d_model=32", "model.shape.d_kv=16",
-    "model.shape.d_ff=64", "model.shape.encoder_layers=2", "model.shape.decoder_layers=1", "model.shape.heads=2",
-    "engine=ddp", "machine=cpu", "precision=fp32", "sequence.encoder=32", "sequence.decoder=16", "devices_per_node=1",
+    "model=gpt2_tiny", "model.name=minute", "model.parameters=null", "model.shape.width=32", "model.shape.layers=2",
+    "model.shape.inner=64", "model.shape.heads=2", "sequence.tokens=32", "engine=ddp", "machine=cpu", "precision=fp32",
+    "devices_per_node=1",
     "measure.block_steps=3", "measure.warmup_steps=3", "measure.warmup_max_steps=6",
     "launcher=slurm_testbed", "launcher.warning_s=0",
 )  # fmt: skip
