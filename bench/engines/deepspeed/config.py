@@ -11,11 +11,11 @@ _QUIET: dict[str, Any] = {
     "memory_breakdown": False,
     "dump_state": False,
     "flops_profiler": {"enabled": False},
-    "comms_logger": {"enabled": False},  # synchronises every collective
     # on by default, and then synchronises the device twice in every micro-step (utils/timer.py, ThroughputTimer)
     "timers": {"throughput": {"enabled": False, "synchronized": False}},
 }
-"""Nothing of DeepSpeed's own measures or prints in a timed window."""
+"""Nothing of DeepSpeed's own measures or prints in a timed window. Its log of communication, which synchronises every
+collective, is left out for that: a section `comms_logger` turns it on, whatever it says (0.19.8, comm/config.py)."""
 
 
 def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:

@@ -85,8 +85,21 @@ def train(spec: RunSpec) -> dict[str, Any]:
         "collectives": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
     }
     if spec.engine.backend == "deepspeed":
+        seen["measures"] = list_measuring(engine._engine)
         engine._engine.destroy()
     return seen
+
+
+def list_measuring(engine: Any) -> list[str]:
+    """Return what of DeepSpeed itself measures or prints beside the steps."""
+    from deepspeed.comm.comm import comms_logger
+
+    parts = {
+        "communication": comms_logger.enabled, "phases": engine.wall_clock_breakdown(),
+        "flops": engine.flops_profiler_enabled(), "throughput": engine.tput_timer.config.enabled,
+        "memory": engine.memory_breakdown(), "monitor": engine.monitor.enabled,
+    }  # fmt: skip
+    return [name for name, is_on in parts.items() if is_on]
 
 
 def take_memory(spec: RunSpec) -> dict[str, int]:

@@ -3,17 +3,20 @@ with torchrun's variables set except those of a rank. Ends with 1 where a rank d
 
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import sys
 from pathlib import Path
 
 from bench.runtime import fork_server
+from bench.spec import RunSpec
 
 
 def main() -> None:
     script, jobs, out, *ranks = sys.argv[1:]
-    fork_server.preload("cpu")
+    specs = [RunSpec.model_validate(plain) for plain in json.loads(Path(jobs).read_text()).values()]
+    fork_server.preload("cpu", {spec.engine.backend for spec in specs}, {spec.model.family for spec in specs})
     importlib.import_module(Path(script).stem)
     gc.collect()
     gc.freeze()  # as in a packed job: DeepSpeed searches for garbage several times in every engine that it builds

@@ -101,6 +101,11 @@ def test_every_engine_starts_from_the_same_weights(seen: Seen, precision: str) -
     assert len(weights) == 1
 
 
+def test_nothing_of_deepspeed_measures_beside_the_steps(seen: Seen) -> None:
+    measuring = {label: job["measures"] for rank in seen for label, job in rank.items() if "measures" in job}
+    assert len(measuring) > 10 and not any(measuring.values()), measuring
+
+
 def test_every_engine_counts_whole_parameters(seen: Seen) -> None:
     assert len({job["parameters"] for rank in seen for job in rank.values()}) == 1
 
