@@ -95,7 +95,7 @@ def _load_compare() -> Any:
 
 
 def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> list[str]:
-    """Return the small point but for what is overridden; of another engine or model, none of its options, and of another
+    """Return the small point but for what is overridden; of another engine or model, none of its options, of another
     objective, none of its lengths: `zeroscale run` has short ones for each."""
     from bench.config import compose
 
