@@ -100,8 +100,9 @@ def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = No
     from bench.config import compose
 
     named = {word.lstrip("+~").partition("=")[0] for word in overrides}
-    with contextlib.suppress(UserError):  # a key of one side alone; it is the sides that say what is wrong
-        if compose.compose_request(compose.parse_single(overrides), config_dir).spec.objective != OBJECTIVE:
+    learnt = [word for word in overrides if word.startswith(("model=", "model.", "objective="))]
+    with contextlib.suppress(UserError):  # it is the sides that say what is wrong
+        if compose.compose_request(compose.parse_single(learnt), config_dir).spec.objective != OBJECTIVE:
             named.add("sequence")
     small = compose.read_study("smoke").base | _SMALL
     return [f"{key}={value}" for key, value in small.items() if named.isdisjoint({key, key.partition(".")[0]})]

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.processes import build_module_command
@@ -25,12 +25,12 @@ _REAP_S = 1.0  # for what was killed with a rank to be gone
 class ForkServer:
     """One node's fork server, for all points of a job. OSError when it is gone."""
 
-    def __init__(self, device: str, specs: Iterable[RunSpec]) -> None:
+    def __init__(self, device: str, specs: Sequence[RunSpec]) -> None:
         """It imports what ranks of `specs` will."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        used = {(spec.engine.backend, spec.model.family) for spec in specs}
-        backends, families = (",".join(sorted(set(names))) for names in zip(*used, strict=True))
-        self._arguments, self._ranks = (device, backends, families), list[ForkedRank]()
+        used = {spec.engine.backend for spec in specs}, {spec.model.family for spec in specs}
+        self._arguments = device, *(",".join(sorted(names)) for names in used)
+        self._ranks = list[ForkedRank]()
         self._launch()
 
     def _launch(self) -> None:

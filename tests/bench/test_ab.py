@@ -147,9 +147,11 @@ def test_overrides_change_the_small_point_and_leave_the_rest_of_it() -> None:
 
 
 def test_a_model_that_learns_otherwise_has_its_own_lengths() -> None:
+    for wrong_or_not in ([], ["sequence.encoder=32"], ["no_such_key=1"]):
+        assert not [word for word in _list_small_overrides(["model=gpt2_tiny", *wrong_or_not]) if "sequence" in word]
     small = _list_small_overrides(["model=gpt2_tiny"])
     assert not [word for word in small if word.startswith(("model", "sequence"))] and "measure=smoke" in small
-    assert "sequence.encoder=128" in _list_small_overrides(["no_such_key=1"]), "the sides say what is wrong with it"
+    assert "sequence.encoder=128" in _list_small_overrides(["model=no_such"]), "the sides say what is wrong with it"
 
 
 @pytest.mark.processes
