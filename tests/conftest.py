@@ -2,12 +2,15 @@ import gc
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+from tests import warm
 
 gc.disable()  # until all tests are collected: that imports torch and hundreds of modules, and none of it is garbage
 
@@ -19,6 +22,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # before torch is imported: threads of two who test on two cores wait for each other by spinning
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+warm.install()
 
 SLURM = Path(__file__).parent / "slurm"
 LONG = ("test_golden.py", "test_docs.py", "test_bundle.py", "test_t5.py", "test_consolidated.py", "test_report.py")
@@ -42,6 +47,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that nobody has it alone at the end."""
     starting = {item.path for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting, item.path.name not in LONG))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that is marked `cold` starts its processes as a user does; all others fork them."""
+    if item.get_closest_marker("cold"):
+        with warm.cold():
+            return (yield)
+    return (yield)
 
 
 def pytest_collection_finish() -> None:

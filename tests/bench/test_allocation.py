@@ -183,6 +183,7 @@ def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> Non
     assert [record.outcome.kind for record in allocation.records()] == ["ok", "ok"]
 
 
+@pytest.mark.cold
 def test_a_fork_server_that_was_killed_is_started_again_for_the_next_point(tmp_path: Path) -> None:
     """Nothing is wrong with a node for that, nor with the point after."""
     shape = ("nodes=2", "devices_per_node=1")
@@ -252,6 +253,7 @@ def test_what_an_earlier_start_of_the_same_job_is_at_keeps_no_later_one_from_a_p
     assert snapshot.find_rival_attempt(folder, point.key, ours=ours) is None
 
 
+@pytest.mark.cold
 def test_an_allocation_that_is_ended_while_it_starts_says_so_in_a_line(tmp_path: Path) -> None:
     points = [requested("nodes=2", "devices_per_node=1")]
     allocation = Allocation(tmp_path, points, nodes=2)

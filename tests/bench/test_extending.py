@@ -23,6 +23,7 @@ from started_runs import ENDLESS, PATIENCE_S, QUICK, T5
 
 from bench import store
 from bench.record import RunRecord
+from tests import warm
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -53,6 +54,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     for folder in ("bench", "analysis", "conf", "slurm"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     write(root, *KINDS)
+    warm.serve(str(root))
     return House(root, root / "my")
 
 

@@ -164,6 +164,7 @@ def test_whatever_ends_the_command_leaves_a_record_and_no_orphan(
     assert not record.outcome.final
 
 
+@pytest.mark.cold
 def test_ctrl_c_before_the_run_has_begun_leaves_a_record_and_no_traceback(zeroscale_run: Start) -> None:
     run = zeroscale_run(*PLAIN)
     until = time.monotonic() + SOON_S

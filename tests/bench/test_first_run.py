@@ -181,6 +181,7 @@ def test_a_study_and_a_gpu_get_what_they_ask_for(
 
 
 @pytest.mark.processes
+@pytest.mark.cold
 def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_path: Path) -> None:
     run = Command(tmp_path, ["machine=cpu"])
     output, errors = run.process.communicate(timeout=PATIENCE_S)

@@ -99,6 +99,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 @pytest.mark.processes
+@pytest.mark.cold
 def test_what_was_staged_suffices_without_a_network(tmp_path: Path, hub: Hub) -> None:
     words = (*TEXT, f"data.tokenizer={TOKENIZER}")
     staged = Prepared(tmp_path, *words, HF_ENDPOINT=hub.address)
@@ -120,6 +121,7 @@ def test_what_was_staged_suffices_without_a_network(tmp_path: Path, hub: Hub) ->
 
 
 @pytest.mark.processes
+@pytest.mark.cold
 def test_a_data_set_that_cannot_be_had_is_said_in_one_line_and_nothing_else_is_tried(tmp_path: Path) -> None:
     staged = Prepared(tmp_path, *TEXT, "data.hub=nobody/nothing", HF_HUB_OFFLINE="1")
     assert staged.code == 1
@@ -129,6 +131,7 @@ def test_a_data_set_that_cannot_be_had_is_said_in_one_line_and_nothing_else_is_t
 
 
 @pytest.mark.processes
+@pytest.mark.cold
 def test_an_empty_cache_lacks_the_tokenizer(tmp_path: Path) -> None:
     checked = Prepared(tmp_path, *TEXT, f"data.tokenizer={TOKENIZER}", "--offline")
     assert checked.code == 1
@@ -138,6 +141,7 @@ def test_an_empty_cache_lacks_the_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.cold
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(command(*NATIVE), env=caches(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     builds = tmp_path / "cache" / "zeroscale" / "extensions"
@@ -164,6 +168,7 @@ def users_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.processes
+@pytest.mark.cold
 def test_a_job_in_a_container_is_checked_by_a_job_in_that_container(tmp_path: Path) -> None:
     words = ("launcher=slurm_gpu_pyxis", "machine=h200", "devices_per_node=2", f"--results={tmp_path}")
     staged = Prepared(tmp_path, *words)
@@ -177,6 +182,7 @@ def test_a_job_in_a_container_is_checked_by_a_job_in_that_container(tmp_path: Pa
 
 
 @pytest.mark.processes
+@pytest.mark.cold
 def test_the_command_itself_imports_no_training_library() -> None:
     heavy = {"torch", "deepspeed", "transformers", "datasets"}
     script = (

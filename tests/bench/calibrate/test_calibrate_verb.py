@@ -118,6 +118,7 @@ def test_a_rank_that_finds_another_device_says_so(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.processes
+@pytest.mark.cold
 def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.cli", "calibrate", "machine=cpu", "--out", str(tmp_path / "mine.yaml")]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
