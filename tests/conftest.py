@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test that is marked `cold` starts its processes as a user does; all others fork them."""
+    """Start the processes of a test marked `cold` in fresh interpreters, as a user does; fork all others."""
     if item.get_closest_marker("cold"):
         with warm.cold():
             return (yield)

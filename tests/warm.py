@@ -1,9 +1,9 @@
 """Processes of the tests that are forked from one that has done their imports.
 
-A rank spends nearly all of its processor time on importing torch and DeepSpeed. `Popen` here is `subprocess.Popen`, but a
-command that runs a module of `bench` or a script of the tests by this interpreter is forked from a server that is
-preloaded as the fork server of a packed job is; so are the supervisors and ranks that the command starts itself. Every
-other command starts as ever, and so does one whose environment would import other files (`PYTHONPATH`, `LD_PRELOAD`).
+A rank spends nearly all of its processor time on imports of torch and DeepSpeed. `Popen` here is `subprocess.Popen`,
+but it forks a module of `bench` or a script of the tests from a server with these imports done, as the fork server of
+a packed job does for its ranks. Supervisors and ranks that such a process starts are forked, too. Any other command
+starts as usual, and so does a command whose environment changes what is imported (`PYTHONPATH`, `LD_PRELOAD`).
 """
 
 import atexit
@@ -28,9 +28,9 @@ from typing import Any, NoReturn
 TESTS = Path(__file__).resolve().parent
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ENDS_WITH_PARENT = {"bench.runtime": signal.SIGTERM, "bench.runtime.worker": signal.SIGKILL}
-"""Modules that the product starts with a function for the new process, which asks for a signal at its parent's death."""
+"""Modules started with a `preexec_fn` that requests a signal at the death of the parent."""
 _STARTING = ("bench.cli", "bench.runtime", "bench.allocation")
-"""Modules that start others: each gets a server of its own, so that what it starts becomes its child."""
+"""Modules that start other processes. Each gets its own server, so that the processes become its children."""
 _IMPORTING = ("PYTHONSAFEPATH", "LD_PRELOAD", "PYTHONHASHSEED", "PYTHONWARNINGS")
 _MESSAGE_BYTES, _DESCRIPTORS, _ABOVE = 64, 32, 512
 _libc = ctypes.CDLL(None)
@@ -39,18 +39,18 @@ _RealPopen = subprocess.Popen
 _servers: dict[str | None, "Server"] = {}
 """Those of this process, by PYTHONPATH."""
 _paths: set[str | None] = {os.environ.get("PYTHONPATH")}
-"""Values of PYTHONPATH that are worth a server."""
+"""Values of PYTHONPATH for which a server may be started."""
 
 
 class Server:
-    """A process that forks others; its forks become children of the process that holds this."""
+    """A process that forks on request. Each fork becomes a child of the process that holds this object."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid, self._connection, self._lock = pid, connection, threading.Lock()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Return the id of a new process, which is a child of this one."""
+        """Fork a process that runs `request`, and return its id."""
         with self._lock, os.fdopen(os.memfd_create("request"), "wb") as file:
             file.write(json.dumps(request).encode())
             file.flush()
@@ -59,7 +59,7 @@ class Server:
 
 
 class Popen(subprocess.Popen[Any]):
-    """`subprocess.Popen`, by a fork where that can be had."""
+    """`subprocess.Popen` that forks from a server where the command allows it."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int,
@@ -77,7 +77,7 @@ class Popen(subprocess.Popen[Any]):
         own_session = bool(more[-2])  # restore_signals, gid, gids, uid, umask, start_new_session, process_group
         request = {
             **ran, "environment": {os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()},
-            "folder": os.fspath(cwd or os.getcwd()), "targets": [0, 1, 2, *pass_fds], "session": own_session,
+            "folder": os.fspath(cwd or Path.cwd()), "targets": [0, 1, 2, *pass_fds], "session": own_session,
         }  # fmt: skip
         self.pid = _find_server(environment.get("PYTHONPATH")).fork(request, [*standard, *pass_fds])
         self._child_created = True
@@ -89,13 +89,13 @@ class Popen(subprocess.Popen[Any]):
 
 
 def install() -> None:
-    """Fork in this process whatever `subprocess` is to start."""
+    """Make `subprocess` of this process fork from a server."""
     subprocess.Popen = Popen  # type: ignore[misc]
 
 
 @contextlib.contextmanager
 def cold() -> Iterator[None]:
-    """Start every command afresh in here."""
+    """Start every command in a fresh interpreter within this context."""
     before, subprocess.Popen = subprocess.Popen, _RealPopen  # type: ignore[misc]
     try:
         yield
@@ -104,12 +104,12 @@ def cold() -> Iterator[None]:
 
 
 def serve(path: str) -> None:
-    """Fork also what is started with this PYTHONPATH: it is worth the six seconds that a server takes."""
+    """Start a server for commands with this PYTHONPATH, too; it takes six seconds."""
     _paths.add(path)
 
 
 def _find_module(args: Any, environment: dict[str, str]) -> dict[str, Any] | None:
-    """Return what the command runs, if it can be forked."""
+    """Return the module or script that a command runs; None if it cannot be forked."""
     if isinstance(args, str | bytes | os.PathLike):
         return None
     python, *words = (os.fspath(word) for word in args)
@@ -143,7 +143,7 @@ def _find_server(path: str | None) -> Server:
 
 
 def main() -> None:
-    """Import, say so, and fork a process for every request until nobody can ask any more."""
+    """Import, report readiness, and fork a process per request until the connection is closed."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     from bench.runtime import fork_server
 
@@ -171,7 +171,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _fork(request: dict[str, Any], descriptors: Sequence[int], asker: int) -> int:
-    """Fork twice, so that the new process is adopted by the one that asked."""
+    """Fork twice, so that the requesting process adopts the new one. Return its id."""
     ours, theirs = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -192,7 +192,7 @@ def _fork(request: dict[str, Any], descriptors: Sequence[int], asker: int) -> in
 
 
 def _become(request: dict[str, Any], descriptors: Sequence[int], middle: int, asker: int) -> NoReturn:
-    """Run what was asked for, as if its interpreter had been started for it."""
+    """Run the requested module or script as a fresh interpreter would, and exit."""
     while os.getppid() == middle:
         threading.Event().wait(0.001)
     module = request.get("module", "")
@@ -224,7 +224,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int], middle: int, as
 
 
 def _take_descriptors(descriptors: Sequence[int], targets: Sequence[int]) -> None:
-    """Have `descriptors` at the numbers of `targets`, and nothing else open."""
+    """Move `descriptors` to the numbers in `targets`, and close all others."""
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in descriptors]
     os.closerange(0, _ABOVE)
     for descriptor, target in zip(high, targets, strict=True):
@@ -245,7 +245,7 @@ def _open_streams() -> None:
 
 
 def _fork_server() -> Server:
-    """Fork the server of this process while it has one thread; it ends with the process."""
+    """Fork the server of this process, while the process has a single thread. The server ends with it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -264,11 +264,11 @@ def _fork_server() -> Server:
 
 
 def _run(request: dict[str, Any]) -> int:
-    """Return the exit code of what was asked for, or minus the signal it ends by."""
+    """Run the requested module or script. Return its exit code, or minus the number of the signal that ends it."""
     module, script = request.get("module"), request.get("script")
     sys.argv = [script or str(module), *request["arguments"]]
     if not request.get("safe"):
-        sys.path.insert(0, os.getcwd() if module else str(Path(str(script)).resolve().parent))
+        sys.path.insert(0, str(Path.cwd()) if module else str(Path(str(script)).resolve().parent))
     try:
         if module:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -289,7 +289,7 @@ def _run(request: dict[str, Any]) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End as an interpreter does: threads, exit functions, streams."""
+    """Exit as an interpreter does: join threads, run exit functions, flush streams."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

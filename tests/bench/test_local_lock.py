@@ -5,11 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from started_runs import PATIENCE_S, QUICK, SOON_S
+from started_runs import PATIENCE_S, QUICK
 
 from bench import store
 from bench.sweep.local import lock
@@ -52,9 +51,7 @@ def test_the_lock_of_a_process_that_dies_is_free() -> None:
     with holder() as first:
         assert held(first)
         first.send_signal(signal.SIGKILL)
-    begin = time.monotonic()
     with lock.alone(lambda text: None):
-        assert time.monotonic() - begin < SOON_S
         assert json.loads(lock.path(os.environ).read_text())["pid"] == os.getpid()
     assert lock.path(os.environ).read_text() == ""
 

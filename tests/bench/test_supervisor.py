@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_supervisor_log import PATIENCE_S, UNSTALLED_S, Stalled
+from test_supervisor_log import PATIENCE_S, Stalled
 
 from bench import store
 from bench.config import compose
@@ -193,10 +193,9 @@ def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> Non
     talks = "import time\nfor _ in range(3000): print('x' * 100)\ntime.sleep(4)"
     supervisor = RunCoordinator(folder, handle_signals=False, start=running(talks))
     supervisor.heartbeat = HeartbeatWriter(folder, 0.5, stalled.replace)
-    began = time.monotonic()
     record = supervisor.run()
     assert record and record.outcome.reason == "every rank ended, and none wrote a record"
-    assert 4 < time.monotonic() - began < UNSTALLED_S
+    assert not stalled.released.is_set()
     stalled.released.set()
 
 

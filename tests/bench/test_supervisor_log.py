@@ -20,24 +20,21 @@ from bench.runtime.process import RankProcess, start_process
 pytestmark = pytest.mark.processes
 
 AT_ONCE_S = 0.5
-STALL_S = 60.0
-UNSTALLED_S = STALL_S / 2
-"""Who ends within it has not waited for the file system, however busy the machine is."""
-PATIENCE_S = 2 * STALL_S
+PATIENCE_S = 120.0
 
 
 class Stalled:
-    """A file system that takes nothing until it is released, or for a minute."""
+    """A file system that accepts nothing until it is released. Code that waits for it never ends."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
 
     def opened(self, path: Path) -> BinaryIO:
-        assert self.released.wait(STALL_S)
+        self.released.wait()
         return path.open("ab", buffering=0)
 
     def replace(self, path: Path, content: bytes) -> None:
-        assert self.released.wait(STALL_S)
+        self.released.wait()
         path.write_bytes(content)
 
 
@@ -64,9 +61,7 @@ def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
         time.sleep(0.05)
         rank.drain(log.write)
     assert rank.exit_code == 0
-    began = time.monotonic()
-    log.close(AT_ONCE_S)
-    assert time.monotonic() - began < UNSTALLED_S, "the end waits for a while, not for ever"
+    log.close(AT_ONCE_S)  # nobody will ever read the pipe
     rank.close()
 
 
@@ -84,12 +79,11 @@ def test_lines_that_were_lost_are_counted_where_they_are_missing(tmp_path: Path)
 
 
 def test_a_heartbeat_that_cannot_be_written_is_skipped_for_a_later_one(tmp_path: Path) -> None:
-    stalled, began = Stalled(), time.monotonic()
+    stalled = Stalled()
     heartbeat = HeartbeatWriter(tmp_path, 2.0, stalled.replace)
     heartbeat.show("running", beat(1))
     heartbeat.show("running", beat(2))
     heartbeat.end(beat(3), AT_ONCE_S)
-    assert time.monotonic() - began < UNSTALLED_S
     stalled.released.set()
     heartbeat.end(beat(4), PATIENCE_S)
     shown = json.loads((tmp_path / store.HEARTBEAT).read_text())

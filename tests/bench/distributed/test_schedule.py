@@ -127,16 +127,16 @@ def test_1f1b_as_its_paper_draws_it() -> None:
 # what every schedule has to be
 
 
-@pytest.mark.parametrize(("name", "size"), CASES)
-def test_each_pass_is_computed_once_on_its_stages_rank(name: ScheduleName, size: PipelineSize) -> None:
-    for rank, order in enumerate(build_computation(name, size)):
-        wanted = itertools.product(("forward", "backward"), size.stages_of(rank), range(size.micro_batches))
-        assert Counter(order) == Counter(itertools.starmap(Action, wanted))
+def test_each_pass_is_computed_once_on_its_stages_rank() -> None:
+    for name, size in CASES:
+        for rank, order in enumerate(build_computation(name, size)):
+            wanted = itertools.product(("forward", "backward"), size.stages_of(rank), range(size.micro_batches))
+            assert Counter(order) == Counter(itertools.starmap(Action, wanted))
 
 
-@pytest.mark.parametrize(("name", "size"), CASES)
-def test_no_rank_waits_in_vain_even_where_both_ends_of_a_transfer_wait(name: ScheduleName, size: PipelineSize) -> None:
-    run_with_rendezvous(build_schedule(name, size), size)
+def test_no_rank_waits_in_vain_even_where_both_ends_of_a_transfer_wait() -> None:
+    for name, size in CASES:
+        run_with_rendezvous(build_schedule(name, size), size)
 
 
 def run_with_rendezvous(schedule: tuple[Order, ...], size: PipelineSize) -> None:
@@ -175,24 +175,28 @@ def peer_of(action: Action, size: PipelineSize) -> int:
     return size.rank_of(counterpart(action).stage)
 
 
-@pytest.mark.parametrize(("name", "size"), CASES)
-def test_transfers_between_two_ranks_stand_in_one_order_on_both(name: ScheduleName, size: PipelineSize) -> None:
-    schedule = build_schedule(name, size)
-
-    def between(rank: int, other: int) -> list[Action]:
-        return [action for action in schedule[rank] if not action.computes and peer_of(action, size) == other]
-
-    for rank, other in itertools.combinations(range(size.ranks), 2):
-        assert [counterpart(action) for action in between(rank, other)] == between(other, rank)
+def list_transfers(order: Order, other: int, size: PipelineSize) -> list[Action]:
+    """Return the transfers of a rank to and from another."""
+    return [action for action in order if not action.computes and peer_of(action, size) == other]
 
 
-@pytest.mark.parametrize(("name", "size"), [case for case in CASES if case[1].ranks > 1])
-def test_a_rank_sends_and_receives_as_often_as_the_closed_form_says(name: ScheduleName, size: PipelineSize) -> None:
-    ranks, stages, micro_batches = size
-    for rank, order in enumerate(build_schedule(name, size)):
-        ends = rank in (0, ranks - 1)
-        kinds = Counter(action.kind.partition("_")[0] for action in order)
-        assert kinds["send"] == kinds["receive"] == micro_batches * (2 * stages - 1 if ends else 2 * stages)
+def test_transfers_between_two_ranks_stand_in_one_order_on_both() -> None:
+    for name, size in CASES:
+        schedule = build_schedule(name, size)
+
+        for rank, other in itertools.combinations(range(size.ranks), 2):
+            there = list_transfers(schedule[rank], other, size)
+            back = list_transfers(schedule[other], rank, size)
+            assert [counterpart(action) for action in there] == back
+
+
+def test_a_rank_sends_and_receives_as_often_as_the_closed_form_says() -> None:
+    for name, size in [case for case in CASES if case[1].ranks > 1]:
+        ranks, stages, micro_batches = size
+        for rank, order in enumerate(build_schedule(name, size)):
+            ends = rank in (0, ranks - 1)
+            kinds = Counter(action.kind.partition("_")[0] for action in order)
+            assert kinds["send"] == kinds["receive"] == micro_batches * (2 * stages - 1 if ends else 2 * stages)
 
 
 def test_a_rank_alone_sends_nothing() -> None:
@@ -231,10 +235,12 @@ def test_a_schedule_that_is_not_there_is_refused(name: ScheduleName, size: Pipel
 # time and memory
 
 
-@pytest.mark.parametrize(("name", "size"), FULL)
-def test_the_bubble_is_that_of_the_closed_form(name: ScheduleName, size: PipelineSize) -> None:
+def test_the_bubble_is_that_of_the_closed_form() -> None:
     """(P − 1) / (v·m): arXiv 2104.04473, section 2.2, and 2211.05953."""
-    assert bubble(simulate(name, size)) == pytest.approx((size.ranks - 1) / (size.stages_per_rank * size.micro_batches))
+    for name, size in FULL:
+        assert bubble(simulate(name, size)) == pytest.approx(
+            (size.ranks - 1) / (size.stages_per_rank * size.micro_batches)
+        )
 
 
 @pytest.mark.parametrize(
@@ -246,18 +252,18 @@ def test_breadth_first_with_fewer_micro_batches_than_ranks_waits_between_stages(
     assert bubble(simulate("breadth_first", size)) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(("name", "size"), FULL)
-def test_a_rank_keeps_as_many_passes_as_the_closed_form_says(name: ScheduleName, size: PipelineSize) -> None:
-    ranks, stages, micro_batches = size
-    wanted = {
-        "gpipe": [micro_batches] * ranks,
-        "breadth_first": [micro_batches * stages] * ranks,
-        "1f1b": [min(micro_batches, ranks - rank) for rank in range(ranks)],
-        "interleaved": [
-            min(micro_batches * stages, 2 * (ranks - rank - 1) + (stages - 1) * ranks + 1) for rank in range(ranks)
-        ],
-    }
-    assert list(simulate(name, size).passes_in_flight) == wanted[name]
+def test_a_rank_keeps_as_many_passes_as_the_closed_form_says() -> None:
+    for name, size in FULL:
+        ranks, stages, micro_batches = size
+        wanted = {
+            "gpipe": [micro_batches] * ranks,
+            "breadth_first": [micro_batches * stages] * ranks,
+            "1f1b": [min(micro_batches, ranks - rank) for rank in range(ranks)],
+            "interleaved": [
+                min(micro_batches * stages, 2 * (ranks - rank - 1) + (stages - 1) * ranks + 1) for rank in range(ranks)
+            ],
+        }
+        assert list(simulate(name, size).passes_in_flight) == wanted[name]
 
 
 def test_what_1f1b_keeps_does_not_grow_with_micro_batches() -> None:

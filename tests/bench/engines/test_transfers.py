@@ -35,16 +35,18 @@ def counted() -> dict[str, RunRecord]:
     return found
 
 
-@pytest.mark.parametrize("record", counted().values(), ids=lambda r: f"{r.spec.engine.name}-{r.config_id}")
-def test_calls_and_bytes_are_those_of_a_recorded_run(record: RunRecord) -> None:
-    assert record.observations and record.observations.collectives
-    seen = {name: (c.calls, c.payload_bytes) for name, c in record.observations.collectives.items()}
-    said = foretold(record.spec)
-    assert said.keys() == seen.keys()
-    for kind, (calls, payload) in seen.items():
-        gathers = kind == "all_gather" and record.spec.engine.name == "zero3"  # packed as the coordinator meets them
-        assert said[kind][0] == pytest.approx(calls, rel=0.1 if gathers else 0), kind
-        assert said[kind][1] == pytest.approx(payload, rel=PADDING), kind
+def test_calls_and_bytes_are_those_of_a_recorded_run() -> None:
+    for record in counted().values():
+        assert record.observations and record.observations.collectives
+        seen = {name: (c.calls, c.payload_bytes) for name, c in record.observations.collectives.items()}
+        said = foretold(record.spec)
+        assert said.keys() == seen.keys()
+        for kind, (calls, payload) in seen.items():
+            gathers = (
+                kind == "all_gather" and record.spec.engine.name == "zero3"
+            )  # packed as the coordinator meets them
+            assert said[kind][0] == pytest.approx(calls, rel=0.1 if gathers else 0), kind
+            assert said[kind][1] == pytest.approx(payload, rel=PADDING), kind
 
 
 def test_recorded_runs_cover_every_engine_and_several_world_sizes() -> None:

@@ -1,7 +1,6 @@
 """What happens when Slurm does not answer, or not in time. Its programs are played by scripts: only so can they fail at
 will in the midst of a submission."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,8 +171,6 @@ def test_cancelling_is_one_call_and_what_has_ended_is_no_error(programs: Program
 
 def test_a_question_has_an_end(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.launchers.slurm.programs._ANSWER_S", 0.2)
-    programs.write("squeue", "exec sleep 60")
-    begin = time.monotonic()
+    programs.write("squeue", "exec sleep infinity")
     with pytest.raises(SchedulerAway, match="no answer within"):
         list_queued()
-    assert time.monotonic() - begin < 30
