@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study testbed-study gpu-study wheels check test lint bench bench-search coverage parity bench-testbed chaos predictions golden schema reference docs install clean
+.PHONY: study testbed-study gpu-study wheels check test test-all lint bench bench-search coverage parity bench-testbed chaos predictions golden schema reference docs install clean
 
 study: $(INSTALLED)
 	$(BIN)/zeroscale sweep study=smoke; status=$$?; \
@@ -26,15 +26,20 @@ wheels: $(INSTALLED)
 # Tests start hundreds of interpreters, and each would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Two tests at a time, and one on Slurm, which mostly waits (tests/conftest.py); what measures time is alone, afterwards.
+# A file of tests is one worker's, and so is all of Slurm, which mostly waits (tests/conftest.py).
 TOGETHER := --dist loadscope --no-loadscope-reorder
 
-# Before every commit: all that needs no process besides those of the tests.
+# Before every commit: lint, and the tests that start no process.
 check: lint
-	$(BIN)/pytest --numprocesses 2 $(TOGETHER) -m "not processes"
+	$(BIN)/pytest --numprocesses 2 $(TOGETHER) -m "not processes and not thorough"
 
+# Before every merge: besides, real runs of every engine, launcher and outcome.
 test: lint
-	$(BIN)/pytest --numprocesses 3 $(TOGETHER) -m "not timed" --durations 20
+	$(BIN)/pytest --numprocesses 3 $(TOGETHER) -m "not timed and not thorough" --durations 20
+
+# All there is, as CI runs it: besides, browser, accounting, containers, notebooks, long drills; then what measures time, alone.
+test-all: test
+	$(BIN)/pytest --numprocesses 3 $(TOGETHER) -m "thorough and not timed" --durations 20
 	$(BIN)/pytest -m timed --durations 20 $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
 
 lint: $(INSTALLED)

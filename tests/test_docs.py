@@ -226,6 +226,7 @@ def test_a_command_that_is_none_is_found() -> None:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)  # it runs the notebooks
+@pytest.mark.thorough
 def test_the_site_is_made_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet", "-d", str(tmp_path / "read")]

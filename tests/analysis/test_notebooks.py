@@ -40,6 +40,7 @@ def test_every_notebook_is_in_the_gallery() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_a_first_look_takes_three_lines(tmp_path: Path) -> None:
     outputs = executed("first_look", tmp_path, RUNS=str(RECORDED / "testbed"))
     assert "image/png" in outputs[0].data, "a figure is shown without pyplot"
@@ -47,6 +48,7 @@ def test_a_first_look_takes_three_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_reading_results(tmp_path: Path) -> None:
     outputs = executed("reading_results", tmp_path, RUNS=str(RECORDED / "smoke"))
     first, picture = outputs[0], [output for output in outputs if "image/png" in output.get("data", {})]
@@ -57,6 +59,7 @@ def test_reading_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_a_scaling_study_ends_in_a_figure(tmp_path: Path) -> None:
     outputs = executed("scaling_study", tmp_path, RUNS=str(RECORDED / "testbed"), FIGURE="figure.svg")
     engines = set(results.read([RECORDED / "testbed"]).table["engine"])
@@ -66,6 +69,7 @@ def test_a_scaling_study_ends_in_a_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_two_machines_are_compared(tmp_path: Path) -> None:
     machines = ("testbed_400mbit", "testbed_100mbit")
     outputs = executed("comparing_machines", tmp_path, RUNS=str(RECORDED / "testbed"), MACHINES=machines)

@@ -171,6 +171,7 @@ def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) ->
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_a_revision_against_itself_changes_nothing(checkout: Path, tmp_path: Path) -> None:
     words = [*QUICK, *SMALL, "--rounds", "1", "--gate", "900%", "--results", str(tmp_path / "runs"), "--format", "json"]
     process = ab(checkout, "sound", "sound", *words)

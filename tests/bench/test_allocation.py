@@ -153,6 +153,7 @@ def test_what_has_an_answer_or_is_pruned_or_used_up_is_not_run_and_what_cannot_f
     assert [attempt.outcome for attempt in at(tmp_path, short)] == ["ok"], "a shorter one fits"
 
 
+@pytest.mark.thorough
 def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_process(tmp_path: Path) -> None:
     point = requested(quick=ENDLESS)
     allocation = Allocation(tmp_path, [point, requested()])
@@ -169,6 +170,7 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
     assert allocation.records() == [], "nothing else was begun"
 
 
+@pytest.mark.thorough
 def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> None:
     """Loader processes outlive a rank for a moment; the conductor adopts them."""
     last = requested("devices_per_node=1", quick=ENDLESS)
@@ -184,6 +186,7 @@ def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> Non
 
 
 @pytest.mark.cold
+@pytest.mark.thorough
 def test_a_fork_server_that_was_killed_is_started_again_for_the_next_point(tmp_path: Path) -> None:
     """Nothing is wrong with a node for that, nor with the point after."""
     shape = ("nodes=2", "devices_per_node=1")
@@ -228,6 +231,7 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
     raise AssertionError("the run did not get there in time")
 
 
+@pytest.mark.thorough
 def test_a_start_that_was_given_up_ends_when_its_job_has_begun_anew(tmp_path: Path) -> None:
     """Slurm gives a node up whose slurmd is gone, and starts the job again; what ran there goes on."""
     point = requested("devices_per_node=1", quick=ENDLESS)

@@ -18,7 +18,7 @@ from bench.predict.flops import compute_flops_per_step
 from bench.predict.memory import predict_memory
 from bench.record import RunRecord
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(900)]
 
 POINT = (*(word for word in QUICK if not word.startswith(("model=", "sequence."))), "machine=cpu", "sequence.tokens=64")
 BUCKET = "engine.reduce_bucket_size=100000"  # the usual bucket hides all other memory

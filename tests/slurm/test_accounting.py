@@ -13,7 +13,7 @@ from bench.launchers.slurm import Options, ask, limits, plan, submit
 from bench.launching import Work
 from bench.scheduling import JobState
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(400)]
 
 _QUICK_TO_SCHEDULE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 

@@ -34,6 +34,7 @@ def test_an_outcome_has_to_be_the_one_of_the_fault_that_was_made() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_a_short_piece_breaks_no_rule(drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(drilled.folder / "slurm.conf"))
     monkeypatch.setenv(MARK, "")  # a round sets it

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from sweeping import QUICK, Study
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 REPOSITORY = Path(__file__).parents[2]
 DIGEST = "sha256:image-of-this-environment"

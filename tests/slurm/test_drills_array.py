@@ -11,7 +11,7 @@ from sweeping import QUICK, Study
 from bench.record import RunRecord
 from bench.sweep import jobs
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 _QUICK_TO_SCHEDULE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 

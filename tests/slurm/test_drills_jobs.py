@@ -12,7 +12,7 @@ from sweeping import ENDLESS, QUICK, Study
 
 from bench.sweep.jobs import EXIT_LATER
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def set_slurmd_timeout(bed: Testbed, seconds: int) -> None:

@@ -78,6 +78,7 @@ def test_a_sweep_killed_while_it_submits_goes_on_where_it_was(study: Study, dril
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.thorough
 def test_cancelling_a_sweep_takes_back_its_own_jobs_and_no_others(study: Study, drilled: Testbed) -> None:
     foreign = drilled.slurm("sbatch", "--parsable", "--begin=now+1hour", "--job-name=adhoc-foreign", "--wrap=true")
     task_per_device = ("launcher.mode=point", "launcher.span=device", "devices_per_node=2")
@@ -92,6 +93,7 @@ def test_cancelling_a_sweep_takes_back_its_own_jobs_and_no_others(study: Study, 
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_a_job_that_was_put_back_and_waits_is_known_and_can_be_cancelled(study: Study, drilled: Testbed) -> None:
     study.sweep(*ENDLESS, "launcher.mode=point", "launcher.time_limit_min=20", "batch.micro=1")
     (job,) = study.status()["jobs"]
@@ -107,6 +109,7 @@ def test_a_job_that_was_put_back_and_waits_is_known_and_can_be_cancelled(study: 
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study, drilled: Testbed, gate: Gate) -> None:
     both = [study.start(*study.asking(*QUICK, "batch.micro=1,2"), **gate.environment) for _ in range(2)]
     gate.wait_for(callers=2)
@@ -125,6 +128,7 @@ def test_two_who_submit_the_same_at_once_and_a_third_who_comes_late(study: Study
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_a_job_that_dies_before_its_first_attempt_is_told_and_not_submitted_for_ever(
     study: Study, drilled: Testbed, tmp_path: Path
 ) -> None:
@@ -147,6 +151,7 @@ def test_a_job_that_dies_before_its_first_attempt_is_told_and_not_submitted_for_
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_what_can_never_start_is_refused_or_not_waited_for(study: Study, drilled: Testbed) -> None:
     refused = study(*study.asking(*QUICK, "nodes=4"), code=2)
     assert "nodes=4: the partition gives a job 3 nodes at the most" in refused
@@ -161,6 +166,7 @@ def test_what_can_never_start_is_refused_or_not_waited_for(study: Study, drilled
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.thorough
 def test_the_autopilot_finishes_a_sweep_in_a_queue_with_little_room_and_tells(study: Study, tmp_path: Path) -> None:
     points = (*QUICK, "launcher.mode=array", "launcher.throttle=2", "batch.micro=1,2,3,4")
     inbox = tmp_path / "in box"

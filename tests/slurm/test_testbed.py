@@ -104,6 +104,7 @@ def test_a_link_carries_the_rate_asked_for_and_another_when_changed(testbed: Tes
         testbed("link", "all", "--rate", "100mbit")
 
 
+@pytest.mark.thorough
 def test_a_cut_link_makes_a_node_unreachable_until_it_is_mended(testbed: Testbed) -> None:
     one, two = testbed.node(1), testbed.node(2)
     knock = [sys.executable, "-c", f"import socket; socket.create_connection(('{two}', 6818))"]
@@ -116,6 +117,7 @@ def test_a_cut_link_makes_a_node_unreachable_until_it_is_mended(testbed: Testbed
     assert testbed.on(one, "timeout", "60", *knock).returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_lost_node_is_down_in_time_and_comes_back(testbed: Testbed, tmp_path: Path) -> None:
     deaf, dead = testbed.node(2), testbed.node(3)
     here = f"{tmp_path}/$SLURMD_NODENAME"  # a name of its own: two jobs write at the same time
@@ -134,6 +136,7 @@ def test_a_lost_node_is_down_in_time_and_comes_back(testbed: Testbed, tmp_path: 
     wait_for(lambda: all(testbed.state(node) == "idle" for node in jobs))
 
 
+@pytest.mark.thorough
 def test_a_running_job_survives_a_restart_of_the_controller(testbed: Testbed) -> None:
     job = _submit(testbed, "sleep 300")
     wait_for(lambda: _job_state(testbed, job) == "RUNNING")
@@ -153,6 +156,7 @@ def test_a_name_or_action_nobody_knows_is_refused(testbed: Testbed) -> None:
 # -- nothing else touched, nothing left
 
 
+@pytest.mark.thorough
 def test_up_twice_is_refused_and_leaves_the_first_as_it_is(testbed: Testbed) -> None:
     assert "already exists" in testbed.up(code=2).stderr
     elsewhere = testbed.up("--dir", f"{testbed.folder}-second", code=2)
@@ -160,6 +164,7 @@ def test_up_twice_is_refused_and_leaves_the_first_as_it_is(testbed: Testbed) -> 
     assert testbed.slurm("srun", "-N3", "hostname")
 
 
+@pytest.mark.thorough
 def test_two_testbeds_side_by_side_and_down_takes_all_of_one(testbed: Testbed, other_testbed: Testbed) -> None:
     other_testbed.up("--nodes", "1", "--conf", "MaxArraySize=10", "--max-time", "30")
     assert other_testbed.slurm("srun", "hostname").strip() == other_testbed.node(1)
@@ -177,6 +182,7 @@ def test_two_testbeds_side_by_side_and_down_takes_all_of_one(testbed: Testbed, o
     assert testbed.slurm("srun", "-N3", "hostname"), "the other one goes on"
 
 
+@pytest.mark.thorough
 def test_an_up_that_fails_leaves_nothing_and_shows_why(other_testbed: Testbed) -> None:
     failed = other_testbed.up("--nodes", "2", "--conf", "SelectType=select/nonsense", code=1)
     assert "Can't find plugin for select/nonsense" in failed.stderr and "slurmctld" in failed.stderr.splitlines()[-1]
@@ -186,6 +192,7 @@ def test_an_up_that_fails_leaves_nothing_and_shows_why(other_testbed: Testbed) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.thorough
 def test_an_up_killed_on_the_way_can_be_taken_down(other_testbed: Testbed, number: signal.Signals) -> None:
     command = [sys.executable, str(PROGRAM), "up", "--name", other_testbed.name, "--subnet", other_testbed.subnet]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
@@ -208,6 +215,7 @@ def _processes(bed: Testbed) -> dict[str, dict[str, int]]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_pid_given_to_another_process_is_not_killed(other_testbed: Testbed) -> None:
     other_testbed.up("--nodes", "1")
     ledger = other_testbed.folder / "state.json"

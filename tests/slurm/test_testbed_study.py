@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from slurm_testbed import PATIENCE_S, Testbed
+
+pytestmark = pytest.mark.thorough
 
 PROGRAM = Path(__file__).parents[2] / "slurm/testbed_study.py"
 

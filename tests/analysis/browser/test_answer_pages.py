@@ -8,7 +8,7 @@ from opened import Opened
 
 from bench.cli import main
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 Open = Callable[..., Opened]
 LEAST_PX = 8.5

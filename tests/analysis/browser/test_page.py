@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from bench.record import SCHEMA_VERSION
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 Open = Callable[..., Opened]
 

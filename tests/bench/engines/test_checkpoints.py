@@ -18,7 +18,7 @@ SAVED = {
     "zero3 fp32": spec("zero3", "fp32", **DROPOUT),
 }
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def test_a_fresh_process_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:

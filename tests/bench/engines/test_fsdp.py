@@ -37,7 +37,7 @@ HELD = {
 REHEARSED = 2
 """The rank that is rehearsed."""
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:

@@ -27,7 +27,7 @@ from bench.predict.workload import build_workload
 from bench.spec import RunSpec
 from bench.stacks import pad_elements
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(600)]
 
 BF16 = {"precision": "bf16"}
 ZERO3 = {"sharding": "zero3"}

@@ -19,6 +19,8 @@ from bench.predict.memory import predict_memory, predict_memory_by_place
 from bench.spec import RunSpec
 from bench.units import count_part_elements
 
+pytestmark = pytest.mark.thorough
+
 LONG: dict[str, Any] = {"batch": {"micro": 8, "accumulation": 6}}
 AGAIN: dict[str, Any] = LONG | {"activation_checkpointing": True}
 SIZES: list[tuple[ScheduleName, PipelineSize]] = [

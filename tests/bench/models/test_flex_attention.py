@@ -8,6 +8,8 @@ from test_t5 import SMALL, initialised, spec_of
 from torch.nn.attention.flex_attention import flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:

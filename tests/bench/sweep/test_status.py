@@ -180,6 +180,7 @@ def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
     """How long that takes is for the benchmark."""
     made = spec()
