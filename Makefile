@@ -26,7 +26,7 @@ wheels: $(INSTALLED)
 # Tests start hundreds of interpreters, and each would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# A file of tests is one worker's, and so is all of Slurm, which mostly waits (tests/conftest.py).
+# Two tests at a time, and those of Slurm besides, which mostly wait (tests/conftest.py).
 TOGETHER := --dist loadscope --no-loadscope-reorder
 
 # Before every commit: lint, and the tests that start no process.
@@ -37,9 +37,9 @@ check: lint
 test: lint
 	$(BIN)/pytest --numprocesses 3 $(TOGETHER) -m "not timed and not thorough" --durations 20
 
-# All there is, as CI runs it: besides, browser, accounting, containers, notebooks, long drills; then what measures time, alone.
-test-all: test
-	$(BIN)/pytest --numprocesses 3 $(TOGETHER) -m "thorough and not timed" --durations 20
+# All tests, as CI runs them: besides, browser, accounting, containers, notebooks, long drills; then what measures time, alone.
+test-all: lint
+	$(BIN)/pytest --numprocesses 4 $(TOGETHER) -m "not timed" --durations 20
 	$(BIN)/pytest -m timed --durations 20 $$(grep -rl --include='test_*.py' 'mark\.timed' tests)
 
 lint: $(INSTALLED)

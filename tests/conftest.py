@@ -27,16 +27,18 @@ warm.install()
 
 SLURM = Path(__file__).parent / "slurm"
 LONG = ("test_golden.py", "test_docs.py", "test_bundle.py", "test_t5.py", "test_consolidated.py", "test_report.py")
-"""Files without processes that take ten seconds and more."""
+"""Files without processes that take ten seconds or more."""
 
 
 class ByFile(LoadScopeScheduling):
-    """Who takes which tests: a file is one worker's, since its tests share what takes long to make; so is all of Slurm,
-    which shares testbeds and mostly waits."""
+    """Assign tests to workers. A file is one worker's, since its tests share what takes long to make. The tests of
+    Slurm mostly wait, and share two testbeds: one worker has those of mishaps, another has the rest."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "slurm" if path.startswith("tests/slurm/") else path
+        if not path.startswith("tests/slurm/"):
+            return path
+        return "slurm: mishaps" if Path(path).name.startswith(("test_drills", "test_chaos")) else "slurm"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
@@ -44,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that nobody has it alone at the end."""
+    """Put the files that take longest first, so that no worker is left alone with them at the end."""
     starting = {item.path for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: (SLURM not in item.path.parents, item.path not in starting, item.path.name not in LONG))
 

@@ -103,6 +103,16 @@ def cold() -> Iterator[None]:
         subprocess.Popen = before  # type: ignore[misc]
 
 
+@contextlib.contextmanager
+def orphaning() -> Iterator[None]:
+    """Leave the orphans of this process to the system, as without a server: a server makes the process adopt them."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(bool(_servers)))
+
+
 def serve(path: str) -> None:
     """Start a server for commands with this PYTHONPATH, too; it takes six seconds."""
     _paths.add(path)

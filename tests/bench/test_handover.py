@@ -146,6 +146,7 @@ def test_what_cannot_be_handed_over_leaves_nothing_behind(
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_it_trains_where_this_package_is_not(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     words = ["model=tiny", "engine=zero3", "engine.reduce_bucket_size=1000000", "machine=h200", "devices_per_node=1",

@@ -73,6 +73,7 @@ def test_a_training_that_was_killed_goes_on_and_ends_as_an_undisturbed_one(
     assert not list((tmp_path / "killed").rglob("*checkpoint-*")), "whoever has the answer goes on from none"
 
 
+@pytest.mark.thorough
 def test_the_better_of_two_short_trainings_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     fields = (word.partition("=") for word in (*TRAINING, "engine=ddp", "devices_per_node=1", "batch.micro=8"))
     base = {key: yaml.safe_load(value) for key, _, value in fields if key not in ("optimizer.lr", "batch.global")}

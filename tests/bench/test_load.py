@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from started_runs import QUICK, Command
@@ -16,6 +17,7 @@ from bench.measure.control_group import quota_cores, throttled_s
 from bench.measure.load import Monitor, Whereabouts, between
 from bench.others import BUSY_SHARE, taken
 from bench.record import NodeLoad, RunRecord
+from tests import warm
 
 HERE = Whereabouts.of_this_process()
 SPIN = "import os\nif os.fork():\n    os._exit(0)\nprint(os.getpid(), flush=True)\nwhile True: pass"
@@ -120,7 +122,8 @@ def spinning() -> Iterator[list[int]]:
     found = []
     for _ in os.sched_getaffinity(0):
         words = [sys.executable, "-c", SPIN]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as started:
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        with warm.orphaning(), subprocess.Popen(words, **options) as started:
             assert started.stdout
             found.append(int(started.stdout.readline()))
             started.stdout.close()

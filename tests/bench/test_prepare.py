@@ -100,6 +100,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.mark.processes
 @pytest.mark.cold
+@pytest.mark.thorough
 def test_what_was_staged_suffices_without_a_network(tmp_path: Path, hub: Hub) -> None:
     words = (*TEXT, f"data.tokenizer={TOKENIZER}")
     staged = Prepared(tmp_path, *words, HF_ENDPOINT=hub.address)

@@ -14,7 +14,7 @@ from bench.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 SHORT = (
     "measure.warmup_steps=2", "measure.warmup_max_steps=2", "measure.block_steps=1", "measure.min_steps=3",
