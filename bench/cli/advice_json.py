@@ -33,6 +33,7 @@ def _build_question(answer: Answer) -> dict[str, Any]:
     question, query = answer.query.question, answer.query
     given = {"tokens": question.tokens, "deadline_h": question.deadline_h, "node_hours": question.node_hours}
     given |= {"price": query.price, "max_global_batch": query.axes.max_global_batch}
+    given |= {"software": query.software.name}
     return given | {name: value for name, value in query.training._asdict().items() if value is not None}
 
 
