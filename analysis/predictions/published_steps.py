@@ -128,7 +128,17 @@ def read_rows() -> list[PublishedStepRow]:
             run, source = build(int(row["nodes"]), machine), f"NVIDIA NeMo {name}"
             what = f"{source}: {run.what}"
             rows.append(PublishedStepRow(source, FUSED, what, float(row["s_per_step"]), run.spec, run.machine))
-    return rows
+    return _number_repeats(rows)
+
+
+def _number_repeats(rows: Sequence[PublishedStepRow]) -> list[PublishedStepRow]:
+    """Return the rows with names of their own: a source may print several runs of one configuration."""
+    seen: dict[str, int] = {}
+    named = []
+    for row in rows:
+        seen[row.what] = seen.get(row.what, 0) + 1
+        named.append(row._replace(what=f"{row.what}, run {seen[row.what]}") if seen[row.what] > 1 else row)
+    return named
 
 
 def predict(row: PublishedStepRow, software: Software | None = None) -> StepPrediction:

@@ -1,4 +1,4 @@
-"""Seconds of work on one device: from rates that were calibrated on the machine, else from its published ceilings.
+"""Seconds of work on one device: from rates that were calibrated on the machine, else from its published ones.
 
 Products, attention, element-wise work and the optimizer run one after the other. Where shapes were not calibrated, a
 product takes the time of its tiles (bench.predict.step_time.tiles) or of its traffic, whichever is longer (the roofline
