@@ -70,7 +70,7 @@ def build_link_map(answer: "Answer") -> LinkMap | None:
     return LinkMap(nodes, tuple(factor * own for factor in FACTORS), own, tuple(cells))
 
 
-def _find_fastest(choices: Sequence[Choice], machine: Machine, factor: float, answer: Answer) -> tuple[Choice, float]:
+def _find_fastest(choices: Sequence[Choice], machine: Machine, factor: float, answer: "Answer") -> tuple[Choice, float]:
     """Return the choice with the most tokens per second and device on a machine whose links have `factor` times their
     rate. Those that cannot be faster than one that is known are not predicted anew."""
     best, fastest = choices[0], 0.0
