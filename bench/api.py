@@ -324,11 +324,14 @@ def predict(
     straggler: float = 1.0,
     data_wait_s: float = 0.0,
     rehearsed_s: float | None = None,
+    software: str | None = None,
 ) -> "list[Prediction]":
-    """Return the memory and the step time that are predicted of every point.
+    """Return the memory and the step time that are predicted of every point; no time of a point that does not fit.
 
     The slowest rank computes `straggler` times as long, a step waits `data_wait_s` for its batches, and `rehearsed_s`
-    is what a rehearsal on such a machine says that a step computes.
+    is what a rehearsal on such a machine says that a step computes. `software` is the class of the software that
+    trains: eager, usual or fused. It may stand among the overrides instead; without it the class is usual, whose
+    interval is the widest.
     """
     from bench.sweep.planning import prediction
 
@@ -339,6 +342,7 @@ def predict(
         straggler=straggler,
         data_wait_s=data_wait_s,
         rehearsed_s=rehearsed_s,
+        software=software,
     )
 
 
@@ -396,9 +400,9 @@ def advise(
     """Return which stage, micro-batch and node count to take, its rivals, and what was left out.
 
     `question` has overrides and the plain words of `zeroscale advise`: tokens, samples, loss, law, best,
-    deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch. Runs in `results` on the same
-    machine outrank formulas; by default those of results/runs, if any. `standalone` refuses a
-    launcher whose job scripts need zeroscale to start.
+    deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results`
+    on the same machine outrank formulas; by default those of results/runs, if any. `standalone` refuses a launcher
+    whose job scripts need zeroscale to start.
     """
     from bench.advising import questions, search
     from bench.sweep.planning.overrides import format_overrides

@@ -62,7 +62,9 @@ class Machine(Frozen):
     devices_per_node: Positive | None = None
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
-    matmul_ceiling_tflops: dict[Precision, float] = {}  # best matmul seen, an upper bound closer than the peak
+    matmul_ceiling_tflops: dict[Precision, float] = {}  # burst: the best product seen, a bound closer than the peak
+    sustained_tflops: dict[Precision, float] = {}  # of large products throughout a training; predictions use it
+    attention_of_matmul: float | None = Field(None, gt=0, le=1)  # rate of attention in one kernel over that of products
     multiprocessors: Positive | None = None  # per device: NVIDIA's SMs, AMD's compute units
     memory_bytes: Positive | None = None  # per device, as its driver reports them: a card of 40 GB has 42.5e9
     memory_bytes_per_s: float | None = Field(None, gt=0)
@@ -101,6 +103,7 @@ _LINK = "give bytes per second one way, for example 3e11 for 300 GB/s"
 _PLAUSIBLE = {
     "peak_tflops": _TFLOPS,
     "matmul_ceiling_tflops": _TFLOPS,
+    "sustained_tflops": _TFLOPS,
     "memory_bytes": _PlausibleRange(1e8, 1e13, "give bytes, for example 85e9"),
     "memory_bytes_per_s": _PlausibleRange(1e8, 1e14, "give bytes per second, for example 2.039e12"),
     "intra_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
@@ -129,3 +132,8 @@ def check_plausible(machine: Machine) -> None:
         if peak and ceiling > peak and "matmul_ceiling_tflops" not in machine.calibrated:
             value = f"machine.matmul_ceiling_tflops.{precision}={ceiling:g}"
             raise UserError(value, f"above the peak of {peak:g}", "give the best product seen, or correct the peak")
+    for precision, sustained in machine.sustained_tflops.items():
+        peak = machine.peak_tflops.get(precision)
+        if peak and sustained > peak:
+            value = f"machine.sustained_tflops.{precision}={sustained:g}"
+            raise UserError(value, f"above the peak of {peak:g}", "give what training reaches, or correct the peak")

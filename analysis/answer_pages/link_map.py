@@ -14,7 +14,6 @@ from bench.formatting import format_number
 from bench.machine import Machine
 from bench.predict.advice.choices import Choice
 from bench.predict.step_time import predict_step_time
-from bench.spec import Device
 
 if TYPE_CHECKING:
     from bench.advising.search import Answer
@@ -67,11 +66,11 @@ def build_link_map(answer: "Answer") -> LinkMap | None:
         here = [choice for choice in here if choice.candidate.fits] or here
         for factor in FACTORS if here else ():
             other = machine.model_copy(update={"inter_node_bytes_per_s": factor * own})
-            cells.append(LinkCell(number, factor * own, *_find_fastest(here, other, factor, answer.device)))
+            cells.append(LinkCell(number, factor * own, *_find_fastest(here, other, factor, answer)))
     return LinkMap(nodes, tuple(factor * own for factor in FACTORS), own, tuple(cells))
 
 
-def _find_fastest(choices: Sequence[Choice], machine: Machine, factor: float, device: Device) -> tuple[Choice, float]:
+def _find_fastest(choices: Sequence[Choice], machine: Machine, factor: float, answer: "Answer") -> tuple[Choice, float]:
     """Return the choice with the most tokens per second and device on a machine whose links have `factor` times their
     rate. Those that cannot be faster than one that is known are not predicted anew."""
     best, fastest = choices[0], 0.0
@@ -80,7 +79,8 @@ def _find_fastest(choices: Sequence[Choice], machine: Machine, factor: float, de
             break
         step_s = choice.time.step_s
         if factor != 1 and choice.spec.nodes > 1:
-            step_s = predict_step_time(choice.spec, machine, device).step_s
+            found = predict_step_time(choice.spec, machine, answer.device, software=answer.query.software)
+            step_s = found.step_s
         rate = _compute_rate(choice, step_s)
         if rate > fastest:
             best, fastest = choice, rate

@@ -10,7 +10,8 @@ from analysis.claims.published import read
 from analysis.predictions.shapes import read_shape
 from bench.machine import Machine
 from bench.predict.step_time import StepTime, predict_step_time
-from bench.predict.workload import Software
+from bench.predict.step_time.rates import CEILING_OF_PEAK
+from bench.predict.workload import FUSED, USUAL, Software
 from bench.spec import RunSpec
 
 VOCABULARY, FRONTIER_VOCABULARY = 50257, 50688
@@ -19,14 +20,22 @@ DEVICES = 8
 """Per node, of T5-3B and of Frontier."""
 T5_SAMPLES, T5_MICRO, T5_TENSOR = 2160, 27, 2
 """Samples of a step and of a micro-batch, devices that share a layer: as published."""
-MEGATRON = Software(fused=True)
-VTRAIN = Software(fused=True, last_again=False)
-"""VIA-Research/vTrain, predictor.py, computes nothing again on the last stage, where backward follows at once."""
+MT5_SAMPLES, MT5_MICRO, MT5_VOCABULARY = 1920, 24, 250112
+"""The same of mT5-3B, and its vocabulary, whose padding is assumed."""
+VTRAIN = FUSED._replace(
+    name="vtrain", started_unfused=True, last_again=False, start_s=30e-6, pace=1.0, interval=(0.82, 1.22)
+)
+"""VIA-Research/vTrain, predictor.py, computes nothing again on the last stage, where backward follows at once. Its
+kernels are those of Megatron, each started by a module in Python; host and interval were chosen on its traces."""
 MULTIPROCESSORS = {"A100-SXM-80": 108, "MI250X-GCD": 110}
 """By NVIDIA's white paper of A100; the compute units of one die, by AMD's data sheet."""
 BETWEEN_NODES = {"A100-SXM-80": 8 * 25e9, "MI250X-GCD": 4 * 25e9}
 """Bytes/s of a node's links, one way: 8 cards of 200 Gbit/s are the usual build of such a node (assumed: the page of
 T5-3B does not say), 4 are Frontier's."""
+
+
+FP16_SUSTAINED = {"MI250X-GCD": 92.0}
+"""Sustained TFLOP/s where fp16 differs from bf16: the same 0.60 of a best product of 0.8 of the peak."""
 
 
 class PublishedRun(NamedTuple):
@@ -66,13 +75,25 @@ def build_gpt_run(row: dict[str, str], machine: Machine) -> PublishedRun:
 
 def build_t5_run(nodes: int, machine: Machine) -> PublishedRun:
     """Return T5-3B on so many nodes of A100."""
-    model = {"name": "nemo_t5_3b", "shape": read_shape("nemo_t5_3b"), "attention": "eager", "dropout": 0.1}
+    return _build_nemo_run("nemo_t5_3b", read_shape("nemo_t5_3b"), nodes, machine, T5_SAMPLES, T5_MICRO)
+
+
+def build_mt5_run(nodes: int, machine: Machine) -> PublishedRun:
+    """Return mT5-3B on so many nodes of A100."""
+    shape = read_shape("nemo_t5_3b") | {"vocab": MT5_VOCABULARY}
+    return _build_nemo_run("nemo_mt5_3b", shape, nodes, machine, MT5_SAMPLES, MT5_MICRO)
+
+
+def _build_nemo_run(
+    name: str, shape: dict[str, Any], nodes: int, machine: Machine, samples: int, micro: int
+) -> PublishedRun:
+    model = {"name": name, "shape": shape, "attention": "eager", "dropout": 0.1}
     copies = nodes * DEVICES // T5_TENSOR
     spec = _build_spec(
-        model, nodes=nodes, devices_per_node=DEVICES, micro=T5_MICRO, accumulation=T5_SAMPLES // T5_MICRO // copies,
+        model, nodes=nodes, devices_per_node=DEVICES, micro=micro, accumulation=samples // micro // copies,
         tensor=T5_TENSOR, pipeline=1, precision="bf16", checkpointing=False,
     )  # fmt: skip
-    return PublishedRun(f"{nodes} nodes", spec, machine, MEGATRON)
+    return PublishedRun(f"{nodes} nodes", spec, machine, FUSED)
 
 
 def build_frontier_run(
@@ -90,21 +111,27 @@ def build_frontier_run(
         pipeline=pipeline, precision=row["precision"], tokens=tokens,
     )  # fmt: skip
     what = f"{row['model']}, {nodes} nodes, tensor {tensor}, pipeline {pipeline}, data {copies}, {samples} samples"
-    return PublishedRun(what, spec, machine, MEGATRON)
+    return PublishedRun(what, spec, machine, USUAL)
 
 
 def build_machine(accelerator: str) -> Machine:
     """Return a node of a published accelerator from published numbers alone."""
     (row,) = (row for row in read("machines").rows if row["accelerator"] == accelerator)
-    peak = float(row["peak_bf16_tflops"])
+    peak, sustained = float(row["peak_bf16_tflops"]), float(row["sustained_tflops"])
     return Machine(
         name=accelerator, peak_tflops={"fp16": peak, "bf16": peak},
         memory_bytes_per_s=1e12 * float(row["memory_tb_s"]),
         intra_node_bytes_per_s=1e9 * float(row["intra_node_gb_s_one_way"]),
         inter_node_bytes_per_s=BETWEEN_NODES[accelerator],
-        matmul_ceiling_tflops={"bf16": float(row["matmul_ceiling_tflops"])},
+        matmul_ceiling_tflops={"bf16": float(row["matmul_ceiling_tflops"]), "fp16": CEILING_OF_PEAK["fp16"] * peak},
+        sustained_tflops={"bf16": sustained, "fp16": FP16_SUSTAINED.get(accelerator, sustained)},
         multiprocessors=MULTIPROCESSORS[accelerator],
     )  # fmt: skip
+
+
+def build_burst_machine(accelerator: str) -> Machine:
+    """Return the same node at the rate of its best product, as traces of single kernels see it."""
+    return build_machine(accelerator).model_copy(update={"sustained_tflops": {}})
 
 
 def count_megatron_flops(row: dict[str, str]) -> float:

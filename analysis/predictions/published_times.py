@@ -1,7 +1,6 @@
-"""Published step times of others' software beside what is predicted of them from a machine's published numbers alone.
+"""Published traces of GPT and steps of T5-3B beside what is predicted of them from a machine's published numbers alone.
 
-A seeded draw sets a third of the steps of GPT aside: no constant was chosen on them. Nor was any on the steps of T5-3B,
-which are another source, model and precision.
+A seeded draw sets a third of the traces of GPT aside: no constant was chosen on them.
 """
 
 import random
@@ -21,11 +20,13 @@ SEED, SET_ASIDE = 20260, 3
 MISSED = 0.1
 """Share of steps that may lie outside of the predicted interval."""
 GPT = (
-    "Step times published with the simulator vTrain (`results/published/gpt_single_node_a100.csv`) for GPT on one node "
-    "of 2 to 8 A100, in every layout of tensor, pipeline and data. They are given as measured, but are linear in the "
-    "number of micro-batches to 9 parts in a million: put together from one trace for each width, tensor and "
-    "micro-batch, as the simulator's source does it. The noise of a trace is in all rows that are made from it: with "
-    "tensor 8 a micro-batch of 1 takes longer than one of 4. {part} {inside}"
+    "Traces published with the simulator vTrain (`results/published/gpt_single_node_a100.csv`) for GPT on one node of"
+    " 2 to 8 A100, in every layout of tensor, pipeline and data. They are given as measured steps, but no clock "
+    "measured them: they are linear in the number of micro-batches to 9 parts in a million, put together from one "
+    "trace of kernels for each width, tensor and micro-batch, as the simulator's source does it. So they are "
+    "predicted at the rate of the best product, and say nothing of how close a predicted step is: see the published "
+    "steps. The noise of a trace is in all rows that are made from it: with tensor 8 a micro-batch of 1 takes longer "
+    "than one of 4. {part} {inside}"
 )
 TUNED = (
     "On these two thirds were chosen, within plausible ranges: the host's time of an operation, how it shares a pass "
@@ -33,20 +34,19 @@ TUNED = (
     "and the interval."
 )
 HOST_S = (10e-6, 35e-6)
-"""Between which an operation of a module in Python lies (bench.predict.step_time.rates.START_S)."""
+"""Between which an operation of a module in Python lies (bench.predict.workload.USUAL)."""
 LEFT_OUT = (
     "The same third without what this source says of the constant that decides most: the host's time of an operation "
     "is {host_us:g} µs, the middle of the 10 to 35 that are plausible without it. Of the other constants that were "
     "chosen here, two are the middles of their ranges; how host and device share a pass, what begins and ends a tile, "
-    "and the interval remain those of this source. Every other published source is predicted with itself left out: no "
-    "constant was chosen on it."
+    "and the interval of these traces remain those of this source."
 )
 LEFT_OUT_WHY = "What a host needs for an operation depends on its processor and its software: calibrate it."
 ASIDE = "This third was set aside by a seeded draw, and no constant was chosen on it."
 T5 = (
     "The steps of T5-3B on 1 to 20 nodes of the comparison of efficiencies above, here in seconds and from the "
-    "machine's numbers alone: tensor parallelism of 2, micro-batches of 27 samples. No constant was chosen on this "
-    "source. {inside}"
+    "machine's numbers alone: tensor parallelism of 2, micro-batches of 27 samples. The class of software is `fused`, "
+    "whose pace was chosen on three sources, this one among them. {inside}"
 )
 INSIDE = (
     "Of {points} steps {share:.0f} % lie in the predicted interval, whose ends are a factor of {width:.2f} apart; "
@@ -88,13 +88,13 @@ def compare() -> list[PredictionComparison]:
     host_s = statistics.fmean(HOST_S)
     left_out = [step for place, step in enumerate(predict_gpt_steps(host_s)) if place in aside]
     without = _compare(
-        "gpt_times_left_out", "GPT on one node of A100: step time, the source left out", left_out, GPT, GPT_MEAN,
+        "gpt_times_left_out", "GPT on one node of A100: traces, the source left out", left_out, GPT, GPT_MEAN,
         LEFT_OUT.format(host_us=1e6 * host_s),
     )  # fmt: skip
     return [
-        _compare("gpt_times_aside", "GPT on one node of A100: step time, set aside", blind, GPT, GPT_MEAN, ASIDE),
+        _compare("gpt_times_aside", "GPT on one node of A100: traces, set aside", blind, GPT, GPT_MEAN, ASIDE),
         without._replace(why=LEFT_OUT_WHY),
-        _compare("gpt_times", "GPT on one node of A100: step time", tuned, GPT, GPT_MEAN, TUNED),
+        _compare("gpt_times", "GPT on one node of A100: traces", tuned, GPT, GPT_MEAN, TUNED),
         _compare("t5_times", "T5-3B on 1 to 20 nodes of 8 A100: step time", predict_t5_steps(), T5, T5_MEAN),
     ]
 
@@ -109,7 +109,7 @@ def draw_set_aside(rows: int) -> set[int]:
 def predict_gpt_steps(host_s: float | None = None) -> list[PublishedStep]:
     """Return every row of GPT beside its prediction, of a host that needs `host_s` for an operation, if that is
     given."""
-    machine = published_runs.build_machine("A100-SXM-80")
+    machine = published_runs.build_burst_machine("A100-SXM-80")
     if host_s is not None:
         machine = machine.model_copy(update={"calibration": Calibration(kernel_s=host_s)})
     rows = read("gpt_single_node_a100").rows

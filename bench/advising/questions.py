@@ -11,6 +11,7 @@ from bench.predict.advice import AdviceQuestion, Best
 from bench.predict.advice.candidates import NODES, Axes
 from bench.predict.advice.layouts import LayoutAxes
 from bench.predict.scaling_laws import find_law
+from bench.predict.workload import USUAL, Software, find_software
 from bench.presets import list_engine_presets
 from bench.spec import RunSpec
 
@@ -44,6 +45,7 @@ class AdviceQuery(NamedTuple):
     overrides: list[tuple[str, Any]]  # what all points share
     texts: tuple[str, ...]  # the same, as they were written
     training: TrainingWords = TrainingWords()
+    software: Software = USUAL
 
 
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
@@ -70,7 +72,10 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
     shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # what else is composed may depend on them
-    return AdviceQuery(question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training)
+    software = words.get("software", USUAL)
+    return AdviceQuery(
+        question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training, software
+    )
 
 
 _LENGTHS = ("tokens", "samples", "loss")
@@ -127,6 +132,10 @@ def _parse_law(word: str, text: str) -> str:
     return text
 
 
+def _parse_software(word: str, text: str) -> Software:
+    return find_software(text)
+
+
 def _parse_hours(word: str, text: str) -> float:
     found = re.fullmatch(r"(.+?)([hdw]?)", text)
     if found is None:
@@ -154,6 +163,7 @@ _WORDS = {
     "storage": _PlainWord(_parse_amount, "2e9", "bytes per second a checkpoint is written with: counts failures"),
     "node_mtbf": _PlainWord(_parse_seconds, "264d", "mean time between failures of a node: 12h, 264d"),
     "restart": _PlainWord(_parse_seconds, "10m", "from a failure to the first step after it: 90s, 10m, 1h"),
+    "software": _PlainWord(_parse_software, "fused", "class of what trains: eager, usual or fused; narrows times"),
     "max_global_batch": _PlainWord(_parse_samples, "2048", "samples per optimizer step, over all devices, at most"),
 }
 

@@ -23,6 +23,7 @@ from bench.predict.advice.layouts import apply_layout, list_layouts
 from bench.predict.advice.measured import MeasuredPoints
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
+from bench.predict.workload import Software
 from bench.record import RunRecord
 from bench.spec import Device, RunSpec
 from bench.sweep.planning import target
@@ -50,7 +51,7 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
     query = query._replace(price=query.price or first.machine.price_per_device_hour)
     device = target.find_predicted_device(first)
     query = complete_query(query, first, device, rejected)
-    known = _collect_measured(first, device, results, rejected)
+    known = _collect_measured(first, device, results, rejected, query.software)
     room = _build_limits(first, device, known)
     found = search_candidates([request.spec for request in requests.values()], query.axes, room)
     remedy = functools.partial(remedies.find_remedy, query, config_dir, room)
@@ -61,7 +62,8 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
         raise build_nothing_fits_error(
             found, rejected, functools.partial(remedy, changes=(remedies.FUSED, *remedies.OFFLOAD))
         )
-    made = _build_choices(_select_allowed(found.candidates, requests, device, rejected), known, first, device, rejected)
+    allowed = _select_allowed(found.candidates, requests, device, rejected)
+    made = _build_choices(allowed, known, first, device, rejected, query.software)
     advice = _build_advice(query, made)
     check_progress(advice)
     return Answer(advice, first, query, rejected, len(found.candidates), made, device)
@@ -121,14 +123,16 @@ def _build_limits(query: Request, device: Device, known: MeasuredPoints) -> Devi
     return DeviceLimits(machine.memory_bytes, device, known.fits)
 
 
-def _collect_measured(query: Request, device: Device, folder: Path | None, rejected: list[Rejected]) -> MeasuredPoints:
+def _collect_measured(
+    query: Request, device: Device, folder: Path | None, rejected: list[Rejected], software: Software
+) -> MeasuredPoints:
     """Return what was measured of such points; the default folder need not exist."""
     if folder is None and not RESULTS.is_dir():
         return MeasuredPoints()
 
     def seconds(spec: RunSpec) -> float | None:
         try:
-            return predict_step_time(spec, query.machine, device).step_s
+            return predict_step_time(spec, query.machine, device, software=software).step_s
         except UserError:  # a number that the machine's file lacks
             return None
 
@@ -160,13 +164,14 @@ def _select_allowed(
 
 
 def _build_choices(
-    candidates: list[Candidate], known: MeasuredPoints, query: Request, device: Device, rejected: list[Rejected]
-) -> list[Choice]:
+    candidates: list[Candidate], known: MeasuredPoints, query: Request, device: Device, rejected: list[Rejected],
+    software: Software,
+) -> list[Choice]:  # fmt: skip
     """Return the candidates with their times; those for which the machine's file lacks a number are left out."""
     made: list[Choice] = []
     _drop_errors(
         candidates,
-        lambda c: made.append(choose(c, known, predict_step_time(c.spec, query.machine, device))),
+        lambda c: made.append(choose(c, known, predict_step_time(c.spec, query.machine, device, software=software))),
         lambda c: "1 node" if c.spec.nodes == 1 else "several nodes",
         rejected,
     )

@@ -32,8 +32,9 @@ def _build_question(answer: Answer) -> dict[str, Any]:
     """Return what was asked; what is said of losses and failures where it was."""
     question, query = answer.query.question, answer.query
     given = {"tokens": question.tokens, "deadline_h": question.deadline_h, "node_hours": question.node_hours}
-    given |= {"price": query.price, "max_global_batch": query.axes.max_global_batch}
-    return given | {name: value for name, value in query.training._asdict().items() if value is not None}
+    named = given | {"price": query.price, "max_global_batch": query.axes.max_global_batch}
+    named |= {name: value for name, value in query.training._asdict().items() if value is not None}
+    return {**named, "software": query.software.name}
 
 
 def _build_choice(choice: Choice, answer: Answer) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from bench.predict.advice.candidates import Axes
 from bench.predict.advice.choices import Choice
 from bench.predict.advice.difference import explain_difference
 from bench.predict.memory import format_gigabytes, host
-from bench.predict.workload import get_network
+from bench.predict.workload import format_class, get_network
+from bench.spec import RunSpec
+from bench.stacks import Attention, count_parameters
 from bench.sweep.planning import target
 
 _EVIDENCE = {
@@ -31,8 +33,16 @@ _EVIDENCE = {
     "predicted": "predicted, and nothing was measured",
 }
 _SHOWN_REASONS = 2
-USUAL_TOKENS = 2**20
-"""Of an optimizer step, all kinds together: mT5's pre-training (arXiv 2010.11934), 16 times T5's (1910.10683)."""
+REFERENCE_BATCHES = {
+    "t5": ((0.0, "mT5", 2**20),),
+    "llama": ((0.0, "Llama 2", 2**22),),
+    "gpt": (
+        (0.0, "GPT-3 of 125M", 500_000), (1e9, "GPT-3 of 1.3B", 1_000_000), (5e9, "GPT-3 of 6.7B", 2_000_000),
+        (5e10, "GPT-3 of 175B", 3_200_000),
+    ),
+}  # fmt: skip
+"""Tokens of an optimizer step in the pre-training of a family, all kinds together, from so many parameters on: mT5
+(arXiv 2010.11934), Llama 2 (2307.09288), GPT-3 (2005.14165, table 2.1)."""
 _FAR = 2
 """Times the usual from which a batch is named."""
 
@@ -125,11 +135,22 @@ def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
         ("steps", f"{question.steps(winner):,}"),
         *advice_length.list_rows(question, winner),
         ("time", format_hours_interval(*hours)),
+        *_list_promise(answer),
         ("node-hours", format_interval(*(spec.nodes * value for value in hours))),
     ]
     if answer.query.price:
         rows.append(("cost", format_interval(*(answer.query.price * spec.world_size * value for value in hours))))
     return rows
+
+
+def _list_promise(answer: Answer) -> list[tuple[str, str]]:
+    """Return whether the limits are promised: only where the far end of the interval keeps to them."""
+    question = answer.query.question
+    if question.deadline_h is None and question.node_hours is None:
+        return []
+    name = "deadline" if question.deadline_h is not None else "limit"
+    kept = question.kept(answer.advice.winner)
+    return [(name, "kept, also at the far end of the interval" if kept else "not promised: the far end is beyond it")]
 
 
 def _build_table(advice: Advice, choices: list[Choice]) -> list[list[str]]:
@@ -175,10 +196,10 @@ def _format_note(advice: Advice, choice: Choice) -> str:
 def list_caveats(answer: Answer) -> list[str]:
     """Return what the answer stands on, what cannot be told, and what would tell it."""
     advice, winner, axes = answer.advice, answer.advice.winner, answer.query.axes
-    basis = (
-        "a calibration of this machine" if answer.request.machine.calibration else "the machine's published ceilings"
-    )
+    basis = "a calibration of this machine" if answer.request.machine.calibration else "the machine's published rates"
     lines = [f"The time of a step is {_format_evidence(winner)}; formulas stand on {basis}."]
+    if winner.estimate.evidence == "predicted" and not answer.request.machine.calibration and answer.device == "cuda":
+        lines.append(format_class(answer.query.software))
     if _is_near_best_case(winner):
         lines.append(
             f"Most of the doubt is on the slow side: plan with {format_number(winner.estimate.high_s)} s a step."
@@ -244,12 +265,30 @@ def _list_search_ends(axes: Axes, winner: Choice) -> Iterator[str]:
 def _list_batch_caveats(winner: Choice) -> Iterator[str]:
     """Yield a line on a global batch that is far above the usual: what it learns per token is not predicted."""
     spec, tokens = winner.spec, winner.time.tokens
-    if tokens > _FAR * USUAL_TOKENS:
-        usual = 2 ** ((USUAL_TOKENS * spec.global_batch // tokens).bit_length() - 1)
+    reference = find_reference_batch(spec)
+    if reference and tokens > _FAR * reference.tokens:
+        usual = 2 ** max(0, (reference.tokens * spec.global_batch // tokens).bit_length() - 1)
         yield (
-            f"A step of {tokens:,} tokens is far above the usual, for mT5 {USUAL_TOKENS:,}; how much a larger batch "
-            f"learns per token is not predicted: max_global_batch={usual} keeps to that."
+            f"A step of {tokens:,} tokens is far above the usual, for {reference.name} {reference.tokens:,}; how much "
+            f"a larger batch learns per token is not predicted: max_global_batch={usual} keeps to that."
         )
+
+
+class ReferenceBatch(NamedTuple):
+    """The batch that a published training of a model's family used."""
+
+    name: str
+    tokens: int
+
+
+def find_reference_batch(spec: RunSpec) -> ReferenceBatch | None:
+    """Return the batch of a published model of the family, the nearest in size; None for a family without one."""
+    network = get_network(spec)
+    rotary = any(isinstance(part, Attention) and part.rotary for stack in network.stacks for part in stack.block)
+    known = REFERENCE_BATCHES.get("llama" if rotary else spec.model.family, ())
+    parameters = count_parameters(network)
+    found = [ReferenceBatch(name, tokens) for least, name, tokens in known if parameters >= least]
+    return found[-1] if found else None
 
 
 def _list_precision_caveats(winner: Choice) -> Iterator[str]:

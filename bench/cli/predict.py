@@ -24,9 +24,9 @@ from bench.cli import common_arguments, options, pages
 from bench.errors import NoPrediction
 from bench.formatting import describe_point, format_count, format_interval
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
-from bench.predict.memory import MemoryPrediction, format_gigabytes, host
+from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, host
 from bench.predict.step_time import StepTime
-from bench.predict.workload import get_network
+from bench.predict.workload import format_class, get_network
 from bench.stacks import count_parameters
 from bench.sweep.planning.prediction import Prediction
 
@@ -40,7 +40,7 @@ Least sure is what lies beside tensors: {base} GB for the CUDA context, librarie
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_overrides(parser, "override of conf/config.yaml, or study=NAME")
+    options.add_overrides(parser, "override of conf/config.yaml, study=NAME, or software=eager|usual|fused")
     options.add_json(parser, f"{options.JSON}; bytes, not GB")
     options.add_config_dir(parser)
     pages.add_page(parser)
@@ -175,12 +175,15 @@ def _format_host(one: Prediction) -> str:
 def _format_time(one: Prediction) -> str:
     time = one.time
     if time is None:
-        return f"How long a step takes cannot be told: {one.time_unknown}"
+        remedy = one.describe_remedy()
+        return f"No step time is predicted: {one.time_unknown}{f'; {remedy}' if remedy else ''}."
     parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in time.parts.items())
     lines = [f"A step takes {format_interval(time.step_s, time.low_s, time.high_s)} s: {parts}."]
     if time.hidden_s:
         lines[0] += f" Behind them {time.hidden_s:.3g} s of communication are hidden."
     lines.append(f"{_format_rates(time)}; bound by {time.bound}.")
+    if one.by_class:
+        lines.append(format_class(one.software))
     return "\n".join(lines)
 
 
@@ -218,7 +221,7 @@ def _format_lines(one: Prediction, storage: float | None) -> str:
         return f"{shown}\n    {one.memory_unknown}"
     low, high = one.memory.device
     span = f"{format_gigabytes(low)}–{format_gigabytes(high)}" if high > low else format_gigabytes(low)
-    time, step = one.time, "step time unknown"
+    time, step = one.time, "no step time" if one.fits is False else "step time unknown"
     if time:
         tokens = (time.tokens / seconds for seconds in (time.step_s, time.high_s, time.low_s))
         step = f"{format_interval(time.step_s, time.low_s, time.high_s)} s a step, {format_interval(*tokens)} tokens/s"
@@ -255,9 +258,17 @@ def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:
     if micro and machine.memory_bytes:
         lines.append(
             f"{machine.name} has {format_gigabytes(machine.memory_bytes)} GB: {one.describe_fit()}. "
-            f"Largest micro-batch: {micro.surely or 'none'} surely, {micro.perhaps or 'none'} perhaps."
+            f"{_format_largest(micro)}"
         )
     return lines
+
+
+def _format_largest(micro: LargestMicroBatch) -> str:
+    if not micro.perhaps:
+        return "No micro-batch fits."
+    if not micro.surely:
+        return f"No micro-batch fits surely; largest that may fit: {micro.perhaps}."
+    return f"Largest micro-batch: {micro.surely} surely, {micro.perhaps} perhaps."
 
 
 def _list_doubts(one: Prediction, needed: MemoryPrediction) -> list[str]:
@@ -281,7 +292,7 @@ def _build_json(one: Prediction, storage: float | None, *, alone: bool) -> dict[
 
 _PREDICTED = (
     "phases", "resident_bytes", "init_peak_bytes", "peak_bytes", "device_bytes", "memory_bytes", "fits",
-    "largest_micro_batch", "host_bytes", "time", "goodput",
+    "largest_micro_batch", "host_bytes", "time", "goodput", "would_fit",
 )  # fmt: skip
 
 
@@ -300,8 +311,9 @@ def _build_predicted(
         "fits": one.fits,
         "largest_micro_batch": micro._asdict() if micro else None,
         "host_bytes": {"low": on_host.low, "high": on_host.high} if on_host else None,  # of a node
-        "time": _build_time(one.time) if one.time else None,
+        "time": _build_time(one.time) | {"software": one.software.name} if one.time else None,
         "time_unknown": None if one.time else one.time_unknown,
+        "would_fit": one.describe_remedy() or None if alone else None,
         "goodput": goodput._asdict() if goodput else None,
     }
 

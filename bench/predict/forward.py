@@ -22,7 +22,7 @@ ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2
 
 COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
 """Reads and writes where they are compiled: a norm; a residual sum, dropout included; softmax with all that is done to
-scores, for which 2 to 6 are plausible and 4 was chosen as START_S of `rates` was."""
+scores, for which 2 to 6 are plausible and 4 was chosen as BESIDE of `rates` was."""
 
 
 def compute_forward(network: Stacks, load: Workload) -> PassWork:
@@ -45,11 +45,14 @@ def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
 
 
 def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> PassWork:
-    """Return the work of all blocks in one forward pass, each without its last product unless it is `whole`. By fused
-    kernels they move what compiled ones do, and the host starts what it starts without them."""
+    """Return the work of all blocks in one forward pass, each without its last product unless it is `whole`. Fused
+    kernels move and start what compiled blocks do."""
     if load.software.fused and not load.compiled:
-        started = compute_blocks(network, load._replace(software=OWN), whole=whole).operations
-        return compute_blocks(network, load._replace(compiled=True), whole=whole)._replace(operations=started)
+        found = compute_blocks(network, load._replace(compiled=True), whole=whole)
+        if load.software.started_unfused:
+            started = compute_blocks(network, load._replace(software=OWN), whole=whole).operations
+            found = found._replace(operations=started)
+        return found
     found = PassWork()
     for stack in network.stacks:
         block = PassWork()

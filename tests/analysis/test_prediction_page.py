@@ -92,7 +92,7 @@ def test_what_cannot_be_predicted_is_said_where_its_bar_would_be(tmp_path: Path)
     (one,) = api.predict(overrides=words)
     assert one.time is None and one.fits is None
     assert page.count("<svg") == 1
-    assert "How long a step takes cannot be told" in page
+    assert "No step time is predicted" in page
 
 
 def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from bench.cli import main
+from bench.cli.advice_text import find_reference_batch
+from bench.config import compose
 
 XL = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "nodes=1", "batch.micro=8,16")
 ROOT = Path(__file__).parents[2]
@@ -87,7 +89,7 @@ def test_no_rival_is_surely_better_than_the_winner(ask: Ask) -> None:
 def test_the_first_example_is_advised_one_node_and_not_128_for_less_than_a_hundredth(ask: Ask) -> None:
     answer = ask(*XL[:3], "engine=fsdp,fsdp_no_reshard,zero1,zero2")
     winner, most = answer["winner"], answer["nodes"][-1]
-    assert (winner["nodes"], winner["micro_batch"], most["nodes"]) == (1, 32, 128)
+    assert (winner["nodes"], winner["micro_batch"], most["nodes"]) == (1, 53, 128)
     per_device = most["tokens_per_s"] / 128 / winner["tokens_per_s"]
     assert 1 < per_device < 1.05, "as good, and 127 nodes dearer"
     assert not any("Searched up to" in line or "far above the usual" in line for line in answer["doubts"])
@@ -110,6 +112,36 @@ def test_where_the_end_of_the_search_or_a_large_batch_decides_it_is_said(ask: As
     assert tokens > 2 * 2**20 and 2**19 < asked * 640 <= 2**20, "mT5 was trained with 2^20 tokens a step"
     assert not any("far above" in line for line in ask(*words, f"max_global_batch={asked}")["doubts"])
     assert "searched up to 128 nodes" in refused(*words, "deadline=1h")
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "tokens"),
+    [("mt5_xl", "mT5", 2**20), ("gpt2_xl", "GPT-3 of 1.3B", 1_000_000), ("gpt_175b", "GPT-3 of 175B", 3_200_000),
+     ("llama_2_7b", "Llama 2", 2**22)],
+)  # fmt: skip
+def test_the_reference_batch_is_that_of_the_models_own_family(model: str, name: str, tokens: int) -> None:
+    asked = compose.compose_request([("model", model), ("machine", "h100"), ("devices_per_node", 8)], None)
+    found = find_reference_batch(asked.spec)
+    assert found and (found.name, found.tokens) == (name, tokens)
+
+
+def test_a_deadline_is_promised_only_where_the_far_end_of_the_interval_meets_it(
+    ask: Ask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*XL[:3], "nodes=1", "engine=zero1", "batch.micro=16", "activation_checkpointing=false", "tokens=1e10")
+    step, hours = (ask(*words)["winner"][key] for key in ("step", "hours"))
+    far = hours * step["high_s"] / step["step_s"]
+    for deadline, kept in ((1.01 * far, True), (0.99 * far, None)):
+        assert ask(*words, f"deadline={deadline}h")["winner"]["within_limits"] is kept
+        assert main(["advise", *words, f"deadline={deadline}h"]) == 0
+        assert ("not promised" in capsys.readouterr().out) is (kept is None)
+
+
+def test_the_class_of_software_is_part_of_the_question(ask: Ask) -> None:
+    words = (*XL[:3], "nodes=1", "engine=zero1", "batch.micro=16", "activation_checkpointing=false")
+    usual, fused = ask(*words), ask(*words, "software=fused")
+    assert (usual["asked"]["software"], fused["asked"]["software"]) == ("usual", "fused")
+    assert fused["winner"]["step"]["step_s"] < usual["winner"]["step"]["step_s"]
 
 
 def test_t5_in_fp16_is_warned_of(ask: Ask) -> None:

@@ -1,6 +1,6 @@
 """Which configurations come into question: engines, nodes, micro-batches, accumulations and checkpointing that fit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from bench.predict.advice.layouts import ENOUGH, LayoutAxes, can_run, is_worthwhile, list_doublings, list_layouts
@@ -12,8 +12,8 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Axes(NamedTuple):
-    """What is tried. None: micro-batches double up to what fits, accumulations up to the largest global batch, and
-    without one there is none."""
+    """What is tried. None: micro-batches are powers of two, the numbers in their middles, and the largest that fits;
+    accumulations double up to the largest global batch, and without one there is none."""
 
     nodes: tuple[int, ...] = NODES
     checkpointing: tuple[bool, ...] = (False, True)
@@ -81,22 +81,51 @@ def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: Ca
 
 def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
     """Add the candidates that differ in their batch alone. Memory grows with the micro-batch: the first that does not
-    fit is the last to be looked at."""
-    before, smallest = len(found.candidates), None
-    for micro in axes.micro or list_doublings(min(LARGEST_MICRO_BATCH, _find_max_samples(axes) // start.data_parallel)):
+    fit is the last to be looked at, and the largest that surely fits lies between two that were."""
+    before, smallest, sure, unsure = len(found.candidates), None, 0, 0
+    largest = min(LARGEST_MICRO_BATCH, _find_max_samples(axes) // start.data_parallel)
+    for micro in axes.micro or list_micro_batches(largest):
         tried = [_build_candidate(spec, room) for spec in _list_along_accumulation(start, micro, axes, room.device)]
         fitting = [candidate for candidate in tried if candidate.fits is not False]
         found.candidates.extend(fitting)
+        if tried and all(candidate.fits for candidate in tried):
+            sure = micro
+        elif tried:
+            unsure = unsure or micro
         if tried and not fitting:
             smallest = smallest or tried[0]
             if not axes.micro:
                 break
+    if not axes.micro and sure + 1 < unsure:
+        found.candidates.extend(_find_largest(start, sure, unsure, axes, room))
     if len(found.candidates) > before:
         return
     if smallest:
         found.short.append(Shortage(smallest.spec, smallest.memory.device[0] - room.bytes))
     else:
         found.undivided.append(start)
+
+
+def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
+    """Return the candidates with the largest micro-batch above `sure` and below `unsure` that surely fits, if any. One
+    whose global batch is not asked for counts as too large."""
+    best: list[Candidate] = []
+    while unsure - sure > 1:
+        middle = (sure + unsure) // 2
+        tried = [_build_candidate(spec, room) for spec in _list_along_accumulation(start, middle, axes, room.device)]
+        if tried and all(candidate.fits for candidate in tried):
+            best, sure = tried, middle
+        else:
+            unsure = middle
+    return best
+
+
+def list_micro_batches(largest: int) -> Iterator[int]:
+    """Yield the powers of two up to `largest`, and the numbers in the middle between two of them."""
+    for number in list_doublings(largest):
+        yield number
+        if number > 1 and number + number // 2 <= largest:
+            yield number + number // 2
 
 
 def _build_candidate(spec: RunSpec, room: DeviceLimits) -> Candidate:

@@ -93,14 +93,15 @@ def predict_step_time(
 
 
 def predict_passes(
-    spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None = None, most: int = MOST_PASSES
-) -> Sequence[PlayedPass]:
+    spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None = None, most: int = MOST_PASSES,
+    software: Software = OWN,
+) -> Sequence[PlayedPass]:  # fmt: skip
     """Return when each pass of a step is made; nothing of an engine that divides no layers among ranks, and of a step
     of more than `most` passes. Errors are those of `predict_step_time`."""
     costs = predict_pipeline(spec, device) if spec.parallel.pipeline > 1 else None
     if costs is None or 2 * spec.accumulation * len(costs.parts) > most:
         return ()
-    return list_pipeline_passes(spec, costs, machine, device, rehearsed_s)
+    return list_pipeline_passes(spec, costs, machine, device, rehearsed_s, software)
 
 
 def _time_rank(

@@ -17,10 +17,11 @@ three; torch's own makes a decay, a lerp, a product, a square root, a quotient, 
 other, each with operands and result in memory."""
 UPDATE_PASSES = 4
 """The same beside AdamW: the gradient's norm is read, its scaling read and written, the weights copied."""
-UNCALIBRATED = (0.82, 1.22)
-"""Compute time over what is predicted of it, in nine of ten steps where nothing was calibrated: read off two thirds of
-the published steps of GPT on A100, and held against the other third and a T5's (analysis.predictions.published_times).
-The predicted time is the median. Software that nobody has compared may lie outside."""
+UNCALIBRATED = OWN.interval
+"""Computing time over its prediction where nothing was calibrated and the class of software is unknown. It held 89 to
+90 % of the published steps of decoders, each source predicted by constants of the others. The predicted time is the
+median. Sources differ more than steps of one source: of a single source all steps may lie outside
+(analysis.predictions.published_steps)."""
 CALIBRATED = (0.8, 1.6)
 """The same from calibrated rates alone, which know nothing of what an engine does on the host: on one node of the
 testbed steps took 0.87 to 1.57 times what was predicted, the latter at stage 3 (results/predictions)."""
@@ -59,10 +60,9 @@ def predict_compute_time(
     """Return what one rank computes, which updates so many elements; `rehearsed_s` is the measured whole, which then is
     divided among the passes as the rates have it. Raises UserError for a rate that is needed and not known."""
     text = machine.model_dump_json()
-    known = read_rates(text, spec.precision, device)
+    known = read_rates(text, spec.precision, device, software)
     found = _compute_by_rates(spec, updated, text, build_workload(spec, device, software))
-    if known.shapes is not None:
-        found = found._replace(doubt=CALIBRATED)
+    found = found._replace(doubt=software.interval if known.shapes is None else CALIBRATED)
     if rehearsed_s is not None:
         found = found.scaled(rehearsed_s / found.total)._replace(doubt=REHEARSED)
     return found.scaled(compute_contention(spec, machine, device))
@@ -89,7 +89,7 @@ class PassTimes(NamedTuple):
 
 
 def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, load: Workload) -> ComputeTime:
-    known = read_rates(machine_json, spec.precision, load.device)
+    known = read_rates(machine_json, spec.precision, load.device, load.software)
     found = _compute_passes(get_network(spec), load, machine_json, spec.precision)
     updating = compute_update_s(spec, updated, known)
     kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
@@ -102,12 +102,14 @@ def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, load: Work
 @lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
 def _compute_passes(network: Stacks, load: Workload, machine_json: str, precision: Precision) -> PassTimes:
     there, again = compute_forward(network, load), compute_recomputed(network, load)
-    return time_passes(there, again, machine_json, precision, load.device)
+    return time_passes(there, again, machine_json, precision, load.device, load.software)
 
 
-def time_passes(there: PassWork, again: PassWork, machine_json: str, precision: Precision, device: Device) -> PassTimes:
+def time_passes(
+    there: PassWork, again: PassWork, machine_json: str, precision: Precision, device: Device, software: Software = OWN
+) -> PassTimes:
     """Return the seconds of a forward pass, of what of it is computed `again`, and of the pass back."""
-    known, back = read_rates(machine_json, precision, device), compute_backward(there)
+    known, back = read_rates(machine_json, precision, device, software), compute_backward(there)
     work = there.plus(again).plus(back)
     kinds = {
         "matrix products": known.products_s(work),

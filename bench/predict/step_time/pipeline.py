@@ -35,7 +35,7 @@ from bench.units import Part
 
 EXCHANGE_OPERATIONS = 2
 """What the host starts for one exchange of tensor parallelism: a function of autograd's, and the collective. Chosen as
-START_S of `rates` was: one or three would be plausible too."""
+BESIDE of `rates` was: one or three would be plausible too."""
 
 
 class PipelineTime(NamedTuple):
@@ -84,10 +84,11 @@ def time_pipeline(
 
 
 def list_pipeline_passes(
-    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None
-) -> Sequence[PlayedPass]:
+    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None,
+    software: Software = OWN,
+) -> Sequence[PlayedPass]:  # fmt: skip
     """Return when each pass of a step is made."""
-    _, forward_s, backward_s = _time_places(spec, costs, machine, device, rehearsed_s, OWN)
+    _, forward_s, backward_s = _time_places(spec, costs, machine, device, rehearsed_s, software)
     return costs.list_passes(forward_s, backward_s, _build_hop(spec, machine, device))
 
 
@@ -96,11 +97,12 @@ def _time_places(
 ) -> tuple[list[PlaceTime], list[float], list[float]]:
     """Return what each place does in a step, and by stage the seconds of a forward and of a backward."""
     passes, exchanges = _time_stages(spec, costs.parts, machine, build_workload(spec, device, software))
-    known = read_rates(machine.model_dump_json(), spec.precision, device)
+    known = read_rates(machine.model_dump_json(), spec.precision, device, software)
+    uncertain = software.interval if known.shapes is None else CALIBRATED
     places = [_time_place(spec, place, passes, exchanges, machine, known) for place in costs.places]
     factor = 1.0 if rehearsed_s is None else rehearsed_s / places[0].own.total
     factor *= compute_contention(spec, machine, device)
-    doubt = REHEARSED if rehearsed_s is not None else places[0].own.doubt
+    doubt = REHEARSED if rehearsed_s is not None else uncertain
     return (
         [one._replace(own=one.own.scaled(factor)._replace(doubt=doubt)) for one in places],
         [factor * one.forward + _sum_s(found, "forward") for one, found in zip(passes, exchanges, strict=True)],
@@ -148,7 +150,7 @@ def _time_part(
     if part.last:
         there = there.plus(compute_ends(sliced, load))
     again = compute_recomputed(sliced, load) if there.matmuls else PassWork()
-    return time_passes(there, again, machine_json, precision, load.device)
+    return time_passes(there, again, machine_json, precision, load.device, load.software)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -215,8 +217,6 @@ def _time_place(
     kinds = {name: sum(one.kinds[name] for one in mine) for name in mine[0].kinds}
     kinds["memory traffic of the optimizer"] = updating / micro_steps
     own = ComputeTime(forward, again, backward, updating, max(kinds, key=lambda name: kinds[name]))
-    if known.shapes is not None:
-        own = own._replace(doubt=CALIBRATED)
     exchanged = [
         TransferTime(one.transfer._replace(passes=micro_steps), micro_steps * one.whole_s, micro_steps * one.exposed_s)
         for stage in place.stages

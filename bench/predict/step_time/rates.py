@@ -1,4 +1,4 @@
-"""Seconds of work on one device: from rates that were calibrated on the machine, else from its published ceilings.
+"""Seconds of work on one device: from rates that were calibrated on the machine, else from its published ones.
 
 Products, attention, element-wise work and the optimizer run one after the other. Where shapes were not calibrated, a
 product takes the time of its tiles (bench.predict.step_time.tiles) or of its traffic, whichever is longer (the roofline
@@ -16,6 +16,7 @@ from bench.errors import UserError
 from bench.machine import Machine
 from bench.predict.step_time.tiles import count_tiled_flops
 from bench.predict.work import Matmul, PassWork
+from bench.predict.workload import OWN, Software
 from bench.spec import WIDTH, Device, Precision
 
 NEIGHBOURS = 4
@@ -30,17 +31,16 @@ head width is 64 (arXiv 2307.08691, figures 4 and 5, kernels that take a bias am
 MEMORY_OF_PEAK = 0.88
 """Bytes that element-wise work moves per second as a share of the memory's published rate: V100 0.88, A100 0.87, H200
 0.90 (device copies; ml-engineering @744d01e has the last)."""
+SUSTAINED_OF_BURST = 0.775
+"""Rate that large products keep up in a training as a share of the best product, on a GPU in 16 bits of which nobody
+published it: A100's by published steps (conf/machine/a100_80.yaml)."""
 BESIDE = 3.0
 """How host and device share a pass: its time is the norm of this order of both. Of two that always overlap it would be
 infinite (the longer one), of two that never do 1. Large products let the host run ahead, small operations wait for it,
-and each pass has both. Chosen as START_S was."""
+and each pass has both. Chosen on two thirds of the traces of GPT (analysis.predictions.published_times)."""
 BETWEEN_S = 1.5e-6
 """Seconds from the end of an operation to the begin of the next on a GPU whose queue is never empty: 1 to 2 µs (NVIDIA,
 Getting Started with CUDA Graphs)."""
-START_S = 30e-6
-"""Seconds of the host for one operation of a pass where nothing was calibrated, the library's Python and autograd
-included: 5 µs are the launch alone, 10 to 35 µs an operation of a module in Python, by the host's processor. Chosen in
-that range on two thirds of the published steps of GPT (analysis.predictions.published_times)."""
 
 
 class CalibratedShapes(NamedTuple):
@@ -62,6 +62,7 @@ class DeviceRates(NamedTuple):
     shapes: CalibratedShapes | None
     calibrated_attention: bool
     multiprocessors: int | None
+    pace: float = 1.0  # time of a pass over that of its work at these rates
 
     def products_s(self, work: PassWork) -> float:
         """Return the seconds of all matrix products, those of attention included."""
@@ -91,7 +92,7 @@ class DeviceRates(NamedTuple):
         running, starting = self.running_s(work), work.operations * self.start_s
         if self.device == "cpu":
             return running + starting
-        return float((running**BESIDE + starting**BESIDE) ** (1 / BESIDE))
+        return self.pace * float((running**BESIDE + starting**BESIDE) ** (1 / BESIDE))
 
 
 def _interpolate(shapes: CalibratedShapes, products: tuple[Matmul, ...]) -> float:
@@ -115,8 +116,9 @@ def find_lacking(machine: Machine, precision: Precision) -> str | None:
 
 
 @lru_cache(maxsize=64)  # points of a sweep share it
-def read_rates(machine_json: str, precision: Precision, device: Device) -> DeviceRates:
-    """Return what `machine` (as JSON, which can be cached by) does per second; UserError where it is not known."""
+def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
+    """Return what `machine` (as JSON, which can be cached by) does per second; UserError where it is not known. A
+    calibration on the machine replaces what is known of the class of software."""
     machine = Machine.model_validate_json(machine_json)
     if missing := find_lacking(machine, precision):
         rule = f"machine={machine.name} does not say {missing}"
@@ -127,16 +129,27 @@ def read_rates(machine_json: str, precision: Precision, device: Device) -> Devic
     products = [p for p in found.matmul if p.precision == precision] if found else []
     shapes = _build_shapes([(p.m, p.k, p.n, p.tflops) for p in products]) if products else None
     best = max((p.tflops for p in products), default=0.0)
-    peak = machine.peak_tflops.get(precision, 0.0)
-    ceiling = 1e12 * (best or machine.matmul_ceiling_tflops.get(precision) or CEILING_OF_PEAK[precision] * peak)
+    ceiling = 1e12 * (best or _find_sustained(machine, precision, device))
     attention = found.attention_tflops.get(precision) if found else None
     published = device == "cuda" and "memory_bytes_per_s" not in machine.calibrated
-    start_s = (found.kernel_s if found else None) or (START_S if device == "cuda" else 0.0)
+    start_s = (found.kernel_s if found else None) or (software.start_s if device == "cuda" else 0.0)
+    share = machine.attention_of_matmul or ATTENTION_OF_MATMUL
+    pace = software.pace if device == "cuda" and shapes is None else 1.0
     return DeviceRates(
         device, WIDTH[precision], ceiling, memory * (MEMORY_OF_PEAK if published else 1.0),
-        1e12 * attention if attention else ATTENTION_OF_MATMUL * ceiling, start_s, shapes,
-        attention is not None, machine.multiprocessors,
+        1e12 * attention if attention else share * ceiling, start_s, shapes,
+        attention is not None, machine.multiprocessors, pace,
     )  # fmt: skip
+
+
+def _find_sustained(machine: Machine, precision: Precision, device: Device) -> float:
+    """Return the rate in TFLOP/s that large products keep up. A file that says nothing but the best product is taken
+    at its word, and so is a best product below the sustained rate, which somebody has set lower."""
+    sustained, burst = machine.sustained_tflops.get(precision), machine.matmul_ceiling_tflops.get(precision)
+    if known := [rate for rate in (sustained, burst) if rate]:
+        return min(known)
+    kept = SUSTAINED_OF_BURST if device == "cuda" and precision != "fp32" else 1.0
+    return kept * CEILING_OF_PEAK[precision] * machine.peak_tflops.get(precision, 0.0)
 
 
 def _build_shapes(rows: list[tuple[int, int, int, float]]) -> CalibratedShapes:

@@ -21,7 +21,7 @@ its L2 gives 5,120 bytes (NVIDIA, A100 white paper)."""
 STARTED_K = 160
 """Elements of k in whose time a tile is begun and ended, of which a product of k = 1024 loses 14 %: its operands come
 from memory, its result goes back. 64 to 256 are plausible: 1.5 to 6 µs for the largest tile of an A100. Chosen in that
-range as START_S of `rates` was."""
+range as BESIDE of `rates` was."""
 ALIGNMENT_BYTES = 16
 """A row of each operand starts at a multiple of these, or else tensor cores are fed element by element."""
 UNALIGNED = 3.0

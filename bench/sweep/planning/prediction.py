@@ -9,13 +9,24 @@ from bench.config.compose import StudyPoint
 from bench.config.decode import check_rank
 from bench.engine_costs import PlayedPass
 from bench.errors import NoPrediction, UserError
-from bench.predict.memory import LargestMicroBatch, MemoryPrediction, find_largest_micro_batch, host, predict_memory
+from bench.predict.memory import (
+    LargestMicroBatch,
+    MemoryPrediction,
+    find_largest_micro_batch,
+    format_gigabytes,
+    host,
+    predict_memory,
+)
 from bench.predict.memory.host import HostMemory
 from bench.predict.step_time import StepTime, predict_passes, predict_step_time
-from bench.spec import Device
+from bench.predict.workload import USUAL, Software, find_software
+from bench.spec import Batch, Device
 from bench.study import Study
 from bench.sweep.planning import target
 from bench.sweep.planning.overrides import GivenOverrides, find_study
+
+_MOST_NODES = 1024
+"""Up to which more nodes are tried for a point that does not fit."""
 
 
 class Prediction(NamedTuple):
@@ -28,12 +39,24 @@ class Prediction(NamedTuple):
     time: StepTime | None
     time_unknown: str
     rehearsed_s: float | None = None  # that a step computes by a rehearsal
+    software: Software = USUAL
 
     @property
     def fits(self) -> bool | None:
         """Whether it fits into a device; None: perhaps, or one of both is unknown."""
         room = self.point.composed.machine.memory_bytes
         return self.memory.fits(room) if self.memory and room is not None else None
+
+    @property
+    def by_class(self) -> bool:
+        """Whether the interval of its time is that of a class of software: nothing was calibrated or rehearsed."""
+        found = self.point.composed.machine.calibration
+        return (
+            self.time is not None
+            and self.device == "cuda"
+            and self.rehearsed_s is None
+            and not (found and found.matmul)
+        )
 
     def describe_fit(self) -> str:
         """Return in words whether it fits."""
@@ -48,13 +71,37 @@ class Prediction(NamedTuple):
     def list_passes(self) -> Sequence[PlayedPass]:
         """Return when each pass of a pipeline's step is made; nothing where there is none or no time is known."""
         composed = self.point.composed
-        return predict_passes(composed.spec, composed.machine, self.device, self.rehearsed_s) if self.time else ()
+        if self.time is None:
+            return ()
+        return predict_passes(composed.spec, composed.machine, self.device, self.rehearsed_s, software=self.software)
 
     def largest_micro_batch(self) -> LargestMicroBatch | None:
         """Return the largest micro-batch that fits; None where the size of a device is unknown. It costs as much as
         thirty predictions."""
         room = self.point.composed.machine.memory_bytes
         return find_largest_micro_batch(self.point.composed.spec, room, self.device) if room else None
+
+    def describe_remedy(self) -> str:
+        """Return in words what would fit in place of a point that does not; empty for every other point. It costs as
+        much as forty predictions."""
+        composed = self.point.composed
+        if self.fits is not False:
+            return ""
+        micro = self.largest_micro_batch()
+        if micro and micro.perhaps:
+            return f"batch.micro={micro.surely or micro.perhaps} {'fits' if micro.surely else 'may fit'}"
+        spec, nodes = composed.spec, composed.spec.nodes
+        while (nodes := 2 * nodes) <= _MOST_NODES:
+            wider = spec.model_copy(update={"nodes": nodes})
+            total = wider.batch.micro * wider.accumulation * wider.data_parallel
+            batch = Batch(micro=wider.batch.micro, accumulation=wider.accumulation, global_=total)
+            wider = wider.model_copy(update={"batch": batch})
+            fits = predict_memory(wider, self.device, composed.machine.memory_bytes).fits(
+                composed.machine.memory_bytes or 0
+            )
+            if fits is not False:
+                return f"no micro-batch fits; nodes={nodes} {'fits' if fits else 'may fit'}"
+        return f"no micro-batch fits, on up to {_MOST_NODES:,} nodes; divide the states or the layers among more ranks"
 
 
 def predict_points(
@@ -65,23 +112,37 @@ def predict_points(
     straggler: float,
     data_wait_s: float,
     rehearsed_s: float | None,
+    software: str | None = None,
 ) -> list[Prediction]:
-    """Return what is predicted of every point that is asked for."""
+    """Return what is predicted of every point that is asked for; `software` may stand among the overrides, too."""
     composed, given = find_study(study, overrides, config_dir, "predict")
+    named = [str(value) for key, values in given if key == "software" for value in values]
+    named += [] if software is None else [software]
+    if len(named) > 1:
+        raise UserError(f"software={','.join(named)}", "one class of software at a time", "call predict once for each")
+    chosen = find_software(named[0]) if named else USUAL
+    given = [(key, values) for key, values in given if key != "software"]
     points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
-    return [_predict_point(point, straggler, data_wait_s, rehearsed_s) for point in points]
+    return [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
 
 
-def _predict_point(point: StudyPoint, straggler: float, data_wait_s: float, rehearsed_s: float | None) -> Prediction:
+def _predict_point(
+    point: StudyPoint, straggler: float, data_wait_s: float, rehearsed_s: float | None, software: Software
+) -> Prediction:
     spec, machine, device = point.composed.spec, point.composed.machine, target.find_predicted_device(point.composed)
     try:
         needed = predict_memory(spec, device, machine.memory_bytes)
     except NoPrediction as unknown:
         return Prediction(point, device, None, str(unknown), None, str(unknown))
+    room = machine.memory_bytes
+    if room is not None and needed.fits(room) is False:
+        least = f"needs at least {format_gigabytes(needed.device[0])} GB of {format_gigabytes(room)}"
+        return Prediction(point, device, needed, "", None, f"does not fit: {least}", rehearsed_s, software)
     try:
         time = predict_step_time(
-            spec, machine, device, straggler=straggler, data_wait_s=data_wait_s, rehearsed_s=rehearsed_s
-        )
+            spec, machine, device, straggler=straggler, data_wait_s=data_wait_s, rehearsed_s=rehearsed_s,
+            software=software,
+        )  # fmt: skip
     except UserError as lacking:  # a number that the machine's file has not
-        return Prediction(point, device, needed, "", None, str(lacking))
-    return Prediction(point, device, needed, "", time, "", rehearsed_s)
+        return Prediction(point, device, needed, "", None, str(lacking), rehearsed_s, software)
+    return Prediction(point, device, needed, "", time, "", rehearsed_s, software)

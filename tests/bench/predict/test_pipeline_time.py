@@ -81,16 +81,19 @@ def test_several_stages_on_a_rank_shorten_the_wait_and_lengthen_what_is_sent() -
     assert 1 / 4 < looped / plain < 0.5
 
 
-def test_kernels_made_by_hand_move_as_little_as_compiled_ones_and_are_started_as_often_as_any() -> None:
+def test_kernels_made_by_hand_move_and_start_as_little_as_compiled_ones_unless_python_starts_each() -> None:
     spec = build("engine=pipeline", "parallel.pipeline=2", "model.attention=eager")
     network, load = get_network(spec), build_workload(spec, "cuda")
-    plain, compiled, fused = (
+    by_python = load._replace(software=Software(fused=True, started_unfused=True))
+    plain, compiled, fused, traced = (
         compute_blocks(network, one)
-        for one in (load, load._replace(compiled=True), load._replace(software=Software(fused=True)))
+        for one in (load, load._replace(compiled=True), load._replace(software=Software(fused=True)), by_python)
     )
-    assert (fused.traffic_bytes, fused.operations) == (compiled.traffic_bytes, plain.operations)
+    assert (fused.traffic_bytes, fused.operations) == (compiled.traffic_bytes, compiled.operations)
+    assert (traced.traffic_bytes, traced.operations) == (compiled.traffic_bytes, plain.operations)
+    assert compiled.operations < plain.operations
     assert fused.traffic_bytes < plain.traffic_bytes and fused.matmuls == plain.matmuls
-    slow, quick = (predict_step_time(spec, MACHINE, software=Software(fused)).step_s for fused in (False, True))
+    slow, quick = (predict_step_time(spec, MACHINE, software=Software(fused=made)).step_s for made in (False, True))
     assert quick < slow
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from bench import api
 from bench.cli import main
 from bench.predict.goodput import FailureTerms, predict_goodput
 
@@ -75,3 +76,45 @@ def test_storage_gives_the_goodput_that_advice_counts_with(capsys: pytest.Captur
     assert f"Goodput {100 * expected.share:.3g} (" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["goodput"] is None
+
+
+XXL = ("predict", "model=mt5_xxl", "devices_per_node=8", "machine=a100_40")
+
+
+def test_a_point_that_does_not_fit_gets_no_time_but_the_batch_or_the_nodes_that_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*XXL, "engine=zero3", "batch.micro=64", "--json"]) == 0
+    (smaller,) = json.loads(capsys.readouterr().out)
+    assert (smaller["fits"], smaller["time"]) == (False, None)
+    assert "does not fit" in smaller["time_unknown"]
+    remedy = smaller["would_fit"].split()[0]
+    assert main([*XXL, "engine=zero3", remedy, "--json"]) == 0
+    (fitting,) = json.loads(capsys.readouterr().out)
+    assert fitting["fits"] is True
+    assert fitting["time"]["step_s"] > 0
+    assert main([*XXL, "engine=zero2", "batch.micro=1"]) == 0
+    told = capsys.readouterr().out
+    assert "No micro-batch fits." in told
+    assert "No step time is predicted: does not fit" in told
+
+
+def test_the_class_of_software_moves_the_time_and_narrows_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    times = {}
+    for name in ("eager", "usual", "fused"):
+        words = ["predict", "model=gpt2_xl", "machine=a100_80", "devices_per_node=8", f"software={name}", "--json"]
+        assert main(words) == 0
+        times[name] = json.loads(capsys.readouterr().out)[0]["time"]
+    assert times["eager"]["step_s"] > times["usual"]["step_s"] > times["fused"]["step_s"]
+    widths = {name: time["high_s"] / time["low_s"] for name, time in times.items()}
+    assert widths["usual"] == max(widths.values())
+    assert [time["software"] for time in times.values()] == list(times)
+    plain = api.predict(overrides="model=gpt2_xl machine=a100_80 devices_per_node=8")[0].time
+    assert plain and plain.step_s == times["usual"]["step_s"]
+    named = api.predict(overrides="model=gpt2_xl machine=a100_80 devices_per_node=8", software="eager")[0].time
+    assert named and named.step_s == times["eager"]["step_s"]
+
+
+def test_an_unknown_class_of_software_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=tiny", "machine=a100_80", "software=egaer"]) != 0
+    assert "software=egaer: no such class of software; did you mean eager?" in capsys.readouterr().err
