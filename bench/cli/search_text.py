@@ -17,7 +17,7 @@ _SHOWN = 5  # first trials of a plan, and equals of the best
 
 def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
     """Return the space, what of it is never tried, and the first trials."""
-    section, listed = plan.pool.section, plan.pool.space.iterate() is not None
+    section, listed = plan.pool.section, plan.pool.space.list_all() is not None
     candidates = plan.pool.list_all()
     feasible = [candidate for candidate in candidates if candidate.may_fit]
     first = _list_first(plan)
@@ -30,7 +30,7 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
             "first": [{"config_id": one.point.config_id, "values": one.values, "why": one.why} for one in first],
         }
         return json.dumps(plain, indent=1)
-    size = format_count(len(candidates), "point") if listed else "points without an end"
+    size = format_count(len(candidates), "point") + ("" if listed else ", drawn from a larger space,")
     lines = [
         f"{size} by {', '.join(section.space)}",
         f"sought: the {OBJECTIVES[section.objective]} {section.objective}{_format_constraints(section)}",

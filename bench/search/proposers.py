@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.search.candidates import CandidatePool, SearchCandidate, shuffle
+from bench.search.candidates import CandidatePool, SearchCandidate
 from bench.search.costs import compute_cost, find_cost
 from bench.search.surrogate import Array, Belief, Surrogate, compute_expected_gains
 from bench.search_section import SearchSection
@@ -28,7 +28,8 @@ class ListProposer:
     def __init__(self, pool: CandidatePool, *, at_random: bool) -> None:
         self._section = pool.section
         candidates = [candidate for candidate in pool.list_all() if candidate.may_fit]
-        self._candidates = shuffle(candidates, pool.section.seed) if at_random else candidates
+        order = pool.shuffle(candidates) if at_random else range(len(candidates))
+        self._candidates = [candidates[place] for place in order]
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
         """Return the first candidate that was not tried; None at the end of them."""
@@ -48,11 +49,12 @@ class PriorProposer:
         self.candidates = [candidate for candidate in pool.list_all() if candidate.may_fit]
         objective = self._section.objective
         costs = [compute_cost(objective, candidate.predicted) for candidate in self.candidates]
-        self._surrogate = Surrogate([candidate.values for candidate in self.candidates], costs)
+        by_ratio = {key for key, dimension in pool.space.dimensions.items() if dimension.log}
+        self._surrogate = Surrogate([candidate.values for candidate in self.candidates], costs, by_ratio)
         self._index = {candidate.point.config_id: number for number, candidate in enumerate(self.candidates)}
         self._techniques = [candidate.point.spec["engine"]["name"] for candidate in self.candidates]
         self._needs = np.array([candidate.needs_bytes or np.nan for candidate in self.candidates])
-        self._order = shuffle(range(len(self.candidates)), self._section.seed)
+        self._order = pool.shuffle(self.candidates)
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
         """Return the next trial; None where no candidate is expected to gain as much as was asked for."""

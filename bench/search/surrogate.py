@@ -11,7 +11,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,12 +66,16 @@ class Belief(NamedTuple):
 class Surrogate:
     """Beliefs about candidates, from their predicted costs and what was measured of some of them."""
 
-    def __init__(self, values: Sequence[Values], predicted: Sequence[float | None]) -> None:
+    def __init__(
+        self, values: Sequence[Values], predicted: Sequence[float | None], by_ratio: Collection[str] = ()
+    ) -> None:
+        """`by_ratio`: fields whose values are as far apart as their logarithms; of other fields, neighbouring values
+        are equally far apart."""
         known = [cost for cost in predicted if cost is not None]
         middle = float(np.median(known)) if known else 0.0
         self.predicted = np.array([middle if cost is None else cost for cost in predicted])
         self._usual_scale = _USUAL_SCALE if len(known) == len(predicted) else _UNPREDICTED_SCALE
-        self._codes = _encode(values)
+        self._codes = _encode(values, by_ratio)
 
     def believe(self, tried: Sequence[int], costs: Sequence[float]) -> Belief:
         """Return what is believed of all candidates, those with the numbers `tried` having had these `costs`."""
@@ -166,12 +170,14 @@ class _FieldCodes(NamedTuple):
     distance: Array  # of (levels, levels)
 
 
-def _encode(values: Sequence[Values]) -> list[_FieldCodes]:
+def _encode(values: Sequence[Values], by_ratio: Collection[str]) -> list[_FieldCodes]:
     keys = list(dict.fromkeys(key for one in values for key in one))
-    return [codes for key in keys if (codes := _encode_field([one.get(key) for one in values]))]
+    return [
+        codes for key in keys if (codes := _encode_field([one.get(key) for one in values], by_ratio=key in by_ratio))
+    ]
 
 
-def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
+def _encode_field(column: Sequence[Any], *, by_ratio: bool) -> _FieldCodes | None:
     """Return the codes of a field; None of one that does not vary."""
     numbers = sorted({float(value) for value in column if _is_number(value)})
     texts = list(dict.fromkeys(_format_level(value) for value in column if not _is_number(value)))
@@ -180,6 +186,8 @@ def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
         return None
     distance = 1 - np.eye(count)
     places = np.linspace(0, 1, len(numbers))
+    if by_ratio and len(numbers) > 1:
+        places = np.log(np.array(numbers) / numbers[0]) / math.log(numbers[-1] / numbers[0])
     distance[: len(numbers), : len(numbers)] = np.abs(places[:, None] - places[None, :])
     levels: dict[float | str, int] = dict(zip([*numbers, *texts], range(count), strict=True))
     return _FieldCodes(

@@ -36,7 +36,7 @@ class SearchVerdict(NamedTuple):
     ended_early: int  # of those that ended well: their steps could not win
     pending: int  # trials without an answer
     node_hours: float
-    candidates: int | None  # points of the space that may fit; None where they have no end
+    candidates: int | None  # points of the space that may fit; None where they are too many to list
     never_feasible: int
     cannot_run: int
     regret: SearchRegret | None  # None: nothing is known of the rest
@@ -64,7 +64,7 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
     ended = [(cost, result) for result in furthest if (cost := find_cost(section, result)) is not None]
     ended.sort(key=lambda pair: pair[0])
     best = ended[0][1] if ended else None
-    listed = pool.list_all() if pool.space.iterate() is not None else None
+    listed = pool.list_all() if pool.space.list_all() is not None else None
     return SearchVerdict(
         section=section,
         best=best,

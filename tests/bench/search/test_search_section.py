@@ -130,6 +130,9 @@ def test_points_that_cannot_run_and_points_that_are_one_run_are_no_candidates(tm
         ({"from": 2, "to": 9, "step": 3}, (2, 5, 8)),
         ({"from": 0.5, "to": 1, "step": 0.25}, (0.5, 0.75, 1.0)),
         ({"from": 1e-4, "to": 1e-2, "log": True}, None),
+        ({"from": 0, "to": 10**12}, None),
+        ({"from": 0, "to": 1, "step": 1e-12}, None),
+        ({"from": 3, "to": 15, "log": True}, (3, 6, 12, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15)),
     ),
 )
 def test_what_a_dimension_holds(dimension: Any, values: Any) -> None:
