@@ -99,6 +99,11 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
     if verdict.reached:
         furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())
         lines.append(f"trainings by the tokens that they came to: {furthest}")
+    if verdict.none_ended:
+        why = "; raise search.trials or search.node_hours, then resume" if verdict.is_spent else ""
+        lines.append(
+            f"no training came to its end at {verdict.whole_tokens:,} tokens: the best led in mid-schedule only{why}"
+        )
     if verdict.pending:
         lines.append(f"without an answer: {format_count(verdict.pending, 'trial')}")
     lines += _format_regret(verdict)
@@ -146,6 +151,7 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
         "points": verdict.candidates,
         "never_feasible": verdict.never_feasible,
         "node_hours": verdict.node_hours,
+        "none_ended": verdict.none_ended,
         "reached": {str(tokens): number for tokens, number in verdict.reached.items()},
         "regret": verdict.regret._asdict() if verdict.regret else None,
         "over": verdict.is_over,

@@ -102,6 +102,14 @@ def test_a_search_is_no_sweep(tmp_path: Path) -> None:
         api.plan("search_smoke")
 
 
+@pytest.mark.parametrize("verb", [api.plan_search, api.plan])
+def test_axes_beside_a_search_are_refused(tmp_path: Path, verb: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({"name": "mine", "base": BASE, "search": ask(), "axes": {"nodes": [1, 2]}}))
+    with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) beside a search.*move the axes into"):
+        verb(str(file))
+
+
 def test_a_value_given_beside_the_study_is_not_searched(tmp_path: Path) -> None:
     made = plan(tmp_path, ask(), "batch.micro=2", "search.sampler=grid")
     assert made.pool.section.sampler == "grid"
