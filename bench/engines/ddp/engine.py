@@ -88,7 +88,8 @@ class DataParallel:
         found = torch.load(folder / _STATE, map_location="cpu")
         self._update.load_state(found["update"])
         random_state.load(folder)
-        return int(found["steps"])
+        self._update.steps = int(found["steps"])
+        return self._update.steps
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

@@ -100,7 +100,8 @@ class FullyShardedEngine:
         checkpoint.save(folder, self._module, self._update.optimizer, steps)
 
     def load(self, folder: Path) -> int:
-        return checkpoint.load(folder, self._module, self._update.optimizer)
+        self._update.steps = checkpoint.load(folder, self._module, self._update.optimizer)
+        return self._update.steps
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm
