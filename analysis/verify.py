@@ -100,8 +100,8 @@ class Judgement(NamedTuple):
 
 
 def judge(cases: VerificationCases) -> Judgement:
-    """Compare the first gradient norms and the losses of every ok run with those of the first reference that answers the
-    same question. A run whose first norm, or whose reference's, is unknown is not verified by losses alone."""
+    """Compare the first gradient norms and the losses of every ok run with those of the first reference that answers
+    the same question. A run whose first norm, or whose reference's, is unknown is not verified by losses alone."""
     first = np.full(cases.question.max(initial=-1) + 2, -1)  # the last place is for those without a question
     references = np.flatnonzero(cases.reference & (cases.question >= 0))[::-1]
     first[cases.question[references]] = references  # of several, the last one written is the first

@@ -28,7 +28,8 @@ TRACES = {
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
 _CASE = {
-    "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()), "case_summed": pa.bool_(),
+    "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
+    "case_summed": pa.bool_(),
     "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(), "case_if_invalid": pa.string(),
 }  # fmt: skip
 """`analysis.verify.VerificationCase`, and the cells that change where the run is judged invalid, in JSON."""

@@ -1,6 +1,7 @@
 """How a search is told before it is started, and what it found."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,11 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
         return json.dumps(_build_plain(verdict, folder), indent=1)
     section = verdict.section
     lines = [f"best {section.objective}: {_format_trial(section, verdict.best)}"] if verdict.best else []
+    if verdict.best and verdict.best.quantities and (noise := verdict.best.quantities.noise(section.objective)):
+        lines.append(
+            f"its run is no sound measurement (busy machine, few or unsteady steps): it may be off by "
+            f"{100 * math.expm1(2 * noise):.0f} %; measure it again, `zeroscale run` with its overrides"
+        )
     if not verdict.best:
         lines.append("nothing that was tried ended well and kept to the constraints")
     if verdict.equals:

@@ -74,15 +74,15 @@ class PriorProposer:
 
     def compute_gains(self, results: Sequence[TrialResult]) -> Array | None:
         """Return the gain that each candidate is expected to bring, relative; None before anything has run."""
-        tried, costs = self._list_costs(results)
+        tried, costs, noises = self._list_costs(results)
         if not tried:
             return None
-        belief = self._surrogate.believe(tried, costs)
+        belief = self._surrogate.believe(tried, costs, noises)
         return compute_expected_gains(belief, float(belief.mean[tried].min())) * self.compute_chances(results)
 
     def find_best_cost(self, results: Sequence[TrialResult]) -> float | None:
         """Return the cost of the best trial, its luck taken out; None before anything has run."""
-        tried, _ = self._list_costs(results)
+        tried, _, _ = self._list_costs(results)
         return float(self.believe(results).mean[tried].min()) if tried else None
 
     def draw_costs(
@@ -113,14 +113,14 @@ class PriorProposer:
         chances[[at for at, _ in ended]] = 0.0
         return chances
 
-    def _list_costs(self, results: Sequence[TrialResult]) -> tuple[list[int], list[float]]:
-        """Return the candidates that ended well and what they cost."""
+    def _list_costs(self, results: Sequence[TrialResult]) -> tuple[list[int], list[float], list[float]]:
+        """Return the candidates that ended well, what they cost, and the noise of each that a sound run has not."""
         found = [
-            (self._index[result.trial.point.config_id], cost)
+            (self._index[result.trial.point.config_id], cost, result.quantities.noise(self._section.objective))
             for result in results
-            if self._has(result) and (cost := find_cost(self._section, result)) is not None
+            if self._has(result) and result.quantities and (cost := find_cost(self._section, result)) is not None
         ]
-        return [at for at, _ in found], [cost for _, cost in found]
+        return [at for at, _, _ in found], [cost for _, cost, _ in found], [noise for _, _, noise in found]
 
     def _has(self, result: TrialResult) -> bool:
         return result.trial.point.config_id in self._index

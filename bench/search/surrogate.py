@@ -77,15 +77,16 @@ class Surrogate:
         self._usual_scale = _USUAL_SCALE if len(known) == len(predicted) else _UNPREDICTED_SCALE
         self._codes = _encode(values, by_ratio)
 
-    def believe(self, tried: Sequence[int], costs: Sequence[float]) -> Belief:
-        """Return what is believed of all candidates, those with the numbers `tried` having had these `costs`."""
+    def believe(self, tried: Sequence[int], costs: Sequence[float], noises: Sequence[float] = ()) -> Belief:
+        """Return what is believed of all candidates, those with the numbers `tried` having had these `costs`. `noises`
+        are deviations that single trials have beyond what all of them have; empty: none has."""
         everything = np.arange(len(self.predicted))
         if not len(tried):
             spread = math.hypot(_SHARED, self._usual_scale)
             return Belief(self.predicted.copy(), np.full(len(everything), spread))
         first, second = np.zeros(len(everything)), np.zeros(len(everything))
-        for setting in self._fit(tried, costs):
-            mean, across = self._condition(tried, costs, everything, setting)
+        for setting in self._fit(tried, costs, noises):
+            mean, across = self._condition(tried, costs, noises, everything, setting)
             variance = np.maximum(_SHARED**2 + setting.scale**2 - (across**2).sum(axis=0), 1e-12)
             first += setting.weight * mean
             second += setting.weight * (variance + mean**2)
@@ -95,32 +96,46 @@ class Surrogate:
         self,
         tried: Sequence[int],
         costs: Sequence[float],
+        noises: Sequence[float],
         of: NDArray[np.int64],
         count: int,
         generator: np.random.Generator,
     ) -> Array:
         """Draw the costs of some candidates together, about `count` times: an array of (draws, candidates)."""
         drawn = []
-        for setting in self._fit(tried, costs):
-            mean, across = self._condition(tried, costs, of, setting)
+        for setting in self._fit(tried, costs, noises):
+            mean, across = self._condition(tried, costs, noises, of, setting)
             covariance = self._covariance(of, of, setting.scale) - across.T @ across
             factor = _linalg.cholesky(covariance + 1e-9 * np.eye(len(of)), lower=True)
             drawn.append(mean + generator.standard_normal((round(setting.weight * count), len(of))) @ factor.T)
         return np.concatenate(drawn)
 
     def _condition(
-        self, tried: Sequence[int], costs: Sequence[float], of: NDArray[np.int64], setting: _Setting
+        self,
+        tried: Sequence[int],
+        costs: Sequence[float],
+        noises: Sequence[float],
+        of: NDArray[np.int64],
+        setting: _Setting,
     ) -> tuple[Array, Array]:
         """Return the mean of some candidates, and what the trials take from their covariance."""
         at, deviation = np.array(tried), np.array(costs) - self.predicted[list(tried)]
         own = self._covariance(at, at, setting.scale) + setting.noise**2 * np.eye(len(at))
+        if len(noises):
+            own += np.diag(np.square(noises))
         factor = _linalg.cholesky(own, lower=True, overwrite_a=True)
         across: Array = _linalg.solve_triangular(factor, self._covariance(at, of, setting.scale), lower=True)
         mean: Array = across.T @ _linalg.solve_triangular(factor, deviation, lower=True)
         return self.predicted[of] + mean, across
 
-    def _fit(self, tried: Sequence[int], costs: Sequence[float]) -> list[_Setting]:
-        """Return scales and noises by how likely they make the deviations; of many trials the likeliest alone."""
+    def _fit(self, tried: Sequence[int], costs: Sequence[float], noises: Sequence[float]) -> list[_Setting]:
+        """Return scales and noises by how likely they make the deviations of the trials without noise of their own; of
+        many trials the likeliest alone."""
+        if any(noises):
+            sound = [place for place, noise in enumerate(noises) if not noise]
+            tried, costs = [tried[place] for place in sound], [costs[place] for place in sound]
+        if not len(tried):
+            return [_Setting(self._usual_scale, _NOISES[1], 1.0)]
         at = np.array(tried)[-_MOST_FITTED:]
         deviation = np.array(costs)[-_MOST_FITTED:] - self.predicted[at]
         spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)

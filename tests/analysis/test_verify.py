@@ -18,7 +18,6 @@ from bench.models.t5 import build as t5
 from bench.record import RunRecord
 from bench.spec import EngineSpec, Precision, RunSpec
 
-
 SUMMED = {"summed_norms": SUMMED_STEPS}
 MEASURED = Path(__file__).parents[2] / "results" / "measured"
 

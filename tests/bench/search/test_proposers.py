@@ -2,11 +2,13 @@
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated_search import SPACE, answer, pool, proposer, search, section
 
+from bench.cli.search_text import format_verdict
 from bench.errors import UserError
 from bench.search import optuna_proposer
 from bench.search.early_end import EarlyEnd
@@ -96,6 +98,19 @@ def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_
     verdict = conclude(candidates, done)
     assert verdict.best and verdict.best.trial.values == done[0].trial.values
     assert verdict.is_over and not verdict.is_spent and verdict.regret and verdict.regret.next_gain < 0.01
+
+
+def test_a_search_does_not_end_on_runs_of_a_busy_machine(tmp_path: Path) -> None:
+    """The same times, but known less well: other points may gain more than was asked for."""
+    candidates = pool(section(gain=0.01), step_s)
+    done = search(proposer(candidates), step_s, 99)
+    assert conclude(candidates, done).is_over
+    busy = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in done]
+    verdict = conclude(candidates, busy)
+    assert not verdict.is_over and verdict.regret and verdict.regret.next_gain > 0.01
+    assert proposer(candidates).propose(busy) is not None
+    assert "its run is no sound measurement" in format_verdict(verdict, tmp_path, as_json=False)
+    assert "sound" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
 
 
 def test_runs_correct_predictions() -> None:
