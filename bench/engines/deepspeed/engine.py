@@ -16,6 +16,7 @@ from torch.nn import Module, Parameter
 
 from bench.distributed import random_state
 from bench.distributed.norm import sum_squares
+from bench.distributed.targets import weigh
 from bench.engine_facts import SUMMED_STEPS
 from bench.engines import trained
 from bench.engines.deepspeed.config import build_deepspeed_config
@@ -60,14 +61,14 @@ def build(module: Module, spec: RunSpec) -> "ZeroEngine":
         config=copy.deepcopy(config),
         dist_init_required=False,
     )
-    return ZeroEngine(engine, config)
+    return ZeroEngine(engine, config, spec)
 
 
 class ZeroEngine:
     """The engine; see `bench.engines.Engine`."""
 
-    def __init__(self, engine: Any, config: dict[str, Any]) -> None:
-        self._engine, self._config = engine, config
+    def __init__(self, engine: Any, config: dict[str, Any], spec: RunSpec) -> None:
+        self._engine, self._config, self._spec = engine, config, spec
         self._fp32_norm: Tensor | None = None
         self._own_norm = True  # DeepSpeed computes a norm
         self._steps = 0  # so far, over all attempts at a training
@@ -84,8 +85,8 @@ class ZeroEngine:
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses = []
-        for batch in micro_batches:
-            loss = self._engine(**batch).loss
+        for batch in weigh(micro_batches, self._spec):
+            loss = batch.weigh(self._engine(**batch.tensors).loss)
             self._engine.backward(loss)
             self._scale = _find_scale_left_in_norm(self._engine.optimizer)  # the step may change it
             if self._sums_norm:

@@ -21,6 +21,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=Division(weights=ranks, gradients=ranks, optimizer=ranks),
         rehearsal=Rehearsal("any"),
         sums_norms=True,
+        divides_by_tokens=True,
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
         memory=_memory,
         step=_step,
