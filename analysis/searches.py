@@ -145,7 +145,12 @@ def _estimate_importances(section: "SearchSection", results: Sequence["TrialResu
     places = {key: place for place, key in enumerate(points)}
     surrogate, everything = Surrogate(list(points.values()), [None] * len(points)), np.arange(len(points))
     drawn = surrogate.draw(
-        [places[key] for key in costs], list(costs.values()), everything, _DRAWS, np.random.default_rng(section.seed)
+        [places[key] for key in costs],
+        list(costs.values()),
+        (),
+        everything,
+        _DRAWS,
+        np.random.default_rng(section.seed),
     )
     fields = [key for key in section.space if len({_format_level(one.get(key)) for one in points.values()}) > 1]
     found = []

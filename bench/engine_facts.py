@@ -25,6 +25,10 @@ Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
 """Fields of `bench.spec.Parallel`."""
 
 
+SUMMED_STEPS = 3
+"""First optimizer steps by whose gradient norms a run is verified."""
+
+
 class Division(NamedTuple):
     """Among how many ranks a state of the model is divided; 1: every rank has all of it."""
 
@@ -68,6 +72,10 @@ class EngineFacts:
     model cannot be cut so. None: every rank builds the whole model."""
     rehearsal: Rehearsal = _NOT_REHEARSED
     members: frozenset[Member] = frozenset()  # what it can do that an engine need not
+    sums_norms: bool = False
+    """Whether `gradient_norm` of the first SUMMED_STEPS steps is of squares that were summed in fp64; verification then
+    compares it closely."""
+    divides_by_tokens: bool = False  # whether it obeys loss_mean=tokens (bench.distributed.targets)
     compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)
     works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = (

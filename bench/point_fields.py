@@ -49,6 +49,7 @@ FIELDS: Mapping[str, Decides] = {
     "learning.evaluate_every": Decides(losses=False, step_time=False),
     "learning.evaluation_samples": Decides(losses=False, step_time=False),
     "learning.checkpoint_every": Decides(identity=False, losses=False, step_time=False),
+    "loss_mean": Decides(step_time=False),
     "seed": Decides(step_time=False),
     "measure": Decides(losses=False, step_time=False),
 }

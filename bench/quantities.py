@@ -3,9 +3,11 @@ memory. None is unknown."""
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from bench.record import RunRecord
+from bench.others import is_busy
+from bench.record import Observations, RunRecord
 from bench.spec import RunSpec
 
 QUANTITIES = (
@@ -30,6 +32,14 @@ OBJECTIVES: dict[str, Literal["most", "least"]] = {
 """What can be sought, and which way; all of them are above 0."""
 _TIMELESS = ("peak_bytes", "loss", "validation_loss")
 _LAST_STEPS = 5
+_BUSY_NOISE = 0.3
+"""Deviation in log of the step time of a run whose machine was busy: by a third in either direction."""
+_UNKNOWN_NOISE = 0.3
+"""The same of a run with too few steps for an interval."""
+_UNSTEADY_NOISE = 0.1
+"""The same of a run that was timed before its steps were steady."""
+_LEAST_NOISE = 0.025
+"""What a narrower interval adds is left out: two sound runs of one point differ by as much."""
 
 
 class RunQuantities(NamedTuple):
@@ -45,6 +55,11 @@ class RunQuantities(NamedTuple):
     loss: float | None
     ended_early: bool = False  # its steps were surely longer than those of a search's best
     validation_loss: float | None = None
+    step_noise: float = 0.0  # deviation in log of the step time, beyond that between two sound runs
+
+    def noise(self, name: str) -> float:
+        """Return the deviation in log of a quantity, beyond that between two sound runs."""
+        return 0.0 if name in _TIMELESS else self.step_noise
 
     def get(self, name: str) -> float | None:
         """Return one of `QUANTITIES`."""
@@ -112,7 +127,20 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
         loss=statistics.mean(losses) if losses else None,
         ended_early=observed.steps.stopped == "slower",
         validation_loss=observed.evaluations[-1].loss if observed.evaluations else None,
+        step_noise=_estimate_step_noise(observed, window, interval),
     )
+
+
+def _estimate_step_noise(
+    observed: Observations, window: Sequence[float], interval: tuple[float, float] | None
+) -> float:
+    """Return how far the step time of a run may be off, as a deviation in log; 0 for a sound run."""
+    assert observed.steps
+    of_steps = _UNKNOWN_NOISE if interval is None else math.log(interval[1] / interval[0]) / (2 * 1.96)
+    found = [of_steps if of_steps > _LEAST_NOISE else 0.0]
+    found += [_UNSTEADY_NOISE] * (not observed.steps.steady)
+    found += [_BUSY_NOISE] * is_busy(observed, sum(window))
+    return math.hypot(*found)
 
 
 def compute_node_hours(record: RunRecord) -> float | None:

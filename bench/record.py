@@ -307,6 +307,7 @@ class Steps(Frozen):
     data_wait_s: tuple[float, ...]
     loss: tuple[float | None, ...]  # mean over the ranks that have one; None where it was not finite
     gradient_norm: tuple[float | None, ...] = ()  # before clipping; empty where the engine tells none
+    summed_norms: int = 0  # of them, those of the first updates, whose squares were summed in fp64
     micro_gradient_norm: tuple[float | None, ...] | None = None  # of micro-batch gradients: root of their mean square
     skipped: tuple[int, ...] = ()  # steps whose update was skipped (loss-scale overflow)
     window_s: float  # from the first to the last step of the window, blocks added up, the gaps between them out

@@ -1,5 +1,6 @@
 """The `search` section of a study's file: what may vary, what is sought, and when a search ends."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
@@ -13,6 +14,8 @@ from bench.spec import Frozen, Positive
 
 SamplerName = Literal["prior", "grid", "random", "tpe", "gp", "cma_es", "nsga2", "qmc"]
 SAMPLERS: tuple[str, ...] = get_args(SamplerName)
+MOST_LISTED = 5_000
+"""Values of a space, or of one range, that are all considered. A larger one is drawn from."""
 
 
 class Dimension(Frozen):
@@ -22,7 +25,7 @@ class Dimension(Frozen):
     from_: float | None = Field(None, alias="from")
     to: float | None = None
     step: float | None = Field(None, gt=0)
-    log: bool = False  # equal ratios are equally likely
+    log: bool = False  # equal ratios are equally likely, and a grid begins with each value's double
     when: dict[str, tuple[Any, ...]] = {}  # set only where fields that stand before it have one of these values
 
     @model_validator(mode="before")
@@ -54,17 +57,42 @@ class Dimension(Frozen):
         """Whether a range is of whole numbers."""
         return all(number is None or number.is_integer() for number in (self.from_, self.to, self.step))
 
-    def list_values(self) -> tuple[Any, ...] | None:
-        """Return all values; None of a range without steps, which has no end of them."""
+    @property
+    def count(self) -> int | None:
+        """Number of values; None for a range of fractions without a step."""
         if self.values is not None:
-            return self.values
+            return len(self.values)
         assert self.from_ is not None and self.to is not None
         if self.whole:
-            return tuple(range(int(self.from_), int(self.to) + 1, int(self.step or 1)))
+            return int(self.to - self.from_) // int(self.step or 1) + 1
         if self.step is None:
-            return (self.from_,) if self.from_ == self.to else None
-        count = int((self.to - self.from_) / self.step + 1e-9) + 1
-        return tuple(self.from_ + index * self.step for index in range(count))
+            return 1 if self.from_ == self.to else None
+        return int((self.to - self.from_) / self.step + 1e-9) + 1
+
+    def find_value(self, index: int) -> Any:
+        """Return the value with this number, counted from 0 in their order."""
+        if self.values is not None:
+            return self.values[index]
+        assert self.from_ is not None
+        value = self.from_ + index * (self.step or 1)
+        return int(value) if self.whole else value
+
+    def list_values(self) -> tuple[Any, ...] | None:
+        """Return all values; None where there are more than MOST_LISTED. A range by ratios begins with its powers of
+        two times its first value, so that a grid that ends early has seen all of the range."""
+        if self.count is None or self.count > MOST_LISTED:
+            return None
+        listed = tuple(map(self.find_value, range(self.count)))
+        if not (self.log and self.whole):
+            return listed
+        doubled = (listed[0] << exponent for exponent in range(listed[-1].bit_length()))
+        return tuple(dict.fromkeys([*(value for value in doubled if value <= listed[-1]), *listed]))
+
+    def compute_share(self, value: Any) -> float:
+        """Return how likely a value is to be drawn, relative to the other values of the dimension."""
+        if not (self.log and self.whole):
+            return 1.0
+        return math.log((value + 0.5) / (value - 0.5))
 
 
 class Bound(Frozen):

@@ -220,6 +220,9 @@ class RunSpec(Frozen):
     activation_checkpointing: bool = False
     optimizer: OptimizerSpec = OptimizerSpec()
     learning: LearningSpec = LearningSpec()
+    # what a step's loss is a mean of: all its target tokens, or its micro-batches, each the mean of its own tokens.
+    # With as many target tokens in each micro-batch both are the same
+    loss_mean: Literal["micro_batches", "tokens"] = "micro_batches"
     seed: int = Field(0, ge=0, lt=2**31)
     measure: MeasureSpec = MeasureSpec()
 
@@ -343,7 +346,12 @@ class RunSpec(Frozen):
 
 _ENDLESS_S = 1e9
 """Of a window that no time ends."""
-_LATER: dict[str, Any] = {"objective": OBJECTIVE, "parallel": Parallel(), "learning": LearningSpec()}
+_LATER: dict[str, Any] = {
+    "objective": OBJECTIVE,
+    "parallel": Parallel(),
+    "learning": LearningSpec(),
+    "loss_mean": "micro_batches",
+}
 """Fields that came after the first records, with the value that all of those had."""
 
 

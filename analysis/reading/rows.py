@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from analysis import verify
 from analysis.columns import Column, Kind, list_all_columns
 from analysis.flags import list_flags, list_notes
+from bench.engine_facts import SUMMED_STEPS
 from bench.record import Outcome, RunRecord
 from bench.spec import RunSpec
 
@@ -27,7 +28,8 @@ TRACES = {
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
 _CASE = {
-    "case_reference": pa.bool_(), "case_question": pa.string(), "case_norm": pa.float64(),
+    "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
+    "case_summed": pa.bool_(),
     "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(), "case_if_invalid": pa.string(),
 }  # fmt: skip
 """`analysis.verify.VerificationCase`, and the cells that change where the run is judged invalid, in JSON."""
@@ -108,7 +110,8 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
         **cells,
         "case_reference": case.reference,
         "case_question": case.question,
-        "case_norm": case.norm,
+        "case_norms": case.norms,
+        "case_summed": case.summed,
         "case_losses": case.losses,
         "case_updates": case.updates,
         "case_if_invalid": json.dumps(judged),
@@ -120,23 +123,29 @@ def build_cases(core: pa.Table) -> verify.VerificationCases:
     """Return what rows are judged by."""
     question = core.column("case_question").combine_chunks().dictionary_encode().indices
     known = question.is_valid().to_numpy(zero_copy_only=False)
+    precision = core.column("precision").combine_chunks().dictionary_encode()
     losses = np.full((len(core), verify.STEPS), np.nan)
-    losses[known] = (
-        core.column("case_losses").combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, verify.STEPS)
-    )
+    losses[known] = _to_matrix(core.column("case_losses"), verify.STEPS)
     return verify.VerificationCases(
         ok=pc.equal(core.column("outcome"), "ok").to_numpy(),
         reference=core.column("case_reference").to_numpy(),
         question=question.fill_null(-1).to_numpy(),
-        norm=core.column("case_norm").to_numpy(),
+        norms=_to_matrix(core.column("case_norms"), SUMMED_STEPS),
+        summed=core.column("case_summed").to_numpy(),
+        norm_tolerance=_list_tolerances(precision, verify.NORM_TOLERANCE),
         losses=losses,
         updates=core.column("case_updates").to_numpy(),
-        tolerance=_list_tolerances(core.column("precision").combine_chunks().dictionary_encode()),
+        tolerance=_list_tolerances(precision, verify.TOLERANCE),
     )
 
 
-def _list_tolerances(precision: "pa.DictionaryArray") -> Any:
-    by_code = np.array([verify.TOLERANCE[name] for name in precision.dictionary.to_pylist()], float)
+def _to_matrix(lists: pa.ChunkedArray, width: int) -> Any:
+    """Return lists of numbers, all with this many or none, as the rows of a matrix; those with none are left out."""
+    return lists.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+
+
+def _list_tolerances(precision: "pa.DictionaryArray", by_precision: Mapping[str, float]) -> Any:
+    by_code = np.array([by_precision[name] for name in precision.dictionary.to_pylist()], float)
     return by_code[precision.indices.to_numpy()]
 
 

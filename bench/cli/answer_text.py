@@ -11,8 +11,9 @@ from bench.record import RunRecord
 from bench.spec import Parallel, RunSpec
 
 
-def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Return what to print of a run whose folder is `folder` and that was asked for with `overrides`."""
+def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """Return what to print of a run whose folder is `folder` and that was asked for with `overrides` and `options`,
+    such as --config-dir DIR."""
     if record.outcome.kind != "ok":
         log = folder / store.LOG
         return [str(folder), *([f"next: look into {log}"] if log.exists() else [])]
@@ -30,7 +31,7 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str]) -> 
         *([f"notes: {', '.join(notes)}"] if notes else []),
         *(f"  {name}: the run {flags.NOTES[name].meaning}" for name in notes),
         str(folder),
-        *_list_next_commands(record, folder.parents[1], overrides),
+        *_list_next_commands(record, folder.parents[1], overrides, options),
     ]
 
 
@@ -52,14 +53,14 @@ def _describe_parts(record: RunRecord) -> list[str]:
     return lines
 
 
-def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str]) -> list[str]:
+def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str], options: Sequence[str]) -> list[str]:
     """Return the commands that go on from here."""
     page = Path("results/reports") / study.name
     commands = [(shlex.join(["zeroscale", "report", str(study), "--out", str(page)]), "all runs of this folder")]
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
     if (known is None or not known.is_reference) and kept is not None:
-        reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept]
+        reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept, *options]
         commands.insert(0, (shlex.join(reference), "the reference that losses are compared with"))
     rows = [("" if number else "next:", command, f" # {what}") for number, (command, what) in enumerate(commands)]
     return terminal.align(rows, gap=1).splitlines()

@@ -38,6 +38,12 @@ def add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: %(default)s")
 
 
+def list_given_folders(args: argparse.Namespace) -> list[str]:
+    """Return --config-dir and --results as they were given, so that a printed command repeats them."""
+    given = (("--config-dir", args.config_dir, None), ("--results", args.results, RESULTS))
+    return [word for option, value, usual in given if value != usual for word in (option, str(value))]
+
+
 def positive(option: str) -> Callable[[str], int]:
     """Return the type of an option that takes a number of one at least."""
 

@@ -10,9 +10,10 @@ import argparse
 import os
 
 from bench import api, job_context, terminal
-from bench.cli import autopilot_end, notes, options, sweep_text
+from bench.cli import autopilot_end, notes, options, search_text, sweep_text
 from bench.errors import UserError
 from bench.scheduling import SchedulerAway
+from bench.sweep import definition
 from bench.sweep.local.local_sweep import SweepResult
 from bench.sweep.submission.submitting import SubmitResult
 
@@ -27,7 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`."""
+    """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`; of a search, if it has
+    found something."""
     options.check_notify(args)
     notes.print_unreadable(api.unreadable(args.folder))
     try:
@@ -43,6 +45,10 @@ def run(args: argparse.Namespace) -> int:
         if args.autopilot and not done.queued and done.complete:
             autopilot_end.finish(args.folder, args.notify)
         return 0 if done.complete else 1
+    if definition.find_search(definition.read(args.folder)):
+        verdict = api.search_verdict(args.folder)
+        print(search_text.format_verdict(verdict, args.folder, as_json=args.json))
+        return 0 if verdict.best else 1
     print(sweep_text.format_ended(done, as_json=args.json))
     return 0 if done.good else 1
 

@@ -14,10 +14,12 @@ from bench import api, terminal
 from bench.cli import answer_text, common_arguments, notes, options
 from bench.formatting import describe_result
 
+STUDY = "adhoc"
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
-    parser.add_argument("--study", default="adhoc", metavar="NAME", help="folder of the results; default: %(default)s")
+    parser.add_argument("--study", default=STUDY, metavar="NAME", help="folder of the results; default: %(default)s")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,8 +33,9 @@ def run(args: argparse.Namespace) -> int:
         print(common_arguments.format_line(made.composed), flush=True)
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
+    given = [*options.list_given_folders(args), *([] if args.study == STUDY else ["--study", args.study])]
     if args.json:
         print(record.model_dump_json(indent=1, by_alias=True))
     else:
-        print("\n".join([describe_result(record), *answer_text.format_answer(record, folder, args.overrides)]))
+        print("\n".join([describe_result(record), *answer_text.format_answer(record, folder, args.overrides, given)]))
     return 0 if record.outcome.kind == "ok" else 1

@@ -1,6 +1,7 @@
 """How a search is told before it is started, and what it found."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ _SHOWN = 5  # first trials of a plan, and equals of the best
 
 def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
     """Return the space, what of it is never tried, and the first trials."""
-    section, listed = plan.pool.section, plan.pool.space.iterate() is not None
+    section, listed = plan.pool.section, plan.pool.space.list_all() is not None
     candidates = plan.pool.list_all()
     feasible = [candidate for candidate in candidates if candidate.may_fit]
     first = _list_first(plan)
@@ -30,7 +31,7 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
             "first": [{"config_id": one.point.config_id, "values": one.values, "why": one.why} for one in first],
         }
         return json.dumps(plain, indent=1)
-    size = format_count(len(candidates), "point") if listed else "points without an end"
+    size = format_count(len(candidates), "point") + ("" if listed else ", drawn from a larger space,")
     lines = [
         f"{size} by {', '.join(section.space)}",
         f"sought: the {OBJECTIVES[section.objective]} {section.objective}{_format_constraints(section)}",
@@ -86,6 +87,11 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
         return json.dumps(_build_plain(verdict, folder), indent=1)
     section = verdict.section
     lines = [f"best {section.objective}: {_format_trial(section, verdict.best)}"] if verdict.best else []
+    if verdict.best and verdict.best.quantities and (noise := verdict.best.quantities.noise(section.objective)):
+        lines.append(
+            f"its run is no sound measurement (busy machine, few or unsteady steps): it may be off by "
+            f"{100 * math.expm1(2 * noise):.0f} %; measure it again, `zeroscale run` with its overrides"
+        )
     if not verdict.best:
         lines.append("nothing that was tried ended well and kept to the constraints")
     if verdict.equals:
@@ -99,6 +105,11 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
     if verdict.reached:
         furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())
         lines.append(f"trainings by the tokens that they came to: {furthest}")
+    if verdict.none_ended:
+        why = "; raise search.trials or search.node_hours, then resume" if verdict.is_spent else ""
+        lines.append(
+            f"no training came to its end at {verdict.whole_tokens:,} tokens: the best led in mid-schedule only{why}"
+        )
     if verdict.pending:
         lines.append(f"without an answer: {format_count(verdict.pending, 'trial')}")
     lines += _format_regret(verdict)
@@ -146,6 +157,7 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
         "points": verdict.candidates,
         "never_feasible": verdict.never_feasible,
         "node_hours": verdict.node_hours,
+        "none_ended": verdict.none_ended,
         "reached": {str(tokens): number for tokens, number in verdict.reached.items()},
         "regret": verdict.regret._asdict() if verdict.regret else None,
         "over": verdict.is_over,

@@ -116,12 +116,12 @@ class ScheduleExecutor:
         self._passes: list[tuple[Action, Any, Any]] = []  # … and of each of its passes
         self._gathered = gathered
 
-    def run(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
-        """Make the passes of one step; return the loss of each micro-batch where the last stage is here. Gradients of
-        their mean are added to those that the parameters have."""
+    def run(self, micro_batches: Iterable[dict[str, Tensor]], weights: Sequence[Tensor | None] = ()) -> list[Tensor]:
+        """Make the passes of one step; return the loss of each micro-batch, multiplied by its weight if there are
+        weights, where the last stage is here. Gradients of their mean are added to those that the parameters have."""
         self._neighbours.waited.clear()
         begin = self._neighbours.mark()
-        step = _Step(self._stages, self._size, self._neighbours, self._gathered, iter(micro_batches))
+        step = _Step(self._stages, self._size, self._neighbours, self._gathered, iter(micro_batches), weights)
         for action in self._order:
             step.act(action)
         self._neighbours.finish()
@@ -149,7 +149,9 @@ class _Step:
     def __init__(
         self, stages: Mapping[int, Module], size: PipelineSize, neighbours: Neighbours,
         gathered: Mapping[int, GatheredParameters], micro_batches: Iterator[dict[str, Tensor]],
+        weights: Sequence[Tensor | None],
     ) -> None:  # fmt: skip
+        self._weights = weights
         self._stages, self._size, self._neighbours, self._micro_batches = stages, size, neighbours, micro_batches
         self._gathered = gathered
         self._batches: list[dict[str, Tensor]] = []  # taken so far
@@ -186,6 +188,8 @@ class _Step:
         begin = self._neighbours.mark()
         made = self._stages[action.stage](*inputs, **self._find_batch(action.micro_batch))
         if isinstance(made, Tensor):
+            weight = self._weights[action.micro_batch] if self._weights else None
+            made = made if weight is None else made * weight
             self.losses.append(made.detach().float())
             outputs: tuple[Tensor, ...] = (made / self._size.micro_batches,)
             self._unit = torch.ones_like(outputs[0], requires_grad=False)

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from bench.distributed.norm import sum_squares
 from bench.distributed.slices import TensorRanks, UnslicedGradients
+from bench.engine_facts import SUMMED_STEPS
 from bench.spec import OptimizerSpec
 from bench.stacks import pad_elements
 
@@ -180,12 +182,13 @@ class DividedUpdate:
             weight_decay=optimizer.weight_decay, fused=True if optimizer.implementation == "fused" else None,
         )  # fmt: skip
         self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
+        self._steps = 0
 
     def __call__(self) -> None:
         """Make one step from the gradients, and let go of them. Collective over all ranks."""
         for part in self._parts:
             part.master.grad = part.take_gradient()
-        self.norm = self._compute_norm()
+        self.norm, summed = self._compute_norms()
         if self._clipping > 0:
             factor = (self._clipping / (self.norm + SMALLEST)).clamp(max=1.0)
             for part in self._parts:
@@ -195,13 +198,20 @@ class DividedUpdate:
         for part in self._parts:
             part.master.grad = None
             part.publish()
+        self.norm = summed
+        self._steps += 1
 
-    def _compute_norm(self) -> Tensor:
-        """Return the global norm: each parameter's part once."""
+    def _compute_norms(self) -> tuple[Tensor, Tensor]:
+        """Return the global norm, each parameter's part counted once: by which gradients are clipped, and by which a
+        run is verified in its first steps."""
         found = [
             part.master.grad[span] for part in self._parts for span in part.counted if part.master.grad is not None
         ]
         like = self._parts[0].master
         square = torch.nn.utils.get_total_norm(found).square() if found else like.new_zeros(())
         dist.all_reduce(square)
-        return square.sqrt()
+        if self._steps >= SUMMED_STEPS:
+            return square.sqrt(), square.sqrt()
+        summed = sum_squares(found).to(like.device)
+        dist.all_reduce(summed)
+        return square.sqrt(), summed.sqrt()

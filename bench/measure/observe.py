@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from bench.engine_facts import SUMMED_STEPS
+from bench.engines import facts
 from bench.measure import memory
 from bench.measure.inspection import Inspection
 from bench.measure.loop import Series
@@ -93,7 +95,7 @@ def build_observations(
         trainable_parameters=trainable_parameters,
         engine_config=engine_config,
         phases_s={name: max(view.phases_s.get(name, 0.0) for view in views) for name in views[0].phases_s},
-        steps=reduce_steps(series),
+        steps=reduce_steps(series).model_copy(update={"summed_norms": _count_summed_norms(spec, training)}),
         tokens=count_tokens(spec, series),
         memory=tuple(view.memory for view in views),
         collectives=_select_heaviest(seen) if seen else None,
@@ -113,6 +115,13 @@ def build_observations(
         evaluations=tuple(training.evaluations) if training else None,
         checkpoints=tuple(training.checkpoints) or None if training else None,
     )
+
+
+def _count_summed_norms(spec: RunSpec, training: Training | None) -> int:
+    """Return how many first updates have a norm that was summed in fp64: none where a training was resumed, which
+    recorded other steps."""
+    resumed = training is not None and any(one.kind == "load" for one in training.checkpoints)
+    return SUMMED_STEPS if facts(spec).sums_norms and not resumed else 0
 
 
 def _sum_flops(spec: RunSpec, seen: list[Inspection]) -> int | None:

@@ -3,14 +3,14 @@ checkpoints."""
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from bench import learning, objectives
 from bench.data import MicroBatch
+from bench.distributed.targets import count_targets
 from bench.engines import OptionalMembers
 from bench.measure import checkpoints
 from bench.measure.batch_copy import create_batch_copy
@@ -19,7 +19,6 @@ from bench.measure.collectives import wait_for
 from bench.measure.loop import Series, Trainer
 from bench.record import Checkpoint, Evaluation
 from bench.spec import RunSpec
-from bench.tokens import IGNORED, TokenKind
 
 
 class Training:
@@ -99,7 +98,7 @@ class Training:
         losses, targets = [], []
         for batch in self._held_out:
             self._hook("evaluation", self.steps)
-            count = count_targets(objective.KINDS, batch.tensors)
+            count = int(count_targets(objective.KINDS, batch.tensors))
             loss = self._engine.evaluate([self._copy(batch.tensors)])
             assert loss is not None
             losses.append(float(loss) * (count if objective.REDUCTION == "mean" else 1))
@@ -131,14 +130,3 @@ class Training:
         self.checkpoints.append(
             Checkpoint(kind="save", step=self.steps, seconds=time.perf_counter() - begin, bytes=size)
         )
-
-
-def count_targets(kinds: Sequence[TokenKind], tensors: Mapping[str, Tensor]) -> int:
-    """Return how many tokens of a micro-batch have a loss. Where labels are the inputs as well, the model shifts them
-    by one, and nothing predicts the first of a row."""
-    found = 0
-    for kind in kinds:
-        if "labels" in kind.arguments:
-            shifted = int("input_ids" in kind.arguments)
-            found += int((tensors["labels"][:, shifted:] != IGNORED).sum())
-    return found

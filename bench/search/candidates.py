@@ -56,6 +56,15 @@ class CandidatePool:
             raise UserError("search.space", rule, "change the space, or the rules that leave points out")
         return list(found.values())
 
+    def shuffle(self, candidates: Sequence[SearchCandidate]) -> list[int]:
+        """Return the places of candidates from `list_all` in a seeded-random order. Those of a large space keep the
+        order in which they were drawn."""
+        places = range(len(candidates))
+        if self.space.list_all() is None:
+            return list(places)
+        shares = [self.space.compute_share(candidate.values) for candidate in candidates]
+        return _shuffle(places, self.section.seed, shares)
+
     def explain_left_out(self) -> list[str]:
         """Return why each of the values that were looked at cannot run."""
         return [found for found in self._known.values() if isinstance(found, str)]
@@ -80,6 +89,11 @@ class CandidatePool:
         return SearchCandidate(values, point, predicted, not far_out, room.low_bytes if room else None)
 
 
-def shuffle(items: Sequence[_Item], seed: int) -> list[_Item]:
-    """Return items in a seeded-random order."""
-    return random.Random(seed).sample(items, len(items))
+def _shuffle(items: Sequence[_Item], seed: int, shares: Sequence[float]) -> list[_Item]:
+    """Return items in a seeded-random order, in which each next item is drawn in proportion to its share (Efraimidis
+    and Spirakis, 2006)."""
+    generator = random.Random(seed)
+    if len(set(shares)) < 2:
+        return generator.sample(items, len(items))
+    keys = [generator.expovariate(share) for share in shares]
+    return [items[at] for at in sorted(range(len(items)), key=keys.__getitem__)]

@@ -1,7 +1,8 @@
 """Successive halving: every training begins short, and the best of those that came as far go on from their checkpoints.
 
 Asynchronous (ASHA; Li et al., arXiv 1810.05934): a training is promoted as soon as it stands among the best 1/`factor`
-of its rung, so that nobody waits for a round to end. With several `brackets` some trainings begin longer (Hyperband; Li
+of its rung, so that nobody waits for a round to end. Once nothing is left to begin, the best of the highest rung goes
+on until one training has come to its end. With several `brackets` some trainings begin longer (Hyperband; Li
 et al., arXiv 1603.06560), for what is slow to show what it is worth.
 """
 
@@ -64,27 +65,50 @@ class HalvingProposer:
         self._pool, self._section, self._sampler, self._rungs = pool, pool.section, sampler, pool.section.rungs
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the next rung of a training, or a new one; None where there is neither, or the budget is spent."""
+        """Return the next rung of a training, or a new training. Return None where one has come to its end and nothing
+        else is left, where answers are awaited, or where the budget is spent."""
         if is_spent(self._section, results):
             return None
         reached = find_rungs(self._section, results)
-        return self._promote(reached) or self._begin(reached)
+        return self._promote(reached) or self._begin(reached) or self._finish(reached)
 
     def _promote(self, reached: Sequence[RungResult]) -> Proposal | None:
         """Return the best training that may go on and was not yet asked to, of the highest rung that has one."""
         for rung in sorted({one.rung for one in reached}, reverse=True):
-            above = {one.key for one in reached if one.rung == rung + 1}
-            ended = [
-                (cost, one.result.trial.number, one) for one in reached
-                if one.rung == rung and (cost := find_cost(self._section, one.result)) is not None
-            ]  # fmt: skip
-            best = sorted(ended)[: len(ended) // self._rungs.factor]
-            for place, (_, _, one) in enumerate(best, start=1):
-                trial = one.result.trial
-                if one.key not in above and (made := self._build_proposal(trial.values, rung + 1)):
-                    why = f"number {place} of {len(ended)} at {find_end(trial.point.spec):,} tokens"
-                    point = made.point.model_copy(update={"goes_on_from": trial.point.config_id})
-                    return made._replace(point=point, why=why)
+            ended = self._rank(reached, rung)
+            if found := self._promote_first(reached, rung, ended, len(ended) // self._rungs.factor):
+                return found
+        return None
+
+    def _finish(self, reached: Sequence[RungResult]) -> Proposal | None:
+        """Return the next rung of the best training of the highest rung. A space with few points ends otherwise before
+        a rung has enough trainings for one of them to be promoted, and no training would come to its end."""
+        if any(one.result.outcome is None for one in reached):
+            return None
+        for rung in sorted({one.rung for one in reached}, reverse=True):
+            if ended := self._rank(reached, rung):  # of the last rung, nothing goes on
+                return self._promote_first(reached, rung, ended, len(ended))
+        return None
+
+    def _rank(self, reached: Sequence[RungResult], rung: int) -> list[RungResult]:
+        """Return the trainings that ended well at a rung, the best first."""
+        ended = [
+            (cost, one.result.trial.number, one) for one in reached
+            if one.rung == rung and (cost := find_cost(self._section, one.result)) is not None
+        ]  # fmt: skip
+        return [one for _, _, one in sorted(ended)]
+
+    def _promote_first(
+        self, reached: Sequence[RungResult], rung: int, ended: Sequence[RungResult], count: int
+    ) -> Proposal | None:
+        """Return the next rung of the first of the best `count` trainings that was not yet asked to go on."""
+        above = {one.key for one in reached if one.rung == rung + 1}
+        for place, one in enumerate(ended[:count], start=1):
+            trial = one.result.trial
+            if one.key not in above and (made := self._build_proposal(trial.values, rung + 1)):
+                why = f"number {place} of {len(ended)} at {find_end(trial.point.spec):,} tokens"
+                point = made.point.model_copy(update={"goes_on_from": trial.point.config_id})
+                return made._replace(point=point, why=why)
         return None
 
     def _begin(self, reached: Sequence[RungResult]) -> Proposal | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.search.candidates import CandidatePool, SearchCandidate, shuffle
+from bench.search.candidates import CandidatePool, SearchCandidate
 from bench.search.costs import compute_cost, find_cost
 from bench.search.surrogate import Array, Belief, Surrogate, compute_expected_gains
 from bench.search_section import SearchSection
@@ -28,7 +28,8 @@ class ListProposer:
     def __init__(self, pool: CandidatePool, *, at_random: bool) -> None:
         self._section = pool.section
         candidates = [candidate for candidate in pool.list_all() if candidate.may_fit]
-        self._candidates = shuffle(candidates, pool.section.seed) if at_random else candidates
+        order = pool.shuffle(candidates) if at_random else range(len(candidates))
+        self._candidates = [candidates[place] for place in order]
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
         """Return the first candidate that was not tried; None at the end of them."""
@@ -48,11 +49,12 @@ class PriorProposer:
         self.candidates = [candidate for candidate in pool.list_all() if candidate.may_fit]
         objective = self._section.objective
         costs = [compute_cost(objective, candidate.predicted) for candidate in self.candidates]
-        self._surrogate = Surrogate([candidate.values for candidate in self.candidates], costs)
+        by_ratio = {key for key, dimension in pool.space.dimensions.items() if dimension.log}
+        self._surrogate = Surrogate([candidate.values for candidate in self.candidates], costs, by_ratio)
         self._index = {candidate.point.config_id: number for number, candidate in enumerate(self.candidates)}
         self._techniques = [candidate.point.spec["engine"]["name"] for candidate in self.candidates]
         self._needs = np.array([candidate.needs_bytes or np.nan for candidate in self.candidates])
-        self._order = shuffle(range(len(self.candidates)), self._section.seed)
+        self._order = pool.shuffle(self.candidates)
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
         """Return the next trial; None where no candidate is expected to gain as much as was asked for."""
@@ -72,15 +74,15 @@ class PriorProposer:
 
     def compute_gains(self, results: Sequence[TrialResult]) -> Array | None:
         """Return the gain that each candidate is expected to bring, relative; None before anything has run."""
-        tried, costs = self._list_costs(results)
+        tried, costs, noises = self._list_costs(results)
         if not tried:
             return None
-        belief = self._surrogate.believe(tried, costs)
+        belief = self._surrogate.believe(tried, costs, noises)
         return compute_expected_gains(belief, float(belief.mean[tried].min())) * self.compute_chances(results)
 
     def find_best_cost(self, results: Sequence[TrialResult]) -> float | None:
         """Return the cost of the best trial, its luck taken out; None before anything has run."""
-        tried, _ = self._list_costs(results)
+        tried, _, _ = self._list_costs(results)
         return float(self.believe(results).mean[tried].min()) if tried else None
 
     def draw_costs(
@@ -111,14 +113,14 @@ class PriorProposer:
         chances[[at for at, _ in ended]] = 0.0
         return chances
 
-    def _list_costs(self, results: Sequence[TrialResult]) -> tuple[list[int], list[float]]:
-        """Return the candidates that ended well and what they cost."""
+    def _list_costs(self, results: Sequence[TrialResult]) -> tuple[list[int], list[float], list[float]]:
+        """Return the candidates that ended well, what they cost, and the noise of each that a sound run has not."""
         found = [
-            (self._index[result.trial.point.config_id], cost)
+            (self._index[result.trial.point.config_id], cost, result.quantities.noise(self._section.objective))
             for result in results
-            if self._has(result) and (cost := find_cost(self._section, result)) is not None
+            if self._has(result) and result.quantities and (cost := find_cost(self._section, result)) is not None
         ]
-        return [at for at, _ in found], [cost for _, cost in found]
+        return [at for at, _, _ in found], [cost for _, cost, _ in found], [noise for _, _, noise in found]
 
     def _has(self, result: TrialResult) -> bool:
         return result.trial.point.config_id in self._index

@@ -1,4 +1,4 @@
-"""The values that a search may take: listed where they have an end, drawn where they have none. Pure."""
+"""The values that a search may take: listed where they are few, drawn where a range has too many. Pure."""
 
 import itertools
 import json
@@ -7,13 +7,11 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.search_section import Dimension, SearchSection
+from bench.search_section import MOST_LISTED, Dimension, SearchSection
 from bench.sweep.planning.search_plan import list_pairs
 
 Values = dict[str, Any]
 """By dimension, one of its values; a dimension whose condition does not hold is left out."""
-MOST_LISTED = 5_000
-"""Values of a space that are all looked at; of a larger space so many are drawn."""
 _MOST_DRAWS = 20  # per value that is wanted: a small space may be given as ranges
 
 
@@ -30,7 +28,8 @@ class SearchSpace:
         return all(fields.get(name) in allowed for name, allowed in self.dimensions[key].when.items())
 
     def iterate(self) -> Iterator[Values] | None:
-        """Yield all values in the order of the dimensions, the last varying fastest; None where they have no end."""
+        """Yield all values in the order of the dimensions, the last varying fastest; None where a range has too many
+        to be listed."""
         if any(dimension.list_values() is None for dimension in self.dimensions.values()):
             return None
         return self._iterate_from({}, list(self.dimensions))
@@ -54,13 +53,17 @@ class SearchSpace:
                 values[key] = _draw_value(dimension, generator)
         return values
 
+    def list_all(self, most: int = MOST_LISTED) -> list[Values] | None:
+        """Return all values in the order of the dimensions; None where there are more than `most`."""
+        listed = self.iterate()
+        found = None if listed is None else list(itertools.islice(listed, most + 1))
+        return None if found is None or len(found) > most else found
+
     def list_candidates(self, seed: int, most: int = MOST_LISTED) -> list[Values]:
         """Return all values or, of a space with more than `most`, so many that are drawn."""
-        listed = self.iterate()
+        listed = self.list_all(most)
         if listed is not None:
-            found = list(itertools.islice(listed, most + 1))
-            if len(found) <= most:
-                return found
+            return listed
         generator, drawn = random.Random(seed), dict[str, Values]()
         for _ in range(_MOST_DRAWS * most):
             values = self.draw(generator)
@@ -69,6 +72,10 @@ class SearchSpace:
                 break
         return list(drawn.values())
 
+    def compute_share(self, values: Mapping[str, Any]) -> float:
+        """Return how likely values are to be drawn, relative to other values of a listed space."""
+        return math.prod(self.dimensions[key].compute_share(value) for key, value in values.items())
+
 
 def format_key(values: Mapping[str, Any]) -> str:
     """Return what is equal for equal values."""
@@ -76,9 +83,8 @@ def format_key(values: Mapping[str, Any]) -> str:
 
 
 def _draw_value(dimension: Dimension, generator: random.Random) -> Any:
-    listed = dimension.list_values()
-    if listed is not None and not dimension.log:
-        return generator.choice(listed)
+    if dimension.count is not None and not dimension.log:
+        return dimension.find_value(generator.randrange(dimension.count))
     assert dimension.from_ is not None and dimension.to is not None
     if not dimension.log:
         return generator.uniform(dimension.from_, dimension.to)

@@ -11,7 +11,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,22 +66,27 @@ class Belief(NamedTuple):
 class Surrogate:
     """Beliefs about candidates, from their predicted costs and what was measured of some of them."""
 
-    def __init__(self, values: Sequence[Values], predicted: Sequence[float | None]) -> None:
+    def __init__(
+        self, values: Sequence[Values], predicted: Sequence[float | None], by_ratio: Collection[str] = ()
+    ) -> None:
+        """`by_ratio`: fields whose values are as far apart as their logarithms; of other fields, neighbouring values
+        are equally far apart."""
         known = [cost for cost in predicted if cost is not None]
         middle = float(np.median(known)) if known else 0.0
         self.predicted = np.array([middle if cost is None else cost for cost in predicted])
         self._usual_scale = _USUAL_SCALE if len(known) == len(predicted) else _UNPREDICTED_SCALE
-        self._codes = _encode(values)
+        self._codes = _encode(values, by_ratio)
 
-    def believe(self, tried: Sequence[int], costs: Sequence[float]) -> Belief:
-        """Return what is believed of all candidates, those with the numbers `tried` having had these `costs`."""
+    def believe(self, tried: Sequence[int], costs: Sequence[float], noises: Sequence[float] = ()) -> Belief:
+        """Return what is believed of all candidates, those with the numbers `tried` having had these `costs`. `noises`
+        are deviations that single trials have beyond what all of them have; empty: none has."""
         everything = np.arange(len(self.predicted))
         if not len(tried):
             spread = math.hypot(_SHARED, self._usual_scale)
             return Belief(self.predicted.copy(), np.full(len(everything), spread))
         first, second = np.zeros(len(everything)), np.zeros(len(everything))
-        for setting in self._fit(tried, costs):
-            mean, across = self._condition(tried, costs, everything, setting)
+        for setting in self._fit(tried, costs, noises):
+            mean, across = self._condition(tried, costs, noises, everything, setting)
             variance = np.maximum(_SHARED**2 + setting.scale**2 - (across**2).sum(axis=0), 1e-12)
             first += setting.weight * mean
             second += setting.weight * (variance + mean**2)
@@ -91,32 +96,46 @@ class Surrogate:
         self,
         tried: Sequence[int],
         costs: Sequence[float],
+        noises: Sequence[float],
         of: NDArray[np.int64],
         count: int,
         generator: np.random.Generator,
     ) -> Array:
         """Draw the costs of some candidates together, about `count` times: an array of (draws, candidates)."""
         drawn = []
-        for setting in self._fit(tried, costs):
-            mean, across = self._condition(tried, costs, of, setting)
+        for setting in self._fit(tried, costs, noises):
+            mean, across = self._condition(tried, costs, noises, of, setting)
             covariance = self._covariance(of, of, setting.scale) - across.T @ across
             factor = _linalg.cholesky(covariance + 1e-9 * np.eye(len(of)), lower=True)
             drawn.append(mean + generator.standard_normal((round(setting.weight * count), len(of))) @ factor.T)
         return np.concatenate(drawn)
 
     def _condition(
-        self, tried: Sequence[int], costs: Sequence[float], of: NDArray[np.int64], setting: _Setting
+        self,
+        tried: Sequence[int],
+        costs: Sequence[float],
+        noises: Sequence[float],
+        of: NDArray[np.int64],
+        setting: _Setting,
     ) -> tuple[Array, Array]:
         """Return the mean of some candidates, and what the trials take from their covariance."""
         at, deviation = np.array(tried), np.array(costs) - self.predicted[list(tried)]
         own = self._covariance(at, at, setting.scale) + setting.noise**2 * np.eye(len(at))
+        if len(noises):
+            own += np.diag(np.square(noises))
         factor = _linalg.cholesky(own, lower=True, overwrite_a=True)
         across: Array = _linalg.solve_triangular(factor, self._covariance(at, of, setting.scale), lower=True)
         mean: Array = across.T @ _linalg.solve_triangular(factor, deviation, lower=True)
         return self.predicted[of] + mean, across
 
-    def _fit(self, tried: Sequence[int], costs: Sequence[float]) -> list[_Setting]:
-        """Return scales and noises by how likely they make the deviations; of many trials the likeliest alone."""
+    def _fit(self, tried: Sequence[int], costs: Sequence[float], noises: Sequence[float]) -> list[_Setting]:
+        """Return scales and noises by how likely they make the deviations of the trials without noise of their own; of
+        many trials the likeliest alone."""
+        if any(noises):
+            sound = [place for place, noise in enumerate(noises) if not noise]
+            tried, costs = [tried[place] for place in sound], [costs[place] for place in sound]
+        if not len(tried):
+            return [_Setting(self._usual_scale, _NOISES[1], 1.0)]
         at = np.array(tried)[-_MOST_FITTED:]
         deviation = np.array(costs)[-_MOST_FITTED:] - self.predicted[at]
         spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
@@ -166,12 +185,14 @@ class _FieldCodes(NamedTuple):
     distance: Array  # of (levels, levels)
 
 
-def _encode(values: Sequence[Values]) -> list[_FieldCodes]:
+def _encode(values: Sequence[Values], by_ratio: Collection[str]) -> list[_FieldCodes]:
     keys = list(dict.fromkeys(key for one in values for key in one))
-    return [codes for key in keys if (codes := _encode_field([one.get(key) for one in values]))]
+    return [
+        codes for key in keys if (codes := _encode_field([one.get(key) for one in values], by_ratio=key in by_ratio))
+    ]
 
 
-def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
+def _encode_field(column: Sequence[Any], *, by_ratio: bool) -> _FieldCodes | None:
     """Return the codes of a field; None of one that does not vary."""
     numbers = sorted({float(value) for value in column if _is_number(value)})
     texts = list(dict.fromkeys(_format_level(value) for value in column if not _is_number(value)))
@@ -180,6 +201,8 @@ def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
         return None
     distance = 1 - np.eye(count)
     places = np.linspace(0, 1, len(numbers))
+    if by_ratio and len(numbers) > 1:
+        places = np.log(np.array(numbers) / numbers[0]) / math.log(numbers[-1] / numbers[0])
     distance[: len(numbers), : len(numbers)] = np.abs(places[:, None] - places[None, :])
     levels: dict[float | str, int] = dict(zip([*numbers, *texts], range(count), strict=True))
     return _FieldCodes(

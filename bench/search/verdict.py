@@ -36,18 +36,24 @@ class SearchVerdict(NamedTuple):
     ended_early: int  # of those that ended well: their steps could not win
     pending: int  # trials without an answer
     node_hours: float
-    candidates: int | None  # points of the space that may fit; None where they have no end
+    candidates: int | None  # points of the space that may fit; None where they are too many to list
     never_feasible: int
     cannot_run: int
     regret: SearchRegret | None  # None: nothing is known of the rest
     is_spent: bool  # ended by its budget
-    reached: dict[int, int]  # trainings that ended well behind so many tokens; empty of a search without rungs
+    reached: dict[int, int]  # trainings that ended well after this many tokens; empty of a search without rungs
+    whole_tokens: int | None  # of a training that comes to its end; None of a search without rungs
     is_exhausted: bool  # of one with rungs: no training is to begin or to go on
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be tried: the budget is spent, or the rest gains too little."""
         return not self.pending and (self.is_spent or self._is_settled)
+
+    @property
+    def none_ended(self) -> bool:
+        """Whether no training of a search with rungs has come to its end: the best one led in mid-schedule only."""
+        return self.whole_tokens is not None and self.whole_tokens not in self.reached
 
     @property
     def _is_settled(self) -> bool:
@@ -64,7 +70,7 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
     ended = [(cost, result) for result in furthest if (cost := find_cost(section, result)) is not None]
     ended.sort(key=lambda pair: pair[0])
     best = ended[0][1] if ended else None
-    listed = pool.list_all() if pool.space.iterate() is not None else None
+    listed = pool.list_all() if pool.space.list_all() is not None else None
     return SearchVerdict(
         section=section,
         best=best,
@@ -79,6 +85,7 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         regret=_estimate_regret(pool, results) if best and not section.rungs else None,
         is_spent=is_spent(section, results),
         reached=_count_reached(section, results),
+        whole_tokens=_find_whole_tokens(section, results),
         is_exhausted=section.rungs is not None and _is_exhausted(pool, results),
     )
 
@@ -89,6 +96,13 @@ def _count_reached(section: SearchSection, results: Sequence[TrialResult]) -> di
         return {}
     ended = (result.trial.point.spec for result in results if find_cost(section, result) is not None)
     return dict(sorted(Counter(map(find_end, ended)).items()))
+
+
+def _find_whole_tokens(section: SearchSection, results: Sequence[TrialResult]) -> int | None:
+    """Return the tokens of a whole training; None of a search without rungs or trials."""
+    if section.rungs is None:
+        return None
+    return max((int(result.trial.point.spec["learning"]["tokens"]) for result in results), default=None)
 
 
 def _is_exhausted(pool: CandidatePool, results: Sequence[TrialResult]) -> bool:

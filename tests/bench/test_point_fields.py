@@ -76,6 +76,7 @@ def test_what_no_column_shows_is_told_as_a_variant_and_the_protocol_apart(field:
 def test_every_row_is_of_a_field_that_there_is_and_no_part_decides_more_than_its_group() -> None:
     known = {
         "objective",
+        "loss_mean",
         "parallel.tensor",
         "model.source",
         *(f"learning.{name}" for name in LearningSpec.model_fields),

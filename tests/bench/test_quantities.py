@@ -5,7 +5,7 @@ from pathlib import Path
 from bench import store
 from bench.invariants import find_broken_rule
 from bench.quantities import derive_quantities
-from bench.record import Evaluation
+from bench.record import Evaluation, NodeLoad
 
 RECORD = next(iter(store.find_records([Path(__file__).parents[1] / "data/runs/smoke"])))
 
@@ -29,3 +29,25 @@ def test_an_evaluation_behind_more_tokens_than_there_can_be_is_no_record() -> No
     observed = record.observations.model_copy(update={"evaluations": (beyond,)})
     broken = find_broken_rule(record.model_copy(update={"observations": observed}))
     assert broken == "observations.evaluations: behind more tokens than can be counted"
+
+
+def test_a_time_that_was_measured_badly_has_noise_of_its_own_and_other_quantities_have_none() -> None:
+    record = store.read_record(RECORD)
+    observed = record.observations
+    assert observed and observed.steps
+    few = observed.steps.model_copy(update={"step_s": observed.steps.step_s[: observed.steps.cut + 3]})
+    alike = tuple(0.1 + 0.001 * (number % 3) for number in range(60))
+    sound = observed.steps.model_copy(update={"step_s": alike, "cut": 10, "steady": True})
+    changed = {
+        "sound": {"steps": sound, "load": None},
+        "busy": {"steps": sound, "load": (NodeLoad(node=0, others_share=0.5),)},
+        "few": {"steps": few, "load": None},
+        "unsteady": {"steps": sound.model_copy(update={"steady": False}), "load": None},
+    }
+    noises = {}
+    for name, update in changed.items():
+        found = derive_quantities(record.model_copy(update={"observations": observed.model_copy(update=update)}))
+        assert found and found.noise("peak_bytes") == found.noise("validation_loss") == 0.0
+        noises[name] = found.noise("samples_per_s")
+    assert noises["sound"] == 0.0
+    assert noises["busy"] >= 0.3 and noises["few"] >= 0.3 and 0.1 <= noises["unsteady"] < 0.3

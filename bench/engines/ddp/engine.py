@@ -19,6 +19,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.distributed import random_state
+from bench.distributed.targets import weigh
 from bench.engines import trained
 from bench.engines.ddp.options import Options, decode_options
 from bench.engines.precision import torch_dtype
@@ -55,10 +56,10 @@ class DataParallel:
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses, count = [], self._spec.accumulation
-        for index, batch in enumerate(micro_batches, start=1):
+        for index, batch in enumerate(weigh(micro_batches, self._spec), start=1):
             # gradients are summed on the rank, and averaged over ranks once, in the last micro-step's backward
             with nullcontext() if index == count else self._model.no_sync():
-                loss = self._model(**batch).loss
+                loss = batch.weigh(self._model(**batch.tensors).loss)
                 (loss / count * self._update.loss_scale).backward()
             losses.append(loss.detach().float())
         self._update()
@@ -88,7 +89,8 @@ class DataParallel:
         found = torch.load(folder / _STATE, map_location="cpu")
         self._update.load_state(found["update"])
         random_state.load(folder)
-        return int(found["steps"])
+        self._update.steps = int(found["steps"])
+        return self._update.steps
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

@@ -16,6 +16,8 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=Division(),
         is_reference=True,
         rehearsal=Rehearsal("any"),
+        sums_norms=True,
+        divides_by_tokens=True,
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
         memory=_predict_memory,
         step=_predict_step,

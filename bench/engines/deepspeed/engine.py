@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from bench.distributed import random_state
+from bench.distributed.norm import sum_squares
+from bench.distributed.targets import weigh
+from bench.engine_facts import SUMMED_STEPS
 from bench.engines import trained
 from bench.engines.deepspeed.config import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
@@ -58,33 +61,36 @@ def build(module: Module, spec: RunSpec) -> "ZeroEngine":
         config=copy.deepcopy(config),
         dist_init_required=False,
     )
-    return ZeroEngine(engine, config)
+    return ZeroEngine(engine, config, spec)
 
 
 class ZeroEngine:
     """The engine; see `bench.engines.Engine`."""
 
-    def __init__(self, engine: Any, config: dict[str, Any]) -> None:
-        self._engine, self._config = engine, config
+    def __init__(self, engine: Any, config: dict[str, Any], spec: RunSpec) -> None:
+        self._engine, self._config, self._spec = engine, config, spec
         self._fp32_norm: Tensor | None = None
-        self._silent = False  # nothing in DeepSpeed computes a norm
-        self._steps = 0
+        self._own_norm = True  # DeepSpeed computes a norm
+        self._steps = 0  # so far, over all attempts at a training
+        self._summed_norm: Tensor | None = None  # of the last step, if it was one of the first
         self._scale = 1.0  # of the losses in the last step
         if engine.zero_optimization_stage() == 0:
             if hasattr(engine.optimizer, "refresh_fp32_params"):
                 _forget_first_step(engine.optimizer)
             else:
                 engine.clip_fp32_gradients = self._clip
-                self._silent = engine.gradient_clipping() == 0
+                self._own_norm = engine.gradient_clipping() > 0
+        # stages 1 to 3 sum in fp64 by themselves
+        self._sums_norm = engine.zero_optimization_stage() == 0 and not engine.fp16_enabled()
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses = []
-        for batch in micro_batches:
-            loss = self._engine(**batch).loss
+        for batch in weigh(micro_batches, self._spec):
+            loss = batch.weigh(self._engine(**batch.tensors).loss)
             self._engine.backward(loss)
             self._scale = _find_scale_left_in_norm(self._engine.optimizer)  # the step may change it
-            if self._silent:
-                self._fp32_norm = self._first_norm()
+            if self._sums_norm:
+                self._summed_norm = self._sum_norm()
             self._engine.step()  # updates with the last of `gradient_accumulation_steps` only
             losses.append(loss.detach().float())
         self._steps += 1
@@ -108,7 +114,8 @@ class ZeroEngine:
     def load(self, folder: Path) -> int:
         _, kept = self._engine.load_checkpoint(str(folder), tag=_STATE)
         random_state.load(folder)
-        return int(kept["steps"])
+        self._steps = int(kept["steps"])
+        return self._steps
 
     def _clip(self) -> None:
         """DeepSpeedEngine.clip_fp32_gradients, which at stage 0 computes the norm and forgets it."""
@@ -117,16 +124,18 @@ class ZeroEngine:
         parameters = self._engine.module.parameters()
         self._fp32_norm = clip_grad_norm_(parameters, max_norm=self._engine.gradient_clipping())
 
-    def _first_norm(self) -> Tensor | None:
-        """Return the norm of the gradients so far in the first step, by which a run is verified; later steps are not
-        to pay for one."""
-        if self._steps:
+    def _sum_norm(self) -> Tensor | None:
+        """Return the norm of the gradients so far, which every rank has whole, in the steps by which a run is verified;
+        later steps are not to pay for it."""
+        if self._steps >= SUMMED_STEPS:
             return None
-        gradients = [parameter.grad for parameter in self._engine.module.parameters() if parameter.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+        gradients = (parameter.grad for parameter in self._engine.module.parameters())
+        return sum_squares(gradient for gradient in gradients if gradient is not None).sqrt()
 
     def gradient_norm(self) -> Tensor | float | None:
-        if self._fp32_norm is not None:
+        if self._summed_norm is not None:
+            return self._summed_norm
+        if self._fp32_norm is not None or not self._own_norm:
             return self._fp32_norm
         norm: Tensor | float | None = self._engine.get_global_grad_norm()
         return norm if norm is None else norm / self._scale

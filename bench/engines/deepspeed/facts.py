@@ -25,6 +25,10 @@ def facts(spec: RunSpec) -> EngineFacts:
         division=find_division(options.stage, spec.data_parallel),
         rehearsal=_FIRST if options.stage == 3 else Rehearsal("any"),
         compiled_ops=_list_operations(options, spec),
+        # Stages 1 to 3 sum in fp64 by themselves. Not so in fp16, nor DeepSpeed's BF16_Optimizer, which it takes where
+        # gradients are summed in another precision.
+        sums_norms=spec.precision != "fp16" and options.data_types.grad_accum_dtype in (None, spec.precision),
+        divides_by_tokens=True,
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
         works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module
         deepspeed_config=_build_config,

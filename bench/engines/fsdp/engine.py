@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn import Module, ModuleList, Parameter
 
+from bench.distributed.targets import weigh
 from bench.engines import trained
 from bench.engines.fsdp import checkpoint, shards
 from bench.engines.fsdp.options import Options, options_of, shard_ranks
@@ -64,9 +65,9 @@ class FullyShardedEngine:
 
     def train_step(self, micro_batches: Iterable[dict[str, Tensor]]) -> Tensor:
         losses, count = [], self._spec.accumulation
-        for index, batch in enumerate(micro_batches, start=1):
+        for index, batch in enumerate(weigh(micro_batches, self._spec), start=1):
             self._reduce_after(last=index == count)
-            loss = self._module(**batch).loss
+            loss = batch.weigh(self._module(**batch.tensors).loss)
             (loss / count).backward()  # the mean over ranks is taken where gradients are reduced
             losses.append(loss.detach().float())
         self._update()
@@ -100,7 +101,8 @@ class FullyShardedEngine:
         checkpoint.save(folder, self._module, self._update.optimizer, steps)
 
     def load(self, folder: Path) -> int:
-        return checkpoint.load(folder, self._module, self._update.optimizer)
+        self._update.steps = checkpoint.load(folder, self._module, self._update.optimizer)
+        return self._update.steps
 
     def gradient_norm(self) -> Tensor | None:
         return self._update.norm

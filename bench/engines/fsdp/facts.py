@@ -20,6 +20,8 @@ def facts(spec: RunSpec) -> EngineFacts:
         distinguishing=frozenset({"reshard_after_forward", "shard_ranks", "offload"}),
         division=Division(weights=ranks, gradients=ranks, optimizer=ranks),
         rehearsal=Rehearsal("any"),
+        sums_norms=True,
+        divides_by_tokens=True,
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
         memory=_memory,
         step=_step,

@@ -9,6 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
+from bench.distributed.norm import sum_squares
+from bench.engine_facts import SUMMED_STEPS
 from bench.engines.fsdp.shards import SHARD
 from bench.spec import OptimizerSpec
 
@@ -35,6 +37,7 @@ class ShardedUpdate:
             fused=True if fused else None,
         )
         self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
+        self.steps = 0  # so far, over all attempts at a training
 
     def set_learning_rate(self, rate: float) -> None:
         """Update with another learning rate from now on."""
@@ -44,20 +47,22 @@ class ShardedUpdate:
     def __call__(self) -> None:
         """Make one step."""
         gradients = [_local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
-        self.norm = self._global_norm(gradients)
+        self.norm = self._add_over_ranks(torch.nn.utils.get_total_norm(gradients).square()).sqrt()
+        summed = self._add_over_ranks(sum_squares(gradients)).sqrt() if self.steps < SUMMED_STEPS else self.norm
         if self._clipping > 0:
             factor = (self._clipping / (self.norm + SMALLEST)).clamp(max=1.0)
             torch._foreach_mul_(gradients, factor.to(gradients[0].device))
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.norm = summed
+        self.steps += 1
 
-    def _global_norm(self, gradients: list[Tensor]) -> Tensor:
-        """Return the norm over all ranks' parts. All-reducing the square takes one call; DTensor's own norm takes one
-        for every parameter."""
+    def _add_over_ranks(self, square: Tensor) -> Tensor:
+        """Return the sum of all ranks' squares: one call, where DTensor's own norm takes one for every parameter."""
         mesh = _mesh(self._parameters[0])
-        square = torch.nn.utils.get_total_norm(gradients).square().to(mesh.device_type)
+        square = square.to(mesh.device_type)
         dist.all_reduce(square, group=mesh.get_group(SHARD))
-        return square.sqrt()
+        return square
 
 
 def _mesh(parameter: Parameter) -> DeviceMesh:

@@ -20,6 +20,7 @@ from bench.distributed.schedule import add_gathers, build_schedule
 from bench.distributed.slices import find_slice
 from bench.distributed.slices import make_whole as whole
 from bench.distributed.stages import RankStages
+from bench.distributed.targets import weigh
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision.undivided import construction, parameter_count
 from bench.layout import LayoutPosition, find_rank, list_stages, place
@@ -121,7 +122,11 @@ class PipelineEngine:
     def run_passes(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
         """Make the passes of a step, and no update; return the loss of each micro-batch where the last stage is here.
         Gradients are added to those that the parameters have."""
-        return self._executor.run(micro_batches)
+        if self._spec.loss_mean == "micro_batches":
+            return self._executor.run(micro_batches)  # each is taken when a pass needs it
+        # Before the first pass: ranks would wait for each other's number of targets in the middle of the schedule.
+        weighed = list(weigh(micro_batches, self._spec))
+        return self._executor.run([one.tensors for one in weighed], [one.weight for one in weighed])
 
     def idle_s(self) -> float:
         """Waiting for neighbours, and from this rank's last pass to the last one of all: both ends of the bubble."""

@@ -27,6 +27,8 @@ def facts(spec: RunSpec) -> EngineFacts:
         loss_ranks=tuple(range(last, spec.world_size)),
         cut=cut_into_parts,
         rehearsal=Rehearsal("any"),
+        sums_norms=True,
+        divides_by_tokens=True,
         members=frozenset({"idle_s", "transfer_wait_s", "list_passes"}),
         pipeline=_predict_pipeline,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bench.engine_facts import SUMMED_STEPS
 from bench.engines.precision.loss_scale import DynamicScale, LossScale
 from bench.spec import OptimizerSpec, Precision
 
@@ -36,6 +37,7 @@ class Update:
         self._separate = precision != "fp32"
         self.norm: Tensor | None = None  # of the last step, before clipping; 0-d on the device
         self.skipped = 0
+        self.steps = 0  # so far, over all attempts at a training
 
     @property
     def loss_scale(self) -> float:
@@ -70,13 +72,19 @@ class Update:
         """Make one step. fp16 alone reads a flag from the device: whether to step at all is decided on the host."""
         import torch
 
+        from bench.distributed.norm import sum_squares
+
         if self._separate:
             for master, parameter in zip(self._masters, self._parameters, strict=True):
                 master.grad = None if parameter.grad is None else parameter.grad.float()
         gradients = [master.grad for master in self._masters if master.grad is not None]
         self.norm = torch.nn.utils.get_total_norm(gradients)
+        summed: Tensor | None = None
         if self._scale is None or self._unscaled(gradients, self._scale):
+            summed = sum_squares(gradients).sqrt() if self.steps < SUMMED_STEPS else None
             self._step()
+        self.norm = self.norm if summed is None else summed  # before, gradients are clipped by torch's
+        self.steps += 1
         if self._separate:
             self._optimizer.zero_grad(set_to_none=True)
 

@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
         key, value = self.repeated(key), self.repeated(value)
         scores = torch.matmul(query, key.transpose(2, 3)) * self.d_head**-0.5
         scores = scores if mask is None else scores + mask
-        weights = F.dropout(F.softmax(scores, dim=-1), self.dropout)
+        weights = F.dropout(F.softmax(scores, dim=-1), self.dropout, self.training)
         return torch.matmul(weights, value)
 
     def by_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -86,8 +86,9 @@ class SelfAttention(nn.Module):
         takes_groups = mask is None and (not query.is_cuda or query.dtype != torch.float32)
         if self.groups > 1 and not takes_groups:
             key, value = self.repeated(key), self.repeated(value)
+        dropout = self.dropout if self.training else 0.0  # torch's kernel asks for no mode
         return F.scaled_dot_product_attention(
-            query, key, value, mask, self.dropout, is_causal=mask is None, enable_gqa=self.groups > 1 and takes_groups
+            query, key, value, mask, dropout, is_causal=mask is None, enable_gqa=self.groups > 1 and takes_groups
         )
 
     def repeated(self, of_groups: Tensor) -> Tensor:
@@ -134,13 +135,12 @@ class DecoderLayer(nn.Module):
 
     def forward(self, states: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
         attended = self.self_attn(self.input_layernorm(states), rotation, mask)
-        states = states + F.dropout(attended, self.dropout)
-        return states + F.dropout(self.mlp(self.post_attention_layernorm(states)), self.dropout)
+        states = states + F.dropout(attended, self.dropout, self.training)
+        return states + F.dropout(self.mlp(self.post_attention_layernorm(states)), self.dropout, self.training)
 
 
 class Decoder(nn.Module):
-    """The stack of layers between the embedding and the last norm. It is only trained here, so dropout asks for no
-    mode."""
+    """The stack of layers between the embedding and the last norm."""
 
     def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Decoder(nn.Module):
         states = self.embed_tokens(input_ids)
         if self.shape.rotary_base is None:
             states = states + self.embed_positions(_find_places(input_ids.shape[1], input_ids, position_ids))
-        return F.dropout(states, self.dropout)
+        return F.dropout(states, self.dropout, self.training)
 
     def run_layers(self, states: Tensor, position_ids: Tensor | None) -> Tensor:
         """Return the states behind the last of `layers`."""

@@ -58,6 +58,10 @@ def find_study(
     named += [] if study is None else [study.name if isinstance(study, Study) else str(study)]
     if len(named) > 1:
         raise UserError(f"study={','.join(named)}", "one study at a time", f"call {verb} once for each")
-    if isinstance(study, Study):
-        return study, rest
-    return compose.read_study(named[0], config_dir) if named else Study(name="adhoc"), rest
+    found = study if isinstance(study, Study) else None
+    if found is None:
+        found = compose.read_study(named[0], config_dir) if named else Study(name="adhoc")
+    if found.search and found.axes:
+        rule = f"has axes ({', '.join(found.axes)}) beside a search, which varies the fields of its space alone"
+        raise UserError(f"study={found.name}", rule, "move the axes into search.space, or leave one section out")
+    return found, rest

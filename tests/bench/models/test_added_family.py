@@ -86,6 +86,20 @@ def test_it_computes_what_transformers_gpt2_does(gpt: Any) -> None:
     assert loss_of(ours).item() == pytest.approx(loss_of(theirs).item(), rel=1e-6)
 
 
+def test_its_evaluation_drops_nothing_and_draws_nothing(gpt: Any) -> None:
+    dropping, whole = (
+        gpt.build(small(model={"name": "small", "family": "decoder", "shape": SIZES, "dropout": p})) for p in (0.5, 0.0)
+    )
+    for model in (dropping, whole):
+        gpt.initialise(model, small())
+    trained = {loss_of(dropping).item() for _ in range(3)}
+    assert len(trained) == 3
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        assert loss_of(dropping.eval()).item() == loss_of(whole).item() not in trained
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_described_flops_are_those_that_torch_counts(gpt: Any, checkpointing: bool) -> None:
     """With attention written out: a fused kernel computes its scores again in backward, which model FLOPs leave out,

@@ -116,6 +116,26 @@ def test_the_175b_of_frontier_is_the_one_of_its_log() -> None:
     assert counted == 175_429_877_760
 
 
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_an_evaluation_drops_nothing_and_draws_nothing(kind: str, attention: str, checkpointing: bool) -> None:
+    """In `eval()` the loss is that of the same weights without dropout, and the next training step draws what it would
+    have drawn."""
+    dropping, whole = (
+        initialised(
+            spec_of(SHAPES[kind], {"attention": attention, "dropout": p}, activation_checkpointing=checkpointing)
+        )
+        for p in (0.5, 0.0)
+    )
+    trained = {loss_of(dropping).item() for _ in range(3)}
+    assert len(trained) == 3
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        assert loss_of(dropping.eval()).item() == loss_of(whole).item() not in trained
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # ---------------------------------------------------------------------------------- what transformers computes
 
 

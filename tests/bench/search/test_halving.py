@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated_search import section
 
+from bench.cli.search_text import format_verdict
 from bench.machine import Machine
 from bench.quantities import RunQuantities
 from bench.search.candidates import CandidatePool
@@ -152,6 +154,43 @@ def test_losses_in_the_middle_of_a_schedule_are_no_result() -> None:
     assert verdict.best and verdict.best.quantities and verdict.best.quantities.validation_loss == 2.0
     assert verdict.is_over
     assert list(verdict.reached) == [1_000, 3_000, 9_000]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8])
+def test_of_fewer_points_than_two_promotions_take_the_best_is_trained_to_its_end(count: int) -> None:
+    few = section({"optimizer.lr": RATES[:count]}, objective="validation_loss", sampler="grid", rungs={"least": 1_000})
+    results = search(few, flat)
+    counted = Counter(end(result.trial) for result in results)
+    assert counted[1_000] == count and counted[TOKENS] >= 1
+    verdict = conclude(pool(few), results)
+    assert verdict.is_over and not verdict.none_ended and verdict.best
+    assert verdict.best.trial.values["optimizer.lr"] == RATES[count - 1], "the nearest to 0.020"
+
+
+def test_where_the_best_fails_later_on_the_next_best_is_trained_to_its_end() -> None:
+    few = section({"optimizer.lr": RATES[:4]}, objective="validation_loss", sampler="grid", rungs={"least": 1_000})
+    results = search(few, lambda rate, tokens: None if rate == RATES[3] and tokens > 1_000 else flat(rate, tokens))
+    verdict = conclude(pool(few), results)
+    assert verdict.best and verdict.best.trial.values["optimizer.lr"] == RATES[2] and end(verdict.best.trial) == TOKENS
+
+
+def test_a_training_is_finished_only_once_all_answers_are_there() -> None:
+    few = section({"optimizer.lr": RATES[:2]}, objective="validation_loss", sampler="grid", rungs={"least": 1_000})
+    first, second = search(few, flat)[:2]
+    asked = build_proposer(pool(few))
+    assert asked.propose([first, second._replace(outcome=None, quantities=None)]) is None
+    assert asked.propose([first, second]) is not None
+
+
+def test_a_budget_that_ends_before_any_training_does_is_told(tmp_path: Path) -> None:
+    few = a_section(trials=5)
+    verdict = conclude(pool(few), search(few, flat))
+    assert verdict.is_spent and verdict.none_ended
+    told = format_verdict(verdict, tmp_path, as_json=False)
+    assert "no training came to its end at 9,000 tokens" in told and "raise search.trials" in told
+    assert "no training" not in format_verdict(
+        conclude(pool(a_section()), search(a_section(), flat)), tmp_path, as_json=False
+    )
 
 
 def test_brackets_begin_as_many_trainings_as_hyperband_does() -> None:

@@ -2,11 +2,13 @@
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated_search import SPACE, answer, pool, proposer, search, section
 
+from bench.cli.search_text import format_verdict
 from bench.errors import UserError
 from bench.search import optuna_proposer
 from bench.search.early_end import EarlyEnd
@@ -48,6 +50,42 @@ def test_random_search_tries_every_point_once_in_an_order_of_its_seed() -> None:
     assert len(set(orders[1])) == 48 and orders[1] != orders[2] and set(orders[1]) == set(orders[2])
 
 
+BY_RATIOS = {"from": 1, "to": 64, "log": True}
+
+
+@pytest.mark.parametrize("sampler", ("random", "prior"))
+def test_a_range_of_whole_numbers_by_ratios_is_tried_by_ratios(sampler: str) -> None:
+    """Of the first trials of some searches about half lie below 8, the middle by ratios; evenly, one in eight would."""
+    asked = (
+        proposer(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler=sampler, seed=seed)))
+        for seed in range(80)
+    )
+    found = [proposal.values["batch.micro"] for one in asked if (proposal := one.propose([]))]
+    assert sum(value <= 8 for value in found) / 80 == pytest.approx(0.5, abs=0.2)
+
+
+def test_a_grid_by_ratios_begins_with_doubles() -> None:
+    asked = proposer(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler="grid")))
+    done = search(asked, lambda values: 1.0, 99)
+    assert [one.trial.values["batch.micro"] for one in done[:9]] == [1, 2, 4, 8, 16, 32, 64, 3, 5]
+    assert len(done) == 64
+
+
+def test_a_range_too_large_to_list_is_drawn_by_ratios_as_well() -> None:
+    """Half of the first draws lie below a thousand; evenly, one in a thousand would."""
+    space = {"engine": ["ddp"], "batch.micro": BY_RATIOS | {"to": 10**6}}
+    asked = proposer(pool(section(space, sampler="random")))
+    found = [one.trial.values["batch.micro"] for one in search(asked, lambda values: 1.0, 60)]
+    assert sum(value <= 1_000 for value in found) / 60 == pytest.approx(0.5, abs=0.2)
+
+
+def test_a_range_of_a_billion_whole_numbers_is_drawn() -> None:
+    space = {"engine": ["ddp"], "batch.micro": [1], "seed": {"from": 0, "to": 10**9}}
+    done = search(proposer(pool(section(space, sampler="random"))), lambda values: 1.0, 30)
+    seeds = [one.trial.values["seed"] for one in done]
+    assert len(set(seeds)) == 30 and min(seeds) < 5e8 < max(seeds) <= 10**9
+
+
 def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_end_the_search() -> None:
     candidates = pool(section(gain=0.01), step_s)
     done = search(proposer(candidates), step_s, 99)
@@ -60,6 +98,19 @@ def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_
     verdict = conclude(candidates, done)
     assert verdict.best and verdict.best.trial.values == done[0].trial.values
     assert verdict.is_over and not verdict.is_spent and verdict.regret and verdict.regret.next_gain < 0.01
+
+
+def test_a_search_does_not_end_on_runs_of_a_busy_machine(tmp_path: Path) -> None:
+    """The same times, but known less well: other points may gain more than was asked for."""
+    candidates = pool(section(gain=0.01), step_s)
+    done = search(proposer(candidates), step_s, 99)
+    assert conclude(candidates, done).is_over
+    busy = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in done]
+    verdict = conclude(candidates, busy)
+    assert not verdict.is_over and verdict.regret and verdict.regret.next_gain > 0.01
+    assert proposer(candidates).propose(busy) is not None
+    assert "its run is no sound measurement" in format_verdict(verdict, tmp_path, as_json=False)
+    assert "sound" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
 
 
 def test_runs_correct_predictions() -> None:

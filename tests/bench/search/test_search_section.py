@@ -102,6 +102,14 @@ def test_a_search_is_no_sweep(tmp_path: Path) -> None:
         api.plan("search_smoke")
 
 
+@pytest.mark.parametrize("verb", [api.plan_search, api.plan])
+def test_axes_beside_a_search_are_refused(tmp_path: Path, verb: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({"name": "mine", "base": BASE, "search": ask(), "axes": {"nodes": [1, 2]}}))
+    with pytest.raises(UserError, match=r"study=mine: has axes \(nodes\) beside a search.*move the axes into"):
+        verb(str(file))
+
+
 def test_a_value_given_beside_the_study_is_not_searched(tmp_path: Path) -> None:
     made = plan(tmp_path, ask(), "batch.micro=2", "search.sampler=grid")
     assert made.pool.section.sampler == "grid"
@@ -130,6 +138,9 @@ def test_points_that_cannot_run_and_points_that_are_one_run_are_no_candidates(tm
         ({"from": 2, "to": 9, "step": 3}, (2, 5, 8)),
         ({"from": 0.5, "to": 1, "step": 0.25}, (0.5, 0.75, 1.0)),
         ({"from": 1e-4, "to": 1e-2, "log": True}, None),
+        ({"from": 0, "to": 10**12}, None),
+        ({"from": 0, "to": 1, "step": 1e-12}, None),
+        ({"from": 3, "to": 15, "log": True}, (3, 6, 12, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15)),
     ),
 )
 def test_what_a_dimension_holds(dimension: Any, values: Any) -> None:

@@ -1,0 +1,56 @@
+"""Target tokens of an optimizer step, by which its loss is divided where the spec says so.
+
+The mean of micro-batch means depends on how samples with different numbers of target tokens are divided into
+micro-batches and ranks; the mean over all target tokens of a step does not.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench import objectives
+from bench.spec import RunSpec
+from bench.tokens import IGNORED, TokenKind
+
+
+class WeightedBatch(NamedTuple):
+    """A micro-batch, and the factor of its mean loss; None is 1."""
+
+    tensors: dict[str, Tensor]
+    weight: Tensor | None
+
+    def weigh(self, loss: Tensor) -> Tensor:
+        """Return the loss of this micro-batch, as it counts in the mean over micro-batches and ranks."""
+        return loss if self.weight is None else loss * self.weight
+
+
+def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator[WeightedBatch]:
+    """Yield the micro-batches of a step with their weights, which are 1 on average over micro-batches and ranks.
+
+    To divide by all target tokens their number has to be known before the first backward: all micro-batches are taken
+    at once then, and their number is added over the ranks. Else each is taken when it is needed. Collective.
+    """
+    objective = objectives.load(spec.objective)
+    if spec.loss_mean == "micro_batches" or objective.REDUCTION != "mean":
+        yield from (WeightedBatch(batch, None) for batch in micro_batches)
+        return
+    batches = list(micro_batches)
+    counts = torch.stack([count_targets(objective.KINDS, batch) for batch in batches]).double()
+    total = counts.sum()
+    dist.all_reduce(total)  # over the ranks of each copy of the model too, which have the same samples
+    weights = (counts * (len(batches) * dist.get_world_size()) / total).float()
+    yield from map(WeightedBatch, batches, weights.unbind())
+
+
+def count_targets(kinds: Sequence[TokenKind], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return how many tokens of a micro-batch have a loss, 0-d. Where labels are the inputs as well, the model shifts
+    them by one, and nothing predicts the first of a row."""
+    found = [
+        (tensors["labels"][:, int("input_ids" in kind.arguments) :] != IGNORED).sum()
+        for kind in kinds
+        if "labels" in kind.arguments
+    ]
+    return torch.stack(found).sum()
