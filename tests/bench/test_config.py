@@ -32,7 +32,7 @@ def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
     if group == "launcher":  # slurm_<site> is slurm with a site's options
         assert composed.launcher == name.partition("_")[0]
     elif group == "measure":
-        assert composed.spec.measure.min_s == {"full": 20, "quick": 5, "smoke": 2}[name]
+        assert composed.spec.measure.window_s == {"full": 60, "quick": 5, "smoke": 2}[name]
     elif group == "objective":
         assert composed.spec.objective == name
     else:
@@ -73,7 +73,7 @@ def test_options_of_the_zero_section_are_reached_without_a_plus() -> None:
         ("batch.mico=3", "batch.mico: no such key; did you mean micro?"),
         ("engine.reduce_bukket_size=3", "engine.reduce_bukket_size: no such key; did you mean reduce_bucket_size?"),
         ("data.worker=3", "data.worker: no such key; did you mean workers?"),
-        ("measure.wdith=3", "measure.wdith: no such key; did you mean width?"),
+        ("measure.widnow_s=3", "measure.widnow_s: no such key; did you mean window_s?"),
         ("launcher.hang=3", "launcher.hang: no such key; did you mean hang_s?"),
         ("optimizer.beta=3", "optimizer.beta: no such key; did you mean betas?"),
         ("precision=fp8", "precision=fp8: input should be 'bf16', 'fp16' or 'fp32'"),
@@ -264,7 +264,7 @@ def test_a_group_file_of_ones_own_that_is_called_like_one_that_ships_is_refused(
 @pytest.mark.parametrize(
     "key",
     [
-        "optimizer.lr", "optimizer.eps", "measure.max_s", "measure.width", "model.dropout", "launcher.hang_s",
+        "optimizer.lr", "optimizer.eps", "measure.max_s", "measure.window_s", "model.dropout", "launcher.hang_s",
         "launcher.time_limit_min", "machine.price_per_device_hour", "machine.memory_bytes_per_s",
         "machine.peak_tflops.bf16", "seed", "batch.micro",
     ],

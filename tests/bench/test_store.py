@@ -154,7 +154,7 @@ def test_how_a_measured_run_ended_is_said_of_its_inspection_alone(
         ("not json", "not a zeroscale record"),
         ("[1]", "not a zeroscale record"),
         ('{"a": 1}', "not a zeroscale record"),
-        ('{"schema_version": 99}', "schema version 99 is newer than 2"),
+        ('{"schema_version": 99}', "schema version 99 is newer than 3"),
         ('{"schema_version": 1}', "config_id: Field required"),
         ('{"schema_version": 2}', "config_id: Field required"),
         ('{"schema_version": 0}', "not a zeroscale record"),
