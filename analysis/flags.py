@@ -13,7 +13,7 @@ from analysis.observed import find_job, find_slowest_link, find_slowest_rank, ge
 from analysis.stats import windows
 from analysis.stats.series import FEW, WIDE
 from bench.nodelist import find_foreign
-from bench.others import BUSY_SHARE, is_busy
+from bench.others import BUSY_SHARE, PRESSURE_SHARE, is_busy
 from bench.record import RunRecord
 from bench.spec import AdaptiveMeasure, MeasureSpec
 
@@ -130,8 +130,9 @@ FLAGS = {
         _has_foreign_hosts,
     ),
     "busy": Flag(
-        f"shared its machine: others took more than {100 * BUSY_SHARE:g} % of a node's cores, or a quota held it back "
-        "as much, or they had memory on a device",
+        f"shared its machine: background load or steal took more than {100 * BUSY_SHARE:g} % of a node's cores, or a "
+        f"quota held the run back as much, or tasks waited for memory or for input and output in more than "
+        f"{100 * PRESSURE_SHARE:g} % of the window, or other processes had memory on a device",
         _busy,
     ),
     "short": Flag(

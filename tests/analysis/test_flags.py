@@ -38,6 +38,8 @@ def test_a_good_run_carries_none() -> None:
             {"steps": steps(STEADY), "load": ({"node": 0}, {"node": 1, "others_share": 0.04, "stolen_share": 0.02})},
         ),
         ("busy", {"steps": steps(STEADY), "load": ({"node": 0, "throttled_s": 6.1},)}),  # of 120 s
+        ("busy", {"steps": steps(STEADY), "load": ({"node": 0, "memory_pressure_share": 0.051},)}),
+        ("busy", {"steps": steps(STEADY), "load": ({"node": 0, "io_pressure_share": 0.051},)}),
         ("busy", {"steps": steps(STEADY), "device_use": ({"rank": 1, "other_processes": 1},)}),
         ("dirty", {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": True}}}),
     ],
@@ -57,7 +59,9 @@ def test_each_doubt_raises_its_flag_and_no_other(flag: str, observations: dict[s
         {"steps": steps(STEADY), "environment": OWN},
         {
             "steps": steps(STEADY),
-            "load": ({"node": 0, "others_share": 0.03, "stolen_share": 0.02, "throttled_s": 5.9},),
+            "load": (
+                {"node": 0, "others_share": 0.03, "stolen_share": 0.02, "throttled_s": 5.9, "io_pressure_share": 0.05},
+            ),
         },
         {"steps": steps(STEADY), "device_use": ({"rank": 0, "other_processes": 1, "other_bytes": 2**27},)},
     ],
