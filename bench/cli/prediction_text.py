@@ -75,6 +75,14 @@ class PredictionText:
             "minutes": taken._asdict() if taken else None,
         }
 
+    def format_node_hours(self, times: int = 1) -> str:
+        """Return the node-hours that all runs take so many times."""
+        known = [(taken, self._sweep.points[i].nodes) for i in self._runs if (taken := self._minutes[i])]
+        if len(known) < len(self._runs):
+            return "unknown node-hours"
+        low, high = (times * sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
+        return f"{_format_range(low, high)} node-hours"
+
     def summary(self) -> Iterator[str]:
         """Yield lines on the sweep as a whole."""
         runs = self._runs
