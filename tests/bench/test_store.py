@@ -275,3 +275,11 @@ def test_a_full_disk_is_known_by_what_an_error_came_of() -> None:
     quota = UserError("folder", "cannot reserve 5 bytes for the record")
     quota.__cause__ = OSError(errno.EDQUOT, "Disk quota exceeded")
     assert is_disk_full(quota)
+
+
+def test_a_point_of_an_older_protocol_is_not_measured_by_another(tmp_path: Path, spec: RunSpec) -> None:
+    plain = spec.model_dump(mode="json", by_alias=True) | {"measure": {"width": 0.02}}
+    older = RunSpec.model_validate(plain)
+    with pytest.raises(UserError, match=r"protocol of an older version.*; plan the study again"):
+        store.open_attempt(tmp_path, older, circumstance())
+    assert list(tmp_path.iterdir()) == []
