@@ -106,7 +106,7 @@ def _show_on_terminal(command: list[str], folder: Path) -> tuple[str, str]:
 
 @pytest.mark.processes
 def test_a_run_shows_steps_and_what_is_left(tmp_path: Path) -> None:
-    protocol = ["measure.window_s=1", "measure.min_steps=30"]
+    protocol = ["measure.window_s=8", "measure.min_steps=30"]
     small = ["machine=cpu", "devices_per_node=1", "batch.micro=1", "sequence.encoder=32", "sequence.decoder=8"]
     printed, shown = _show_on_terminal(["run", *small, *protocol], tmp_path)
     assert "ok: " in printed and "left" not in printed
