@@ -4,19 +4,22 @@ A doubt says that a number may be of something else than was asked: a change tha
 says how wide or how well known the interval is that stands beside it, which is no doubt: the number is what it says.
 """
 
-import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from analysis.observed import compute_step_interval, find_job, find_slowest_link, find_slowest_rank, get_window
-from analysis.stats import windows
-from analysis.stats.series import FEW
-from bench.nodelist import find_foreign
-from bench.others import BUSY_SHARE, is_busy
-from bench.record import RunRecord
-from bench.statistics import SURE, SUSPECTED
+import numpy as np
 
-_SHORT_STEPS, _SHORT_S = 30, 20.0  # MeasureSpec's own defaults for a window that is long enough
+from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_window
+from analysis.stats import windows
+from analysis.stats.series import FEW, WIDE
+from bench.nodelist import find_foreign
+from bench.others import BUSY_SHARE, PRESSURE_SHARE, is_busy
+from bench.record import RunRecord
+from bench.spec import AdaptiveMeasure, MeasureSpec
+
+_FULL = MeasureSpec()
+_SHORT_STEPS, _SHORT_S = _FULL.min_steps, _FULL.window_s
+_STALL_STEPS, _STALL_SHARE = 0.01, 0.02  # the longest steps, and the share of the window that they exceed the median by
 _DRIFT = 0.01
 
 
@@ -43,7 +46,10 @@ def _has_injected_fault(record: RunRecord) -> bool:
 
 def _is_short(record: RunRecord) -> bool:
     timed = get_window(record)
-    return timed is not None and (len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S)
+    if timed is None or len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S:
+        return timed is not None
+    steps = record.observations.steps if record.observations else None
+    return steps is not None and steps.stopped == "time" and not isinstance(record.spec.measure, AdaptiveMeasure)
 
 
 def _is_ended_early(record: RunRecord) -> bool:
@@ -55,25 +61,29 @@ def _is_unsteady(record: RunRecord) -> bool:
     steps, timed = record.observations.steps if record.observations else None, get_window(record)
     if timed is None or steps is None:
         return False
-    # A window that ended because it was narrow had no hint of a change; of one that a budget ended, less is proof.
-    level = SUSPECTED if _is_wide(record) or _has_few_steps(record) else SURE
-    return not steps.steady or windows.is_changing(timed.step_s, record.spec.measure.width, level)
+    return steps.steady is False or windows.of(timed.step_s).changed
 
 
 def _is_wide(record: RunRecord) -> bool:
     timed = get_window(record)
     if timed is None:
         return False
-    interval, requested_width = (
-        compute_step_interval(record),
-        record.spec.measure.width,
-    )  # the one that ends a window, and is shown
-    return interval is None or interval.high - interval.low > requested_width * statistics.median(timed.step_s)
+    interval = windows.of(timed.step_s).mean
+    return interval is None or interval.high - interval.low > WIDE * timed.seconds / len(timed.step_s)
 
 
 def _has_few_steps(record: RunRecord) -> bool:
     timed = get_window(record)
     return timed is not None and windows.of(timed.step_s).few
+
+
+def _has_stall(record: RunRecord) -> bool:
+    timed = get_window(record)
+    if timed is None:
+        return False
+    steps = np.asarray(timed.step_s)
+    longest = np.sort(steps)[-max(1, int(_STALL_STEPS * steps.size)) :]
+    return float((longest - np.median(steps)).sum()) > _STALL_SHARE * timed.seconds
 
 
 def _has_skipped_steps(record: RunRecord) -> bool:
@@ -120,17 +130,23 @@ FLAGS = {
         _has_foreign_hosts,
     ),
     "busy": Flag(
-        f"shared its machine: others took more than {100 * BUSY_SHARE:g} % of a node's cores, or a quota held it back "
-        "as much, or they had memory on a device",
+        f"shared its machine: background load or steal took more than {100 * BUSY_SHARE:g} % of a node's cores, or a "
+        f"quota held the run back as much, or tasks waited for memory or for input and output in more than "
+        f"{100 * PRESSURE_SHARE:g} % of the window, or other processes had memory on a device",
         _busy,
     ),
-    "short": Flag(f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s", _is_short),
+    "short": Flag(
+        f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s, or one that ended before it had "
+        "the steps that were asked for",
+        _is_short,
+    ),
     "ended_early": Flag(
         "was ended by a search within its window: a step surely took longer than that of the search's best trial",
         _is_ended_early,
     ),
     "unsteady": Flag(
-        "was timed before its steps were steady: the warm-up's budget ended first, or they changed within the window",
+        "was timed before its steps were steady: the mean of the window's last third is another than that of its "
+        f"first third, by more than {100 * windows.CHANGE:g} % and by more than their intervals allow",
         _is_unsteady,
     ),
     "skipped_steps": Flag("skipped updates in its window, which makes steps cheaper", _has_skipped_steps),
@@ -153,9 +169,17 @@ FLAGS = {
 """In the order of the column. `unverified` depends on the other runs: `analysis.verify` decides it."""
 
 NOTES = {
-    "wide": Flag("has a 95 % interval of the median step time wider than was asked, or none at all", _is_wide),
+    "wide": Flag(
+        f"has a 95 % interval of the mean step time, and so of its rates, wider than {100 * WIDE:g} %, or none at all",
+        _is_wide,
+    ),
     "few": Flag(
-        f"has steps worth fewer than {FEW} independent ones: its median's 95 % interval covers less", _has_few_steps
+        f"has steps worth fewer than {FEW} independent ones: its mean's 95 % interval covers less", _has_few_steps
+    ),
+    "stall": Flag(
+        f"has a stall: its longest {100 * _STALL_STEPS:g} % of steps exceed as many medians by more than "
+        f"{100 * _STALL_SHARE:g} % of the window; `longest_step` is the longest, `step_s_max` its time",
+        _has_stall,
     ),
 }
 """In the order of their own column."""

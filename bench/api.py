@@ -63,6 +63,7 @@ def plan(
     overrides: "GivenOverrides" = (),
     *,
     config_dir: Folder | None = None,
+    repeats: int | None = None,
     prune: bool = True,
     autopilot: bool = False,
     max_queued: int | None = None,
@@ -72,16 +73,17 @@ def plan(
     """Return a sweep with every point decoded, checked and predicted; nothing starts and nothing is written.
 
     `study` is the name of one in conf/study, a path to a file, or a Study; without one the overrides span the points.
-    `prune` leaves out what a smaller micro-batch or a prediction says cannot fit. The rest is for a launcher with a
-    queue: an autopilot that goes on by itself, at most `max_queued` jobs at a time, a lower priority, no start before
-    `begin`.
+    `repeats` replaces the study's, which are one where no study is named. `prune` leaves out what a smaller micro-batch
+    or a prediction says cannot fit. The rest is for a launcher with a queue: an autopilot that goes on by itself, at
+    most `max_queued` jobs at a time, a lower priority, no start before `begin`.
     """
     from bench.sweep.planning import study_plan
 
     etiquette = {"max_queued": max_queued, "nice": nice, "begin": begin}
     return study_plan.plan_sweep(
-        study, overrides, _convert_path(config_dir), prune=prune, autopilot=autopilot, etiquette=etiquette
-    )
+        study, overrides, _convert_path(config_dir),
+        repeats=repeats, prune=prune, autopilot=autopilot, etiquette=etiquette,
+    )  # fmt: skip
 
 
 def run(

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.files import read_regular
 from bench.record import SCHEMA_VERSION
-from bench.spec import MeasureSpec
+from bench.spec import AdaptiveMeasure
 from bench.step_times import compute_step_s, list_block_lengths
 
 Plain = dict[str, Any]
@@ -51,7 +51,7 @@ def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
     own_s = _read_own_steps(path)
     if own_s is None or len(own_s) != len(steps["step_s"]) or not 0 <= steps["cut"] <= len(own_s):
         return steps
-    blocks = list_block_lengths(len(own_s), steps["cut"], MeasureSpec.model_validate(spec.get("measure", {})))
+    blocks = list_block_lengths(len(own_s), steps["cut"], AdaptiveMeasure.model_validate(spec.get("measure", {})))
     return steps | {"step_s": compute_step_s(own_s, blocks), "fastest_rank_s": own_s.min(axis=1).tolist()}
 
 
@@ -73,4 +73,12 @@ def _read_own_steps(path: Path) -> Any:
     return seconds.reshape(-1, ranks) if ranks and len(seconds) % ranks == 0 else None
 
 
-MIGRATIONS: dict[int, Callable[[Plain, Path], Plain]] = {1: _migrate_from_1}
+def _migrate_from_2(plain: Plain, series: Path) -> Plain:
+    """Write out the protocol, whose defaults are others today."""
+    if "spec" not in plain:
+        return plain
+    protocol = AdaptiveMeasure().model_dump(mode="json") | plain["spec"].get("measure", {})
+    return plain | {"spec": plain["spec"] | {"measure": protocol}}
+
+
+MIGRATIONS: dict[int, Callable[[Plain, Path], Plain]] = {1: _migrate_from_1, 2: _migrate_from_2}

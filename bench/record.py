@@ -8,6 +8,8 @@ History of the format (`schema_version`), whose readers for older versions are i
 2  a step's time is the difference between the slowest rank's completions; fields for the extremes of steps, the load of
    the machine, device use, transport, phases, idle time, trainable parameters, evaluations, checkpoints and traces;
    `before_collectives_s` is gone
+3  a window's length is fixed: `measure.window_s` and `gpu_warmup_s` in place of `min_s`, `max_steps`, `width` and
+   `warmup_max_steps`, `stopped` may be `window`, and `steady` is not written any more
 """
 
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from pydantic import ConfigDict, Field, RootModel, SerializerFunctionWrapHandler
 from bench.machine import Machine
 from bench.spec import Frozen, Positive, RunSpec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of a record's format."""
 
 OutcomeKind = Literal[
@@ -299,8 +301,10 @@ class Steps(Frozen):
     """
 
     cut: int
-    steady: bool  # the warm-up ended by the steady-state test, not by its budget
-    stopped: Literal["width", "steps", "time", "slower", "invalid"]
+    steady: bool | None = None  # before version 3: the warm-up ended by a test of its steps, not by its budget
+    # window: it has its seconds and steps; time: its most seconds came first; steps: the end of a training. Before
+    # version 3 steps was a budget as well, and width an interval as narrow as asked
+    stopped: Literal["window", "time", "steps", "slower", "width", "invalid"]
     step_s: tuple[float, ...]
     fastest_rank_s: tuple[float, ...] | None = None  # the least of the ranks' own seconds of each step …
     slowest_rank_s: tuple[float, ...] | None = None  # … and the most

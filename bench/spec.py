@@ -9,12 +9,24 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_serializer,
+    model_validator,
+)
 
 from bench.point_fields import select
 
-DEFAULTS_VERSION = 1
-"""Version of the defaults below. `config_id` leaves defaults out, so none of them changes within a version."""
+DEFAULTS_VERSION = 2
+"""Version of the defaults below. `config_id` leaves defaults out, so none of them changes within a version. Version 1
+had the protocol of `AdaptiveMeasure`, and a spec that still has it keeps its config_id."""
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
@@ -125,36 +137,55 @@ class OptimizerSpec(Frozen):
     gradient_clipping: float = Field(1.0, ge=0)  # global L2 norm; 0 clips nothing
 
 
-GPU_WARMUP = 1.5
-"""A GPU warms up for at least so many times `min_s`."""
-
-
 class MeasureSpec(Frozen):
-    """The measurement protocol. Steps are optimizer steps."""
+    """The measurement protocol: a warm-up and a window whose lengths are fixed before the run. Steps are optimizer
+    steps."""
 
-    warmup_steps: Positive = 5  # never measured, whatever the steady-state test says
-    warmup_max_steps: Positive = 60  # after these, and a GPU's seconds, it opens anyway, flagged `unsteady`
+    warmup_steps: Positive = 10  # never measured
+    gpu_warmup_s: float = Field(30.0, ge=0)  # on a GPU the warm-up takes at least so long: its clock settles with heat
     block_steps: Positive = 5  # rank 0 decides between blocks whether to go on
-    min_steps: Positive = 30  # the window has at least so many steps …
-    min_s: float = Field(20.0, ge=0)  # … and so many seconds, unless a budget ends it before
-    max_steps: Positive = 500  # it ends after so many, once it has its seconds
-    max_s: float = Field(300.0, gt=0)
-    width: float = Field(0.02, gt=0)  # asked width of the median's 95 % interval, relative to the median
+    window_s: float = Field(60.0, ge=0)  # the window lasts at least so long …
+    min_steps: Positive = 30  # … and has at least so many steps
+    max_s: float = Field(300.0, gt=0)  # it ends after so many seconds all the same, flagged `short`
     inspect: bool = True  # untimed steps after the window: memory by event, bytes per collective
 
+
+class AdaptiveMeasure(MeasureSpec):
+    """The protocol of records before version 3, in which `window_s` and `gpu_warmup_s` do not stand. A window ended
+    once its median was known well enough, a warm-up once two blocks of steps agreed. It is only read: no run is
+    measured by it any more."""
+
+    gpu_warmup_s: float = Field(0.0, exclude=True)  # follows from min_s
+    window_s: float = Field(0.0, exclude=True)  # is min_s
+    warmup_steps: Positive = 5
+    warmup_max_steps: Positive = 60
+    min_s: float = Field(20.0, ge=0)
+    max_steps: Positive = 500
+    width: float = Field(0.02, gt=0)  # of the median's 95 % interval, relative to the median
+
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        _rule(
-            self.warmup_steps <= self.warmup_max_steps,
-            f"measure.warmup_steps={self.warmup_steps} exceeds measure.warmup_max_steps={self.warmup_max_steps}",
-            "lower the first or raise the second",
-        )
-        _rule(
-            self.min_steps <= self.max_steps,
-            f"measure.min_steps={self.min_steps} exceeds measure.max_steps={self.max_steps}",
-            "lower the first or raise the second",
-        )
+    def _derive_seconds(self) -> Self:
+        for name, seconds in (("window_s", self.min_s), ("gpu_warmup_s", 1.5 * self.min_s)):
+            object.__setattr__(self, name, seconds)  # frozen towards everyone else
         return self
+
+
+ADAPTIVE_KEYS = AdaptiveMeasure.model_fields.keys() - MeasureSpec.model_fields.keys()
+"""Keys of the protocol that windows of a fixed length have no use for."""
+
+
+def read_protocol(plain: Mapping[str, Any]) -> MeasureSpec:
+    """Return the protocol of a plain spec, today's or that of an older version."""
+    return (MeasureSpec if plain.keys().isdisjoint(ADAPTIVE_KEYS) else AdaptiveMeasure).model_validate(plain)
+
+
+def _read_older_protocol(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    if not isinstance(given, Mapping) or given.keys().isdisjoint(ADAPTIVE_KEYS):
+        return read(given)
+    try:
+        return read_protocol(given)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from error
 
 
 class LearningSpec(Frozen):
@@ -224,7 +255,7 @@ class RunSpec(Frozen):
     # With as many target tokens in each micro-batch both are the same
     loss_mean: Literal["micro_batches", "tokens"] = "micro_batches"
     seed: int = Field(0, ge=0, lt=2**31)
-    measure: MeasureSpec = MeasureSpec()
+    measure: Annotated[SerializeAsAny[MeasureSpec], WrapValidator(_read_older_protocol)] = MeasureSpec()
 
     @property
     def world_size(self) -> int:
@@ -334,13 +365,13 @@ class RunSpec(Frozen):
 
     @model_validator(mode="after")
     def _measure_to_the_end(self) -> Self:
-        """Make a training its own window, whatever the protocol says: all its steps behind the fewest of a warm-up."""
-        if self.learning.end_tokens is not None:
+        """Make a training its own window, whatever the protocol says: all its steps after the fewest of a warm-up."""
+        if self.learning.end_tokens is not None and not isinstance(self.measure, AdaptiveMeasure):
             steps = self.count_steps(self.learning.end_tokens)
             warm = max(1, min(self.measure.warmup_steps, steps - 1))
-            window = {"warmup_steps": warm, "warmup_max_steps": warm, "min_s": 0.0, "max_s": _ENDLESS_S}
-            window |= dict.fromkeys(("min_steps", "max_steps"), max(1, steps - warm))
-            object.__setattr__(self, "measure", self.measure.model_copy(update=window))
+            window = {"warmup_steps": warm, "min_steps": max(1, steps - warm), "gpu_warmup_s": 0.0, "window_s": 0.0}
+            measure = self.measure.model_copy(update={**window, "max_s": _ENDLESS_S})
+            object.__setattr__(self, "measure", measure)
         return self
 
 
@@ -360,9 +391,12 @@ def canonical(spec: RunSpec) -> str:
     plain = select(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True), "identity")
     if spec.objective == OBJECTIVE and "sequence" in plain:
         plain["sequence"] = {kind: length for kind, length in spec.sequence.items() if LENGTHS.get(kind) != length}
+    if not plain.get("measure", True):  # of an older protocol, all by its defaults
+        del plain["measure"]
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
 
 def config_id(spec: RunSpec) -> str:
     """Return the short name under which all runs of `spec` are found: 10 hexadecimal digits."""
-    return hashlib.sha256(f"{DEFAULTS_VERSION}{canonical(spec)}".encode()).hexdigest()[:10]
+    version = 1 if isinstance(spec.measure, AdaptiveMeasure) else DEFAULTS_VERSION
+    return hashlib.sha256(f"{version}{canonical(spec)}".encode()).hexdigest()[:10]

@@ -1,6 +1,6 @@
 """How sure a median or a mean is: of independent values, and of one run's steps, whose neighbours resemble each other.
 
-The window ends, a run's line is printed and tables and reports are made by the same interval. Of a series it comes from
+A run's line is printed and tables and reports are made by the same interval. Of a series it comes from
 its slowest cosines: they hold the variance that its mean has over long times, each of them once; as many as the root of
 the effective size are slower than what the steps remember. Their mean square is the variance, their number its degrees
 of freedom, and Student's quantile pays for estimating it: an equally weighted cosine estimate (Müller, Journal of
@@ -26,10 +26,12 @@ LEVEL = 0.95
 """Of every interval, unless it says another."""
 LEAST = 6
 """Independent values that a median's interval needs: of fewer not even the extremes hold it at 95 %."""
-
-
-SURE, SUSPECTED, LIKELY = 0.998, 0.99, 0.95
-"""Of a change at one place; among all places the likeliest is taken."""
+SHORT = 15
+"""Steps below which the signs are too few to show how much they resemble each other: two cosines can be orthogonal to
+them, which made an interval of no width. Of fewer the interval of a median is at least one rank wider than that of
+independent values, at most from the least to the greatest: so it holds where each step is like the one before by 0.5.
+Of six to eight steps not even the extremes hold it then, so there is none."""
+_LEAST_STEPS = 9
 
 
 class SeriesBounds(NamedTuple):
@@ -38,14 +40,6 @@ class SeriesBounds(NamedTuple):
     low: Array
     high: Array
     freedom: Array
-
-
-class LikeliestChanges(NamedTuple):
-    """The likeliest change of the level of each series, as `is_changing` looks for it."""
-
-    apart: Array  # between the means before and after it
-    statistic: Array  # the same in its standard error …
-    freedom: Array  # … and that error's degrees of freedom
 
 
 class _MeanSpread(NamedTuple):
@@ -81,14 +75,16 @@ def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis, of at least three values.
 
     The order statistics, interpolated, that lie as many ranks from the middle as the number of values below the true
-    median may; that number's doubt is that of the signs. None is known of a series worth fewer than six independent
-    values, however long it is.
+    median may; that number's doubt is that of the signs, and no less than `SHORT` says. None is known of a series worth
+    fewer than six independent values, however long it is.
     """
     n = series.shape[-1]
     spread = _compute_spread(signs(series))
     reach = student(spread.freedom, level) * spread.error * n / 2
     ordered, middle = np.sort(series, axis=-1), (n + 1) / 2
-    known = (middle - reach >= 1) & (spread.size >= LEAST)
+    if n < SHORT:
+        reach = np.maximum(reach, middle - max(_find_rank(n, level) - 1, 1))
+    known = (middle - reach >= 1) & (spread.size >= LEAST) & (n >= _LEAST_STEPS)
     low, high = (
         _interpolate_order_statistic(ordered, middle - reach),
         _interpolate_order_statistic(ordered, middle + reach),
@@ -146,59 +142,6 @@ def effective_size(series: Array) -> Array:
     slowdown: Array = np.maximum(2 * kept.sum(axis=-1) - 1, 1)
     size: Array = n / slowdown
     return size
-
-
-def is_changing(step_s: ArrayLike, width: float, level: float = SURE) -> bool:
-    """Whether the steps of a window were still changing: the means before and after some step differ by more than a
-    quarter of `width`, relative to the median, which is less than what a trend hides from them; and by more than what
-    neighbours that resemble each other may differ by.
-
-    The likeliest such step is looked for between the first and the last eighth (Quandt's statistic, Journal of the
-    American Statistical Association 55, 1960); a slow trend is found by it as well. The variance is that of the steps
-    around two means and a trend, by their effective size, and its degrees of freedom a third of that: so few that steps
-    which resemble each other over the whole window are not taken for a change. Rare slow steps are cut off at four
-    scaled median absolute deviations. `tests/benchmarks/windows.py` says how often it finds what is there, or is not.
-    """
-    steps = np.asarray(step_s, float)
-    n = steps.size
-    if n < 2 * LEAST:
-        return False
-    apart, statistic, freedom = find_likeliest_changes(steps)
-    return bool(apart > width / 4 * np.median(steps) and statistic > student(freedom, level))
-
-
-def find_likeliest_changes(series: Array) -> LikeliestChanges:
-    """Return by how much each series along the last axis, of at least twelve values, most likely changed its level."""
-    n = series.shape[-1]
-    edge = max(3, n // 8)
-    median = np.median(series, axis=-1, keepdims=True)
-    reach = 4 * 1.4826 * np.median(np.abs(series - median), axis=-1, keepdims=True)
-    cut = np.where(reach > 0, np.clip(series, median - reach, median + reach), series)
-    sums, at = np.cumsum(cut, axis=-1), np.arange(edge, n - edge + 1)
-    before = sums[..., at - 1]
-    apart = np.abs(before / at - (sums[..., -1:] - before) / (n - at))
-    weight = np.sqrt(at * (n - at) / n)
-    likeliest = np.argmax(apart * weight, axis=-1)
-    found = np.take_along_axis(apart, likeliest[..., None], axis=-1)[..., 0]
-    around = _subtract_levels_and_trend(cut, at[likeliest])
-    size = effective_size(around)
-    error = np.sqrt((around**2).sum(axis=-1) / (n - 3) * n / size)
-    with np.errstate(divide="ignore", invalid="ignore"):  # where nothing scatters
-        statistic = found * weight[likeliest] / error
-    return LikeliestChanges(found, statistic, np.maximum(size / 3, 1.0))
-
-
-def _subtract_levels_and_trend(series: Array, place: NDArray[np.int64]) -> Array:
-    """Return what is left of each series after the least squares of a trend and of two levels, the second from its
-    `place` on."""
-    n = series.shape[-1]
-    number = np.arange(n, dtype=float)
-    later = (number >= place[..., None]).astype(float)
-    trend = np.broadcast_to(number / n, later.shape)
-    base, _ = np.linalg.qr(np.stack([np.ones_like(later), trend, later], axis=-1))
-    fitted = base @ (np.swapaxes(base, -1, -2) @ series[..., None])
-    rest: Array = series - fitted[..., 0]
-    return rest
 
 
 def autocorrelation(series: Array) -> Array:

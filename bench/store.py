@@ -22,7 +22,7 @@ from bench.errors import UserError
 from bench.invariants import find_broken_rule
 from bench.migrations import migrate
 from bench.record import SCHEMA_VERSION, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
-from bench.spec import RunSpec, config_id
+from bench.spec import AdaptiveMeasure, RunSpec, config_id
 
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
 STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json", "rendezvous.json"
@@ -37,6 +37,7 @@ _FAULT_SEEN = "drill at the end"
 _NO_RECORD = "not a zeroscale record"
 _OUTCOMES = frozenset(get_args(OutcomeKind))
 _RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
+_USUAL_STEPS = 1000  # of a window of 60 s with steps of 60 ms
 
 _OF_TODAY = re.compile(rb'\s*\{\s*"schema_version"\s*:\s*%d\s*,' % SCHEMA_VERSION)
 
@@ -276,9 +277,12 @@ def open_attempt(
 
     `circumstance` gives the repeat, unless a new one is asked for; its attempt number is the one that was claimed.
     """
+    if isinstance(spec.measure, AdaptiveMeasure):
+        rule = "is the protocol of an older version, whose windows ended by what their steps showed"
+        raise UserError("measure", rule, "plan the study again, in a new results folder")
     attempt = create_attempt(config_folder, None if new_repeat else circumstance.repeat)
     numbers = {"repeat": attempt.repeat, "attempt": attempt.attempt}
-    ranks, steps = spec.world_size, spec.measure.warmup_max_steps + spec.measure.max_steps
+    ranks, steps = spec.world_size, spec.measure.warmup_steps + max(spec.measure.min_steps, _USUAL_STEPS)
     try:
         reserve(attempt.folder / RECORD, min(512 * 1024 + 2048 * ranks + 128 * steps, _RESERVE_LIMIT_BYTES))
         reserve(attempt.folder / STEPS, min(64 * 1024 + 64 * ranks * steps, _RESERVE_LIMIT_BYTES))

@@ -47,6 +47,14 @@ def compute_step_s_max(record: RunRecord) -> float | None:
     return max(timed.step_s) if timed else None
 
 
+def find_longest_step(record: RunRecord) -> int | None:
+    """The longest step of the window, counted from the run's first."""
+    timed = get_window(record)
+    if timed is None or record.observations is None or record.observations.steps is None:
+        return None
+    return record.observations.steps.cut + timed.step_s.index(max(timed.step_s))
+
+
 def compute_compute_s(record: RunRecord) -> float | None:
     """Median time that a rehearsed rank computes in a step; communication is absent, so it is no step time."""
     observed = record.observations
@@ -73,5 +81,6 @@ METRICS = (
     Metric("step_s_p95", "step time, 95th percentile of the window", "s", "less", compute_step_s_p95),
     Metric("step_s_p99", "step time, 99th percentile of the window", "s", "less", compute_step_s_p99),
     Metric("step_s_max", "longest step of the window", "s", "less", compute_step_s_max),
+    Metric("longest_step", "number of the longest step of the window", "", "neither", find_longest_step),
     Metric("compute_s", "median compute time per step, rehearsed", "s", "less", compute_compute_s),
 )

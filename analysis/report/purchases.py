@@ -1,5 +1,4 @@
-"""What to measure next where configurations are less sure between allocations than was asked, and on which nodes they
-ran."""
+"""Advice on what to measure next where intervals between allocations are wide, and on which nodes runs were made."""
 
 import json
 import math
@@ -12,6 +11,7 @@ import numpy as np
 from analysis.questions import describe_choice
 from analysis.results import Results
 from analysis.stats.levels import LevelRun, LevelVariances, RepeatAdvice, advise, find_variances
+from analysis.stats.series import WIDE
 from analysis.summary import Row
 from analysis.table import list_rows
 from bench.formatting import format_count
@@ -19,23 +19,21 @@ from bench.statistics import LEAST, LEVEL, mean_bounds, student
 
 
 class ConfigurationLevels(NamedTuple):
-    """How the time of a configuration scatters by level, and what brings it to the width that was asked of a run."""
+    """How the time of a configuration scatters by level, and what makes it as sure as it should be."""
 
     name: str
-    width: float  # that was asked
     levels: LevelVariances
     advice: RepeatAdvice
 
 
 def list_purchase_caveats(results: Results) -> Iterable[str]:
-    """Yield what to buy next for the width that was asked, and which intervals are of a single set of nodes."""
+    """Yield what to buy next for an interval of `WIDE`, and which intervals are of a single set of nodes."""
     found = list(_list_levels(results))
     short = [one for one in found if one.advice.purchase != "enough"]
     if short:
-        widths = ", ".join(f"{100 * width:.3g} %" for width in sorted({one.width for one in short}))
         yield (
             f"Between allocations, {len(short):,} of {len(found):,} configurations with two or more are less sure than "
-            f"the {widths} that was asked of a run: {'; '.join(_describe_purchases(short))}."
+            f"{100 * WIDE:g} %: {'; '.join(_describe_purchases(short))}."
         )
     alike = sum(one.levels.host_sets == 1 for one in found)
     if alike:
@@ -71,8 +69,7 @@ def _list_levels(results: Results) -> Iterable[ConfigurationLevels]:
     for row in rows:
         known = find_variances(_list_runs(results, row))
         if known:
-            width = results.specs[row["config_id"]].measure.width
-            yield ConfigurationLevels(describe_choice(row), width, known, advise(known, width))
+            yield ConfigurationLevels(describe_choice(row), known, advise(known, WIDE))
 
 
 def _list_runs(results: Results, row: Row) -> list[LevelRun]:

@@ -7,12 +7,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from analysis.stats.interval import Interval
-from bench.statistics import LEAST, LEVEL, Array, SeriesBounds, effective_size, mean_bounds, median_bounds, signs
+from bench.statistics import LEAST, LEVEL, Array, SeriesBounds, effective_size, mean_bounds, median_bounds
 
 FEW = 20
 """Effective steps below which the interval of a median covers less than it says: over the processes of
 `tests/benchmarks/coverage.py` 77 times in a hundred at 6 to 10, 89 times at 10 to 15, and 93 to 94 times from 15 on;
 where steps resemble each other most, 89 times at 15 to 20. The mean's depends more on how rare slow steps are."""
+
+WIDE = 0.02
+"""Width of an interval, over its value, above which it is noted, and to which the report says what to buy."""
 
 
 def median_interval(step_s: ArrayLike, level: float = LEVEL) -> Interval | None:
@@ -28,9 +31,9 @@ def mean_interval(step_s: ArrayLike, level: float = LEVEL) -> Interval | None:
 
 
 def few(step_s: ArrayLike) -> bool:
-    """Whether a run's steps bound their median and are worth too few independent ones for that to hold at 95 %."""
+    """Whether a run's steps bound their mean and are worth too few independent ones for that to hold at 95 %."""
     steps = np.asarray(step_s, float)
-    return median_interval(steps) is not None and float(effective_size(signs(steps))) < FEW
+    return mean_interval(steps) is not None and float(effective_size(steps)) < FEW
 
 
 def rate_interval(step_s: ArrayLike, rate: float, level: float = LEVEL) -> Interval | None:

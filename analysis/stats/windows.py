@@ -1,10 +1,10 @@
 """What is known of many runs' steps at once: what numpy takes for a call is shared by all windows of one length."""
 
-import statistics
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.stats.interval import Interval
 from analysis.stats.series import FEW
@@ -14,11 +14,8 @@ from bench.statistics import (
     Array,
     SeriesBounds,
     effective_size,
-    find_likeliest_changes,
     mean_bounds,
     median_bounds,
-    signs,
-    student,
 )
 
 Steps = tuple[float, ...]
@@ -30,12 +27,8 @@ SHARES = (0.95, 0.99)
 """Of a window's steps: the step times that these stay below are known of each."""
 
 
-class LikelyChange(NamedTuple):
-    """The likeliest change of a window's level (`bench.statistics.LikeliestChanges`)."""
-
-    apart: float  # seconds
-    statistic: float
-    freedom: float
+CHANGE = 0.02
+"""Difference between the means of a window's first and last third, over its mean, that does not matter."""
 
 
 class StepIntervals(NamedTuple):
@@ -45,7 +38,7 @@ class StepIntervals(NamedTuple):
     median: Interval | None
     mean: Interval | None
     few: bool  # `analysis.stats.series.few`
-    change: LikelyChange | None  # None of a window that is too short for one
+    changed: bool  # the means of its first and last third differ by more than `CHANGE`, and their intervals do not meet
     quantiles: tuple[float, ...]  # by SHARES
 
 
@@ -56,14 +49,6 @@ def of(step_s: Steps) -> StepIntervals:
     return _known[step_s]
 
 
-def is_changing(step_s: Steps, width: float, level: float) -> bool:
-    """Whether the steps of a window were still changing (`bench.statistics.is_changing`)."""
-    change = of(step_s).change
-    if change is None or change.apart <= width / 4 * statistics.median(step_s):
-        return False
-    return change.statistic > _compute_limit(change.freedom, level)
-
-
 def prepare(windows: Iterable[Steps]) -> None:
     """Work out the intervals of the steps of many runs, which will be asked for next."""
     lengths: dict[int, list[Steps]] = {}
@@ -71,12 +56,8 @@ def prepare(windows: Iterable[Steps]) -> None:
         lengths.setdefault(len(step_s), []).append(step_s)
     _known.clear()
     for n, equal_length in lengths.items():
-        found = _describe_windows(np.array(equal_length)) if n else [StepIntervals(None, None, False, None, ())]
+        found = _describe_windows(np.array(equal_length)) if n else [StepIntervals(None, None, False, False, ())]
         _known.update(zip(equal_length, found, strict=True))
-
-
-def _compute_limit(freedom: float, level: float) -> float:
-    return float(student(np.asarray(freedom), level))
 
 
 def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
@@ -85,14 +66,21 @@ def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
     medians: list[Interval | None] = [None] * runs
     means, few = medians, np.zeros(runs, bool)
     if n >= LEAST:
-        bounds = median_bounds(steps)
-        medians, means = list(_intervals(bounds, steps)), list(_intervals(mean_bounds(steps), steps))
-        few = np.isfinite(bounds.low) & np.isfinite(bounds.high) & (effective_size(signs(steps)) < FEW)
-    changes: Iterable[LikelyChange | None] = [None] * runs
-    if n >= 2 * LEAST:
-        changes = map(LikelyChange, *(part.tolist() for part in find_likeliest_changes(steps)))
+        medians, means = list(_intervals(median_bounds(steps), steps)), list(_intervals(mean_bounds(steps), steps))
+        few = effective_size(steps) < FEW
+    changed = _find_changed(steps) if n >= 3 * LEAST else np.zeros(runs, bool)
     quantiles = np.quantile(steps, SHARES, axis=-1).T
-    yield from map(StepIntervals, medians, means, few.tolist(), changes, map(tuple, quantiles.tolist()))
+    yield from map(StepIntervals, medians, means, few.tolist(), changed.tolist(), map(tuple, quantiles.tolist()))
+
+
+def _find_changed(steps: Array) -> NDArray[np.bool_]:
+    """Return of windows of one length, shape (runs, steps), which changed between their first and last third."""
+    third = steps.shape[1] // 3
+    parts = steps[:, :third], steps[:, -third:]
+    (first, last), (one, other) = (part.mean(axis=1) for part in parts), map(mean_bounds, parts)
+    apart = (one.high < other.low) | (other.high < one.low)
+    changed: NDArray[np.bool_] = apart & (np.abs(last - first) > CHANGE * steps.mean(axis=1))
+    return changed
 
 
 def _intervals(bounds: SeriesBounds, equal_length: Array) -> Iterator[Interval | None]:

@@ -15,6 +15,9 @@ that of this command. Besides time per sample and peak of memory, whatever shoul
 change: parameters, FLOPs by their closed form, calls and bytes of every collective, live memory. (On a CPU 64 KiB of it
 are the harness's own, and the peak depends on timing.) `--allow` names what is meant to change.
 
+A round on a busy machine (background load, steal, pressure) is measured again, twice at most. After that both of its
+sides stay in, and the verdict names how many such rounds there are.
+
 With --most-rounds it looks after 5, 10, 20, … rounds and ends when the gate passes or fails; each look is stricter, so
 that all of them together are wrong in at most 5 %.
 
@@ -35,7 +38,7 @@ from bench.cli import VERBS, options
 from bench.comparison import rounds, sides
 from bench.comparison.sides import ComparedSide
 from bench.errors import UserError
-from bench.formatting import describe_result
+from bench.formatting import describe_result, format_count
 from bench.record import RunRecord
 from bench.spec import OBJECTIVE, RunSpec
 
@@ -80,9 +83,14 @@ def run(args: argparse.Namespace) -> int:
             "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
             "exact": True, "paired": True, "looks": len(stages),
         })  # fmt: skip
+        busy = 0
         for done, until in zip([0, *stages], stages, strict=False):
-            well = rounds.run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
-            if not well or until == stages[-1] or _load_compare().judge(chosen).verdict != "INCONCLUSIVE":
+            ended = rounds.run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
+            busy += len(ended.busy)
+            if busy:
+                shared = f", {busy} of {format_count(until, 'round')} on a busy machine"
+                chosen.called = tuple(side.called + shared for side in (a, b))
+            if not ended.well or until == stages[-1] or _load_compare().judge(chosen).verdict != "INCONCLUSIVE":
                 break
     print(results, file=sys.stderr)
     code: int = _load_compare().run(chosen)

@@ -30,9 +30,17 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], opt
         *(f"  {name}: the run {flags.FLAGS[name].meaning}" for name in raised),
         *([f"notes: {', '.join(notes)}"] if notes else []),
         *(f"  {name}: the run {flags.NOTES[name].meaning}" for name in notes),
+        *([f"  the longest step: {_describe_longest_step(record)}"] if "stall" in notes else []),
         str(folder),
         *_list_next_commands(record, folder.parents[1], overrides, options),
     ]
+
+
+def _describe_longest_step(record: RunRecord) -> str:
+    """Return which step of a window was the longest, and its seconds."""
+    step_time = importlib.import_module("analysis.metrics.step_time")
+    step, seconds = step_time.find_longest_step(record), step_time.compute_step_s_max(record)
+    return f"number {step}, {seconds:.4g} s"
 
 
 def _describe_parts(record: RunRecord) -> list[str]:

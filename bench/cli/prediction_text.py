@@ -7,7 +7,7 @@ from bench import launchers
 from bench.formatting import format_count
 from bench.measure import environment
 from bench.predict.memory.host import PROCESS_BYTES
-from bench.spec import MeasureSpec, RunSpec
+from bench.spec import RunSpec, read_protocol
 from bench.sweep.definition import SweepDefinition, SweepPoint
 from bench.sweep.duration import AttemptMinutes, compute_minutes
 from bench.sweep.feasible import is_far_out_of_memory
@@ -75,6 +75,14 @@ class PredictionText:
             "minutes": taken._asdict() if taken else None,
         }
 
+    def format_node_hours(self, times: int = 1) -> str:
+        """Return the node-hours that all runs take so many times."""
+        known = [(taken, self._sweep.points[i].nodes) for i in self._runs if (taken := self._minutes[i])]
+        if len(known) < len(self._runs):
+            return "unknown node-hours"
+        low, high = (times * sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1))
+        return f"{_format_range(low, high)} node-hours"
+
     def summary(self) -> Iterator[str]:
         """Yield lines on the sweep as a whole."""
         runs = self._runs
@@ -118,7 +126,7 @@ def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:
 
 def _compute_minutes(point: SweepPoint) -> AttemptMinutes | None:
     step = (point.forecast or _NOTHING).step
-    return compute_minutes(MeasureSpec.model_validate(point.spec["measure"]), step.low_s, step.high_s) if step else None
+    return compute_minutes(read_protocol(point.spec["measure"]), step.low_s, step.high_s) if step else None
 
 
 def _format_range(low: float, high: float) -> str:

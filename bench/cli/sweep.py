@@ -5,7 +5,8 @@
   zeroscale sweep study=paper launcher=slurm --dry-run
   zeroscale sweep study=strong_scaling launcher=slurm --autopilot
 
-Comma lists without a study take, on a CPU, the sizes and the window of the smoke study, as `zeroscale run` does.
+Comma lists without a study take, on a CPU, the sizes and the window of the smoke study, as `zeroscale run` does. Each
+of their points runs once, which is indicative: the last line says what five repeats take.
 Points that already have a final answer on this machine in this environment are skipped, so that a sweep that was
 interrupted goes on where it ended. A point that is predicted far out of memory is recorded as infeasible and not run,
 unless `--no-prune` is given. With a scheduler the command returns at once: `zeroscale status` shows how it goes.
@@ -14,14 +15,20 @@ unless `--no-prune` is given. With a scheduler the command returns at once: `zer
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import api, terminal
 from bench.cli import notes, options, sweep_text
 from bench.cli.prediction_text import PredictionText
 
+if TYPE_CHECKING:
+    from bench.sweep.planning.study_plan import PlannedSweep
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
+    help_text = "runs of every point, in random order; default: the study's, and one without a study"
+    parser.add_argument("--repeats", type=options.positive("--repeats"), metavar="N", help=help_text)
     parser.add_argument(
         "--no-prune",
         action="store_true",
@@ -40,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     plan = api.plan(
         overrides=args.overrides,
         config_dir=args.config_dir,
+        repeats=args.repeats,
         prune=not args.no_prune,
         autopilot=args.autopilot,
         max_queued=args.max_queued,
@@ -55,14 +63,24 @@ def run(args: argparse.Namespace) -> int:
             if args.json
             else sweep_text.format_text(plan.sweep, plan.expansion, folder)
         )
+        _print_repeats(args, plan)
         return 0
     if plan.queues:
         for line in PredictionText(plan.sweep).warnings():
             print(line, file=sys.stderr)
         done = api.submit(plan, results=args.results, notify=args.notify)
         print(sweep_text.format_submitted(done, folder, as_json=args.json))
+        _print_repeats(args, plan)
         return 0 if done.complete else 1
     with terminal.progress(quiet=args.json) as follow:
         ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
     print(sweep_text.format_ended(ended, as_json=args.json))
+    _print_repeats(args, plan)
     return 0 if ended.good else 1
+
+
+def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
+    """Print what five repeats of comma lists take, whose points run once."""
+    several = len(plan.sweep.points) > 1 and max(repeat for repeat, _ in plan.sweep.order) == 0
+    if several and plan.sweep.study == "adhoc" and not args.json:
+        print(sweep_text.format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))

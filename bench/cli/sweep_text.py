@@ -3,14 +3,18 @@
 import json
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import launchers
 from bench.cli.prediction_text import PredictionText
 from bench.config.compose import Expansion
+from bench.files import RESULTS
 from bench.formatting import format_count
+from bench.quantities import compute_node_hours
 from bench.spec import RunSpec
+from bench.store import RECORD, read_record
 from bench.sweep import jobs
 from bench.sweep.definition import SweepDefinition
 from bench.sweep.jobs import Job
@@ -61,6 +65,24 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path) -> s
     else:
         lines.append(f"{format_count(len(sweep.order), 'point')}, nothing started")
     return "\n".join(lines)
+
+
+ENOUGH = 5
+"""Repeats that comparing configurations takes as a rule."""
+
+
+def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
+    """Return the command that repeats every point, and the node-hours that it takes: by the runs that are there, where
+    every point has one, else as predicted."""
+    command = ["zeroscale", "sweep", *overrides, "--repeats", str(ENOUGH)]
+    command += ["--results", str(results)] if results != RESULTS else []
+    command += ["--config-dir", str(config_dir)] if config_dir else []
+    paths = [sorted((results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _ in sweep.wanted()]
+    taken = [compute_node_hours(read_record(path)) for found in paths for path in found]
+    known = [hours for hours in taken if hours is not None]
+    predicted = PredictionText(sweep).format_node_hours(ENOUGH)
+    hours = f"{ENOUGH * sum(known):.2g} node-hours" if all(paths) and len(known) == len(taken) else predicted
+    return f"one run of each is indicative; {ENOUGH} of each take {hours}: {shlex.join(command)}"
 
 
 def _plan_jobs(sweep: SweepDefinition, predictions: PredictionText) -> list[Job]:

@@ -1,17 +1,26 @@
 """Who runs when, and one run of a side."""
 
+import itertools
 import os
 import random
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from bench import store
 from bench.comparison.sides import ComparedSide
 from bench.errors import UserError
+from bench.others import is_busy
 from bench.record import RunRecord
 from bench.runtime.process import set_parent_death_signal
+
+MOST_AGAIN = 2
+"""How often a round on a busy machine is measured again. After that it is kept, so that a runner whose machine is
+always shared has an answer."""
+AGAIN = "measured-again"
+"""Folder of the runs that were measured again, in that of the results."""
 
 
 def order_runs(rounds: int, seed: int) -> list[tuple[int, int]]:
@@ -32,30 +41,67 @@ def looks(rounds: int, most: int) -> list[int]:
     return found
 
 
+class RoundsResult(NamedTuple):
+    """How rounds ended: whether all runs ended well, and the rounds that are kept though the machine was busy."""
+
+    well: bool
+    busy: tuple[int, ...] = ()
+
+
 def run_rounds(
     sides: Sequence[ComparedSide],
     turns: Sequence[tuple[int, int]],
     words: Sequence[str],
     results: Path,
     follow: Callable[[int, ComparedSide, RunRecord], None],
-) -> bool:
-    """Let the sides run in these turns, each as repeat n of round n, and return whether all of them ended well; `words`
-    are what `zeroscale run` takes.
+) -> RoundsResult:
+    """Run the sides in these turns, each as repeat n of round n; `words` are what `zeroscale run` takes.
 
-    After a round in which one failed there is no other: it would fail again. Raises UserError where a side cannot run
-    at all, or runs other code than its own.
+    A round on a busy machine is measured again, both sides of it, twice at most; the runs that it had are kept beside
+    the results, in `measured-again`. After a round in which a run failed there is no other: it would fail again. Raises
+    UserError where a side cannot run at all, or runs other code than its own.
     """
-    failed = None
-    for number, index in turns:
-        if failed is not None and number > failed:
-            return False
-        side = sides[index]
-        record = run_side(side, number, words, results)
-        _check_code(side, record)
-        follow(number, side, record)
-        if record.outcome.kind != "ok":
-            failed = number
-    return failed is None
+    busy: list[int] = []
+    for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):
+        order = [sides[index] for _, index in group]
+        for again in range(MOST_AGAIN + 1):
+            records = [_run_and_follow(side, number, words, results, follow) for side in order]
+            if any(record.outcome.kind != "ok" for record in records):
+                return RoundsResult(False, tuple(busy))
+            if not any(map(_was_busy, records)):
+                break
+            if again == MOST_AGAIN:
+                busy.append(number)
+            else:
+                _set_aside(results, order, number, again)
+    return RoundsResult(True, tuple(busy))
+
+
+def _run_and_follow(
+    side: ComparedSide,
+    number: int,
+    words: Sequence[str],
+    results: Path,
+    follow: Callable[[int, ComparedSide, RunRecord], None],
+) -> RunRecord:
+    record = run_side(side, number, words, results)
+    _check_code(side, record)
+    follow(number, side, record)
+    return record
+
+
+def _was_busy(record: RunRecord) -> bool:
+    observed = record.observations
+    return observed is not None and observed.steps is not None and is_busy(observed, observed.steps.window_s)
+
+
+def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again: int) -> None:
+    """Move the runs of a round out of the results, so that the next ones are repeat `number` again."""
+    for side in sides:
+        for folder in results.glob(f"{side.name}/*/{number}.*"):
+            kept = results / AGAIN / str(again) / folder.relative_to(results)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(kept)
 
 
 def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Path) -> RunRecord:

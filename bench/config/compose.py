@@ -6,6 +6,7 @@ those, and one decode into frozen models checks everything, before any process s
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -195,6 +196,7 @@ def read_study(name: str, config_dir: Path | None = None) -> Study:
 
 def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any]:
     """Return the plain tree of a point: its group files composed, and its values set."""
+    pairs = _read_old_keys(pairs)
     choices = tuple((key, value) for key, value in pairs if key in GROUPS)
     for group, name in choices:
         if not isinstance(name, str):
@@ -208,9 +210,39 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
             tree = _merge(tree, nested)
             unresolved = unresolved or _is_unresolved(value)
     tree = _resolve(tree) if unresolved else tree
+    if isinstance(protocol := tree.get("measure"), Mapping) and not protocol.keys().isdisjoint(_OLD_KEYS):
+        renamed = _read_old_keys([(f"measure.{key}", value) for key, value in protocol.items()])
+        tree = tree | {"measure": {key.removeprefix("measure."): value for key, value in renamed}}
     if not any(key.partition(".")[0] == "objective" for key, _ in pairs):
         tree = dict(with_objective(tree))
     return fill_in_devices(tree)
+
+
+_OLD_KEYS = {
+    "min_s": ("is called measure.window_s", "window_s"),
+    "max_steps": ("ends no window any more; measure.window_s and measure.min_steps say how long it is", None),
+    "width": ("ends no window any more; measure.window_s says how long it is, and repeats how sure", None),
+    "warmup_max_steps": ("ends no warm-up any more; measure.warmup_steps and measure.gpu_warmup_s do", None),
+}
+"""Keys of the protocol before version 3 of a record: what has become of each, and the key that replaced it."""
+
+
+def _read_old_keys(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return pairs of today's keys, and say once of each old one what has become of it."""
+    found: list[Pair] = []
+    for key, value in pairs:
+        group, _, name = key.partition(".")
+        words, replaced = _OLD_KEYS.get(name, ("", None)) if group == "measure" else ("", None)
+        if words:
+            _print_once(f"zeroscale: {key}={value}: {words}")
+        if replaced or not words:
+            found.append((f"measure.{replaced}" if replaced else key, value))
+    return found
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _merge(old: Any, new: Any) -> Any:

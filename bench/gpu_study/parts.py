@@ -11,8 +11,8 @@ from bench.gpu_study import best
 from bench.gpu_study.session import StudySession
 
 SHORT = (
-    "measure.warmup_steps=2", "measure.warmup_max_steps=4", "measure.block_steps=2", "measure.min_steps=4",
-    "measure.min_s=0", "measure.max_steps=4",
+    "measure.warmup_steps=4", "measure.gpu_warmup_s=0", "measure.block_steps=2", "measure.min_steps=4",
+    "measure.window_s=0",
 )  # fmt: skip
 """The protocol of rehearsals and trials: they time nothing that is to be compared."""
 TINY = ("model=tiny", "precision=fp32", "sequence.encoder=32", "sequence.decoder=16", *SHORT)
@@ -69,7 +69,7 @@ def compare_clocks(session: StudySession) -> bool:
     """Whether blocks of steps, or batches from page-locked memory, change the time of a step: the same point four ways,
     three times each."""
     point = {"model": "mt5_base", "engine": "ddp", "batch.micro": 16, "devices_per_node": 1, "launcher": "local"}
-    window = {"measure.warmup_max_steps": 100, "measure.min_steps": 100}
+    window = {"measure.min_steps": 100}
     study = _write_study(session, "clock", point if session.trial else point | window, CLOCK, repeats=3)
     tiny = [word for word in _list_tiny_overrides(session) if not word.startswith("measure.block_steps=")]
     return _run_swept(session, "clock", f"study={study}", *_list_context_overrides(session), *tiny)

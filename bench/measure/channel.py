@@ -6,7 +6,6 @@ up in the middle of a timed step.
 
 import faulthandler
 import json
-import math
 import mmap
 import os
 import signal
@@ -26,7 +25,7 @@ LISTENER = "ZEROSCALE_LISTENER"  # rank 0 alone: the socket its peers connect to
 STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervisor started the rank
 STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
 _TRACEBACK_CHARACTERS = 8000
-_SLOT = struct.Struct("<dq48sd")  # one rank's pulse
+_SLOT = struct.Struct("<dq48s")  # one rank's pulse
 
 
 FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
@@ -39,7 +38,6 @@ class RankProgress(NamedTuple):
     at: float
     phase: str
     step: int
-    width: float | None = None  # of the window's interval so far, relative to the median; None before it has one
 
 
 class SharedHeartbeat:
@@ -56,14 +54,14 @@ class SharedHeartbeat:
         os.ftruncate(descriptor, _SLOT.size * ranks)
         return cls(descriptor, ranks)
 
-    def write(self, slot: int, phase: str, step: int, width: float = math.nan) -> None:
+    def write(self, slot: int, phase: str, step: int) -> None:
         # Not pack_into: that clears the slot first, and a reader in between would see a rank silent since the boot.
         begin = slot * _SLOT.size
-        self._memory[begin : begin + _SLOT.size] = _SLOT.pack(time.monotonic(), step, phase.encode(), width)
+        self._memory[begin : begin + _SLOT.size] = _SLOT.pack(time.monotonic(), step, phase.encode())
 
     def read(self, slot: int) -> RankProgress:
-        at, step, phase, width = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
-        return RankProgress(at, phase.rstrip(b"\0").decode(), step, width if width > 0 else None)
+        at, step, phase = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
+        return RankProgress(at, phase.rstrip(b"\0").decode(), step)
 
 
 class Channel:
@@ -72,7 +70,6 @@ class Channel:
     def __init__(self, pipe: int | None, heartbeat: SharedHeartbeat | None, slot: int) -> None:
         self._pipe, self._heartbeat, self._slot = pipe, heartbeat, slot
         self.phase = "start"
-        self.width = math.nan  # of the window's interval so far; rank 0 alone knows it
         self._oom_kills = count_oom_kills()
 
     @classmethod
@@ -89,11 +86,7 @@ class Channel:
         """Say that this rank is alive in `phase`, at `step` of the loop."""
         self.phase = phase
         if self._heartbeat:
-            self._heartbeat.write(self._slot, phase, step, self.width)
-
-    def follow_width(self, width: float) -> None:
-        """Take in how wide the window's interval is, to be shown with the next beat."""
-        self.width = width
+            self._heartbeat.write(self._slot, phase, step)
 
     def fail(self, error: BaseException, find_shortage: FindShortage = lambda kind, error: None) -> None:
         """Say what ended this rank: the typed evidence of its outcome; where memory ran out, also what filled it."""

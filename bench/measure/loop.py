@@ -14,7 +14,7 @@ from bench.measure.batch_copy import create_batch_copy
 from bench.measure.clock import Clock, ReadBlock
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
-from bench.measure.window import find_stop_reason, is_slower, is_steady, is_warmup_done, warmup_s
+from bench.measure.window import find_stop_reason, is_slower, is_warmup_done
 from bench.spec import MeasureSpec, RunSpec
 from bench.step_times import StepTimes
 
@@ -52,7 +52,6 @@ class Series:
     ranks: list[torch.Tensor] = field(default_factory=list)
     times: StepTimes = field(default_factory=StepTimes)
     cut: int | None = None  # first step of the window; None before there is one
-    steady: bool = False
     stopped: str = ""
     skipped: list[int] = field(default_factory=list)
 
@@ -222,13 +221,12 @@ def run(
     open_window: Callable[[], None],
     series: Series,
     after_block: Callable[[], None] = lambda: None,
-    follow_width: Callable[[float], None] = lambda width: None,
     limit_s: float | None = None,
 ) -> None:
-    """Warm up until steady, then measure until the interval is narrow enough or a budget ends; fill `series` meanwhile.
+    """Warm up, then measure a window, both of the protocol's length; fill `series` meanwhile.
 
     `open_window` is called once in between, `after_block` after every block of the window, both off the clock.
-    `follow_width` hears how wide the interval is. The window ends too once steps surely take longer than `limit_s`.
+    The window ends too once steps surely take longer than `limit_s`.
     What is under way when a decision falls belongs to the warm-up, or to the window.
     """
     peers, checked = trainer.peers, 0
@@ -238,43 +236,41 @@ def run(
         since, checked = checked, len(series.ranks)
         return not peers.are_real or series.is_finite(since)
 
-    least_s = warmup_s(protocol, on_gpu=trainer.on_gpu)
     while True:
         launched = len(series.ranks) + trainer.steps_under_way
-        trainer.block(_count_block_steps(protocol, protocol.warmup_max_steps - launched), series)
+        trainer.block(_count_block_steps(protocol, protocol.warmup_steps - launched), series)
         if not is_sound():
             series.stopped = "invalid"
             return
-        if peers.broadcast(is_warmup_done(series.step_s, protocol, least_s)):
+        done = is_warmup_done(len(series.ranks), sum(series.step_s), protocol, on_gpu=trainer.on_gpu)
+        if peers.broadcast(done):
             break
     trainer.finish(series)
     if not is_sound():
         series.stopped = "invalid"
         return
     series.cut = len(series.ranks)
-    series.steady = is_steady(series.step_s, protocol.block_steps)
     open_window()
     while not series.stopped:
         launched = len(series.ranks) - series.warmup + trainer.steps_under_way
-        trainer.block(_count_block_steps(protocol, protocol.max_steps - launched), series)
+        trainer.block(_count_block_steps(protocol, protocol.min_steps - launched), series)
         after_block()
-        timed, under_way = series.step_s[series.warmup :], trainer.steps_under_way
         if not is_sound():
             reason = "invalid"
-        elif limit_s is not None and is_slower(timed, limit_s, protocol.block_steps):
+        elif limit_s is not None and is_slower(series.step_s[series.warmup :], limit_s, protocol.block_steps):
             reason = "slower"
         else:
-            reason = find_stop_reason(timed, series.window_s, protocol, under_way, follow_width) or ""
+            steps = len(series.ranks) - series.warmup + trainer.steps_under_way
+            reason = find_stop_reason(steps, series.window_s, protocol) or ""
         series.stopped = peers.broadcast(reason)
     trainer.finish(series)
     if not is_sound():
         series.stopped = "invalid"
 
 
-def _count_block_steps(protocol: MeasureSpec, left: int) -> int:
-    """Return the steps of the next block, of which a budget leaves so many; a whole block where it is spent and
-    something else is waited for."""
-    return min(protocol.block_steps, left) if left > 0 else protocol.block_steps
+def _count_block_steps(protocol: MeasureSpec, lacking: int) -> int:
+    """Return the steps of the next block: no more than are lacking; a whole block where only seconds are."""
+    return min(protocol.block_steps, lacking) if lacking > 0 else protocol.block_steps
 
 
 def _send_to_host(values: list[Reading]) -> list[Reading]:

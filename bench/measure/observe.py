@@ -154,7 +154,6 @@ def reduce_steps(series: Series) -> Steps:
     return Steps.model_validate(
         {
             "cut": series.warmup,
-            "steady": series.steady,
             "stopped": series.stopped,
             "step_s": tuple(series.step_s),
             "fastest_rank_s": tuple(own_s.amin(dim=1).tolist()),

@@ -20,7 +20,7 @@ from bench.spec import MeasureSpec
 SMALL = 4096
 """Elements that an operation may take and give together to be done all the same: scalars, losses, tokens of a text."""
 
-PROTOCOL = MeasureSpec(warmup_steps=2, warmup_max_steps=2, block_steps=1, min_steps=2, min_s=0, max_steps=2)
+PROTOCOL = MeasureSpec(warmup_steps=2, gpu_warmup_s=0, block_steps=1, min_steps=2, window_s=0)
 """The steps made then: one is as full as the next."""
 
 _RESIZES = ("resize_", "resize_as_", "set_")

@@ -44,8 +44,8 @@ BUCKETS = {
 }  # fmt: skip
 LENGTHS = ("sequence.encoder=64", "sequence.decoder=32")
 SHORT = (
-    "measure.warmup_steps=2", "measure.warmup_max_steps=2", "measure.block_steps=1", "measure.min_steps=3",
-    "measure.min_s=0", "measure.max_steps=3", "measure.inspect=false",
+    "measure.warmup_steps=2", "measure.gpu_warmup_s=0", "measure.block_steps=1", "measure.min_steps=3",
+    "measure.window_s=0", "measure.inspect=false",
 )  # fmt: skip
 
 

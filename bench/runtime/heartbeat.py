@@ -57,8 +57,7 @@ def format_now() -> str:
 
 def _build_rank_entry(rank: RankState) -> dict[str, Any]:
     silent_s = round(rank.silent_s, 1)
-    beat = {"rank": rank.rank, "pid": rank.pid, "phase": rank.phase, "step": rank.step, "silent_s": silent_s}
-    return beat if rank.width is None else beat | {"width": round(rank.width, 4)}
+    return {"rank": rank.rank, "pid": rank.pid, "phase": rank.phase, "step": rank.step, "silent_s": silent_s}
 
 
 def _replace_file(path: Path, content: bytes) -> None:

@@ -94,7 +94,6 @@ class NodeRanks:
                     failure=rank.failure,
                     phase=progress.phase,
                     step=progress.step,
-                    width=progress.width,
                     silent_s=now - progress.at,
                     stacks=stacks,
                     host=socket.gethostname(),

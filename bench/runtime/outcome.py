@@ -26,7 +26,6 @@ class RankState(NamedTuple):
     host: str = ""
     survived: bool = False  # SIGKILL, and for seconds
     oom_kills: int = 0  # of its supervisor's control group, by the kernel's out-of-memory killer, meanwhile
-    width: float | None = None  # of the window's interval so far, relative to the median
 
     @property
     def where(self) -> str:

@@ -221,7 +221,7 @@ class RankWorker:
             else:
                 protocol = shapes.PROTOCOL if self.circumstance.shapes_only else self.spec.measure
                 limit_s = self.circumstance.step_limit_s
-                loop.run(self.trainer, protocol, open_window, series, look, self.channel.follow_width, limit_s)
+                loop.run(self.trainer, protocol, open_window, series, look, limit_s)
         wait_for(self.device)
         self.device_peak.look()
         self.surrounded = self.surroundings.close() if warmup else Surrounded()

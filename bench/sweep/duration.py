@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from bench.spec import GPU_WARMUP, MeasureSpec
+from bench.spec import MeasureSpec
 
 START_S = (2.5, 17.0)
 """Seconds that an attempt takes beside its steps: forked from a process that has done its imports (README, packing);
@@ -15,10 +15,7 @@ with fifteen other processes on its two cores, 28 took up to 3 times as long as 
 (tests/data/runs); a point whose time runs out all the same has the longest limit in its next attempt."""
 LEAST_MIN = 2.0
 """No predicted limit is shorter: a cold start takes 9 s, and building an op for the first time 30 s more."""
-FEWEST = 6
-"""Steps without which a median has no 95 % interval, so that no window ends by its width (bench.statistics)."""
 _INSPECTED = 3  # untimed steps after the window
-_STEADY_BLOCKS = 2  # that have to agree before the window opens
 
 
 class AttemptMinutes(NamedTuple):
@@ -29,30 +26,20 @@ class AttemptMinutes(NamedTuple):
 
 
 def compute_shortest_s(protocol: MeasureSpec, step_s: float) -> float:
-    """Return the seconds of all steps if the protocol ends as soon as it may."""
-    block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
-    warm = min(
-        _round_up_to_blocks(max(protocol.warmup_steps, _STEADY_BLOCKS * block), block), protocol.warmup_max_steps
-    )
-    enough = max(protocol.min_steps, math.ceil(protocol.min_s / step_s), FEWEST)
-    spent = math.ceil(protocol.max_s / step_s)
-    window = min(_round_up_to_blocks(min(enough, spent), block), _count_most_steps(protocol, step_s))
-    return (warm + window + inspected) * step_s
+    """Return the seconds of all steps on a CPU."""
+    return (_count_steps(protocol, step_s) + _INSPECTED * protocol.inspect) * step_s
 
 
 def compute_longest_s(protocol: MeasureSpec, step_s: float) -> float:
-    """Return the seconds of all steps if it uses its budget, on a GPU, which warms up by time too; times are looked at
-    between blocks."""
-    block, inspected = protocol.block_steps, _INSPECTED * protocol.inspect
-    spent = _round_up_to_blocks(math.ceil(protocol.max_s / step_s), block)
-    window = min(_count_most_steps(protocol, step_s), spent)
-    return (protocol.warmup_max_steps + window + inspected) * step_s + GPU_WARMUP * protocol.min_s
+    """Return the seconds of all steps on a GPU, which warms up by time too and is one block ahead."""
+    return compute_shortest_s(protocol, step_s) + protocol.gpu_warmup_s + protocol.block_steps * step_s
 
 
-def _count_most_steps(protocol: MeasureSpec, step_s: float) -> int:
-    """Return the steps at which a window ends at the latest, its most seconds aside: a budget once it has its least."""
-    least = _round_up_to_blocks(math.ceil(protocol.min_s / step_s), protocol.block_steps)
-    return max(protocol.max_steps, least)
+def _count_steps(protocol: MeasureSpec, step_s: float) -> int:
+    """Return the steps of warm-up and window; times are looked at between blocks."""
+    block, enough = protocol.block_steps, max(protocol.min_steps, math.ceil(protocol.window_s / step_s))
+    window = min(_round_up_to_blocks(enough, block), _round_up_to_blocks(math.ceil(protocol.max_s / step_s), block))
+    return protocol.warmup_steps + window
 
 
 def _round_up_to_blocks(steps: int, block: int) -> int:

@@ -28,7 +28,6 @@ class HeartbeatRank(BaseModel):
 
     phase: str = ""
     step: int = -1  # outside the loop
-    width: float | None = None  # of the window's interval so far, relative to the median
 
 
 class LastHeartbeat(BaseModel):

@@ -61,8 +61,7 @@ def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -
     series = (9.9,) * cut + tuple(window)
     plain: dict[str, Any] = {
         "cut": cut,
-        "steady": True,
-        "stopped": "width",
+        "stopped": "window",
         "step_s": series,
         "data_wait_s": (0.5,) * cut + (0.001,) * len(window),
         "loss": (*LOSSES, *(4.0,) * len(series))[: len(series)],

@@ -52,7 +52,7 @@ def test_every_record_is_read_and_the_rest_named_and_counted(tmp_path: Path, cap
     assert len(found.table) == 2
     why = {skipped.path.parent.name: skipped.why for skipped in found.skipped}
     assert set(why) == {"torn", "else", "newer", "lacking", "binary", "list", "folder"}
-    assert "newer than 2" in why["newer"]
+    assert "newer than 3" in why["newer"]
     assert why["lacking"].startswith("outcome:")
     results.warn(found)
     assert "7 of 9 files" in caplog.messages[0]

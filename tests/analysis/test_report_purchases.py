@@ -7,10 +7,10 @@ from analysis.report.purchases import list_purchase_caveats
 from bench.record import RunRecord
 
 
-def allocations(hosts: list[str], scatter: float, width: float = 0.02) -> list[RunRecord]:
+def allocations(hosts: list[str], scatter: float) -> list[RunRecord]:
     """A run of steady steps on each of these hosts."""
     rng = np.random.default_rng(0)
-    of = spec(measure={"width": width})
+    of = spec()
     times = 0.1 * np.exp(scatter * rng.standard_normal(len(hosts)))
     return [
         run(of, repeat=number, steps=steps((float(seconds),) * 30), environment={"hosts": (host,)})
@@ -20,7 +20,7 @@ def allocations(hosts: list[str], scatter: float, width: float = 0.02) -> list[R
 
 def test_runs_that_differ_need_more_of_them_and_not_more_steps() -> None:
     told, alike = list_purchase_caveats(results(*allocations(["a"] * 3, 0.02)))
-    assert "1 of 1 configurations with two or more are less sure than the 2 % that was asked of a run" in told
+    assert "1 of 1 configurations with two or more are less sure than 2 %" in told
     assert "1 needs more allocations, not more steps: zero1, micro 2" in told
     assert alike.startswith("1 configuration had the same nodes in all allocations")
 

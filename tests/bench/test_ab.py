@@ -154,6 +154,64 @@ def test_a_model_that_learns_otherwise_has_its_own_lengths() -> None:
     assert "sequence.encoder=128" in _list_small_overrides(["model=no_such"]), "the sides say what is wrong with it"
 
 
+RECORDED = Path(__file__).parents[1] / "data/runs/smoke"
+SCRIPTED = """#!/bin/sh
+# Runs nothing: makes the next of the records that are listed in this folder for its study the next repeat.
+here=$(dirname "$0")
+while [ $# -gt 0 ]; do
+    case "$1" in --results) results=$2 ;; --study) study=$2 ;; esac
+    shift
+done
+n=0
+while [ -e "$results/$study/id/$n.0" ]; do n=$((n + 1)); done
+mkdir -p "$results/$study/id/$n.0"
+echo >> "$here/$study.count"
+k=$(wc -l < "$here/$study.count")
+cp "$here/$(sed -n "${k}p" "$here/$study").json" "$results/$study/id/$n.0/record.json"
+"""
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ran", "busy"),
+    [
+        (["quiet"] * 3, ["quiet"] * 3, 3, ()),
+        (["quiet", "busy", "quiet", "quiet"], ["quiet"] * 4, 4, ()),  # both sides of the second round run again
+        (["quiet", "busy", "quiet", "quiet", "quiet"], ["quiet", "quiet", "waiting", "quiet", "quiet"], 5, ()),
+        (["busy"] * 3 + ["quiet"] * 2, ["quiet"] * 5, 5, (0,)),  # at the third time it stays
+        (["busy"] * 9, ["busy"] * 9, 9, (0, 1, 2)),  # a runner whose machine is always shared has its rounds
+    ],
+)
+def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
+    a: list[str], b: list[str], ran: int, busy: tuple[int, ...], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(SCRIPTED)
+    python.chmod(0o755)
+    record = store.read_record(next(RECORDED.glob("*/*/record.json")))
+    loads = {"quiet": {"others_share": 0.01}, "busy": {"others_share": 0.3}, "waiting": {"memory_pressure_share": 0.2}}
+    for name, load in loads.items():
+        plain = record.model_dump(mode="json", by_alias=True)
+        plain["observations"]["load"] = [{"node": 0, **load}]
+        (tmp_path / f"{name}.json").write_text(json.dumps(plain))
+    compared = [sides.ComparedSide(name, name, python, None, None) for name in ("a", "b")]
+    for name, plan in (("a", a), ("b", b)):
+        (tmp_path / name).write_text("\n".join(plan))
+    followed = list[tuple[int, str]]()
+    ended = rounds.run_rounds(
+        compared,
+        rounds.order_runs(3, 0),
+        [],
+        tmp_path / "runs",
+        lambda number, side, _: followed.append((number, side.name)),
+    )
+    assert ended == (True, busy)
+    assert Counter(name for _, name in followed) == {"a": ran, "b": ran}
+    for name in ("a", "b"):
+        kept = sorted(path.name for path in (tmp_path / "runs" / name / "id").iterdir())
+        assert kept == ["0.0", "1.0", "2.0"], "repeat n of both sides is round n"
+    assert len(list((tmp_path / "runs" / rounds.AGAIN).rglob("record.json"))) == 2 * (ran - 3)
+
+
 @pytest.mark.processes
 def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) -> None:
     words = ["sound", "main", *QUICK, *SMALL, "--rounds", "1", "--results", str(tmp_path / "runs"), "--format", "json"]

@@ -32,7 +32,7 @@ def test_every_file_in_conf_composes_and_decodes(group: str, name: str) -> None:
     if group == "launcher":  # slurm_<site> is slurm with a site's options
         assert composed.launcher == name.partition("_")[0]
     elif group == "measure":
-        assert composed.spec.measure.min_s == {"full": 20, "quick": 5, "smoke": 2}[name]
+        assert composed.spec.measure.window_s == {"full": 60, "quick": 5, "smoke": 2}[name]
     elif group == "objective":
         assert composed.spec.objective == name
     else:
@@ -73,7 +73,7 @@ def test_options_of_the_zero_section_are_reached_without_a_plus() -> None:
         ("batch.mico=3", "batch.mico: no such key; did you mean micro?"),
         ("engine.reduce_bukket_size=3", "engine.reduce_bukket_size: no such key; did you mean reduce_bucket_size?"),
         ("data.worker=3", "data.worker: no such key; did you mean workers?"),
-        ("measure.wdith=3", "measure.wdith: no such key; did you mean width?"),
+        ("measure.widnow_s=3", "measure.widnow_s: no such key; did you mean window_s?"),
         ("launcher.hang=3", "launcher.hang: no such key; did you mean hang_s?"),
         ("optimizer.beta=3", "optimizer.beta: no such key; did you mean betas?"),
         ("precision=fp8", "precision=fp8: input should be 'bf16', 'fp16' or 'fp32'"),
@@ -264,7 +264,7 @@ def test_a_group_file_of_ones_own_that_is_called_like_one_that_ships_is_refused(
 @pytest.mark.parametrize(
     "key",
     [
-        "optimizer.lr", "optimizer.eps", "measure.max_s", "measure.width", "model.dropout", "launcher.hang_s",
+        "optimizer.lr", "optimizer.eps", "measure.max_s", "measure.window_s", "model.dropout", "launcher.hang_s",
         "launcher.time_limit_min", "machine.price_per_device_hour", "machine.memory_bytes_per_s",
         "machine.peak_tflops.bf16", "seed", "batch.micro",
     ],
@@ -317,3 +317,26 @@ def test_a_config_file_that_is_none_is_refused_in_one_line(text: str, tmp_path: 
 def test_a_folder_of_files_of_ones_own_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--config-dir .*/none: no such folder; give one laid out like conf/"):
         ask(config_dir=tmp_path / "none")
+
+
+def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As overrides or in a study, and in a group file of one's own."""
+    given = ask("measure.min_s=7.25", "measure.width=0.0123", "measure.max_steps=321", "measure.warmup_max_steps=33")
+    assert given.spec.measure == ask("measure.window_s=7.25").spec.measure
+    folder = tmp_path / "measure"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("warmup_steps: 3\nmin_steps: 9\nmin_s: 1.75\nmax_steps: 40\nmax_s: 6.0\n")
+    mine = ask("measure=mine", config_dir=tmp_path).spec.measure
+    assert (mine.warmup_steps, mine.min_steps, mine.window_s, mine.max_s) == (3, 9, 1.75, 6.0)
+    said = capsys.readouterr().err.splitlines()
+    assert "zeroscale: measure.min_s=7.25: is called measure.window_s" in said
+    assert "zeroscale: measure.min_s=1.75: is called measure.window_s" in said
+    assert all("measure.window_s" in line or "measure.gpu_warmup_s" in line for line in said) and len(said) == 6
+
+
+def test_a_study_of_the_older_protocol_is_read() -> None:
+    study = compose.read_study(str(Path(__file__).parents[1] / "data/studies/weak.yaml"))
+    [protocol] = {point.composed.spec.measure for point in compose.compose_points(study, []).points}
+    assert (protocol.window_s, protocol.min_steps, protocol.max_s) == (1.0, 10, 5.0)

@@ -30,8 +30,8 @@ pytestmark = [
 ]
 QUICK = (
     "devices_per_node=1", "precision=bf16", "batch.micro=2", "sequence.encoder=32", "sequence.decoder=16",
-    "measure.block_steps=3", "measure.warmup_steps=3", "measure.warmup_max_steps=6", "measure.min_steps=6",
-    "measure.min_s=0", "measure.max_steps=12", "launcher.lock=false",
+    "measure.block_steps=3", "measure.warmup_steps=6", "measure.gpu_warmup_s=0", "measure.min_steps=6",
+    "measure.window_s=0", "launcher.lock=false",
 )  # fmt: skip
 LARGER = ("model=mt5_small", "batch.micro=8", "sequence.encoder=512", "sequence.decoder=128")
 RUNS = {

@@ -50,7 +50,7 @@ def test_a_run_that_is_lost_after_its_window_is_measured_and_says_that_nobody_lo
     zeroscale_run: Start,
 ) -> None:
     """Three steps of warm-up, three of the window; the next one is the first untimed one."""
-    steps = ("measure.warmup_max_steps=3", "measure.min_steps=3", "measure.max_steps=3")
+    steps = ("measure.warmup_steps=3", "measure.min_steps=3")
     run = zeroscale_run(
         *QUICK, "engine=ddp", *steps, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=6 action=raise"}
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import analysis
+from bench import store
 from bench.config import compose
 from bench.gpu_study import __main__ as study
 from bench.gpu_study import best, parts, wheels
@@ -75,7 +76,6 @@ def test_blocks_and_pinned_batches_are_compared_at_one_point(tmp_path: Path, cal
     assert {(point.data.pin_memory, point.measure.block_steps) for point in points} == {
         (False, 5), (False, 50), (True, 5), (True, 50),
     }  # fmt: skip
-    assert all(2 * point.measure.block_steps <= point.measure.warmup_max_steps for point in points), "else unsteady"
     assert len(order_runs(range(4), study)) == 12
 
 
@@ -88,7 +88,9 @@ def test_the_best_of_every_model_is_asked_for_again_as_it_was(tmp_path: Path) ->
     again = compose.compose_request(pairs)
     runs = analysis.load(tmp_path / "smoke")
     fastest = runs.loc[runs["samples_per_s"].idxmax(), "config_id"]
-    assert compose.compose_points(found, [("machine", ["cpu"])]).points[0].config_id == fastest
+    spec = store.read_record(next((tmp_path / "smoke" / fastest).glob("*/record.json"))).spec
+    [point] = compose.compose_points(found, [("machine", ["cpu"])]).points
+    assert point.composed.spec == spec.model_copy(update={"measure": point.composed.spec.measure})
     assert again.machine.name == "cpu"
     assert order_runs([0], found) == [(0, 0), (1, 0), (2, 0)]
 

@@ -90,7 +90,7 @@ def test_there_is_no_checkpoint_where_nothing_is_left_to_do() -> None:
 
 def test_the_window_is_the_whole_training_whatever_the_protocol_says() -> None:
     window = spec(tokens=100 * STEP).measure
-    assert (window.warmup_steps, window.warmup_max_steps, window.min_steps, window.max_steps) == (5, 5, 95, 95)
+    assert (window.warmup_steps, window.min_steps, window.window_s, window.gpu_warmup_s) == (10, 90, 0, 0)
     assert spec(tokens=STEP).measure.min_steps == 1
 
 

@@ -157,7 +157,7 @@ def quiet() -> bool:
 
 
 def record_of(tmp_path: Path, *more: str) -> RunRecord:
-    return Command(tmp_path / "runs", [*QUICK, "engine=ddp", "measure.max_steps=60", "measure.min_s=2", *more]).record()
+    return Command(tmp_path / "runs", [*QUICK, "engine=ddp", "measure.window_s=2", *more]).record()
 
 
 @pytest.mark.processes

@@ -31,12 +31,11 @@ def a_spec(**changed: Any) -> RunSpec:
         "batch": {"micro": 1, "accumulation": 1},
         "devices_per_node": 2,
         "measure": {
-            "warmup_steps": 2,
-            "warmup_max_steps": 4,
+            "warmup_steps": 4,
             "block_steps": 2,
             "min_steps": 3,
-            "min_s": 0,
-            "max_steps": 3,
+            "window_s": 0,
+            "gpu_warmup_s": 0,
         },
     }
     return RunSpec.model_validate(plain | changed)
@@ -124,16 +123,16 @@ def in_window(series: Series) -> list[bool]:
 def test_the_steps_of_a_window_add_up_to_its_seconds() -> None:
     """Warm-up of two blocks; a window of two steps that end at 2 and 4 on the slowest rank, and one of 3."""
     steps = observe.reduce_steps(trained(Scripted([5, 1, 1, 1, 1, 3, 3]), [1, 5, 1, 1, 2, 1, 1]))
-    assert (steps.cut, steps.stopped) == (4, "steps")
+    assert (steps.cut, steps.stopped) == (4, "window")
     assert steps.step_s == (5, 1, 1, 1, 2, 2, 3)
     assert steps.slowest_rank_s == (5, 5, 1, 1, 2, 3, 3), "which do not add up"
     assert steps.fastest_rank_s == (1, 1, 1, 1, 1, 1, 1)
     assert steps.window_s == sum(steps.step_s[4:]) == 7
 
 
-@pytest.mark.parametrize(("limit_s", "stopped"), [(None, "width"), (3.5, "width"), (2.5, "slower")])
+@pytest.mark.parametrize(("limit_s", "stopped"), [(None, "window"), (3.5, "window"), (2.5, "slower")])
 def test_a_window_ends_once_steps_are_surely_longer_than_they_may_be(limit_s: float | None, stopped: str) -> None:
-    spec = a_spec(measure={"warmup_steps": 2, "block_steps": 2, "min_steps": 30, "min_s": 0})
+    spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 30, "window_s": 0})
     steps = [3 + 0.01 * (number % 3) for number in range(60)]
     series = trained(Scripted(steps), [1.0] * 60, spec, limit_s)
     assert series.stopped == stopped
@@ -300,8 +299,8 @@ class Alone(TwoRanks):
 
 
 def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
-    protocol = {"warmup_steps": 2, "warmup_max_steps": 8, "block_steps": 2, "min_steps": 12, "min_s": 0}
-    spec = a_spec(measure=protocol | {"max_steps": 12} | measure, devices_per_node=1)
+    protocol = {"warmup_steps": 4, "gpu_warmup_s": 0, "block_steps": 2, "min_steps": 12, "window_s": 0}
+    spec = a_spec(measure=protocol | measure, devices_per_node=1)
     clock, engine, series = DeviceClock(lambda: PlaceInQueue(device), device.drain), OnDevice(device), Series(())
     clock.blocks_ahead = ahead
     trainer = Trainer(spec, engine, batches(), clock, CPU, lambda *at: None, Alone(device))
@@ -342,30 +341,44 @@ def test_what_the_harness_does_between_blocks_is_left_out_where_the_host_is_the_
     assert all(0.0499 < first < 0.0601 for first in series.step_s[series.warmup :: 2])
 
 
-def test_a_window_on_a_device_has_no_more_steps_than_its_budget() -> None:
+def test_a_window_on_a_device_has_no_more_steps_than_it_needs() -> None:
     series = timed_on(Device(step_s=0.1, launch_s=0.01))
-    assert (len(series.ranks) - series.warmup, series.stopped) == (12, "steps")
+    assert (len(series.ranks) - series.warmup, series.stopped) == (12, "window")
     assert series.times.step_s == series.step_s and len(series.step_s) == len(series.ranks)
 
 
-def test_what_is_under_way_when_a_window_is_narrow_enough_belongs_to_it() -> None:
-    series = timed_on(Device(step_s=0.1, launch_s=0.01), width=0.5, min_steps=6, max_steps=100)
-    assert series.stopped == "width"
+def test_what_is_under_way_when_a_window_has_its_seconds_belongs_to_it() -> None:
+    series = timed_on(Device(step_s=0.1, launch_s=0.01), window_s=0.75, min_steps=4)
+    assert series.stopped == "window"
     assert len(series.ranks) - series.warmup == 10, "four blocks were seen, and one was under way"
 
 
-def test_the_seconds_of_a_window_come_before_its_budget_of_steps() -> None:
+def test_a_window_lasts_its_seconds_however_short_its_steps_are() -> None:
     """On a GPU 500 steps of 5 ms are 2.5 s: shorter than its clock takes to settle."""
-    quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, max_steps=20, min_s=0.5)
-    assert quick.stopped == "steps" and 0.5 <= quick.window_s < 0.53
+    quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, window_s=0.5)
+    assert quick.stopped == "window" and 0.5 <= quick.window_s < 0.53
     assert len(quick.ranks) - quick.warmup >= 100
+
+
+def test_a_window_whose_steps_are_too_long_ends_when_its_time_is_over() -> None:
+    slow = timed_on(Device(step_s=1.0, launch_s=0.01), min_steps=30, max_s=9.0)
+    assert slow.stopped == "time" and 9.0 <= slow.window_s < 14.1, "at most a block and the one under way more"
+
+
+@pytest.mark.parametrize("stalled", [None, 8, 20])
+def test_the_length_of_a_window_does_not_depend_on_what_its_steps_show(stalled: int | None) -> None:
+    """One of its steps takes 3 s in place of 1 s: the window has as many seconds and not as many steps."""
+    spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 6, "window_s": 40.0})
+    seconds = [3.0 if number == stalled else 1.0 for number in range(60)]
+    series = trained(Scripted(seconds), seconds, spec)
+    assert (series.stopped, series.window_s) == ("window", 40.0 if stalled is None else pytest.approx(40.5, abs=0.6))
 
 
 def test_a_loss_that_is_lost_is_known_one_block_later() -> None:
     device = Device(step_s=0.1, launch_s=0.01)
     engine, series = OnDevice(device), Series(())
     engine._losses = iter([1.0] * 12 + [math.nan] + [1.0] * 50)
-    spec = a_spec(devices_per_node=1, measure=a_spec().measure.model_dump() | {"max_steps": 40, "min_steps": 40})
+    spec = a_spec(devices_per_node=1, measure=a_spec().measure.model_dump() | {"min_steps": 40})
     clock = DeviceClock(lambda: PlaceInQueue(device), device.drain)
     run(
         Trainer(spec, engine, batches(), clock, CPU, lambda *at: None, Alone(device)),

@@ -201,9 +201,6 @@ def test_a_pulse_is_read_where_it_was_written() -> None:
     pulse.write(1, "steps", 12)
     assert (pulse.read(0).phase, pulse.read(0).step) == ("warm-up", -1)
     assert (pulse.read(1).phase, pulse.read(1).step) == ("steps", 12)
-    assert pulse.read(1).width is None
-    pulse.write(1, "steps", 13, 0.06)
-    assert pulse.read(1).width == 0.06
 
 
 def test_variables_that_matter_are_recorded_and_secrets_never_are() -> None:

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 SHORT = (
-    "measure.warmup_steps=2", "measure.warmup_max_steps=2", "measure.block_steps=1", "measure.min_steps=3",
-    "measure.min_s=0", "measure.max_steps=3",
+    "measure.warmup_steps=2", "measure.block_steps=1", "measure.min_steps=3",
+    "measure.window_s=0",
 )  # fmt: skip
 LARGE = ("model=tiny", "precision=bf16", "batch.micro=1", "sequence.encoder=16", "sequence.decoder=8", "nodes=128",
          "devices_per_node=8")  # fmt: skip

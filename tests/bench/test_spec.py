@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from bench.config.decode import decode_model
+from bench.errors import UserError
 from bench.spec import RunSpec, canonical, config_id
 
 
@@ -40,9 +42,9 @@ def test_identity_leaves_defaults_out_so_that_a_new_field_renames_no_old_run() -
     assert config_id(spec(seed=1)) != config_id(spec())
 
 
-def test_identity_by_version_1_of_the_defaults_is_frozen() -> None:
+def test_identity_by_version_2_of_the_defaults_is_frozen() -> None:
     """A default that changed would rename every run that was ever made: raise the version of the defaults instead."""
-    assert config_id(spec()) == "56ea551d27"
+    assert config_id(spec()) == "c7c3b3c193"
 
 
 def test_where_a_shape_comes_from_is_no_part_of_what_is_measured() -> None:
@@ -55,9 +57,27 @@ def test_a_spec_survives_its_own_json() -> None:
     assert RunSpec.model_validate_json(once.model_dump_json(by_alias=True)) == once
 
 
-def test_the_protocol_refuses_a_warm_up_that_cannot_end() -> None:
-    with pytest.raises(ValidationError, match=r"warmup_steps=9 exceeds measure\.warmup_max_steps=5"):
-        spec(measure={"warmup_steps": 9, "warmup_max_steps": 5})
+OLD_PROTOCOL = {
+    "warmup_steps": 5, "warmup_max_steps": 60, "block_steps": 5, "min_steps": 30, "min_s": 20.0, "max_steps": 500,
+    "max_s": 300.0, "width": 0.02, "inspect": True,
+}  # fmt: skip
+"""As records of version 1 and 2 have it."""
+
+
+def test_a_spec_of_an_older_protocol_keeps_its_id_and_its_json() -> None:
+    """Both ids are by the code of the time; that of the defaults was frozen here as identity by version 1."""
+    old, shorter = spec(measure=OLD_PROTOCOL), spec(measure=OLD_PROTOCOL | {"min_s": 2.0, "width": 0.05})
+    assert (config_id(old), config_id(shorter)) == ("56ea551d27", "5981b2839e")
+    assert old.model_dump(mode="json")["measure"] == OLD_PROTOCOL
+    assert RunSpec.model_validate_json(shorter.model_dump_json(by_alias=True)) == shorter
+    assert config_id(spec()) != config_id(old), "a window of a fixed length is another measurement"
+
+
+def test_a_mistake_in_the_protocol_is_named_as_it_was_written() -> None:
+    with pytest.raises(UserError, match=r"^measure\.block_steps=0: "):
+        decode_model(RunSpec, spec().model_dump(by_alias=True) | {"measure": {"block_steps": 0}})
+    with pytest.raises(UserError, match=r"^measure\.windows_s: no such key; did you mean window_s"):
+        decode_model(RunSpec, spec().model_dump(by_alias=True) | {"measure": {"windows_s": 3}})
 
 
 @pytest.mark.parametrize(
@@ -82,8 +102,8 @@ def test_identity_leaves_each_default_length_of_span_corruption_out(
 
 def test_identities_of_before_there_were_objectives_and_layouts() -> None:
     """Computed by the revision before both."""
-    assert config_id(spec(sequence={"decoder": 64})) == "da82cc1bbb"
-    assert config_id(spec(sequence={"encoder": 3, "decoder": 4})) == "1d1555711c"
+    assert config_id(spec(sequence={"decoder": 64}, measure=OLD_PROTOCOL)) == "da82cc1bbb"
+    assert config_id(spec(sequence={"encoder": 3, "decoder": 4}, measure=OLD_PROTOCOL)) == "1d1555711c"
 
 
 def test_the_default_objective_and_layout_are_not_written_down() -> None:

@@ -154,7 +154,7 @@ def test_how_a_measured_run_ended_is_said_of_its_inspection_alone(
         ("not json", "not a zeroscale record"),
         ("[1]", "not a zeroscale record"),
         ('{"a": 1}', "not a zeroscale record"),
-        ('{"schema_version": 99}', "schema version 99 is newer than 2"),
+        ('{"schema_version": 99}', "schema version 99 is newer than 3"),
         ('{"schema_version": 1}', "config_id: Field required"),
         ('{"schema_version": 2}', "config_id: Field required"),
         ('{"schema_version": 0}', "not a zeroscale record"),
@@ -275,3 +275,11 @@ def test_a_full_disk_is_known_by_what_an_error_came_of() -> None:
     quota = UserError("folder", "cannot reserve 5 bytes for the record")
     quota.__cause__ = OSError(errno.EDQUOT, "Disk quota exceeded")
     assert is_disk_full(quota)
+
+
+def test_a_point_of_an_older_protocol_is_not_measured_by_another(tmp_path: Path, spec: RunSpec) -> None:
+    plain = spec.model_dump(mode="json", by_alias=True) | {"measure": {"width": 0.02}}
+    older = RunSpec.model_validate(plain)
+    with pytest.raises(UserError, match=r"protocol of an older version.*; plan the study again"):
+        store.open_attempt(tmp_path, older, circumstance())
+    assert list(tmp_path.iterdir()) == []

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import api
+from bench import api, store
 from bench.config import compose
 from bench.config.compose import Expansion
 from bench.errors import UserError
 from bench.measure.window import find_stop_reason
-from bench.spec import GPU_WARMUP, MeasureSpec
+from bench.spec import MeasureSpec, config_id
 from bench.study import list_control_pairs
 
 FILES = sorted(path.stem for path in (compose.find_conf_folder() / "study").glob("*.yaml"))
@@ -34,11 +34,11 @@ SMOKE_RECORDS = Path(__file__).parents[1] / "data/runs/smoke"
 
 
 def least_s(protocol: MeasureSpec) -> float:
-    return (GPU_WARMUP + 1) * protocol.min_s
+    return protocol.gpu_warmup_s + protocol.window_s
 
 
 def most_s(protocol: MeasureSpec) -> float:
-    return GPU_WARMUP * protocol.min_s + protocol.max_s
+    return protocol.gpu_warmup_s + protocol.max_s
 
 
 def points_of(name: str) -> Expansion:
@@ -152,7 +152,11 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
 
 
 def test_the_smoke_study_still_asks_for_what_was_recorded() -> None:
-    assert {point.config_id for point in points_of("smoke").points} == {path.name for path in SMOKE_RECORDS.iterdir()}
+    """The recorded windows ended by what their steps showed: all but the protocol is as it was."""
+    recorded = [store.read_record(path) for path in SMOKE_RECORDS.glob("*/*/record.json")]
+    [protocol] = {record.spec.measure for record in recorded}
+    asked = [point.composed.spec.model_copy(update={"measure": protocol}) for point in points_of("smoke").points]
+    assert {config_id(spec) for spec in asked} == {record.config_id for record in recorded}
 
 
 def test_the_command_line_wins_over_a_study() -> None:
@@ -200,4 +204,4 @@ def test_a_file_that_is_no_study_is_refused_in_one_line(text: str, told: str, tm
 def test_a_study_of_memory_alone_does_not_wait_for_seconds() -> None:
     study = compose.read_study(str(SMOKE_RECORDS.parents[1] / "studies/peaks.yaml"))
     protocols = {point.composed.spec.measure for point in compose.compose_points(study, []).points}
-    assert [find_stop_reason([0.01] * 3, 0.03, protocol) for protocol in protocols] == ["steps"]
+    assert [find_stop_reason(3, 0.03, protocol) for protocol in protocols] == ["window"]

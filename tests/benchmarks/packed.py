@@ -26,7 +26,7 @@ ENGINES = ("zero1", "zero2", "zero3")
 POINT = (
     "model=tiny", "machine=cpu", "nodes=2", "devices_per_node=1", "precision=fp32", "batch.micro=1",
     "sequence.encoder=32", "sequence.decoder=16", "engine.reduce_bucket_size=1000000", "measure.warmup_steps=3",
-    "measure.warmup_max_steps=3", "measure.block_steps=3", "measure.min_steps=6", "measure.max_steps=6",
+    "measure.block_steps=3", "measure.min_steps=6",
     "launcher=slurm_testbed", "launcher.throttle=1", "launcher.job_max_min=600",
 )  # fmt: skip
 AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"

@@ -1,193 +1,162 @@
-"""What the rules of the window hold: how often a biased run is flagged, a good one is not, and an interval covers.
+"""How often a run's interval covers the cost of its steps, and what repeats say of it, by kind of process.
 
 python -m tests.benchmarks.windows [--runs 100]
 
-Runs are simulated step by step through the real rules (`bench.measure.window`), a block at a time, by the protocol of
-conf/measure/full.yaml: their noise is one of NOISES, their level one of CHANGES. A run is biased where the mean of its
-window is more than 2 % off the level that the machine keeps in the end; it is flagged if it is `unsteady` or `short`,
-and noted if its interval is `wide` or of `few` steps. What begins after the end of a window no rule can see: such runs
-stand in a column of their own.
-
-With --runs 100: of the 1,755 runs that are biased, and whose change had begun, 91.3 % carry a flag and 96.6 % a flag or
-a note; the rest heat slowly under noise of 5 % and more. Of the 2,331 good ones 4.8 % carry a flag: none to 3 % where
-steps take up to 1 s and scatter by up to 5 %, 7 to 10 % where they scatter more or are few, and 17 to 31 % where 60
-steps resemble each other, which are nearly all noted too. 29 % have a note. The median's interval covers 92 % of the
-times that there is one, and 71 to 94 % where neighbours resemble each other by 0.9.
-
-A change is looked for with more suspicion in a window that is wide or of few steps (1 in 100 at one place instead of 1
-in 500): no stop rule has looked at its end for a hint of one. With the stricter level everywhere 85 % of the biased
-carry a flag, and 2.2 % of the good ones; with the other everywhere 92 and 6.5 %.
-
-The interval of the mean, and so of the rate, covers 84 to 99 %, but for slow steps so rare that most windows have none:
-15 to 81 % (--runs 40).
+The processes are those of `tests.benchmarks.processes`. Their steps go through the measured loop itself
+(`bench.measure.loop.run`) by the protocol of conf/measure/full.yaml, on a device whose clock is that of the process: a
+GPU's warm-up, one block ahead. Truth is the long-run mean of a process, which is what hours of training cost, and for a
+process that settles the level it settles at.
 """
 
 import argparse
+import itertools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 
-from analysis.stats.series import FEW, mean_interval
-from bench.measure.window import find_stop_reason, is_steady, is_warmup_done, warmup_s
+from analysis.scaling.time_per_sample import Pace, compare_paces
+from analysis.stats import windows
+from analysis.stats.compare import verdicts
+from analysis.stats.series import WIDE
+from bench.measure.loop import Series, run
 from bench.spec import MeasureSpec
-from bench.statistics import SURE, SUSPECTED, effective_size, is_changing, series_interval, signs
-from tests.analysis.stats.simulated import ar1
+from bench.statistics import LEVEL
+from tests.benchmarks.processes import PROCESSES, Process
 
-BIAS = 0.02
-STEPS_S = (0.05, 0.2, 1.0, 5.0)
-FULL = MeasureSpec()
-Level = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""The level of each step over the one that is kept in the end, by its number and its time in s."""
-
-
-class Noise(NamedTuple):
-    coefficient: float  # of the step before
-    deviation: float
-    slow_part: float = 0.0  # of the steps, longer by …
-    slower: float = 0.5  # … so many steps
+STEPS_S = (0.2, 1.0, 5.0)
+VERDICT_STEP_S = 0.5
+OFF = 0.02
+RIVAL = 1.04
+"""How much longer the steps of a process truly take than those of the rival beside it."""
 
 
-NOISES = {
-    "1 %": Noise(0, 0.01),
-    "5 %": Noise(0, 0.05),
-    "10 %": Noise(0, 0.1),
-    "AR 0.5, 2 %": Noise(0.5, 0.02),
-    "AR 0.9, 1 %": Noise(0.9, 0.01),
-    "5 % slow steps": Noise(0, 0.01, 0.05),
-    "0.5 % of steps × 10": Noise(0, 0.01, 0.005, 9.0),
-}
+class OneRank:
+    """Peers of a run of one rank."""
+
+    are_real = True
+
+    def broadcast(self, decision: Any) -> Any:
+        return decision
 
 
-def heats(by: float, tau_s: float = 40.0) -> Level:
-    return lambda number, at: (1 + by * (1 - np.exp(-at / tau_s))) / (1 + by)
+class SteppedDevice:
+    """Stands in for `bench.measure.loop.Trainer` on a GPU: a block's steps take what a process says, and a block is
+    known once the next one is launched."""
+
+    on_gpu, blocks_ahead = True, 1
+
+    def __init__(self, step_s: Iterator[float]) -> None:
+        self.peers, self._step_s = OneRank(), step_s
+        self._under_way: list[list[float]] = []
+        self._together = True
+
+    @property
+    def steps_under_way(self) -> int:
+        return sum(map(len, self._under_way))
+
+    def block(self, steps: int, series: Series) -> None:
+        self._together = not self._under_way
+        self._under_way.append(list(itertools.islice(self._step_s, steps)))
+        while len(self._under_way) > self.blocks_ahead:
+            self._gather(series)
+
+    def finish(self, series: Series) -> None:
+        while self._under_way:
+            self._gather(series)
+
+    def _gather(self, series: Series) -> None:
+        rows = [torch.tensor([[second, 0.0, 1.0, 1.0]], dtype=torch.float64) for second in self._under_way.pop(0)]
+        series.append(rows, [], together=self._together)
 
 
-def decays(by: float, tau: float) -> Level:
-    return lambda number, at: 1 + by * np.exp(-number / tau)
+class SimulatedRun(NamedTuple):
+    """What a run measured."""
+
+    stopped: str
+    step_s: tuple[float, ...]  # of its window
+
+    @property
+    def mean_s(self) -> float:
+        return math.fsum(self.step_s) / len(self.step_s)
 
 
-def jumps(by: float, place: int) -> Level:
-    return lambda number, at: np.where(number < place, 1 - by, 1.0)
+def simulate(
+    process: Process, step_s: float, seed: tuple[int, ...], protocol: MeasureSpec | None = None
+) -> SimulatedRun:
+    """Put a process through the measured loop; `step_s` are the seconds of an undisturbed step."""
+    series = Series(())
+    steps = process.draw(np.random.default_rng(seed), step_s)
+    run(cast(Any, SteppedDevice(steps)), MeasureSpec(), lambda: None, series)
+    return SimulatedRun(series.stopped, tuple(series.step_s[series.warmup :]))
 
 
-CHANGES: dict[str, Level] = {
-    "slows by 6 % as it heats, 40 s": heats(0.06),
-    "slows by 10 % as it heats, 40 s": heats(0.10),
-    "+50 %, gone in 10 steps": decays(0.5, 10),
-    "+50 %, gone in 30 steps": decays(0.5, 30),
-    "+50 %, gone in 100 steps": decays(0.5, 100),
-    "+20 %, gone in 100 steps": decays(0.2, 100),
-    "10 % faster from step 25": jumps(-0.1, 25),
-    "10 % faster from step 60": jumps(-0.1, 60),
-    "5 % slower from step 40": jumps(0.05, 40),
-    "30 % faster from step 25": jumps(-0.3, 25),
-}
-
-
-class Simulated(NamedTuple):
-    steps: int
-    bias: float
-    flagged: bool  # a doubt: unsteady or short
-    noted: bool  # how sure it is: wide or few
-    covered: bool | None  # the median that is kept in the end, where there is an interval
-    mean_covered: bool | None  # the mean of its steps, and so the rate, where there is an interval
-    seen: bool  # the level changed within warm-up or window, if at all
-
-
-def simulate(rng: np.random.Generator, step_s: float, noise: Noise, level: Level | None, *, gpu: bool) -> Simulated:
-    """Run one series through the rules."""
-    protocol = FULL
-    longest = 2 * protocol.warmup_max_steps + protocol.max_steps + math.ceil(2 * protocol.min_s / step_s)
-    number = np.arange(longest)
-    kept = np.ones(longest) if level is None else level(number, number * step_s)
-    deviation = noise.deviation * ar1(noise.coefficient)(rng, 1, longest)[0]
-    slow = 1 + noise.slower * (rng.random(longest) < noise.slow_part)
-    series = (step_s * kept * (1 + deviation) * slow).tolist()
-    cut, block = protocol.block_steps, protocol.block_steps
-    while not is_warmup_done(series[:cut], protocol, warmup_s(protocol, gpu)):
-        cut += block
-    steady, end = is_steady(series[:cut], block), cut + block
-    while not find_stop_reason(series[cut:end], sum(series[cut:end]), protocol):
-        end += block
-    window = np.array(series[cut:end])
-    interval = series_interval(window)
-    mean = step_s * (1 + noise.slower * noise.slow_part)
-    of_mean = mean_interval(window)
-    wide = interval is None or interval[1] - interval[0] > protocol.width * np.median(window)
-    few = effective_size(signs(window)) < FEW
-    unsteady = not steady or is_changing(window, protocol.width, SUSPECTED if wide or few else SURE)
-    short = len(window) < FULL.min_steps or window.sum() < FULL.min_s
-    return Simulated(
-        steps=end - cut,
-        bias=float(kept[cut:end].mean() - 1) if level else float(window.mean() / mean - 1),
-        flagged=bool(unsteady or short),
-        noted=bool(wide or few),
-        covered=None if interval is None else interval[0] <= step_s <= interval[1],
-        mean_covered=None if of_mean is None else of_mean.low <= mean <= of_mean.high,
-        seen=level is None or abs(kept[end - 1] - 1) < BIAS or float(np.ptp(kept[cut:end])) > BIAS / 4,
+def describe_runs(process: Process, step_s: float, runs: int) -> str:
+    """Return a line: bias of the mean and its standard error, coverage, and how many runs are marked."""
+    found = [
+        simulate(process, step_s, (PROCESSES.index(process), int(1000 * step_s), number)) for number in range(runs)
+    ]
+    truth = process.slowdown * step_s
+    off = np.array([one.mean_s / truth - 1 for one in found])
+    known = [windows.of(one.step_s) for one in found]
+    covered = [one.mean is not None and one.mean.low <= truth <= one.mean.high for one in known]
+    wide = [
+        one.mean is None or one.mean.high - one.mean.low > WIDE * run.mean_s
+        for one, run in zip(known, found, strict=True)
+    ]
+    marked = [
+        one.changed or is_wide or one.few or has_stall(run)
+        for one, is_wide, run in zip(known, wide, found, strict=True)
+    ]
+    biased = np.abs(off) > OFF
+    of_biased = f"{100 * np.mean(np.array(marked)[biased]):5.0f}" if biased.any() else "    –"
+    return (
+        f"{100 * off.mean():7.1f} ±{100 * off.std() / math.sqrt(runs):4.1f}{100 * np.mean(covered):9.0f}"
+        f"{100 * np.mean(wide):6.0f}{100 * np.mean([one.changed for one in known]):9.0f}"
+        f"{100 * np.mean([has_stall(one) for one in found]):6.0f}{100 * biased.mean():7.0f}{of_biased}"
     )
 
 
-def good_runs(rng: np.random.Generator, runs: int) -> None:
-    """Print what becomes of runs whose level stays."""
-    titles = ("flagged", "noted", "covered", "shown", "rate")
-    print(f"{'good runs':<20}{'step':>6}{'steps':>7}{''.join(f'{title:>9}' for title in titles)}")
-    everything: list[Simulated] = []
-    for name, noise in NOISES.items():
-        for step_s in STEPS_S:
-            found = [simulate(rng, step_s, noise, None, gpu=True) for _ in range(runs)]
-            everything += found
-            print(f"{name:<20}{step_s:>6}{told(found)}", flush=True)
-    print(f"{'all':<26}{told(everything)}")
+def has_stall(one: SimulatedRun) -> bool:
+    """Whether the note `stall` is raised, by its rule."""
+    ordered = sorted(one.step_s)
+    longest = ordered[-max(1, len(ordered) // 100) :]
+    return sum(longest) - len(longest) * float(np.median(ordered)) > 0.02 * sum(ordered)
 
 
-def told(found: list[Simulated]) -> str:
-    covered = [one.covered for one in found if one.covered is not None]
-    fine = [one for one in found if abs(one.bias) <= BIAS]
-    parts = ([one.flagged for one in fine], [one.noted for one in fine], covered)
-    steps = float(np.median([one.steps for one in found]))
-    rates = [one.mean_covered for one in found if one.mean_covered is not None]
-    return f"{steps:>7.0f}{''.join(map(share, parts))}{len(covered) / len(found):>9.1%}{share(rates)}"
-
-
-def changing_runs(rng: np.random.Generator, runs: int) -> None:
-    """Print what becomes of runs whose level changes."""
-    print(f"\n{'runs that change':<34}{'':>6}{'biased':>9}{'flagged':>9}{'or noted':>9}{'unseen':>9}")
-    everything: list[Simulated] = []
-    for gpu in (True, False):
-        for name, level in CHANGES.items():
-            found = [
-                simulate(rng, step_s, noise, level, gpu=gpu)
-                for step_s in STEPS_S
-                for noise in NOISES.values()
-                for _ in range(max(1, runs // 10))
-            ]
-            off = [one for one in found if abs(one.bias) > BIAS]
-            seen = [one for one in off if one.seen]
-            everything += seen
-            parts = ([one.flagged for one in seen], [one.flagged or one.noted for one in seen])
-            unseen = (len(off) - len(seen)) / len(found)
-            print(
-                f"{name:<34}{'GPU' if gpu else 'CPU':>6}{len(off) / len(found):>9.1%}",
-                f"{''.join(map(share, parts))}{unseen:>9.1%}",
-                flush=True,
-            )
-    parts = ([one.flagged for one in everything], [one.flagged or one.noted for one in everything])
-    print(f"{'all that are biased':<49}{''.join(map(share, parts))}")
-
-
-def share(found: list[bool]) -> str:
-    return f"{np.mean(found):>9.1%}" if found else f"{'':>9}"
+def describe_verdicts(process: Process, runs: int, draws: int = 200) -> str:
+    """Return a line: of a process beside a rival that is truly 4 % faster, how often five and ten repeats say so, and
+    how often they call it faster, or equal."""
+    rng = np.random.default_rng(PROCESSES.index(process))
+    means = [simulate(process, VERDICT_STEP_S, (PROCESSES.index(process), number)).mean_s for number in range(runs)]
+    rival = process.slowdown * VERDICT_STEP_S / RIVAL
+    line = ""
+    for repeats in (5, 10):
+        told = []
+        for _ in range(draws):
+            ours = Pace({f"a{k}": [float(mean)] for k, mean in enumerate(rng.choice(means, repeats))})
+            theirs = Pace({f"b{k}": [float(rival * (1 + 0.003 * rng.standard_normal()))] for k in range(repeats)})
+            told += verdicts([compare_paces(ours, theirs, LEVEL)], LEVEL)
+        right, wrong = (
+            np.mean([one in names for one in told]) for names in (("slower",), ("faster", "equal within 3 %"))
+        )
+        line += f"{100 * right:12.0f}{100 * wrong:7.0f}"
+    return line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
     runs = parser.parse_args().runs
-    good_runs(np.random.default_rng(0), runs)
-    changing_runs(np.random.default_rng(1), runs)
+    print(f"{runs} runs each, by {MeasureSpec().window_s:g} s; per cent")
+    print(f"{'':<46}{'step':>5}{'bias':>9}{'covered':>12}{'wide':>6}{'unsteady':>9}{'stall':>6}{'> 2 %':>7} marked")
+    for process, step_s in itertools.product(PROCESSES, STEPS_S):
+        print(f"{process.name:<46}{step_s:>5}{describe_runs(process, step_s, runs)}", flush=True)
+    print(f"\n{'beside a rival that is truly 4 % faster':<46}{'5: right':>12}{'wrong':>7}{'10: right':>12}{'wrong':>7}")
+    for process in PROCESSES:
+        print(f"{process.name:<46}{describe_verdicts(process, max(runs, 100))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ _SMALL = (  # a model whose gradients pass a slow link in no time
     "model=gpt2_tiny", "model.name=minute", "model.parameters=null", "model.shape.width=32", "model.shape.layers=2",
     "model.shape.inner=64", "model.shape.heads=2", "sequence.tokens=32", "engine=ddp", "machine=cpu", "precision=fp32",
     "devices_per_node=1",
-    "measure.block_steps=3", "measure.warmup_steps=3", "measure.warmup_max_steps=6",
+    "measure.block_steps=3", "measure.warmup_steps=6",
     "launcher=slurm_testbed", "launcher.warning_s=0",
 )  # fmt: skip
-QUICK = (*_SMALL, "launcher.time_limit_min=3", "measure.min_steps=6", "measure.min_s=0", "measure.max_steps=12")
+QUICK = (*_SMALL, "launcher.time_limit_min=3", "measure.min_steps=6", "measure.window_s=0")
 """Points that are over in seconds."""
-ENDLESS = (*_SMALL, "measure.min_steps=1000000", "measure.max_steps=1000000", "measure.max_s=600")
+ENDLESS = (*_SMALL, "measure.min_steps=1000000", "measure.max_s=600")
 """Points that somebody has to end."""
 
 _MAY_STAY = {

@@ -93,7 +93,7 @@ def test_the_limits_of_an_account_and_of_a_qos_are_known(study: Study) -> None:
 
 def test_a_point_whose_job_an_urgent_one_preempts_is_measured_again_to_one_answer(study: Study) -> None:
     bed = study.bed
-    long_enough = ("measure.min_s=8", "measure.max_s=8", "measure.max_steps=100000")
+    long_enough = ("measure.window_s=8", "measure.max_s=8")
     study.sweep(*QUICK, *long_enough, "nodes=2", "launcher.qos=normal", "batch.micro=1")
     (job,) = study.status()["jobs"]
     stepping(bed.node(1))

@@ -116,7 +116,7 @@ def test_a_full_disk_loses_no_record_and_the_sweep_goes_on_when_there_is_room(
     study: Study, drilled: Testbed, small_disk: Path
 ) -> None:
     study = Study(drilled, small_disk / "runs")
-    study.sweep(*QUICK, "nodes=2", "batch.micro=1,2", "measure.min_s=4", "measure.max_s=4", "measure.max_steps=5000")
+    study.sweep(*QUICK, "nodes=2", "batch.micro=1,2", "measure.window_s=4", "measure.max_s=4")
     stepping(drilled.node(1))
     fill(small_disk)
     study.ended()

@@ -27,22 +27,18 @@ class AttemptWatch:
         behind = min(beat.ranks, key=lambda rank: rank.step)
         if behind.step < 0:  # before its steps, or after them
             return Progress(behind.phase, self._share)
-        widths = [rank.width for rank in beat.ranks if rank.width is not None]
-        return self.of_step(behind.step, time.monotonic(), behind.phase, max(widths, default=None))
+        return self.of_step(behind.step, time.monotonic(), behind.phase)
 
-    def of_step(self, step: int, now_s: float, phase: str, width: float | None = None) -> Progress:
-        """Return how far a run is whose slowest rank is at `step`: at most all of its warm-up and of its window.
-        `width` is that of its interval so far, relative to the median."""
+    def of_step(self, step: int, now_s: float, phase: str) -> Progress:
+        """Return how far a run is whose slowest rank is at `step`: at most all of its warm-up and of its window."""
         at, since_s = self._first = self._first or (step, now_s)
         what = f"{phase} {step}"
-        if width is not None:
-            what += f", interval {100 * width:.2g} % of {100 * self._protocol.width:.2g} % asked for"
         if step == at:
             return Progress(what)
         step_s = (now_s - since_s) / (step - at)
         protocol = self._protocol
-        window_s = min(protocol.max_s, max(protocol.max_steps * step_s, protocol.min_s))
-        most_s = protocol.warmup_max_steps * step_s + window_s
+        window_s = min(protocol.max_s, max(protocol.min_steps * step_s, protocol.window_s))
+        most_s = max(protocol.warmup_steps * step_s, protocol.gpu_warmup_s) + window_s
         left_s = max(0.0, most_s - step * step_s)
         self._share = min(1 - left_s / most_s, _NEARLY)
         return Progress(what, self._share, f"at most {duration(left_s)} left")

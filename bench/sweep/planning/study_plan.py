@@ -48,6 +48,7 @@ def plan_sweep(
     overrides: GivenOverrides,
     config_dir: Path | None,
     *,
+    repeats: int | None,
     prune: bool,
     autopilot: bool,
     etiquette: Mapping[str, Any],
@@ -58,7 +59,8 @@ def plan_sweep(
     if planned_study.search and not planned_study.axes:
         raise UserError(f"study={planned_study.name}", "has a search and no axes", "use `zeroscale search`")
     chosen = [] if planned_study.base else _choose_small(planned_study, given, config_dir)
-    planned_study = planned_study.model_copy(update={"base": planned_study.base | dict(chosen)})
+    update = {"base": planned_study.base | dict(chosen), "repeats": repeats or planned_study.repeats}
+    planned_study = planned_study.model_copy(update=update)
     found = compose.compose_points(planned_study, given, config_dir, target.find_device)
     for made in found.points:
         present.check_devices(made.composed)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bench.spec import MeasureSpec
+from bench.spec import read_protocol
 from bench.sweep import duration
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.status import PointStatus
@@ -35,6 +35,6 @@ def _compute_limit_min(point_status: PointStatus, view: StudyState, factor: floa
         return point.time_limit_min
     if any(attempt.outcome == "timeout" for attempt in view.seen.of(point_status.key)):
         return point.bound_min
-    protocol = MeasureSpec.model_validate(point.spec["measure"])
+    protocol = read_protocol(point.spec["measure"])
     setup_min = point_status.sweep.scheduling.setup_min
     return duration.compute_limit_min(protocol, factor * step.high_s, setup_min, point.bound_min)

@@ -25,8 +25,8 @@ from bench.predict.memory import predict_memory_by_place
 from bench.record import RunRecord
 
 QUICK = (
-    "precision=fp32", "batch.micro=2", "measure.warmup_steps=2", "measure.warmup_max_steps=2", "measure.block_steps=1",
-    "measure.min_steps=3", "measure.min_s=0", "measure.max_steps=3", "model=tiny", "sequence.encoder=32",
+    "precision=fp32", "batch.micro=2", "measure.warmup_steps=2", "measure.block_steps=1",
+    "measure.min_steps=3", "measure.window_s=0", "model=tiny", "sequence.encoder=32",
     "sequence.decoder=16", "devices_per_node=4",
 )  # fmt: skip
 LAYOUT = ("engine=modular", "parallel.pipeline=2", "parallel.stages_per_rank=2", "batch.accumulation=4")

@@ -36,7 +36,8 @@ def test_a_dry_run_tells_memory_time_and_node_hours_and_leaves_out_what_cannot_f
     assert "job" not in told[zero0] and told[zero3].endswith("job 1")
     assert any(line.startswith("predicted: ") and "node-hours for 1 point" in line for line in told)
     assert "predicted far out of memory: 1 point recorded as infeasible; --no-prune runs all" in told
-    assert told[-1].startswith("2 points in 1 job, ")
+    assert told[-2].startswith("2 points in 1 job, ")
+    assert told[-1].startswith("one run of each is indicative; 5 of each take ")
 
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2"])
@@ -111,5 +112,5 @@ def test_a_submission_says_so_too(
 
 
 def test_a_limit_that_may_not_be_enough_is_said() -> None:
-    told = list(foretold(5, step=StepForecast(low_s=1, s=1.5, high_s=2)).summary())
+    told = list(foretold(2, step=StepForecast(low_s=1, s=1.5, high_s=2)).summary())
     assert told[-1] == "2 points may need more than the time limit: give launcher.time_limit_min"

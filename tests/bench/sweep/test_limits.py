@@ -1,6 +1,5 @@
 """Time limits from predictions: generous, corrected by measured neighbours, and never the end of a point."""
 
-import math
 import statistics
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from bench.record import RunRecord
 from bench.sweep import definition
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import SweepDefinition, SweepPoint
-from bench.sweep.duration import MARGIN, START_S, compute_limit_min, compute_longest_s, compute_shortest_s
+from bench.sweep.duration import MARGIN, START_S, compute_limit_min, compute_longest_s
 from bench.sweep.forecast import Forecast, StepForecast
 from bench.sweep.snapshot import read_snapshot
 from bench.sweep.status import list_statuses
@@ -23,9 +22,9 @@ from bench.sweep.submission.time_limits import extend_time_limits
 RUNS = Path(__file__).parents[2] / "data/runs"
 FOUR = spec(batch__micro=4)
 STEP = StepForecast(low_s=0.05, s=0.1, high_s=0.15)
-"""Predicted of FOUR; by the default protocol the limit is 10 + ((60 + 500 + 3) × 3 × 0.15 + 30) / 60 min, of 20. Half
-as slow again, 300 s are over after 445 steps of the window."""
-LIMIT_MIN = 10 + (563 * 3 * 0.15 + 30) / 60
+"""Predicted of FOUR; by the default protocol the limit is 10 + ((10 + 135 + 3 + 5) × 3 × 0.15 + 30) / 60 min, of 20:
+60 s are 134 steps of 0.45 s, and on a GPU a block more. Half as slow again, they are 90 of 0.675 s."""
+LIMIT_MIN = 10 + (153 * 3 * 0.15 + 30) / 60
 
 
 def made() -> SweepDefinition:
@@ -52,7 +51,7 @@ def limit_of(folder: Path, corrections: MeasuredCorrections) -> float | None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "limit"), [(1.0, LIMIT_MIN), (1.5, 10 + (508 * 3 * 0.225 + 30) / 60), (0.5, LIMIT_MIN)]
+    ("factor", "limit"), [(1.0, LIMIT_MIN), (1.5, 10 + (108 * 3 * 0.225 + 30) / 60), (0.5, LIMIT_MIN)]
 )
 def test_neighbours_lengthen_a_limit_and_never_shorten_it(factor: float, limit: float, tmp_path: Path) -> None:
     assert limit_of(tmp_path, Slower(factor)) == pytest.approx(limit)
@@ -91,14 +90,7 @@ def test_no_recorded_run_is_cut_by_a_prediction_that_is_too_short_by_half() -> N
         assert duration_s <= 60 * compute_limit_min(protocol, median / 2, setup_min=3, bound_min=20), record.config_id
 
 
-def test_recorded_runs_took_as_long_as_their_protocol_says() -> None:
-    """With the extremes of their own steps as the prediction's."""
+def test_recorded_runs_started_in_the_seconds_that_are_counted_on() -> None:
     for record in recorded():
-        assert record.observations and record.observations.steps
-        step_s, protocol = record.observations.steps.step_s, record.spec.measure
-        a_block_more = (3 + protocol.block_steps) * max(step_s)  # how many steps make min_s depends on their length
-        either = min(protocol.min_steps, math.ceil(protocol.min_s / min(step_s)))  # was enough when they were made
-        asked = protocol.model_copy(update={"min_s": 0.0, "min_steps": either})
-        assert compute_shortest_s(asked, min(step_s)) <= sum(step_s) + a_block_more, record.config_id
-        assert sum(step_s) <= compute_longest_s(protocol, max(step_s)), record.config_id
+        assert record.observations
         assert sum(record.observations.phases_s.values()) <= 1.01 * START_S[1]

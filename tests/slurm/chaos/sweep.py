@@ -19,7 +19,7 @@ from chaos.schedule import POINTS, Round
 
 PATIENCE_S = 240.0  # for a round to come to its end, and for an attempt to get its record
 _POLL_S = 0.5
-_POINT = ("measure.max_steps=1000000", "launcher.hang_s=13", "launcher.startup_s=60")
+_POINT = ("launcher.hang_s=13", "launcher.startup_s=60")
 """Each takes steps as long as its round says. A node that is silent for 10 s is lost before its ranks hang."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
@@ -53,7 +53,7 @@ class Sweep(Study):
         place = _LOCAL if self.local else (f"launcher.mode={self.planned.mode}", "launcher.throttle=2")
         micro = ",".join(str(number + 1) for number in range(self.asked))
         window_s = self.planned.window_s
-        window = (f"measure.min_s={window_s}", f"measure.max_s={window_s}")
+        window = (f"measure.window_s={window_s}", f"measure.max_s={window_s}")
         points = (f"nodes={self.planned.nodes}", f"batch.micro={micro}")
         self.command = self.start(*self.asking(*words, *_POINT, *window, *place, *points))
         return self.command
