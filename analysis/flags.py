@@ -121,7 +121,7 @@ FLAGS = {
     ),
     "busy": Flag(
         f"shared its machine: others took more than {100 * BUSY_SHARE:g} % of a node's cores, or a quota held it back "
-        "as much, or they had memory on a device",
+        "as much, or they had memory on a device; its times count for nothing",
         _busy,
     ),
     "short": Flag(f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s", _is_short),
@@ -163,6 +163,7 @@ NOTES = {
 NO_MEASUREMENT = ("drill", "foreign_hosts")
 """Flags of runs whose numbers answer nothing, however they ended."""
 
-UNSOUND = ("unsteady", "skipped_steps")
-"""Flags of runs that decide nothing: their time is another than that of the configuration. What makes a run less sure,
-as a short window does, is in the scatter of the repeats; a straggler may be the configuration's own."""
+DISTURBED = ("busy",)
+"""Flags of runs whose times count for nothing, because a cause outside of the run changed them: they decide nothing and
+are pooled with nothing. Their memory and their losses stand. A run is never excluded for its own steps, such as
+`unsteady` ones: a configuration that throttles in some allocations would then look as fast as it is in the others."""

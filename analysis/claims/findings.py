@@ -79,13 +79,14 @@ def _tested(claim: Claim, before: Row, after: Row, results: Results) -> stats.Co
         ours, theirs = (_list_values(row, claim.quantity, results) for row in (before, after))
     if not (ours and theirs):
         return None
-    return compare_paces(Pace(theirs, results.unsound(after)), Pace(ours, results.unsound(before)))
+    return compare_paces(Pace(theirs), Pace(ours))
 
 
 def _list_values(row: Row, column: str, results: Results) -> Runs:
-    """Return what a column of the run table says of the runs behind a row of the summary, by allocation."""
+    """Return what a column of the run table says of the runs behind a row of the summary, by allocation. Background
+    load changes how long ranks are idle, and not how many bytes they move."""
     found: Runs = {}
-    for place in results.behind(row):
+    for place in results.behind(row) if column == "moved_bytes" else results.list_timed(row):
         value = results.table[column].iloc[place]
         if not pd.isna(value) and value > 0:
             found.setdefault(results.allocation(place), []).append(float(value))

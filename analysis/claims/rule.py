@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from analysis.claims import ClaimComparison, ClaimFinding
 from analysis.claims.published import read
 from analysis.claims.sources import STUDY
-from analysis.flags import UNSOUND
 from analysis.formats.numbers import format_significant
 from analysis.stats.compare import INTEREST, LEAST_RUNS
 from analysis.summary import Row
@@ -17,7 +16,7 @@ LARGE = 1e9
 
 DOUBTFUL = ("short", "straggler", "busy")
 """Flags of runs that test no claim: of a window too short to be believed, or of a machine that was not as it should be.
-Runs flagged `analysis.flags.UNSOUND` are left out one by one, before anything is compared."""
+Busy runs take no part beside others of their configuration; a side is flagged where it has no others."""
 
 TEXT = (
     f"A set tests a claim of {STUDY} only as that study did: an mT5 model of 580M to 13B parameters (the count of a "
@@ -48,12 +47,6 @@ def list_rejected(finding: ClaimFinding) -> list[str]:
 def repeated(comparison: ClaimComparison) -> bool:
     """Whether both sides have enough independent repeats to speak for others."""
     return comparison.tested is not None and comparison.tested.decides
-
-
-def count_flagged(found: Iterable[ClaimFinding]) -> int:
-    """Return in how many comparisons of a test runs are left out, for a flag says that their time is another."""
-    sides = [_sides(comparison) for finding in found for comparison in testing(finding)]
-    return sum(any(not set(UNSOUND).isdisjoint(row["flags"].split()) for row in pair) for pair in sides)
 
 
 def obstacles(finding: ClaimFinding) -> list[str]:

@@ -85,8 +85,6 @@ def _weigh(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     why += "; by its effect, not its cause" if claim.id == "C1" and verdict != "not testable here" else ""
     if left := Counter(reason for finding in tests for reason in rule.list_rejected(finding)):
         why += f"; left out: {', '.join(f'{count} where {reason}' for reason, count in left.items())}"
-    if flagged := rule.count_flagged(finding for finding in tests):
-        why += f"; flagged runs took no part in {flagged} comparisons"
     others = {model: why for model, why in short.items() if why}
     return verdict, why + (f"; left out as analogues: {_joined(others)}" if others else "")
 

@@ -31,10 +31,10 @@ class RankedFamily:
     def __init__(self, paces: Sequence[Pace]) -> None:
         self._paces = tuple(paces)  # kept, so that no other takes the place of one in memory
         self._places = {id(pace): place for place, pace in enumerate(paces)}
-        sound = [pace.sound.means for pace in paces]
-        shared = [name for name in sound[0] if all(name in means for means in sound)] if sound else []
+        by_pace = [pace.means for pace in paces]
+        shared = [name for name in by_pace[0] if all(name in means for means in by_pace)] if by_pace else []
         blocked = enough(shared) and len(paces) > 1
-        self._means = [[means[name] for name in (shared if blocked else means)] for means in sound]
+        self._means = [[means[name] for name in (shared if blocked else means)] for means in by_pace]
         self._family = Family([np.log(means) for means in self._means], blocked=blocked) if paces else None
 
     @property
@@ -92,7 +92,7 @@ def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
     timed = [(row, known) for row in rows if (known := pace(row))]
     if not timed:
         return None
-    family = RankedFamily([known for _, known in timed if enough(known.sound.runs)])
+    family = RankedFamily([known for _, known in timed if enough(known.runs)])
     fastest = min(timed, key=lambda one: one[1].typical)
     found = _behind(next((one for one in timed if one[1] is family.lead), fastest), timed, family)
     if found.rivals and found.rivals[0].comparison.ratio < 1:  # of one that has too few repeats to be of the family
