@@ -131,7 +131,7 @@ def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[b
 
 def exceed(comparisons: Sequence[Comparison], limit: float, level: float = LEVEL) -> list[bool]:
     """Return of each comparison whether its ratio is shown to be above 1 + `limit`, all of them taken together: where
-    one is called so although none is, with a probability of at most half of 1 - `level`."""
+    none is, one is called so with a probability of at most 1 - `level`."""
     known = [one for one in comparisons if one.decides]
     gaps = [math.log(one.ratio) - math.log1p(limit) for one in known]
     chances = [compute_pair_chance(gap, one.noises) for gap, one in zip(gaps, known, strict=True)]

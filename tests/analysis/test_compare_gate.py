@@ -54,10 +54,10 @@ def test_a_slowdown_within_the_limit_breaks_a_gate_as_rarely_as_promised() -> No
     assert np.mean(wrong) <= 0.025
 
 
-def test_of_many_pairs_at_the_limit_one_in_forty_sets_is_called_beyond_it() -> None:
-    """Each of ten pairs is exactly 3 % slower; one alone would be called so in 2.5 %, one of ten in 22 %."""
+def test_of_many_pairs_at_the_limit_few_sets_have_one_that_is_called_beyond_it() -> None:
+    """Each of ten pairs is exactly 3 % slower; without correction one of them would be called slower in 22 % of sets."""
     rng, wrong = np.random.default_rng(4), []
-    for _ in range(200):
+    for _ in range(400):
         times = np.exp(0.02 * rng.standard_normal((10, 2, 5, 1)))
         pairs = [stats.compare((1.03 * theirs).tolist(), ours.tolist()) for ours, theirs in times]
         wrong.append(any(stats.exceed(pairs, 0.03)))
