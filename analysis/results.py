@@ -1,6 +1,7 @@
 """What was read and judged: the run table, and beside each of its rows what a table cannot hold."""
 
 import functools
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -104,6 +105,14 @@ class Results:
     def list_timed(self, row: Row) -> list[int]:
         """Return the places in the table of the runs behind a row of the summary whose times count."""
         return [place for place in self.behind(row) if not self.is_disturbed(place)]
+
+    def find_hosts(self, row: Row) -> dict[str, set[str]]:
+        """Return the hosts of the runs behind a row of the summary whose times count, by allocation."""
+        hosts: dict[str, set[str]] = {}
+        for place in self.list_timed(row):
+            known = self.find_environment(place)
+            hosts.setdefault(self.allocation(place), set()).update(json.loads(known).get("hosts", ()) if known else ())
+        return hosts
 
     def is_disturbed(self, place: int) -> bool:
         """Whether the times of a run of the table count for nothing (`analysis.flags.DISTURBED`)."""

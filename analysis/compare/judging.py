@@ -1,6 +1,7 @@
 """What a pair says: which side is faster, what else changed, and whether the gate holds."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from analysis.compare.fields import FieldDifference
@@ -105,9 +106,24 @@ def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, pai
     before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     status: Status = stats.TOO_FEW  # until all are seen together
+    why = _explain_shared_nodes(a.find_hosts(ours.row), b.find_hosts(theirs.row))
     return PairResult(
-        ours, theirs, status, "", compare_paces(after, before, level), find_changes(*records), pair.intended
+        ours, theirs, status, why, compare_paces(after, before, level), find_changes(*records), pair.intended
     )
+
+
+def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
+    """Say whose repeats ran on the same nodes again, where the other side ran on others: such repeats are not
+    independent, and a slow node is taken for a slow configuration."""
+    used = [Counter(host for hosts in side.values() for host in hosts) for side in (a, b)]
+    if used[0].keys() == used[1].keys():
+        return ""
+    again = {
+        name: ", ".join(sorted(host for host, times in counts.items() if times > 1)[:3])
+        for name, counts in zip("AB", used, strict=True)
+    }
+    said = [f"repeats of {name} share nodes ({hosts})" for name, hosts in again.items() if hosts]
+    return f"{' and '.join(said)}: a slow node counts as its configuration" if said else ""
 
 
 def _explain_missing_times(ours: ComparedConfiguration, theirs: ComparedConfiguration) -> str:

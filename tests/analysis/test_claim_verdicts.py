@@ -28,12 +28,18 @@ def window(seconds: float) -> Steps:
     return steps((seconds,) * max(30, math.ceil(21 / seconds)))
 
 
-def at(engine: str | dict[str, Any], nodes: int, seconds: float, model: tuple[str, int] = XXL, **more: Any) -> list[RunRecord]:
+def at(
+    engine: str | dict[str, Any], nodes: int, seconds: float, model: tuple[str, int] = XXL, **more: Any
+) -> list[RunRecord]:
     """Three independent repeats, on GPUs, of a model that counts so many parameters; 1 % apart from each other."""
     name, count = model
     reserved = more.pop("reserved", ON_GPU)
     repeats, batch = more.pop("repeats", 3), {"micro": more.pop("micro", 2), "global": more.pop("samples", 16)}
-    apart, started_at, place = more.pop("apart", 0.01), more.pop("started_at", DAY), more.pop("machine", {"name": "cpu"})
+    apart, started_at, place = (
+        more.pop("apart", 0.01),
+        more.pop("started_at", DAY),
+        more.pop("machine", {"name": "cpu"}),
+    )
     of = spec(engine, ranks=1, nodes=nodes, batch=batch, model={"name": name, "parameters": count}, **more)
     return [
         run(

@@ -1,6 +1,7 @@
 """When the gate between two result sets breaks, when it is kept, and when nobody can say."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_a_slowdown_within_the_limit_breaks_a_gate_as_rarely_as_promised() -> No
 
 
 def test_of_many_pairs_at_the_limit_few_sets_have_one_that_is_called_beyond_it() -> None:
-    """Each of ten pairs is exactly 3 % slower; without correction one of them would be called slower in 22 % of sets."""
+    """Each of ten pairs is exactly 3 % slower; without correction 22 % of sets would have one that is."""
     rng, wrong = np.random.default_rng(4), []
     for _ in range(400):
         times = np.exp(0.02 * rng.standard_normal((10, 2, 5, 1)))
@@ -250,3 +251,18 @@ def test_all_looks_of_growing_rounds_together_are_wrong_in_few_of_a_hundred() ->
         told = [stats.compare(ours[:n], theirs[:n], level, blocked=True) for n in (5, 10, 20, 40)]
         wrong.append(any(stats.verdicts([one], level)[0] in ("faster", "slower") for one in told))
     assert np.mean(wrong) <= 0.07
+
+
+def test_repeats_on_the_same_nodes_are_said_where_the_other_side_ran_on_others(tmp_path: Path) -> None:
+    def on(hosts: Sequence[str], seconds: float) -> list[RunRecord]:
+        of = spec(ranks=1)
+        return [
+            run(of, repeat=n, steps=steps((seconds * NOISE[n],) * 30), environment={"hosts": (host,)})
+            for n, host in enumerate(hosts)
+        ]
+
+    same = only(against(tmp_path, on(("n1", "n2", "n4"), 0.1), on(("n3", "n3", "n3"), 0.11)))
+    assert same.status == "slower"
+    assert same.why == "repeats of B share nodes (n3): a slow node counts as its configuration"
+    assert only(against(tmp_path, on(("n1",) * 3, 0.1), on(("n1",) * 3, 0.11))).why == "", "it is the same for both"
+    assert only(against(tmp_path, on(("n1", "n2"), 0.1), on(("n3", "n4"), 0.11))).why == ""
