@@ -296,7 +296,7 @@ def test_the_recorded_studies_lose_their_hosts() -> None:
     many = [sorted((RECORDED / study).rglob(store.RECORD)) for study in ("peaks", "step_time")]
     alike = [path.parent for paths in many for path in paths[::10]]
     found = reading.read_records([*varied, *alike])
-    assert len(found.records) > 90
+    assert len(found.records) > 80
     _, files = build_bundle(found, [*varied, *alike], {})
     assert not any(re.search(rb'"host": "vm"|"vm"', content) for content in files.values())
 
