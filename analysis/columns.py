@@ -50,6 +50,8 @@ LATER = {"objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "s
 
 LEARNED = ("tokens_trained", "trained_s", "validation_loss")
 """Columns that a table has only where some run was trained to its end."""
+LEARNED_TIMES = ("trained_s",)
+"""Those of them that depend on what else the machine did."""
 
 SHOWN = (
     "config_id", "model", "engine", "options", "precision", "world_size", "micro", "encoder_length", "decoder_length",

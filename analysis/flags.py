@@ -132,7 +132,8 @@ FLAGS = {
     "busy": Flag(
         f"shared its machine: background load or steal took more than {100 * BUSY_SHARE:g} % of a node's cores, or a "
         f"quota held the run back as much, or tasks waited for memory or for input and output in more than "
-        f"{100 * PRESSURE_SHARE:g} % of the window, or other processes had memory on a device",
+        f"{100 * PRESSURE_SHARE:g} % of the window, or other processes had memory on a device; its times "
+        "count for nothing",
         _busy,
     ),
     "short": Flag(
@@ -187,6 +188,7 @@ NOTES = {
 NO_MEASUREMENT = ("drill", "foreign_hosts")
 """Flags of runs whose numbers answer nothing, however they ended."""
 
-UNSOUND = ("unsteady", "skipped_steps")
-"""Flags of runs that decide nothing: their time is another than that of the configuration. What makes a run less sure,
-as a short window does, is in the scatter of the repeats; a straggler may be the configuration's own."""
+DISTURBED = ("busy",)
+"""Flags of runs whose times count for nothing, because a cause outside of the run changed them: they decide nothing and
+are pooled with nothing. Their memory and their losses stand. A run is never excluded for its own steps, such as
+`unsteady` ones: a configuration that throttles in some allocations would then look as fast as it is in the others."""

@@ -1,6 +1,7 @@
 """What was read and judged: the run table, and beside each of its rows what a table cannot hold."""
 
 import functools
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.columns import list_all_columns
-from analysis.flags import UNSOUND
+from analysis.flags import DISTURBED
 from analysis.reading import FoundRows, Reading, find_rows
 from analysis.reading.extraction import Follow
 from analysis.reading.rows import FILE, TRACES, RecordFile, RecordRows, build_row, build_schema, split_table
@@ -93,21 +94,29 @@ class Results:
         return record.model_copy(update={"outcome": self._outcomes.get(row, record.outcome)})
 
     def runs(self, row: Row) -> Runs:
-        """Return the steps behind a row of the summary: those of its n runs, none where n is 0."""
+        """Return the steps behind a row of the summary: those of its n runs, none where n is 0 or where all of these
+        carry a flag of `analysis.flags.DISTURBED`."""
         found: Runs = {}
-        for place in self.behind(row):
+        for place in self.list_timed(row):
             if steps := self.window(place):
                 found.setdefault(self.allocation(place), []).extend(steps)
         return found
 
-    def unsound(self, row: Row) -> frozenset[str]:
-        """Return the allocations behind a row of the summary that decide nothing, for a run there carries a flag of
-        `analysis.flags.UNSOUND`."""
-        return frozenset(self.allocation(place) for place in self.behind(row) if not self.is_sound(place))
+    def list_timed(self, row: Row) -> list[int]:
+        """Return the places in the table of the runs behind a row of the summary whose times count."""
+        return [place for place in self.behind(row) if not self.is_disturbed(place)]
 
-    def is_sound(self, place: int) -> bool:
-        """Whether a run of the table may decide a comparison."""
-        return place not in self._unsound
+    def find_hosts(self, row: Row) -> dict[str, set[str]]:
+        """Return the hosts of the runs behind a row of the summary whose times count, by allocation."""
+        hosts: dict[str, set[str]] = {}
+        for place in self.list_timed(row):
+            known = self.find_environment(place)
+            hosts.setdefault(self.allocation(place), set()).update(json.loads(known).get("hosts", ()) if known else ())
+        return hosts
+
+    def is_disturbed(self, place: int) -> bool:
+        """Whether the times of a run of the table count for nothing (`analysis.flags.DISTURBED`)."""
+        return place in self._disturbed
 
     def window(self, place: int) -> list[float]:
         """Return the timed steps of a run of the table, in seconds and in their order.
@@ -123,10 +132,10 @@ class Results:
         return [seconds * (window_s / total) for seconds in timed]
 
     @functools.cached_property
-    def _unsound(self) -> frozenset[int]:
-        """The places in the table of runs that decide nothing."""
+    def _disturbed(self) -> frozenset[int]:
+        """The places in the table of runs whose times count for nothing."""
         flags = enumerate(self.table["flags"].tolist())
-        return frozenset(place for place, raised in flags if not set(UNSOUND).isdisjoint(str(raised).split()))
+        return frozenset(place for place, raised in flags if not set(DISTURBED).isdisjoint(str(raised).split()))
 
     @functools.cached_property
     def _window_s(self) -> NDArray[np.float64]:

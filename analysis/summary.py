@@ -2,12 +2,13 @@
 
 Its columns are those of the run table that say what was measured, then
 variant           what else sets configurations of an engine apart in this set (`analysis.variants`); empty for nothing
-times and rates   without allocations of a run that is flagged `unsteady` or `skipped_steps`, where three others are
-                  left: what decides nothing is not shown either
-n                 allocations in which repeats ended ok, drills left out; the numbers come from these runs. Runs that
-                  share an allocation share its nodes and count once, with their median; outside of any each counts
+n                 allocations that the numbers rest on: of repeats that ended ok, without drills and without runs that a
+                  cause outside of them disturbed (`analysis.flags.DISTURBED`). Runs that share an allocation share its
+                  nodes and count once, with their median; outside of any each counts
+times and rates   missing where all runs were disturbed; n is then of these runs, whose memory and losses are known
 runs              rows of the run table, all attempts
-outcome           ok if n > 0, else how the last attempt ended; reason with it
+outcome           ok if n > 0, else how the last attempt ended
+reason            why it ended so; where n > 0, how many repeats failed or were disturbed and are not in the numbers
 sample_s          geometric mean over the allocations of the time per sample over all windows in each: what
                   configurations are ranked by
 step_s, rates     median over the repeats, with the interval of step_s and of tokens_per_s as *_low and *_high
@@ -25,14 +26,15 @@ notes             of any of these runs; without `few` from three allocations on,
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
-from analysis.columns import LATER, LEARNED, Kind
-from analysis.flags import NO_MEASUREMENT, UNSOUND
+from analysis.columns import LATER, LEARNED, LEARNED_TIMES, Kind
+from analysis.flags import DISTURBED, NO_MEASUREMENT
 from analysis.stats.compare import enough
 from analysis.stats.interval import Interval
 from analysis.stats.repeats import median_interval
@@ -55,7 +57,7 @@ _MEDIANS = (
     "data_wait_s",
 )  # fmt: skip
 _MAXIMA = (
-    "step_s_max", "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "resident_bytes", "peak_rss_bytes",
+    "peak_allocated_bytes", "peak_reserved_bytes", "init_peak_bytes", "resident_bytes", "peak_rss_bytes",
 )  # fmt: skip
 _KINDS: dict[str, Kind] = {
     "variant": "text", "n": "integer", "runs": "integer", "interval_kind": "text", "interval_level": "number",
@@ -63,8 +65,8 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 COLUMNS = (
     *KEY, *_WHAT, "variant", "n", "runs", "outcome", "sample_s", "step_s", "step_s_low", "step_s_high", "tokens_per_s",
-    "tokens_per_s_low", "tokens_per_s_high", "interval_kind", "interval_level", "interval_n", *_MEDIANS, *_MAXIMA,
-    "flags", "notes", "reason",
+    "tokens_per_s_low", "tokens_per_s_high", "interval_kind", "interval_level", "interval_n", *_MEDIANS, "step_s_max",
+    *_MAXIMA, "flags", "notes", "reason",
 )  # fmt: skip
 
 
@@ -81,30 +83,56 @@ def summarise(table: pd.DataFrame, variants: Mapping[str, str] | None = None) ->
 
 def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
     answers = _select_last_attempts(rows)
-    good = [row for row in answers if _is_answering(row)]
+    good = _drop_disturbed([row for row in answers if _is_answering(row)])
     allocations = _group_by_allocation(good)
-    deciding = _select_deciding(allocations)
+    timed = [] if any(map(is_disturbed, good)) else allocations
     known = (good or answers)[-1]
     return {
         **{name: rows[0][name] for name in (*KEY, *what)},
         "n": len(allocations),
         "runs": len(rows),
         "outcome": known["outcome"],
-        "sample_s": _compute_sample_s(deciding),
-        **_compute_timing(deciding),
-        **{name: _compute_median(deciding, name) for name in _MEDIANS},
-        **{name: _compute_median(deciding, name) for name in LEARNED if name in rows[0]},
-        **{name: max((row[name] for row in good if row[name] is not None), default=None) for name in _MAXIMA},
+        "sample_s": _compute_sample_s(timed),
+        **_compute_timing(timed),
+        **{name: _compute_median(timed, name) for name in _MEDIANS},
+        **{
+            name: _compute_median(timed if name in LEARNED_TIMES else allocations, name)
+            for name in LEARNED
+            if name in rows[0]
+        },
+        "step_s_max": _compute_maximum([row for rows in timed for row in rows], "step_s_max"),
+        **{name: _compute_maximum(good, name) for name in _MAXIMA},
         "flags": _join_flags(good, answers),
         "notes": _join_notes(good, allocations),
-        "reason": known["reason"],
+        "reason": _describe_missing(answers, good) if good else known["reason"],
     }
 
 
 def select_answering(rows: Sequence[Row]) -> list[Row]:
     """Return those rows of the run table that the numbers of one configuration come from: of every repeat the last
-    attempt, if it ended ok and was a measurement at all."""
-    return [row for row in _select_last_attempts(rows) if _is_answering(row)]
+    attempt, if it ended ok and was a measurement at all. Disturbed runs are among them only where all are disturbed."""
+    return _drop_disturbed([row for row in _select_last_attempts(rows) if _is_answering(row)])
+
+
+def is_disturbed(row: Row) -> bool:
+    """Whether a run, or a row of the summary whose runs all are, has times that count for nothing."""
+    return not set(DISTURBED).isdisjoint(row["flags"].split())
+
+
+def _drop_disturbed(good: Sequence[Row]) -> list[Row]:
+    return [row for row in good if not is_disturbed(row)] or list(good)
+
+
+def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
+    """Say how many repeats are not in the numbers, and why: 7 of 10 repeats oom."""
+    counts = Counter(_name_exclusion(row) for row in answers if all(row is not one for one in good))
+    return ", ".join(f"{count} of {len(answers)} repeats {why}" for why, count in counts.items())
+
+
+def _name_exclusion(row: Row) -> str:
+    """Return the outcome of a repeat, or the flag that excludes it."""
+    flags = row["flags"].split()
+    return next((flag for flag in (*NO_MEASUREMENT, *DISTURBED) if flag in flags), str(row["outcome"]))
 
 
 def _is_answering(row: Row) -> bool:
@@ -125,12 +153,6 @@ def _group_by_allocation(good: Sequence[Row]) -> Allocations:
     for place, row in enumerate(good):
         groups.setdefault(row["allocation"] or place, []).append(row)
     return list(groups.values())
-
-
-def _select_deciding(allocations: Allocations) -> Allocations:
-    """Return the allocations without a flag that keeps them from deciding, where these are enough; else all."""
-    sound = [rows for rows in allocations if all(set(UNSOUND).isdisjoint(row["flags"].split()) for row in rows)]
-    return sound if enough(sound) else allocations
 
 
 def _compute_timing(allocations: Allocations) -> Row:
@@ -178,6 +200,10 @@ def _compute_median(allocations: Allocations, name: str) -> float | None:
     return statistics.median(medians) if medians else None
 
 
+def _compute_maximum(rows: Sequence[Row], name: str) -> Any:
+    return max((row[name] for row in rows if row[name] is not None), default=None)
+
+
 def _compute_medians(allocations: Allocations, name: str) -> list[float]:
     known = [[row[name] for row in rows if row[name] is not None] for rows in allocations]
     return [statistics.median(values) for values in known if values]
@@ -185,7 +211,7 @@ def _compute_medians(allocations: Allocations, name: str) -> list[float]:
 
 def _join_flags(good: Sequence[Row], answers: Sequence[Row]) -> str:
     raised = [flag for row in (good or answers) for flag in row["flags"].split()]
-    if good and len(good) < len(answers):
+    if good and any(row["outcome"] != "ok" for row in answers):
         raised.append("mixed")
     return " ".join(dict.fromkeys(raised))
 

@@ -15,13 +15,26 @@ Quantity = Literal["sample_s", "moved_bytes", "idle_share"]
 """What two configurations are compared by: their seconds per sample over the whole window, or another column of the run
 table."""
 Effect = Literal[
-    "faster", "less", "slower", "more", "equal within 3 %", "no detectable difference", "too few repeats to tell",
-    "unknown",
+    "faster", "less", "slower", "more", "faster by less than 3 %", "less by less than 3 %", "slower by less than 3 %",
+    "more by less than 3 %", "equal within 3 %", "no detectable difference", "too few repeats to tell",
+    "first out of memory", "second out of memory", "unknown",
 ]  # fmt: skip
-"""Of the second configuration beside the first, in steps per second, or less and more of another quantity, corrected
-for the number of comparisons of the finding; equal where it is shown to differ by less than anybody would act on,
-whether or not that was detected; unknown where one has no number."""
+"""Of the second configuration compared with the first, in steps per second, or less and more of another quantity,
+corrected for the number of comparisons of the finding. A difference may be detected and shown to be below 3 %, the
+smallest that anybody would act on; equal is where none was detected. Out of memory is a side that never ran where the
+other did; unknown where a side has no number for another reason."""
 Verdict = Literal["as in the study", "not as in the study", "cannot be told"]
+
+
+class Start(NamedTuple):
+    """When and in which allocation a run started."""
+
+    started_at: str  # ISO 8601, UTC; empty where unknown
+    allocation: str
+
+
+Starts = tuple[Start, ...]
+"""Those of the runs behind one side of a comparison."""
 
 
 class ClaimSide(NamedTuple):
@@ -41,6 +54,8 @@ class ClaimComparison(NamedTuple):
     tested: stats.Comparison | None  # the second's over the first's; None where one has no number
     as_preset: bool = True  # whatever option only one of their engines knows is as its preset has it
     effect: Effect = "unknown"
+    find_starts: Callable[[], tuple[Starts, Starts]] = lambda: ((), ())  # reads records, so only where it is needed
+    is_slow_network: bool = False  # the same two were compared on a machine with a faster network as well
 
 
 class Claim(NamedTuple):
@@ -54,6 +69,7 @@ class Claim(NamedTuple):
     differ: Callable[[RunSpec, RunSpec], str]  # what the first is, beside the second
     judge: Callable[[Mapping[Effect, int]], Verdict]
     quantity: Quantity = "sample_s"
+    of_slow_network: bool = False  # speaks of a slow network, so that it takes two networks to test
 
 
 class ClaimFinding(NamedTuple):

@@ -4,35 +4,40 @@ Two configurations are compared that differ in one thing only, of one machine, o
 evidence; a finding says of a claim what its comparisons say together, by machine and model.
 """
 
+import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
 from analysis import engines
-from analysis.claims import Claim, ClaimComparison, ClaimFinding, ClaimSide, Effect
-from analysis.claims.sources import CLAIMS
+from analysis.claims import Claim, ClaimComparison, ClaimFinding, ClaimSide, Effect, Start, Starts
+from analysis.claims.sources import CLAIMS, SMALL
 from analysis.early_failures import drop_retried, may_be_same
 from analysis.results import Results, Runs
 from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.summary import Row
 from analysis.table import list_rows
+from bench.spec import Batch, RunSpec, canonical
 
 _OF_AMOUNTS: dict[Effect, Effect] = {"faster": "less", "slower": "more"}
+_OUT_OF_MEMORY = ("oom", "host_oom")
 
 
 def find_findings(results: Results) -> list[ClaimFinding]:
     """Return what becomes of every claim on each machine with each model; nothing of a source for which nothing was
     compared between two node counts or on several nodes."""
+    find_start = functools.cache(functools.partial(_find_start, results))  # reads a record
     places: dict[tuple[str, str], list[ClaimSide]] = {}
     for row in _measured(list_rows(results.summary)):
         places.setdefault((row["machine"], row["model"]), []).append(ClaimSide(row, results.specs[row["config_id"]]))
     found = [
-        _findings(machine, model, sides, claims, results)
+        _findings(machine, model, sides, claims, results, find_start)
         for (machine, model), sides in places.items()
         for claims in CLAIMS.values()
     ]
+    found = _mark_slow_networks(found, results)
     return [finding for of_source in found if _spans_nodes(of_source) for finding in of_source]
 
 
@@ -50,12 +55,57 @@ def _measured(rows: Sequence[Row]) -> list[Row]:
 
 
 def _findings(
-    machine: str, model: str, sides: Sequence[ClaimSide], claims: Sequence[Claim], results: Results
+    machine: str,
+    model: str,
+    sides: Sequence[ClaimSide],
+    claims: Sequence[Claim],
+    results: Results,
+    find_start: Callable[[int], Start],
 ) -> list[ClaimFinding]:
     return [
-        ClaimFinding(claim, machine, model, tuple(_add_effects(claim, _comparisons(claim, sides, results))))
+        ClaimFinding(claim, machine, model, tuple(_add_effects(claim, _comparisons(claim, sides, results, find_start))))
         for claim in claims
     ]
+
+
+def _find_start(results: Results, place: int) -> Start:
+    return Start(results.record(place).circumstance.started_at, results.allocation(place))
+
+
+def _find_rate(row: Row, results: Results) -> float | None:
+    """Return the bytes per second between nodes that the machine of a row is said to have; None where unknown."""
+    places = results.behind(row)
+    return results.record(places[0]).circumstance.machine.inter_node_bytes_per_s if places else None
+
+
+def _mark_slow_networks(found: Sequence[Sequence[ClaimFinding]], results: Results) -> list[list[ClaimFinding]]:
+    """Mark the comparisons of claims about a slow network whose two sides were compared on a faster network too."""
+    pairs = [
+        one
+        for of in found
+        for finding in of
+        if finding.claim.of_slow_network
+        for one in finding.comparisons
+        if one.tested
+    ]
+    rates = {id(one): rate for one in pairs if (rate := _find_rate(one.before, results))}
+    fastest: dict[tuple[str, str], float] = {}
+    for one in pairs:
+        fastest[_name_pair(one)] = max(fastest.get(_name_pair(one), 0.0), rates.get(id(one), 0.0))
+    slow = {id(one) for one in pairs if id(one) in rates and rates[id(one)] < fastest[_name_pair(one)]}
+    return [
+        [
+            finding._replace(
+                comparisons=tuple(one._replace(is_slow_network=id(one) in slow) for one in finding.comparisons)
+            )
+            for finding in of_source
+        ]
+        for of_source in found
+    ]
+
+
+def _name_pair(comparison: ClaimComparison) -> tuple[str, str]:
+    return comparison.before["config_id"], comparison.after["config_id"]
 
 
 def _add_effects(claim: Claim, comparisons: Iterable[ClaimComparison]) -> Iterable[ClaimComparison]:
@@ -66,9 +116,14 @@ def _add_effects(claim: Claim, comparisons: Iterable[ClaimComparison]) -> Iterab
 
 
 def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effect]:
-    """Return what comparisons of a claim tell, all of them taken together, in words for its quantity."""
-    found = stats.relevant_verdicts(tested)
-    return [*found] if claim.quantity == "sample_s" else [_OF_AMOUNTS.get(effect, effect) for effect in found]
+    """Return what comparisons of a claim tell, all of them taken together, in words for its quantity. What is detected
+    is said although it is shown to be below 3 %."""
+    detected: list[Effect] = [*stats.verdicts(tested)]
+    if claim.quantity != "sample_s":
+        detected = [_OF_AMOUNTS.get(effect, effect) for effect in detected]
+    equal = iter(stats.are_equal(tested))
+    small = [one.decides and next(equal) for one in tested]
+    return [SMALL.get(effect, effect) if below else effect for effect, below in zip(detected, small, strict=True)]
 
 
 def _tested(claim: Claim, before: Row, after: Row, results: Results) -> stats.Comparison | None:
@@ -79,13 +134,14 @@ def _tested(claim: Claim, before: Row, after: Row, results: Results) -> stats.Co
         ours, theirs = (_list_values(row, claim.quantity, results) for row in (before, after))
     if not (ours and theirs):
         return None
-    return compare_paces(Pace(theirs, results.unsound(after)), Pace(ours, results.unsound(before)))
+    return compare_paces(Pace(theirs), Pace(ours))
 
 
 def _list_values(row: Row, column: str, results: Results) -> Runs:
-    """Return what a column of the run table says of the runs behind a row of the summary, by allocation."""
+    """Return what a column of the run table says of the runs behind a row of the summary, by allocation. Background
+    load changes how long ranks are idle, and not how many bytes they move."""
     found: Runs = {}
-    for place in results.behind(row):
+    for place in results.behind(row) if column == "moved_bytes" else results.list_timed(row):
         value = results.table[column].iloc[place]
         if not pd.isna(value) and value > 0:
             found.setdefault(results.allocation(place), []).append(float(value))
@@ -98,7 +154,9 @@ def _spans_nodes(found: Sequence[ClaimFinding]) -> bool:
     return any(before["nodes"] > 1 or before["nodes"] != after["nodes"] for before, after in rows)
 
 
-def _comparisons(claim: Claim, sides: Sequence[ClaimSide], results: Results) -> Iterable[ClaimComparison]:
+def _comparisons(
+    claim: Claim, sides: Sequence[ClaimSide], results: Results, find_start: Callable[[int], Start]
+) -> Iterable[ClaimComparison]:
     groups: dict[str, list[ClaimSide]] = {}
     for side in sides:
         groups.setdefault(claim.shared(side.spec), []).append(side)
@@ -107,18 +165,64 @@ def _comparisons(claim: Claim, sides: Sequence[ClaimSide], results: Results) -> 
             if claim.compared(one.spec, other.spec) and may_be_same(
                 one.row["environment_id"], other.row["environment_id"]
             ):
-                yield _comparison(claim, one, other, results)
+                yield _comparison(claim, one, other, sides, results, find_start)
 
 
-def _comparison(claim: Claim, one: ClaimSide, other: ClaimSide, results: Results) -> ClaimComparison:
+def _comparison(
+    claim: Claim,
+    one: ClaimSide,
+    other: ClaimSide,
+    sides: Sequence[ClaimSide],
+    results: Results,
+    find_start: Callable[[int], Start],
+) -> ClaimComparison:
+    """Compare two sides. If one ran out of memory, its fastest other micro-batch is compared: what the rival gains by
+    the memory that it saves counts."""
     differ = (claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec))
+    if claim.quantity == "sample_s" and has_run_out(one.row) != has_run_out(other.row):
+        if has_run_out(one.row):
+            one = _find_fastest_fit(one, sides)
+            differ = (f"{differ[0]}, micro {one.spec.batch.micro}", differ[1])
+        else:
+            other = _find_fastest_fit(other, sides)
+            differ = (differ[0], f"{differ[1]}, micro {other.spec.batch.micro}")
     ours, theirs = one.spec, other.spec
     as_preset = ours.engine == theirs.engine or not (
         engines.list_own_options(ours, theirs) or engines.list_own_options(theirs, ours)
     )
-    return ClaimComparison(
-        one.row, other.row, differ, _describe_shared(one, other), _tested(claim, one.row, other.row, results), as_preset
-    )
+    tested, effect = _tested(claim, one.row, other.row, results), _name_failure(claim, one.row, other.row)
+    starts = functools.partial(_find_starts, (one.row, other.row), results, find_start)
+    return ClaimComparison(one.row, other.row, differ, _describe_shared(one, other), tested, as_preset, effect, starts)
+
+
+def has_run_out(row: Row) -> bool:
+    """Whether a configuration ran out of memory and has no number."""
+    return not row["n"] and row["outcome"] in _OUT_OF_MEMORY
+
+
+def _name_failure(claim: Claim, before: Row, after: Row) -> Effect:
+    """Return the effect of a comparison without a test: which of the two never ran, for want of memory."""
+    if claim.quantity == "sample_s" and has_run_out(before) and after["n"]:
+        return "first out of memory"
+    return "second out of memory" if claim.quantity == "sample_s" and has_run_out(after) and before["n"] else "unknown"
+
+
+def _find_fastest_fit(side: ClaimSide, sides: Sequence[ClaimSide]) -> ClaimSide:
+    """Return the side of the same work, in the fastest micro-batch that has a number; the same one where none has."""
+    work = _describe_work(side.spec)
+    fits = [one for one in sides if one.row["sample_s"] is not None and _describe_work(one.spec) == work]
+    same = [one for one in fits if may_be_same(one.row["environment_id"], side.row["environment_id"])]
+    return min(same, key=lambda one: float(one.row["sample_s"]), default=side)
+
+
+def _describe_work(spec: RunSpec) -> tuple[str, int]:
+    """Return all of a spec but its micro-batch, and the samples of a step."""
+    return canonical(spec.model_copy(update={"batch": Batch(micro=1)})), spec.global_batch
+
+
+def _find_starts(rows: tuple[Row, Row], results: Results, find_start: Callable[[int], Start]) -> tuple[Starts, Starts]:
+    before, after = (tuple(find_start(place) for place in results.list_timed(row)) for row in rows)
+    return before, after
 
 
 def _describe_shared(one: ClaimSide, other: ClaimSide) -> str:

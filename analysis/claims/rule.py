@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from analysis.claims import ClaimComparison, ClaimFinding
+from analysis.claims import ClaimComparison, ClaimFinding, Starts
 from analysis.claims.published import read
 from analysis.claims.sources import STUDY
-from analysis.flags import UNSOUND
 from analysis.formats.numbers import format_significant
 from analysis.stats.compare import INTEREST, LEAST_RUNS
 from analysis.summary import Row
@@ -17,22 +16,24 @@ LARGE = 1e9
 
 DOUBTFUL = ("short", "straggler", "busy")
 """Flags of runs that test no claim: of a window too short to be believed, or of a machine that was not as it should be.
-Runs flagged `analysis.flags.UNSOUND` are left out one by one, before anything is compared."""
+Busy runs take no part beside others of their configuration; a side is flagged where it has no others."""
 
 TEXT = (
     f"A set tests a claim of {STUDY} only as that study did: an mT5 model of 580M to 13B parameters (the count of a "
     "published shape; for C3 mT5-XXL), on GPUs of one machine and environment class, on two or more node counts, for "
     f"C1 with the same work per step on all of them, with {LEAST_RUNS} or more independent repeats of each side, "
-    f"compared with correction for their number and a smallest effect of interest of {100 * INTEREST:g} % both ways, "
+    f"compared with correction for their number, that ran in one allocation or in overlapping time, "
     f"of runs without the flags {', '.join(DOUBTFUL)} and of repeats that all ended ok, and with every option of two "
     "stages alike that both know, and as its preset has it where one does. It tests one of another source with a "
-    "model of a billion parameters or more on several nodes with GPUs, and as many repeats without those flags. "
+    "model of a billion parameters or more on several nodes with GPUs, and as many repeats without those flags; one "
+    "about a slow network by two that were compared on a faster network as well. A difference below "
+    f"{100 * INTEREST:g} % decides nothing against a claim, and equality decides nothing at all. A side that ran out "
+    "of memory counts with its fastest micro-batch that fits, and where none does the other side is the faster one. "
     "Anything else is an analogue and tests nothing, whatever it shows. Which GPUs and node counts the study had is "
     "not known here, nor is it required."
 )
 
 _XXL = "mt5_xxl"
-_OUT_OF_MEMORY = ("oom", "host_oom")
 
 
 def testing(finding: ClaimFinding) -> list[ClaimComparison]:
@@ -48,12 +49,6 @@ def list_rejected(finding: ClaimFinding) -> list[str]:
 def repeated(comparison: ClaimComparison) -> bool:
     """Whether both sides have enough independent repeats to speak for others."""
     return comparison.tested is not None and comparison.tested.decides
-
-
-def count_flagged(found: Iterable[ClaimFinding]) -> int:
-    """Return in how many comparisons of a test runs are left out, for a flag says that their time is another."""
-    sides = [_sides(comparison) for finding in found for comparison in testing(finding)]
-    return sum(any(not set(UNSOUND).isdisjoint(row["flags"].split()) for row in pair) for pair in sides)
 
 
 def obstacles(finding: ClaimFinding) -> list[str]:
@@ -115,14 +110,29 @@ def _outside(finding: ClaimFinding, comparison: ClaimComparison) -> str:
         return "the work per step grew with the nodes, so that no more steps per second could be expected"
     if not comparison.as_preset and finding.claim.source == STUDY:
         return "an option that only one of the two stages knows is not its preset's"
-    if any(row["outcome"] in _OUT_OF_MEMORY for row in (before, after)):
-        return "a side ran out of memory"
+    if comparison.effect == "unknown" and any(not row["n"] for row in (before, after)):
+        outcomes = dict.fromkeys(row["outcome"] for row in (before, after) if not row["n"])
+        return f"a side has no number ({', '.join(outcomes)})"
+    if finding.claim.of_slow_network and not comparison.is_slow_network:
+        return "the same two were not compared on a faster network as well"
     flags = {flag for row in (before, after) for flag in row["flags"].split()}
     if "mixed" in flags:
         return "some repeats of a side failed"
     if doubtful := [flag for flag in DOUBTFUL if flag in flags]:
         return f"a side is flagged {', '.join(doubtful)}"
-    return ""
+    return _explain_times_apart(*comparison.find_starts()) if comparison.tested else ""
+
+
+def _explain_times_apart(before: Starts, after: Starts) -> str:
+    """Return why a difference may be one of two days; empty where the runs of both sides shared an allocation, or some
+    of each side started between two of the other's."""
+    if {one.allocation for one in before} & {one.allocation for one in after}:
+        return ""
+    times = [[one.started_at for one in side] for side in (before, after)]
+    if not all(times) or not all(all(side) for side in times):
+        return "it is not recorded when a side ran"
+    (first, last), (begin, end) = ((min(side), max(side)) for side in times)
+    return "" if first <= end and begin <= last else "one side ran before the other"
 
 
 def _nodes(comparisons: Iterable[ClaimComparison]) -> set[int]:

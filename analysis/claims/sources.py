@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 
 from analysis import engines
 from analysis.claims import Claim, Effect, Verdict
-from analysis.stats import compare as stats
 from bench.formatting import format_count
 from bench.spec import Batch, EngineSpec, Parallel, RunSpec, canonical
 
@@ -77,22 +76,43 @@ def _but_stages(spec: RunSpec) -> str:
     return canonical(spec.model_copy(update=alike))
 
 
+SMALL: Mapping[Effect, Effect] = {
+    "faster": "faster by less than 3 %",
+    "slower": "slower by less than 3 %",
+    "less": "less by less than 3 %",
+    "more": "more by less than 3 %",
+}
+_NEVER_RAN: Mapping[Effect, Effect] = {"slower": "second out of memory", "faster": "first out of memory"}
+
+
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
-    """One comparison that became slower, or no faster, shows it; only all of them faster speak against it."""
-    if counts.get("slower") or counts.get(stats.EQUAL):
+    """One comparison that became slower by 3 % or more shows it; only all of them faster speak against it. A side that
+    ran out of memory after a step further is no step that became slower."""
+    if _has_any(counts, "slower"):
         return "as in the study"
-    return "not as in the study" if set(counts) == {"faster"} else "cannot be told"
+    return "not as in the study" if _are_all(counts, "faster") else "cannot be told"
 
 
 def _always(effect: Effect, against: Effect) -> Callable[[Mapping[Effect, int]], Verdict]:
-    """All of them must have the effect; one with the opposite, or with none, speaks against it."""
+    """All of them must have the effect; one with the opposite, by 3 % or more, speaks against it. No difference, or one
+    below 3 % the other way, says neither."""
 
     def judge(counts: Mapping[Effect, int]) -> Verdict:
-        if counts.get(against) or counts.get(stats.EQUAL):
+        if _has_any(counts, against, _NEVER_RAN.get(against, against)):
             return "not as in the study"
-        return "as in the study" if set(counts) == {effect} else "cannot be told"
+        return "as in the study" if _are_all(counts, effect) else "cannot be told"
 
     return judge
+
+
+def _has_any(counts: Mapping[Effect, int], *effects: Effect) -> bool:
+    return any(counts.get(effect) for effect in effects)
+
+
+def _are_all(counts: Mapping[Effect, int], effect: Effect) -> bool:
+    """Whether all comparisons have an effect, of any size, and not only because a side ran out of memory."""
+    detected = {effect, SMALL[effect]}
+    return bool(detected & set(counts)) and set(counts) <= detected | {_NEVER_RAN.get(effect, effect)}
 
 
 def _nodes(spec: RunSpec, other: RunSpec) -> str:
@@ -143,7 +163,7 @@ CLAIMS = {
         ),
         Claim(
             "L2", "with it a fast connection between nodes is not necessary: on a slow one its steps are faster",
-            LAYERED, _but_layout, _layered, _layout, _always("faster", "slower"),
+            LAYERED, _but_layout, _layered, _layout, _always("faster", "slower"), of_slow_network=True,
         ),
         Claim(
             "L3", "ranks of a modular pipeline are idle for less of the time, at equal micro-batches",

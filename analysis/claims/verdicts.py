@@ -14,17 +14,20 @@ from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect, rule
 from analysis.claims.coverage import covered
 from analysis.claims.findings import find_findings, name_effects
 from analysis.claims.published import read
-from analysis.claims.sources import CLAIMS, STUDY
+from analysis.claims.sources import CLAIMS, SMALL, STUDY
 from analysis.results import Results
+from analysis.stats import compare as stats
 from bench.formatting import format_count
 
-Verdict = Literal["reproduced", "contradicted", "not testable here"]
+Verdict = Literal["reproduced", "contradicted", "cannot be told", "not testable here"]
 
 _NOTHING_TO_COMPARE = {
     True: "the set spans neither two node counts nor two ZeRO stages on several nodes",
     False: "the set has no two layouts on several nodes that differ in this only",
 }
 _VERDICTS: dict[str, Verdict] = {"as in the study": "reproduced", "not as in the study": "contradicted"}
+_BELOW: Counter[Effect] = Counter([stats.EQUAL, *SMALL.values()])
+"""Effects below the smallest that anybody would act on."""
 
 
 class Entry(NamedTuple):
@@ -80,24 +83,21 @@ def _weigh(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
         return "not testable here", f"{_joined(short)} (analogue: {analogue})"
     claim = tests[0].claim
     counts = _effects(claim, [comparison for finding in tests for comparison in rule.testing(finding)])
-    verdict = _VERDICTS.get(claim.judge(counts), "not testable here")
-    why = f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_counts(counts)}"
-    why += "; by its effect, not its cause" if claim.id == "C1" and verdict != "not testable here" else ""
+    verdict = _VERDICTS.get(claim.judge(counts), "cannot be told")
+    why = f"below {100 * stats.INTEREST:g} %: " if verdict == "cannot be told" and counts & _BELOW else ""
+    why += f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_counts(counts)}"
+    why += "; by its effect, not its cause" if claim.id == "C1" and verdict != "cannot be told" else ""
     if left := Counter(reason for finding in tests for reason in rule.list_rejected(finding)):
         why += f"; left out: {', '.join(f'{count} where {reason}' for reason, count in left.items())}"
-    if flagged := rule.count_flagged(finding for finding in tests):
-        why += f"; flagged runs took no part in {flagged} comparisons"
     others = {model: why for model, why in short.items() if why}
     return verdict, why + (f"; left out as analogues: {_joined(others)}" if others else "")
 
 
 def _effects(claim: Claim, comparisons: Sequence[ClaimComparison]) -> Counter[Effect]:
-    """Return what all comparisons tell together; unknown is one of which a side has no number."""
+    """Return what all comparisons tell together."""
     tested = [comparison.tested for comparison in comparisons if comparison.tested]
-    counts: Counter[Effect] = Counter(name_effects(claim, tested))
-    if missing := len(comparisons) - len(tested):
-        counts["unknown"] = missing
-    return counts
+    failed = [comparison.effect for comparison in comparisons if not comparison.tested]
+    return Counter([*name_effects(claim, tested), *failed])
 
 
 def _counts(counts: Counter[Effect]) -> str:

@@ -1,4 +1,4 @@
-"""Put each claim of three sources beside what was measured: reproduced, contradicted, or not testable here, and why.
+"""Put each claim of three sources beside what was measured: reproduced, contradicted, cannot be told or not testable.
 
   zeroscale claims results/runs/paper
   zeroscale claims results/runs --format md > claims.md

@@ -43,11 +43,11 @@ class SetComparison(NamedTuple):
     def verdict(self) -> Verdict | None:
         """What becomes of the gate; None without one.
 
-        It fails by a line, or for nothing at all could be compared; it passes where every line keeps it.
+        It fails by a line, or because A and B share no configuration; it passes where every line keeps it.
         """
         if self.question.gate is None:
             return None
-        if self.breaking() or not any(line.comparison for _, line in self.lines):
+        if self.breaking() or not any(line.is_paired for _, line in self.lines):
             return "FAIL"
         return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
 

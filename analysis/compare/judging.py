@@ -1,6 +1,7 @@
 """What a pair says: which side is faster, what else changed, and whether the gate holds."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from analysis.compare.fields import FieldDifference
@@ -11,6 +12,7 @@ from analysis.results import Results
 from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.stats.detectable import MOST, missing, smallest
+from analysis.summary import is_disturbed
 from bench.statistics import LEVEL
 
 Status = Literal[
@@ -24,9 +26,9 @@ GateStatus = Literal["kept", "open", "broken"]
 class Gate(NamedTuple):
     """What B may not do. `limit` 0.03: a time per sample more than 3 % longer, a peak of memory more than 3 % higher.
 
-    Time breaks it where B is detectably slower, all pairs of the set taken together, and by more than the limit;
-    it is open where that cannot be excluded, the interval reaching beyond, and where there are too few repeats to
-    tell. Memory breaks it where every run of B is that much above every run of A,
+    Time breaks it where the whole interval of the ratio lies above the limit, all pairs of the set taken together, and
+    keeps it where the whole interval lies below. Otherwise the gate is open, and so it is where there are too few
+    repeats to tell. Memory breaks it where every run of B is that much above every run of A,
     and a failure where A ran. With `exact`, any other quantity that changes does too.
     """
 
@@ -57,6 +59,11 @@ class PairResult(NamedTuple):
     differ: tuple[FieldDifference, ...] = ()  # what keeps the two from being compared
 
     @property
+    def is_paired(self) -> bool:
+        """Whether both sides have the configuration and ran it well, also if none of its times count."""
+        return bool(self.comparison) or (self.status == "not comparable" and not self.differ)
+
+    @property
     def runs(self) -> tuple[int, int] | None:
         """The runs that the comparison rests on, of A and of B."""
         return self.comparison and self.comparison.runs[::-1]
@@ -78,8 +85,7 @@ def lines(
     drafts = [_draft(a, b, pair, level, paired=paired) for pair in pairs]
     statuses = iter(stats.verdicts([line.comparison for line in drafts if line.comparison], level))
     judged = [line._replace(status=next(statuses)) if line.comparison else line for line in drafts]
-    among = sum(line.comparison is not None and line.comparison.decides for line in judged)
-    return [_apply_gate(line, gate, among) for line in judged] if gate else judged
+    return _apply_gate(judged, gate) if gate else judged
 
 
 def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, paired: bool) -> PairResult:
@@ -95,14 +101,34 @@ def _draft(a: Results, b: Results, pair: ConfigurationPair, level: float, *, pai
         return PairResult(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")
     if any(failures):
         return PairResult(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
-    if None in (ours.row["step_s"], theirs.row["step_s"]):  # of a rehearsal
-        return PairResult(ours, theirs, "not comparable", "runs without step times")
+    if None in (ours.row["step_s"], theirs.row["step_s"]):  # of a rehearsal, or of busy runs
+        return PairResult(ours, theirs, "not comparable", _explain_missing_times(ours, theirs))
     before, after = (_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     status: Status = stats.TOO_FEW  # until all are seen together
+    why = _explain_shared_nodes(a.find_hosts(ours.row), b.find_hosts(theirs.row))
     return PairResult(
-        ours, theirs, status, "", compare_paces(after, before, level), find_changes(*records), pair.intended
+        ours, theirs, status, why, compare_paces(after, before, level), find_changes(*records), pair.intended
     )
+
+
+def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
+    """Say whose repeats ran on the same nodes again, where the other side ran on others: such repeats are not
+    independent, and a slow node is taken for a slow configuration."""
+    used = [Counter(host for hosts in side.values() for host in hosts) for side in (a, b)]
+    if used[0].keys() == used[1].keys():
+        return ""
+    again = {
+        name: ", ".join(sorted(host for host, times in counts.items() if times > 1)[:3])
+        for name, counts in zip("AB", used, strict=True)
+    }
+    said = [f"repeats of {name} share nodes ({hosts})" for name, hosts in again.items() if hosts]
+    return f"{' and '.join(said)}: a slow node counts as its configuration" if said else ""
+
+
+def _explain_missing_times(ours: ComparedConfiguration, theirs: ComparedConfiguration) -> str:
+    busy = " and ".join(side for side, one in (("A", ours), ("B", theirs)) if is_disturbed(one.row))
+    return f"all runs of {busy} are flagged busy" if busy else "runs without step times"
 
 
 def _failure(one: ComparedConfiguration) -> str:
@@ -117,20 +143,26 @@ def _failure(one: ComparedConfiguration) -> str:
 def _pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace:
     """Return the seconds per sample of a configuration's steps by allocation, or by repeat."""
     if not paired:
-        runs, unsound = side.runs(one.row), side.unsound(one.row)
+        runs = side.runs(one.row)
     else:
-        places = {place: str(side.table["repeat"].iloc[place]) for place in side.behind(one.row)}
-        unsound = frozenset(name for place, name in places.items() if not side.is_sound(place))
+        places = {place: str(side.table["repeat"].iloc[place]) for place in side.list_timed(one.row)}
         runs = {}
         for place, name in places.items():
             runs.setdefault(name, []).extend(side.window(place))
     batch = one.row["global_batch"]
-    return Pace({name: [seconds / batch for seconds in steps] for name, steps in runs.items()}, unsound)
+    return Pace({name: [seconds / batch for seconds in steps] for name, steps in runs.items()})
 
 
-def _apply_gate(line: PairResult, gate: Gate, among: int) -> PairResult:
+def _apply_gate(lines: Sequence[PairResult], gate: Gate) -> list[PairResult]:
+    among = sum(line.comparison is not None and line.comparison.decides for line in lines)
+    compared = [line.comparison for line in lines if line.comparison]
+    beyond = iter(stats.exceed([*compared], gate.limit or 0.0, gate.level))
+    return [_gate_pair(line, gate, among, beyond=bool(line.comparison) and next(beyond)) for line in lines]
+
+
+def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> PairResult:
     if line.comparison:
-        broken, opened = _broken(line, gate), _open(line.comparison, gate, max(among, 1))
+        broken, opened = _broken(line, gate, beyond=beyond), _open(line.comparison, gate, max(among, 1))
         held: GateStatus = "broken" if broken else "open" if opened else "kept"
         return line._replace(held=held, gate_reasons=broken or opened)
     if line.status == "failed in B":
@@ -139,10 +171,10 @@ def _apply_gate(line: PairResult, gate: Gate, among: int) -> PairResult:
     return line._replace(held="open") if missing or line.status == "not comparable" else line
 
 
-def _broken(line: PairResult, gate: Gate) -> tuple[str, ...]:
+def _broken(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
     assert line.comparison and line.a and line.b
     found = []
-    if line.status == "slower" and gate.limit is not None and line.comparison.ratio > 1 + gate.limit:
+    if beyond and gate.limit is not None:
         found.append("time per sample")
     for change in line.changes:
         grown = gate.limit is not None and change.name == PEAK and change.growth > 1 + gate.limit

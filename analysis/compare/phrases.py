@@ -7,10 +7,11 @@ from typing import get_args
 from analysis.compare import SetComparison
 from analysis.compare.fields import name_across
 from analysis.compare.judging import PairResult, Status, percent
+from analysis.compare.pairing import ComparedConfiguration
 from analysis.compare.quantities import QuantityChange
-from analysis.flags import UNSOUND
 from analysis.formats.numbers import MISSING, format_ratio_change, format_significant, format_size
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
+from analysis.summary import is_disturbed
 from bench.statistics import LEVEL
 
 HEAD = ("configuration", "B is", "A, s per sample", "B, s per sample", "time of B", "rests on", "peak of B", "and")
@@ -77,8 +78,10 @@ def describe_ground(line: PairResult) -> str:
 def list_remarks(line: PairResult) -> list[str]:
     """Return what else is to be said: why, what leaves the gate open or breaks it, what changed, flags."""
     flags = dict.fromkeys(flag for one in (line.a, line.b) if one for flag in one.row["flags"].split())
+    missing = (f"{side}: {one.row['reason']}" for side, one in (("A", line.a), ("B", line.b)) if one and one.row["n"])
     texts = [
         line.why,
+        *(text for text in missing if text[3:]),
         *(f"{line.held}: {doubt}" for doubt in line.gate_reasons),
         *map(format_quantity_change, line.changes),
     ]
@@ -137,18 +140,23 @@ def _most_doubtful(opened: Sequence[PairResult]) -> str:
 
 def left_out(compared: SetComparison) -> str:
     """Say what of both sides took no part in the verdict."""
-    sides = [one for _, line in compared.lines for one in (line.a, line.b) if one]
+    sides = [one for _, one in _list_sides(compared)]
     counts = Counter(
         {
             "out of memory": sum("oom" in str(one.row["outcome"]) for one in sides),
             "failed otherwise": sum(not one.row["n"] and "oom" not in str(one.row["outcome"]) for one in sides),
-            "with failed repeats": sum("mixed" in one.row["flags"].split() for one in sides),
-            "with flagged runs": sum(not set(UNSOUND).isdisjoint(one.row["flags"].split()) for one in sides),
+            "with busy runs only": sum(is_disturbed(one.row) for one in sides),
             "without a partner": sum(line.status in ("only in A", "only in B") for _, line in compared.lines),
         }
     )
-    texts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"Left out: {texts}." if texts else ""
+    repeats = [f"{side}: {one.row['reason']}" for side, one in _list_sides(compared) if one.row["n"]]
+    texts = [*(f"{count} {what}" for what, count in counts.items() if count), *(text for text in repeats if text[3:])]
+    return f"Left out: {', '.join(texts)}." if texts else ""
+
+
+def _list_sides(compared: SetComparison) -> list[tuple[str, ComparedConfiguration]]:
+    """Return all configurations with the side that they are of."""
+    return [(side, one) for _, line in compared.lines for side, one in (("A", line.a), ("B", line.b)) if one]
 
 
 def _join_names(names: Sequence[str], most: int) -> str:

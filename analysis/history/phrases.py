@@ -53,9 +53,7 @@ def describe_doubts(history: History) -> Iterable[str]:
     if steady:
         yield f"{_count_configurations(steady)} with no detectable change."
     left = {
-        "flagged as timed while steps still changed or updates were skipped": sum(
-            one.flagged for one in history.series
-        ),
+        "flagged busy": sum(one.flagged for one in history.series),
         "without a time": sum(one.failed for one in history.series),
         f"of no known {_THINGS[history.axis.by]}": history.nowhere,
     }

@@ -45,7 +45,7 @@ class HistorySeries(NamedTuple):
     machine: str
     values: tuple[PlaceValue, ...]  # in the order of their places
     changes: tuple[HistoryChange, ...]
-    flagged: int  # runs that are left out, for a flag says that their time is another
+    flagged: int  # runs that are left out, for other processes disturbed them
     failed: int  # runs that are left out, for they have no time
 
     @property
@@ -157,7 +157,7 @@ def _draft(results: Results, members: Sequence[tuple[str, _Run]], axis: HistoryA
         steps = results.window(run.place) if run.row["outcome"] == "ok" else []
         if not steps or not set(NO_MEASUREMENT).isdisjoint(run.row["flags"].split()):
             failed += 1
-        elif not results.is_sound(run.place):
+        elif results.is_disturbed(run.place):
             flagged += 1
         else:
             place = index[find_key(run.origin, axis.by)]

@@ -75,7 +75,7 @@ def _list_caveats(compared: Sequence[ClaimComparison]) -> Iterable[str]:
         yield "The range of fewer than 6 repeats is no 95 % interval; each is shown with its own level."
     yield (
         f"{len(compared)} comparisons, corrected for their number claim by claim; for C1 and C2 a single one that "
-        f"became slower, or is {stats.EQUAL}, decides."
+        f"became slower by {100 * stats.INTEREST:g} % or more decides, and a smaller difference decides nothing alone."
     )
     nodes = [(one.before, one.after) for one in compared if one.before["nodes"] != one.after["nodes"]]
     if any(before["global_batch"] != after["global_batch"] for before, after in nodes):

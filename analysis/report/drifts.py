@@ -27,7 +27,7 @@ def find_drifts(results: Results) -> list[ControlPointDrift]:
 def _iterate_drifts(results: Results) -> Iterable[ControlPointDrift]:
     for row in list_rows(results.summary):
         together: dict[str, list[int]] = {}
-        for place in results.behind(row) if row["runs"] > row["n"] else ():
+        for place in results.list_timed(row) if row["runs"] > row["n"] else ():
             allocation = results.table["allocation"].iloc[place]
             if not pd.isna(allocation):
                 together.setdefault(str(allocation), []).append(place)

@@ -41,8 +41,7 @@ def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTabl
         len(found.best),
     )
     yield curves.build_curve_table(list(found.curves)), summary_tables.build_scaling_table(found.curves), points
-    law, met = summary_tables.build_law_table(found.curves), summary_tables.build_crossovers_table(found.crossovers)
-    yield curves.build_fit_table(list(found.curves)), law, len(law.rows)
+    met = summary_tables.build_crossovers_table(found.crossovers)
     yield crossover.build_crossover_table(list(found.crossovers)), met, len(met.rows)
 
 

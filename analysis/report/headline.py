@@ -44,14 +44,20 @@ def describe_answers(found: Sequence[Best]) -> list[AnswerText]:
 
 
 def describe_winners(found: Sequence[Best]) -> str:
-    """Say of each engine in how many questions it is the fastest as measured, equal to it or not told apart from it; of
-    those questions alone in which it had a rival with a number, and empty for fewer than two of them."""
-    decided = [best for best in found if best.rivals]
-    if len(decided) < 2:
+    """Say of each engine in how many questions it is the fastest as measured, equal to it or not told apart from it,
+    and in how many of these no other configuration has a number. All measured questions count, for an engine that runs
+    where others run out of memory wins there; empty for fewer than two of them."""
+    asked = [best for best in found if best.question["evidence"] == "measured"]
+    if len(asked) < 2:
         return ""
-    leading = Counter(engine for best in decided for engine in _find_leading_engines(best))
+    leading = Counter(engine for best in asked for engine in _find_leading_engines(best))
+    alone = Counter(best.fastest["engine"] for best in asked if best.fastest and not best.rivals)
     ordered = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{engine} in {count} of {len(decided)}" for engine, count in ordered)
+    return ", ".join(f"{engine} in {_format_wins(count, len(asked), alone[engine])}" for engine, count in ordered)
+
+
+def _format_wins(count: int, asked: int, alone: int) -> str:
+    return f"{count} of {asked}{f' (alone in {alone})' if alone else ''}"
 
 
 def format_interval(row: Row, column: str = "tokens_per_s") -> str:
@@ -91,7 +97,7 @@ def _describe_answer(best: Best, name: str) -> AnswerText:
     )
     return AnswerText(
         name=name,
-        fastest=describe_choice(fastest) if fastest else "",
+        fastest=_name_choice(fastest) if fastest else "",
         tokens_per_s=fastest["tokens_per_s"] if fastest else None,
         rate=format_value(fastest, "tokens_per_s") if fastest else MISSING,
         sample=_format_sample(fastest) if fastest else MISSING,
@@ -105,9 +111,14 @@ def _describe_answer(best: Best, name: str) -> AnswerText:
         ),
         leanest=describe_choice(leanest) if leanest else "",
         peak=format_size(leanest["peak_allocated_bytes"]) if leanest else MISSING,
-        failed=format_outcomes(Counter(row["outcome"] for row in best.failed)),
+        failed=format_outcomes(Counter([*(row["outcome"] for row in best.failed), *("busy" for _ in best.busy)])),
         luck=_luck(best),
     )
+
+
+def _name_choice(row: Row) -> str:
+    """Name a configuration, and the repeats of it that its numbers do not rest on: the others are survivors."""
+    return f"{describe_choice(row)}{f' ({reason})' if (reason := row['reason']) else ''}"
 
 
 def _format_sample(row: Row) -> str:
@@ -131,7 +142,7 @@ def _find_leading_engines(best: Best) -> set[str]:
 
 
 def _list_rivals(rivals: Sequence[Rival]) -> tuple[str, ...]:
-    return tuple(f"{describe_choice(one.row)} ({format_effect(one.comparison)})" for one in rivals)
+    return tuple(f"{_name_choice(one.row)} ({format_effect(one.comparison)})" for one in rivals)
 
 
 def _describe_rivals(rivals: Sequence[Rival], one_is: str, several_are: str) -> str:
@@ -140,6 +151,6 @@ def _describe_rivals(rivals: Sequence[Rival], one_is: str, several_are: str) -> 
         return ""
     first = rivals[0]
     if len(rivals) == 1:
-        return f"{describe_choice(first.row)} {one_is}: {format_effect(first.comparison)}"
-    nearest = f"{describe_choice(first.row)}: {format_effect(first.comparison)}"
+        return f"{_name_choice(first.row)} {one_is}: {format_effect(first.comparison)}"
+    nearest = f"{_name_choice(first.row)}: {format_effect(first.comparison)}"
     return f"{len(rivals):,} others {several_are}, the next of them {nearest}"

@@ -148,10 +148,6 @@ def _build_tables(
     yield build_page_table(
         summary_tables.build_scaling_table(found.curves), [find_place(row, page_facets) for row in scaled], len(scaled)
     )
-    fitted = [curve.points[0].row for curve in found.curves if curve.fit]
-    yield build_page_table(
-        summary_tables.build_law_table(found.curves), [find_place(row, page_facets) for row in fitted], len(fitted)
-    )
     met = [row for one in found.crossovers if (row := one.any_row)]
     yield build_page_table(
         summary_tables.build_crossovers_table(found.crossovers), [find_place(row, page_facets) for row in met], len(met)

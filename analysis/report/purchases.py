@@ -73,11 +73,11 @@ def _list_levels(results: Results) -> Iterable[ConfigurationLevels]:
 
 
 def _list_runs(results: Results, row: Row) -> list[LevelRun]:
-    """Return the allocations of a configuration that may decide, each with the nodes that its runs were on."""
+    """Return the allocations of a configuration, each with the nodes that its runs were on."""
     hosts: dict[str, list[str]] = {}
     steps: dict[str, list[float]] = {}
-    for place in results.behind(row):
-        if results.is_sound(place) and (window := results.window(place)):
+    for place in results.list_timed(row):
+        if window := results.window(place):
             name, known = results.allocation(place), results.find_environment(place)
             hosts.setdefault(name, []).extend(json.loads(known).get("hosts", ()) if known else ())
             steps.setdefault(name, []).extend(window)

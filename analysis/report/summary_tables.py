@@ -18,7 +18,6 @@ from analysis.scaling.best import Best
 from analysis.scaling.crossover import Crossover
 from analysis.scaling.curves import CurvePoint, ScalingCurve
 from analysis.scaling.time_per_sample import IntervalEstimate
-from analysis.scaling.usl import LawFit
 from analysis.summary import Row
 
 _RUN = (
@@ -143,20 +142,6 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
     return TextTable("scaling", "Scaling", head, tuple(rows))
 
 
-def build_law_table(curves: Sequence[ScalingCurve]) -> TextTable:
-    """Return the universal scalability law of every curve that has enough node counts."""
-    head = (
-        *_head_curves([curve.points[0].row for curve in curves if curve.fit]),
-        ColumnHeading("rate of one node", "samples/s", number=True),
-        ColumnHeading("contention", "σ", "part of the work that waits for its turn", number=True),
-        ColumnHeading("coherency", "κ", "what each pair of nodes costs", number=True),
-        ColumnHeading("more nodes hurt beyond", "nodes", "– where no peak is within reach", number=True),
-        ColumnHeading("rests on"),
-    )
-    rows = [_build_law_row(curve, fit) for curve in curves if (fit := curve.fit)]
-    return TextTable("scalability_law", "Universal scalability law", head, tuple(rows))
-
-
 def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
     """Return what becomes of two stages as nodes are added."""
     known = [(one, row) for one in found if (row := one.any_row)]
@@ -179,16 +164,6 @@ def _head_curves(rows: Sequence[Row]) -> tuple[ColumnHeading, ...]:
 def _head_models(models: Sequence[str]) -> ColumnHeading:
     """Return the heading of a column of models, by which the rows of several are grouped."""
     return ColumnHeading("model", place="groups" if len(set(models)) > 1 else "files")
-
-
-def _build_law_row(curve: ScalingCurve, fit: LawFit) -> tuple[TableCell, ...]:
-    numbers = map(_build_estimate_cell, (fit.rate, fit.contention, fit.coherency, fit.peak))
-    nodes = f"{', '.join(map(str, fit.measured))} nodes{': rejected, it does not fit' if fit.rejected else ''}"
-    return (
-        *_build_curve_cells(curve.points[0].row, f"{curve.law}, {curve.batch}", curve.name),
-        *numbers,
-        _build_text_cell(nodes),
-    )
 
 
 def _build_curve_cells(row: Row, scaling: str, fixed_work: str) -> tuple[TableCell, ...]:

@@ -2,7 +2,7 @@
 
 The table has a row per configuration of each question, the fastest first, those that failed last, with columns of the
 summary and these of its own:
-standing        fastest, equal within 3 %, tied, slower, failed, or too few repeats to tell
+standing        fastest, equal within 3 %, tied, slower, failed, busy, or too few repeats to tell
 ratio           seconds per sample over the fastest's
 pareto          front, tied, dominated, or too few repeats to tell
 memory_ratio    seconds per sample over the fastest of those that need no more memory, with its memory_verdict
@@ -29,7 +29,7 @@ from analysis.scaling.columns import (
 from analysis.scaling.ranking import Ranking, Rival, ranked
 from analysis.scaling.time_per_sample import Pace, Paces, paces
 from analysis.stats.compare import EQUAL, TIES, TOO_FEW, Comparison, Verdict
-from analysis.summary import Row
+from analysis.summary import Row, is_disturbed
 from analysis.variants import tell_apart
 
 COLUMNS = (
@@ -81,6 +81,7 @@ class Best(NamedTuple):
     rivals: tuple[Rival, ...]  # all others with a number, the fastest first
     pareto_points: tuple[ParetoPoint, ...]  # all whose memory is known, the leanest first
     failed: tuple[Row, ...]
+    busy: tuple[Row, ...] = ()  # all of whose runs are flagged busy, so that they are ranked nowhere
     luck: float = 0.0  # by which part the fastest's time is probably too short, for it was chosen as the fastest
 
     @property
@@ -116,12 +117,12 @@ def as_table(found: Sequence[Best]) -> pd.DataFrame:
 
 def _best(question: Question, rows: Sequence[Row], pace: Paces) -> Best:
     failed = tuple(row for row in rows if not row["n"])
+    busy = tuple(row for row in rows if row["n"] and is_disturbed(row))
     ranking = ranked(rows, pace) if question["evidence"] == "measured" else None
     if ranking is None:
-        return Best(question, None, (), (), failed)
-    return Best(
-        question, ranking.fastest, ranking.rivals, _list_pareto_points(ranking, pace), failed, ranking.family.luck
-    )
+        return Best(question, None, (), (), failed, busy)
+    points = _list_pareto_points(ranking, pace)
+    return Best(question, ranking.fastest, ranking.rivals, points, failed, busy, ranking.family.luck)
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
@@ -152,6 +153,7 @@ def _cells(best: Best) -> Iterator[Row]:
         values = {"standing": _RANK_LABELS.get(rival.verdict, "tied"), **build_basis_cells(rival.comparison)}
         stood = _stood(pareto_points.get(rival.row["config_id"]))
         yield {**rival.row, **values, **build_ratio_cells("ratio", rival.comparison), **stood}
+    yield from ({**row, "standing": "busy"} for row in best.busy)
     yield from ({**row, "standing": "failed"} for row in best.failed)
 
 

@@ -15,10 +15,11 @@ from analysis import engines
 from analysis.results import Results
 from analysis.scaling.columns import BASIS, BATCH, add_interval_names, build_basis_cells, build_frame, build_ratio_cells
 from analysis.scaling.comparable import BatchChoice, Law, Track, differ_in_engine, list_tracks
-from analysis.scaling.ranking import ranked
-from analysis.scaling.time_per_sample import Paces, compare_paces, paces
-from analysis.stats.compare import TOO_FEW, Comparison, Verdict, verdicts
+from analysis.scaling.ranking import compare_fastest, ranked
+from analysis.scaling.time_per_sample import Pace, Paces, paces
+from analysis.stats.compare import TOO_FEW, Comparison, Verdict, judge_interval, verdicts
 from analysis.summary import Row
+from bench.statistics import LEVEL
 
 _SIDE = ("config_id", *BATCH, "n", "outcome", "sample_s", "step_s", "flags")
 COLUMNS = (
@@ -124,8 +125,7 @@ def build_crossover_table(found: Sequence[Crossover]) -> pd.DataFrame:
 
 def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
     met = list(_compare_at_nodes(one, other, pace))
-    compared = [node_comparison.comparison for node_comparison in met if node_comparison.comparison]
-    decided = iter(verdicts(compared))
+    decided = iter(_decide(one, other, met, pace))
     judged = tuple(
         node_comparison._replace(verdict=next(decided)) if node_comparison.comparison else node_comparison
         for node_comparison in met
@@ -137,9 +137,28 @@ def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
 def _compare_at_nodes(one: Track, other: Track, pace: Paces) -> Iterator[NodeComparison]:
     for nodes in sorted({*one.by_nodes, *other.by_nodes}):
         ours, theirs = (_select_row(track.by_nodes, nodes, pace) for track in (one, other))
-        paced = [pace(row) if row else None for row in (ours, theirs)]
-        comparison = compare_paces(paced[0], paced[1]) if paced[0] and paced[1] else None
-        yield NodeComparison(nodes, ours, theirs, comparison, None)
+        before, after = (_list_paces(track, nodes, pace) for track in (one, other))
+        yield NodeComparison(nodes, ours, theirs, compare_fastest(before, after) if before and after else None, None)
+
+
+def _decide(one: Track, other: Track, met: Sequence[NodeComparison], pace: Paces) -> list[Verdict]:
+    """Return the verdicts on all node counts together. Where the micro-batch was chosen from the same data, they rest
+    on intervals that allow for the choice, each at the level that all together need (Bonferroni's inequality)."""
+    compared = [node_comparison for node_comparison in met if node_comparison.comparison]
+    if one.batch == "equal micro-batch":
+        return verdicts([node_comparison.comparison for node_comparison in compared if node_comparison.comparison])
+    level = 1 - (1 - LEVEL) / max(len(compared), 1)
+    found = [
+        compare_fastest(_list_paces(one, each.nodes, pace), _list_paces(other, each.nodes, pace), level)
+        for each in compared
+    ]
+    return [judge_interval(each.interval) if each.decides and each.interval else TOO_FEW for each in found]
+
+
+def _list_paces(track: Track, nodes: int, pace: Paces) -> list[Pace]:
+    """Return the paces of all micro-batches of a track at a node count that have one, the fastest first."""
+    ranking = ranked(track.by_nodes.get(nodes, ()), pace)
+    return [found for row in ranking.rows if (found := pace(row))] if ranking else []
 
 
 def _select_row(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:

@@ -8,11 +8,6 @@ base_nodes         the smallest measured node count; its base_step_s in seconds,
 speedup            samples per second over the base's; of a weak curve the scaled speed-up
 efficiency         speed-up over nodes / base_nodes: 1 is ideal
 serial_fraction    Karp and Flatt's; of strong curves only, not at the base
-The table of fits has a row per curve that the universal scalability law was fitted to, by measured_nodes:
-rate_one_node      λ, samples per second; contention is σ, coherency κ (`analysis.scaling.usl`)
-peak_nodes         beyond which more nodes hurt; missing where none is within reach
-misfit             χ² per degree of freedom; missing where the errors of the points are unknown
-rejected           the law does not hold: the points stray from it by more than repeats explain (p < 0.01)
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,18 +29,15 @@ from analysis.scaling.columns import (
     join_numbers,
 )
 from analysis.scaling.comparable import BatchChoice, Law, Track, list_tracks
-from analysis.scaling.ranking import Ranking, ranked
-from analysis.scaling.time_per_sample import IntervalEstimate, Pace, Paces, compare_paces, paces, scaled
-from analysis.scaling.usl import LawFit, fit_law
+from analysis.scaling.ranking import Ranking, compare_fastest, ranked
+from analysis.scaling.time_per_sample import IntervalEstimate, Pace, Paces, paces, scaled
 from analysis.summary import Row
 
 _CURVE = ("law", "batch", "curve")
 _NUMBERS = add_interval_names("base_step_s", "speedup", "efficiency", "serial_fraction")
-_FIT = add_interval_names("rate_one_node", "contention", "coherency", "peak_nodes")
 COLUMNS = (
     *_CURVE, *WHERE, *PLACE, *TIME, "micros", "tied_micros", "base_nodes", *_NUMBERS, *BASIS, "flags", "reason",
 )  # fmt: skip
-FIT_COLUMNS = (*_CURVE, *WHERE, "devices_per_node", "measured_nodes", *_FIT, *BASIS, "misfit", "rejected")
 
 
 class CurvePoint(NamedTuple):
@@ -72,7 +64,6 @@ class ScalingCurve(NamedTuple):
     batch: BatchChoice
     name: str  # engine and what is held, e.g. "zero2, micro 4, 256 samples per step"; model and machine: in any row
     points: tuple[CurvePoint, ...]
-    fit: LawFit | None  # the universal scalability law; None below five measured node counts
 
     @property
     def base(self) -> CurvePoint | None:
@@ -104,23 +95,18 @@ def build_curve_table(found: Sequence[ScalingCurve]) -> pd.DataFrame:
     return build_frame([_build_point_cells(curve, point) for curve in found for point in curve.points], COLUMNS)
 
 
-def build_fit_table(found: Sequence[ScalingCurve]) -> pd.DataFrame:
-    """Return a row per curve that the universal scalability law was fitted to."""
-    return build_frame([_build_fit_cells(curve, curve.fit) for curve in found if curve.fit], FIT_COLUMNS)
-
-
 def _build_curve(track: Track, pace: Paces) -> ScalingCurve:
     rankings = {nodes: ranked(rows, pace) for nodes, rows in track.by_nodes.items()}
     known = {
-        nodes: fastest_pace
-        for nodes, ranking in rankings.items()
-        if ranking and (fastest_pace := pace(ranking.fastest))
+        nodes: [found for row in ranking.rows if (found := pace(row))] for nodes, ranking in rankings.items() if ranking
     }
     points = [_build_curve_point(track, nodes, ranking, known) for nodes, ranking in rankings.items()]
-    return ScalingCurve(track.law, track.batch, track.name, tuple(points), fit_law(known))
+    return ScalingCurve(track.law, track.batch, track.name, tuple(points))
 
 
-def _build_curve_point(track: Track, nodes: int, ranking: Ranking | None, known: Mapping[int, Pace]) -> CurvePoint:
+def _build_curve_point(
+    track: Track, nodes: int, ranking: Ranking | None, known: Mapping[int, Sequence[Pace]]
+) -> CurvePoint:
     rows = track.by_nodes[nodes]
     micros = tuple(sorted({row["micro"] for row in rows}))
     if ranking is None:
@@ -130,12 +116,12 @@ def _build_curve_point(track: Track, nodes: int, ranking: Ranking | None, known:
 
 
 def _compute_scaling(
-    law: Law, nodes: int, known: Mapping[int, Pace]
+    law: Law, nodes: int, known: Mapping[int, Sequence[Pace]]
 ) -> tuple[IntervalEstimate, IntervalEstimate, IntervalEstimate | None]:
     base = min(known)
     if nodes == base:
         return IntervalEstimate(1.0), IntervalEstimate(1.0), None
-    faster, more = compare_paces(known[base], known[nodes]), nodes / base
+    faster, more = compare_fastest(known[base], known[nodes]), nodes / base
     speedup = scaled(faster)
     return speedup, scaled(faster, 1 / more), karp_flatt(speedup, more) if law == "strong" else None
 
@@ -149,21 +135,6 @@ def _build_point_cells(curve: ScalingCurve, point: CurvePoint) -> Row:
         **build_interval_cells("speedup", point.speedup), **build_interval_cells("efficiency", point.efficiency),
         **build_interval_cells("serial_fraction", point.serial_fraction), **build_basis_cells(point.speedup),
     }  # fmt: skip
-
-
-def _build_fit_cells(curve: ScalingCurve, fit: LawFit) -> Row:
-    return {
-        **curve.points[0].row,
-        **_build_name_cells(curve),
-        "measured_nodes": join_numbers(fit.measured),
-        "misfit": fit.misfit,
-        "rejected": "yes" if fit.rejected else "no",
-        **build_interval_cells("rate_one_node", fit.rate),
-        **build_interval_cells("contention", fit.contention),
-        **build_interval_cells("coherency", fit.coherency),
-        **build_interval_cells("peak_nodes", fit.peak),
-        **build_basis_cells(fit.rate),
-    }
 
 
 def _build_name_cells(curve: ScalingCurve) -> Row:

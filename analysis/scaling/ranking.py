@@ -28,14 +28,15 @@ class RankedFamily:
     They are compared within the allocations that all of them ran in, where these are enough, else by all their runs.
     """
 
-    def __init__(self, paces: Sequence[Pace]) -> None:
+    def __init__(self, paces: Sequence[Pace], level: float = LEVEL) -> None:
+        self._level = level
         self._paces = tuple(paces)  # kept, so that no other takes the place of one in memory
         self._places = {id(pace): place for place, pace in enumerate(paces)}
-        sound = [pace.sound.means for pace in paces]
-        shared = [name for name in sound[0] if all(name in means for means in sound)] if sound else []
+        by_pace = [pace.means for pace in paces]
+        shared = [name for name in by_pace[0] if all(name in means for means in by_pace)] if by_pace else []
         blocked = enough(shared) and len(paces) > 1
-        self._means = [[means[name] for name in (shared if blocked else means)] for means in sound]
-        self._family = Family([np.log(means) for means in self._means], blocked=blocked) if paces else None
+        self._means = [[means[name] for name in (shared if blocked else means)] for means in by_pace]
+        self._family = Family([np.log(means) for means in self._means], level, blocked=blocked) if paces else None
 
     @property
     def lead(self) -> Pace | None:
@@ -57,7 +58,7 @@ class RankedFamily:
         value, reach = self._family.gap(places[0], places[1])
         low, high = (float(np.exp(end)) for end in (value - reach, value + reach))
         runs = len(ours), len(theirs)
-        interval = Interval(low, high, "between repeats", LEVEL, sum(runs))
+        interval = Interval(low, high, "between repeats", self._level, sum(runs))
         chance = compare_paces(one, other).p
         return Comparison(float(np.exp(value)), interval, chance, superiority(ours, theirs), "run", runs)
 
@@ -92,12 +93,32 @@ def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
     timed = [(row, known) for row in rows if (known := pace(row))]
     if not timed:
         return None
-    family = RankedFamily([known for _, known in timed if enough(known.sound.runs)])
+    family = RankedFamily([known for _, known in timed if enough(known.runs)])
     fastest = min(timed, key=lambda one: one[1].typical)
     found = _behind(next((one for one in timed if one[1] is family.lead), fastest), timed, family)
     if found.rivals and found.rivals[0].comparison.ratio < 1:  # of one that has too few repeats to be of the family
         found = _behind(fastest, timed, family)
     return found
+
+
+def compare_fastest(ours: Sequence[Pace], theirs: Sequence[Pace], level: float = LEVEL) -> Comparison:
+    """Compare the fastest of several configurations, which stands first, with the fastest of others.
+
+    The interval holds although the data that were compared chose both. Of several gaps whose intervals hold together,
+    the smallest over `ours` of the largest over `theirs` lies between the same of their lower and of their upper ends;
+    and that is the gap of the truly fastest, whichever they are.
+    """
+    plain = compare_paces(ours[0], theirs[0], level)
+    if len(ours) == len(theirs) == 1 or not plain.decides:
+        return plain
+    one, other = ([pace for pace in side if enough(pace.runs)] for side in (ours, theirs))
+    family = RankedFamily([*one, *other], level)
+    ends = [[known for b in other if (known := family.compare(a, b).interval)] for a in one]
+    low = min(max(interval.low for interval in of_one) for of_one in ends)
+    high = min(max(interval.high for interval in of_one) for of_one in ends)
+    n = sum(len(pace.runs) for pace in (*one, *other))
+    interval = Interval(min(low, plain.ratio), max(high, plain.ratio), "between repeats", level, n)
+    return plain._replace(interval=interval)
 
 
 def _behind(lead: tuple[Row, Pace], timed: Sequence[tuple[Row, Pace]], family: RankedFamily) -> Ranking:

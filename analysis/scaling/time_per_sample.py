@@ -35,14 +35,6 @@ class Pace:
     per step, where all that are compared do the same work in one."""
 
     runs: Mapping[str, Sequence[float]]
-    unsound: frozenset[str] = frozenset()  # allocations whose runs are flagged, and decide nothing
-
-    @functools.cached_property
-    def sound(self) -> "Pace":
-        """The allocations that decide."""
-        if not self.unsound:
-            return self
-        return Pace({name: run for name, run in self.runs.items() if name not in self.unsound})
 
     @functools.cached_property
     def means(self) -> dict[str, float]:
@@ -51,9 +43,8 @@ class Pace:
 
     @functools.cached_property
     def typical(self) -> float:
-        """The geometric mean over allocations of their means; of those that decide where these are enough."""
-        chosen = self.sound if enough(self.sound.runs) else self
-        return statistics.geometric_mean(chosen.means.values())
+        """The geometric mean over allocations of their means."""
+        return statistics.geometric_mean(self.means.values())
 
 
 Paces = Callable[[Row], Pace | None]
@@ -64,9 +55,7 @@ Paces = Callable[[Row], Pace | None]
 def paces(results: Results) -> Paces:
     """Return what looks up the pace of any row."""
     rows = [row for row in list_rows(results.summary[[*KEY, "n", "global_batch"]]) if row["n"]]
-    known = {
-        _key(row): _pace(runs, row["global_batch"], results.unsound(row)) for row in rows if (runs := results.runs(row))
-    }
+    known = {_key(row): _pace(runs, row["global_batch"]) for row in rows if (runs := results.runs(row))}
     return lambda row: known.get(_key(row))
 
 
@@ -74,17 +63,8 @@ def compare_paces(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
     """Compare two paces; the ratio is of the one's seconds per sample over the other's.
 
     Within the allocations that both ran in, where these are enough to be the unit, so that good nodes are not taken
-    for a good configuration. Flagged allocations take no part where enough others are left; else nothing is decided.
+    for a good configuration.
     """
-    sound = enough(one.sound.runs) and enough(other.sound.runs)
-    if sound and (one.unsound or other.unsound):
-        return compare_paces(one.sound, other.sound, level)
-    if not sound:
-        return _compared(one, other, level)._replace(sound=False)
-    return _compared(one, other, level)
-
-
-def _compared(one: Pace, other: Pace, level: float) -> Comparison:
     if shared := blocks(one.runs, other.runs):
         return compare(_each(one, shared), _each(other, shared), level, blocked=True)
     if enough(one.runs) and enough(other.runs):
@@ -104,8 +84,8 @@ def _each(pace: Pace, names: Iterable[str]) -> Runs:
     return [[pace.means[name]] for name in names]
 
 
-def _pace(runs: Mapping[str, Sequence[float]], batch: int, unsound: frozenset[str]) -> Pace:
-    return Pace({name: array("d", [step / batch for step in steps]) for name, steps in runs.items()}, unsound)
+def _pace(runs: Mapping[str, Sequence[float]], batch: int) -> Pace:
+    return Pace({name: array("d", [step / batch for step in steps]) for name, steps in runs.items()})
 
 
 def _key(row: Row) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from analysis.stats.family import Noise, corrected, equivalent
+from analysis.stats.family import Noise, compute_pair_chance, corrected, equivalent
 from analysis.stats.interval import Interval
 from analysis.stats.ratio import Runs, of_runs, of_steps
 from bench.statistics import LEVEL
@@ -42,12 +42,11 @@ class Comparison(NamedTuple):
     unit: Unit
     runs: tuple[int, int]  # that it rests on, of the one and of the other
     noises: tuple[Noise, ...] = ()  # of both sides' runs, or of their differences within allocations; by steps none
-    sound: bool = True  # whether enough of the runs carry no flag that keeps them from deciding
 
     @property
     def decides(self) -> bool:
-        """Whether there are enough sound runs for a verdict."""
-        return self.unit == "run" and self.sound
+        """Whether there are enough runs for a verdict."""
+        return self.unit == "run"
 
     @property
     def cliffs_delta(self) -> float:
@@ -96,7 +95,7 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
 
     So an interval may exclude 1 and yet the verdict be that no difference is detectable: it speaks for its pair alone.
     Where none is detected, two sides may still be shown to differ by less than INTEREST. Comparisons of steps, and of
-    too few sound runs, have an effect and an interval, and no verdict.
+    too few runs, have an effect and an interval, and no verdict.
     """
     known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p for one in known]
@@ -128,6 +127,16 @@ def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[b
     known = [one for one in comparisons if one.decides]
     gaps = [math.log(one.ratio) for one in known]
     return [p <= 1 - level for p in equivalent(gaps, [one.noises for one in known], math.log1p(INTEREST))]
+
+
+def exceed(comparisons: Sequence[Comparison], limit: float, level: float = LEVEL) -> list[bool]:
+    """Return of each comparison whether its ratio is shown to be above 1 + `limit`, all of them taken together: where
+    none is, one is called so with a probability of at most 1 - `level`."""
+    known = [one for one in comparisons if one.decides]
+    gaps = [math.log(one.ratio) - math.log1p(limit) for one in known]
+    chances = [compute_pair_chance(gap, one.noises) for gap, one in zip(gaps, known, strict=True)]
+    found = iter(corrected(gaps, [one.noises for one in known], chances))
+    return [one.decides and next(found) <= 1 - level and one.ratio > 1 + limit for one in comparisons]
 
 
 def _noises(one: Sequence[float], other: Sequence[float], *, blocked: bool) -> tuple[Noise, ...]:

@@ -148,13 +148,14 @@ def equivalent(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], margin:
     that were chosen beforehand: two one-sided tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15,
     1987), by the three ways of this module. A small one shows that two sides do not differ by that much."""
     left = [margin - abs(gap) for gap in gaps]
-    own = [_own_chance(one, sides) for one, sides in zip(left, noises, strict=True)]
+    own = [compute_pair_chance(one, sides) for one, sides in zip(left, noises, strict=True)]
     return [
         min(chance / 2, 1.0) if one > 0 else 1.0 for one, chance in zip(left, corrected(left, noises, own), strict=True)
     ]
 
 
-def _own_chance(gap: float, sides: Sequence[Noise]) -> float:
+def compute_pair_chance(gap: float, sides: Sequence[Noise]) -> float:
+    """Return the probability of a gap so wide where there is none, by the repeats of this pair alone."""
     shares = [one.variance / one.n for one in sides]
     return compute_chance(gap, shares, satterthwaite(shares, [one.freedom for one in sides]))
 

@@ -112,6 +112,7 @@ def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any)
     """A run that ended ok; `torch` None is one whose environment nobody looked at."""
     of = of or spec()
     around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}, "launcher": {}}
+    around["started_at"] = "2026-11-24T09:00:00+00:00"
     circumstance = Circumstance.model_validate(around | {k: more.pop(k) for k in tuple(around) if k in more})
     evidence: Evidence = more.pop("evidence", "measured")
     return RunRecord(

@@ -296,10 +296,10 @@ def test_numbers_and_common_words_stay(anonymous: Path) -> None:
 def test_the_recorded_studies_lose_their_hosts() -> None:
     """Every run of the varied studies, and of the many that are alike every tenth, by name: a hash."""
     varied = [RECORDED / study for study in ("failures", "memory", "smoke", "testbed")]
-    many = [sorted((RECORDED / study).rglob(store.RECORD)) for study in ("busy", "peaks", "step_time")]
+    many = [sorted((RECORDED / study).rglob(store.RECORD)) for study in ("peaks", "step_time")]
     alike = [path.parent for paths in many for path in paths[::10]]
     found = reading.read_records([*varied, *alike])
-    assert len(found.records) > 90
+    assert len(found.records) > 80
     _, files = build_bundle(found, [*varied, *alike], {})
     assert not any(re.search(rb'"host": "vm"|"vm"', content) for content in files.values())
 

@@ -97,11 +97,15 @@ def test_rounds_of_two_comparisons_are_not_taken_for_the_same_repeat(tmp_path: P
 
 
 def test_what_takes_no_part_is_counted(slower: Path, tmp_path: Path) -> None:
-    unsteady = run(
-        spec("zero2"), study="x", steps=steps((0.5,) * 30, steady=False), environment={"git": {"commit": "f"}}
+    busy = run(
+        spec("zero2"),
+        study="x",
+        steps=steps((0.5,) * 30),
+        load=({"node": 0, "others_share": 0.4},),
+        environment={"git": {"commit": "f"}},
     )
     nowhere = run(spec("zero2"), study="y", torch=None)
-    save(slower, unsteady, nowhere, failed("oom", spec("zero2"), study="z", environment={"git": {"commit": "f"}}))
+    save(slower, busy, nowhere, failed("oom", spec("zero2"), study="z", environment={"git": {"commit": "f"}}))
     found = history(slower)
     assert [(one.flagged, one.failed) for one in found.series] == [(1, 1), (0, 0)]
     assert found.nowhere == 1

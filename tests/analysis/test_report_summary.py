@@ -13,6 +13,7 @@ from analysis.report.headline import describe_answers, describe_winners
 from analysis.report.page import render_page
 from analysis.report.setup import describe_setup
 from analysis.results import Results
+from analysis.scaling.best import as_table
 from bench.record import RunRecord
 
 
@@ -104,11 +105,38 @@ def test_of_several_questions_the_engines_that_win_are_counted() -> None:
     assert describe_winners(compute_findings(results(*one)).best) == ""
 
 
-def test_a_question_without_a_rival_makes_no_winner() -> None:
+def test_an_engine_that_alone_has_a_number_wins_its_question() -> None:
     pairs = [(engine, s, ranks) for ranks in (1, 2) for engine, s in (("ddp", 0.1), ("zero1", 0.3))]
     rivals = [run(spec(engine, ranks=ranks), steps=steps(scattered(0.9 * s, s, 1.1 * s))) for engine, s, ranks in pairs]
     alone = run(spec("zero2", ranks=4), steps=steps((0.1,) * 30))
-    assert describe_winners(compute_findings(results(*rivals, alone)).best) == "ddp in 2 of 2"
+    assert (
+        describe_winners(compute_findings(results(*rivals, alone)).best)
+        == "ddp in 2 of 3, zero2 in 1 of 3 (alone in 1)"
+    )
+
+
+def test_winners_are_counted_over_all_questions() -> None:
+    """zero2 is faster on two node counts and runs out of memory on six, where zero3 runs."""
+    records = [
+        run(spec(engine, nodes=nodes, ranks=1), steps=steps((seconds,) * 30))
+        if engine == "zero3" or nodes > 6
+        else failed("oom", spec(engine, nodes=nodes, ranks=1))
+        for nodes in range(1, 9)
+        for engine, seconds in (("zero2", 0.1), ("zero3", 0.2))
+    ]
+    found = describe_winners(compute_findings(results(*records)).best)
+    assert found == "zero3 in 6 of 8 (alone in 6), zero2 in 2 of 8"
+
+
+def test_the_answer_says_how_many_repeats_failed_and_which_configurations_were_busy() -> None:
+    survivors = [*(at("zero1", 0.09, repeat=n) for n in range(3)), *(failed("oom", repeat=n) for n in range(3, 10))]
+    busy = at("zero3", 0.01, load=({"node": 0, "others_share": 0.3},))
+    rivals = [at("zero2", 0.1, repeat=n) for n in range(3)]
+    found = compute_findings(results(*survivors, busy, *rivals)).best
+    (answer,) = describe_answers(found)
+    assert answer.fastest == "zero1, micro 2 (7 of 10 repeats oom)"
+    assert answer.failed == "1 busy"
+    assert as_table(found)["standing"].tolist()[-1] == "busy"
 
 
 def test_one_run_each_is_a_doubt_and_so_are_comparisons_within_runs() -> None:

@@ -216,9 +216,8 @@ def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(pd.DataFrame(), pd.DataFrame) and len(files["runs.csv"].splitlines()) == 1 + 3
 
 
-def test_the_law_and_the_crossovers_have_tables_of_their_own() -> None:
-    """A step of equal work per device takes 1 + σ (n - 1) + κ n (n - 1) by the law: σ 0.1 and κ 0.01 for zero2, and
-    1.2 times as long with σ 0.01 for zero3, which is faster from three nodes on."""
+def test_crossovers_have_a_table_of_their_own() -> None:
+    """ZeRO-3 takes 1.2 times as long on one node and gets slower by less, so that it is faster from three nodes on."""
     seconds = {"zero2": (1.0, 1.12, 1.26, 1.42, 1.8), "zero3": (1.2, 1.212, 1.224, 1.236, 1.26)}
     runs = [
         run(spec(engine, nodes=nodes, ranks=1), repeat=repeat, steps=steps((s * by,) * 30))
@@ -228,6 +227,5 @@ def test_the_law_and_the_crossovers_have_tables_of_their_own() -> None:
     ]
     files = {name: content.decode() for name, content in render_tables(compute_findings(results(*runs))).items()}
     assert "zero3 overtakes zero2 between 2 and 3 nodes" in files["crossovers.md"]
-    assert files["scalability_law.csv"].count("\n") == 3
-    assert "1, 2, 3, 4, 6 nodes" in files["scalability_law.md"]
-    assert "toprule" in files["scalability_law.tex"]
+    assert files["crossovers.csv"].count("zero3 overtakes zero2") == 5
+    assert "toprule" in files["crossovers.tex"]

@@ -1,12 +1,14 @@
 import math
+from typing import Any
 
 import pytest
-from records import failed, memory, run, run_table, scattered, spec, steps
+from records import MIB, failed, memory, run, run_table, scattered, spec, steps
 
 from analysis.questions import group_by_question, name_question
 from analysis.stats.series import rate_interval
 from analysis.summary import COLUMNS, summarise
 from analysis.table import list_rows
+from bench.record import NodeLoad
 
 
 def rows(*records):
@@ -70,14 +72,41 @@ def test_what_configurations_are_ranked_by_is_a_geometric_mean_of_means() -> Non
     assert (row["step_s_max"], row["step_s_p95"]) == (0.5, pytest.approx((0.3 + 0.4) / 2))
 
 
-def test_flagged_runs_are_out_of_what_is_shown_as_they_are_of_the_ranking() -> None:
-    sound, odd = lasting(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, steady=False))
-    (row,) = rows(*sound, odd)
-    assert (row["n"], row["step_s_high"]) == (4, 0.1)
-    assert row["sample_s"] == pytest.approx(0.1 / 4)
-    assert "unsteady" in row["flags"]
-    (few,) = rows(*sound[:2], odd)
-    assert few["sample_s"] == pytest.approx((0.1 * 0.1 * 0.9) ** (1 / 3) / 4)
+@pytest.mark.parametrize("odd", [{"steady": False}, {"skipped": (9,)}])
+def test_what_its_own_steps_show_excludes_no_run(odd: dict[str, Any]) -> None:
+    """A configuration that throttles in one allocation of four is as slow as that makes it."""
+    (row,) = rows(*lasting(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, **odd)))
+    assert (row["n"], row["step_s_high"], row["reason"]) == (4, 0.9, "")
+    assert row["sample_s"] == pytest.approx((0.1**3 * 0.9) ** (1 / 4) / 4)
+    assert {"unsteady", "skipped_steps"} & {*row["flags"].split()}
+
+
+BUSY = {"load": (NodeLoad(node=0, others_share=0.4),)}
+
+
+def test_busy_repeats_are_pooled_with_nothing() -> None:
+    """Three repeats on a quiet machine and three beside others, which took 60 % longer and needed more memory."""
+    busy = [run(repeat=3 + i, steps=steps((0.16,) * 30), memory=memory(2, peak=99 * MIB), **BUSY) for i in range(3)]
+    (row,) = rows(*lasting(0.1, 0.1, 0.1), *busy)
+    assert (row["n"], row["runs"], row["reason"]) == (3, 6, "3 of 6 repeats busy")
+    assert (row["sample_s"], row["step_s_high"], row["step_s_max"]) == (pytest.approx(0.1 / 4), 0.1, 0.1)
+    assert row["peak_allocated_bytes"] == 11 * MIB
+    assert {"busy", "mixed"}.isdisjoint(row["flags"].split())
+
+
+def test_of_runs_that_were_all_busy_memory_is_known_and_no_time() -> None:
+    (row,) = rows(*lasting(0.1, 0.1, **BUSY))
+    assert (row["n"], row["outcome"], row["peak_allocated_bytes"], row["reason"]) == (2, "ok", 11 * MIB, "")
+    assert "busy" in row["flags"].split()
+    times = ("sample_s", "step_s", "step_s_high", "step_s_p99", "step_s_max", "tokens_per_s", "mfu", "data_wait_s")
+    assert [row[name] for name in times] == [None] * len(times)
+
+
+def test_repeats_that_are_not_in_the_numbers_are_counted() -> None:
+    gone = [failed("oom", repeat=2), failed("hang", repeat=3), failed("oom", repeat=4)]
+    (row,) = rows(*lasting(0.1, 0.1), *gone, run(repeat=5, **BUSY))
+    assert (row["n"], row["reason"]) == (2, "2 of 6 repeats oom, 1 of 6 repeats hang, 1 of 6 repeats busy")
+    assert "mixed" in row["flags"].split()
 
 
 def test_environments_machines_and_kinds_of_evidence_are_never_pooled() -> None:

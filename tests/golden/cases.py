@@ -26,9 +26,9 @@ Case = Callable[[], str]
 
 _LARGE = ("frontier_175b", "frontier_1t")
 """Studies whose schedules take seconds to play; `frontier_22b` has points of the same kinds."""
-_REPORTED = ("failures", "smoke", "testbed/400mbit", "busy/strong")
+_REPORTED = ("failures", "smoke", "testbed/400mbit", "gpt2_3b_testbed")
 _COMPARED = (
-    ("busy/strong", "busy/weak"),
+    ("gpt2_3b_cpu", "gpt2_3b_testbed"),
     ("step_time/100mbit", "step_time/1gbit"),
     ("testbed/100mbit", "testbed/400mbit"),
 )

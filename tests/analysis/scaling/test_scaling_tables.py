@@ -57,15 +57,6 @@ def test_a_row_per_configuration(found: Results) -> None:
     assert rows[1]["peak_allocated_bytes"] == 11 * MIB
 
 
-def test_a_row_per_fitted_curve(found: Results) -> None:
-    assert curves.build_fit_table(curves.build_curves(found)).empty, "two node counts are no fit"
-    many = [record for n in (1, 2, 4, 8, 16) for record in measured(asked(n, samples=64), 1 / n)]
-    (row,) = list_rows(curves.build_fit_table(curves.build_curves(results(*many))))
-    assert row["rate_one_node"] == pytest.approx(64)
-    assert (row["contention"], row["coherency"]) == pytest.approx((0, 0), abs=1e-9)
-    assert (row["peak_nodes"], row["measured_nodes"]) == (None, "1 2 4 8 16")
-
-
 def test_tables_of_nothing_have_their_columns() -> None:
     assert tuple(crossover.build_crossover_table([]).columns) == crossover.COLUMNS
     assert tuple(best.as_table([]).columns) == best.COLUMNS
