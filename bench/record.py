@@ -120,6 +120,9 @@ class EnvironmentClass(Frozen):
     cores: int | None = None  # that its first rank may use
     threads: int | None = None  # per rank
     quota_cores: float | None = None  # processor time that the control group allows, in cores
+    openmp_wait: str | None = (
+        None  # how OpenMP threads of a rank on a CPU wait; None: of older records, or of one thread
+    )
 
 
 class ScheduledJob(Frozen):

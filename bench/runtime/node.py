@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import engines, extensions
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, SharedHeartbeat, strip_folders
-from bench.measure.environment import find_device_kind
+from bench.measure.environment import choose_openmp_variables, find_device_kind
 from bench.measure.failures import count_oom_kills
 from bench.processes import build_module_command
 from bench.record import Circumstance
@@ -150,9 +150,8 @@ class NodeRanks:
 
     def _environment(self, rendezvous: Rendezvous) -> dict[str, str]:
         """The ranks' environment: the user's own, and what he did not choose himself."""
-        threads = max(1, len(os.sched_getaffinity(0)) // self._spec.devices_per_node)
-        chosen = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         device = self._circumstance.machine.device or find_device_kind()
+        chosen = choose_openmp_variables(device, self._spec.devices_per_node) | {"TOKENIZERS_PARALLELISM": "false"}
         known = engines.find_facts(self._spec)  # an engine that is not here fails in the ranks, which leave a record
         chosen |= extensions.build_environment(known.compiled_ops if known else (), device, os.environ)
         if self._spec.nodes == 1 or self._circumstance.rehearsed_rank is not None:
