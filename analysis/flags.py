@@ -124,6 +124,10 @@ FLAGS = {
         "as much, or they had memory on a device",
         _busy,
     ),
+    "paused": Flag(
+        "was paused while it made steps: its job was suspended, its processes were stopped, or its machine slept",
+        lambda record: record.outcome.paused_s > 0,
+    ),
     "short": Flag(f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s", _is_short),
     "ended_early": Flag(
         "was ended by a search within its window: a step surely took longer than that of the search's best trial",

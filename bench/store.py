@@ -30,6 +30,9 @@ INTERRUPTED = "interrupted.json"
 UNINSPECTED = "the run ended before its untimed steps did"
 """What a record says until they are made: a run that fails in them has been measured."""
 
+PAUSED = "paused_s"
+"""In the evidence of an outcome: seconds for which the attempt was paused. Its step times mean nothing then."""
+
 _ATTEMPT = re.compile(r"(\d+)\.(\d+)")
 _BEGINNING_BYTES = 8192
 _END_BYTES = 256  # of a record, which ended with its drill before its outcome said so
@@ -67,6 +70,7 @@ class RunAttempt(NamedTuple):
     job: str = ""  # whose allocation it was made in; empty for one that no scheduler started
     drill: bool = False  # a fault was injected, so that it measured nothing
     disk_full: bool = False  # it failed for want of room for its results, which is not the point's fault
+    paused_s: float = 0.0  # it was suspended or stopped for so long
 
 
 def build_unwritable_error(folder: Path, error: OSError) -> UserError:
@@ -224,7 +228,11 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
         raise TypeError("ended well, and observed nothing")
     evidence, observed = outcome.get("evidence") or {}, plain["observations"] or {}
     drill = bool(evidence.get("drill") or observed.get("drill") or plain.get(_FAULT_SEEN))
-    marks = {"drill": drill, "disk_full": bool(evidence.get("disk_full"))}
+    marks = {
+        "drill": drill,
+        "disk_full": bool(evidence.get("disk_full")),
+        "paused_s": float(evidence.get(PAUSED) or 0.0),
+    }
     return header | marks | {"environment_id": header["environment_id"] or None}
 
 
@@ -299,9 +307,10 @@ def drop_claim(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured") -> RunRecord:
+def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *, paused_s: float = 0.0) -> RunRecord:
     """Return the record of an attempt, writing one with `outcome` if no rank left any: where the workers could not,
-    whoever watched them says how it ended. The `evidence` of a point that never ran may be a prediction."""
+    whoever watched them says how it ended. The `evidence` of a point that never ran may be a prediction. A record that
+    a rank wrote gets `paused_s`, the seconds for which the run was paused while it made steps."""
     path = folder / RECORD
     if not path.exists():
         environment: Environment | None = None
@@ -318,17 +327,22 @@ def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured") ->
         )
         write_reserved(path, to_json(record))
     release_reserved(folder)
-    return _explain_uninspected(path, outcome)
+    return _complete_record(path, outcome, paused_s)
 
 
-def _explain_uninspected(path: Path, outcome: Outcome) -> RunRecord:
-    """Return the record at `path`; where its run was lost after the window, `outcome` says there why."""
-    record = read_record(path)
+def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord:
+    """Return the record at `path`, with what only the supervisor knows: why a run was lost after its window, and how
+    long it was paused."""
+    record, changed = read_record(path), dict[str, Any]()
     observed = record.observations
-    if observed is None or observed.uninspected != UNINSPECTED or not outcome.reason:
+    if observed is not None and observed.uninspected == UNINSPECTED and outcome.reason:
+        changed["observations"] = observed.model_copy(update={"uninspected": f"{UNINSPECTED}: {outcome.reason}"})
+    if paused_s and not record.outcome.paused_s:
+        noted = record.outcome.evidence | {PAUSED: round(paused_s, 1)}
+        changed["outcome"] = record.outcome.model_copy(update={"evidence": noted})
+    if not changed:
         return record
-    why = observed.model_copy(update={"uninspected": f"{UNINSPECTED}: {outcome.reason}"})
-    record = record.model_copy(update={"observations": why})
+    record = record.model_copy(update=changed)
     with contextlib.suppress(OSError):  # it says already that there is none
         write_json(path, record)
     return record

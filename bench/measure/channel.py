@@ -26,7 +26,7 @@ LISTENER = "ZEROSCALE_LISTENER"  # rank 0 alone: the socket its peers connect to
 STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervisor started the rank
 STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
 _TRACEBACK_CHARACTERS = 8000
-_SLOT = struct.Struct("<dq48sd")  # one rank's pulse
+_SLOT = struct.Struct("<dq48sdq")  # one rank's pulse
 
 
 FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
@@ -40,6 +40,7 @@ class RankProgress(NamedTuple):
     phase: str
     step: int
     width: float | None = None  # of the window's interval so far, relative to the median; None before it has one
+    ended_steps: int = 0  # of the loop, by this process
 
 
 class SharedHeartbeat:
@@ -56,14 +57,15 @@ class SharedHeartbeat:
         os.ftruncate(descriptor, _SLOT.size * ranks)
         return cls(descriptor, ranks)
 
-    def write(self, slot: int, phase: str, step: int, width: float = math.nan) -> None:
+    def write(self, slot: int, phase: str, step: int, width: float = math.nan, ended_steps: int = 0) -> None:
         # Not pack_into: that clears the slot first, and a reader in between would see a rank silent since the boot.
         begin = slot * _SLOT.size
-        self._memory[begin : begin + _SLOT.size] = _SLOT.pack(time.monotonic(), step, phase.encode(), width)
+        beat = _SLOT.pack(time.monotonic(), step, phase.encode(), width, ended_steps)
+        self._memory[begin : begin + _SLOT.size] = beat
 
     def read(self, slot: int) -> RankProgress:
-        at, step, phase, width = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
-        return RankProgress(at, phase.rstrip(b"\0").decode(), step, width if width > 0 else None)
+        at, step, phase, width, ended_steps = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
+        return RankProgress(at, phase.rstrip(b"\0").decode(), step, width if width > 0 else None, ended_steps)
 
 
 class Channel:
@@ -73,6 +75,7 @@ class Channel:
         self._pipe, self._heartbeat, self._slot = pipe, heartbeat, slot
         self.phase = "start"
         self.width = math.nan  # of the window's interval so far; rank 0 alone knows it
+        self._first_step: int | None = None  # of this process; not 0 where a training goes on from a checkpoint
         self._oom_kills = count_oom_kills()
 
     @classmethod
@@ -88,8 +91,11 @@ class Channel:
     def beat(self, phase: str, step: int = -1) -> None:
         """Say that this rank is alive in `phase`, at `step` of the loop."""
         self.phase = phase
+        if self._first_step is None and step >= 0:
+            self._first_step = step
         if self._heartbeat:
-            self._heartbeat.write(self._slot, phase, step, self.width)
+            ended_steps = max(0, step - (self._first_step or 0))
+            self._heartbeat.write(self._slot, phase, step, self.width, ended_steps)
 
     def follow_width(self, width: float) -> None:
         """Take in how wide the window's interval is, to be shown with the next beat."""

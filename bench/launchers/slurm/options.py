@@ -85,7 +85,7 @@ class Autopilot(Frozen):
 
 
 _WRITTEN = (
-    "time_limit_min", "hang_s", "startup_s", "quiet_within_s",
+    "time_limit_min", "hang_s", "startup_s", "silence_s", "agent_silence_s", "quiet_within_s",
     "partition", "account", "qos", "constraint", "reservation", "extra",
     "gpus", "cpus_per_device", "memory_gb", "exclusive", "setup_min",
     "python", "modules", "environment", "setup", "container", "network", "span", "srun",
