@@ -152,8 +152,8 @@ def test_a_stranger_is_dropped_whatever_it_says_and_the_members_come_in(lead: Co
         follower.close()
 
 
-def report(agent: AgentClient, *, done: bool = False, paused: PauseTotals = PauseTotals()) -> None:
-    agent.report([], [], done=done, interrupted_by=None, paused=paused)
+def report(agent: AgentClient, *, done: bool = False, paused: tuple[float, float] = (0.0, 0.0)) -> None:
+    agent.report([], [], done=done, interrupted_by=None, paused=PauseTotals(*paused))
 
 
 def test_a_member_that_leaves_a_silent_lead_says_so(lead: CoordinatorServer) -> None:
@@ -176,7 +176,7 @@ def test_after_a_pause_silence_begins_anew(lead: CoordinatorServer) -> None:
     lead.forgive_silence(0.4)
     agent.forgive_silence()
     assert lead.lost() is None and agent.stop_request() is None
-    report(agent, paused=PauseTotals(0.4, 0.3))
+    report(agent, paused=(0.4, 0.3))
     wait_for(lambda: lead.poll() == [] and lead.paused == PauseTotals(0.4, 0.3))
     agent.close()
 

@@ -191,8 +191,11 @@ def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> Non
     folder, stalled = attempt(tmp_path), Stalled()
     os.mkfifo(folder / store.LOG)
     talks = "import time\nfor _ in range(3000): print('x' * 100)\ntime.sleep(4)"
-    asks = lambda: str(stalled.released.wait(PATIENCE_S))  # as where other starts of a job stand in the study's folder
-    supervisor = RunCoordinator(folder, handle_signals=False, start=running(talks), is_lost=asks)
+
+    def read_starts() -> str:
+        return str(stalled.released.wait(PATIENCE_S))  # other starts of a job are in the study's folder
+
+    supervisor = RunCoordinator(folder, handle_signals=False, start=running(talks), is_lost=read_starts)
     supervisor.heartbeat = HeartbeatWriter(folder, 0.5, stalled.replace)
     began = time.monotonic()
     record = supervisor.run()
@@ -239,8 +242,11 @@ def test_a_rank_that_stays_stopped_is_named(tmp_path: Path) -> None:
     beats += "channel.beat('steps', 1); time.sleep(60)"
     folder = limited(attempt(tmp_path), hang_s=2)
     supervisor = RunCoordinator(folder, handle_signals=False, start=running(beats))
-    making_steps = lambda: len(states := supervisor.states()) == 2 and all(state.step == 1 for state in states)
-    when(making_steps, lambda: os.kill(supervisor.states()[1].pid, signal.SIGSTOP))
+
+    def makes_steps() -> bool:
+        return [state.step for state in supervisor.states()] == [1, 1]
+
+    when(makes_steps, lambda: os.kill(supervisor.states()[1].pid, signal.SIGSTOP))
     record = supervisor.run()
     assert record and record.outcome.kind == "hang" and record.outcome.paused_s
     assert record.outcome.reason.endswith("stopped by a signal: rank 1 in steps at step 1")
