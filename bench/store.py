@@ -278,11 +278,12 @@ def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
 
 
 def open_attempt(
-    config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False
+    config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False, claim: bytes = b""
 ) -> RunAttempt:
     """Claim the next attempt and write what it is to do; its record has room reserved from now on.
 
     `circumstance` gives the repeat, unless a new one is asked for; its attempt number is the one that was claimed.
+    `claim` is the first heartbeat: it names the process that claims the attempt until its supervisor writes one.
     """
     attempt = create_attempt(config_folder, None if new_repeat else circumstance.repeat)
     numbers = {"repeat": attempt.repeat, "attempt": attempt.attempt}
@@ -291,6 +292,8 @@ def open_attempt(
         reserve(attempt.folder / RECORD, min(512 * 1024 + 2048 * ranks + 128 * steps, _RESERVE_LIMIT_BYTES))
         reserve(attempt.folder / STEPS, min(64 * 1024 + 64 * ranks * steps, _RESERVE_LIMIT_BYTES))
         write_json(attempt.folder / SPEC, spec)
+        if claim:  # before the circumstance, without which an attempt does not count
+            write_atomically(attempt.folder / HEARTBEAT, claim)
         write_json(attempt.folder / CIRCUMSTANCE, circumstance.model_copy(update=numbers))
     except (OSError, UserError):
         shutil.rmtree(attempt.folder, ignore_errors=True)  # nobody has begun anything in it
@@ -303,7 +306,7 @@ def drop_claim(folder: Path) -> None:
     holds anything else than such a process writes is left as it is."""
     with contextlib.suppress(OSError):
         names = {path.name for path in folder.iterdir()}
-        if all(name == SPEC or name.startswith(".") for name in names):
+        if all(name in (SPEC, HEARTBEAT) or name.startswith(".") for name in names):
             shutil.rmtree(folder)
 
 

@@ -98,11 +98,14 @@ def format_ended(done: SweepResult, *, as_json: bool) -> str:
             "study": done.folder.name,
             "outcomes": done.outcomes,
             "skipped": done.skipped,
+            "unanswered": done.unanswered,
             "folder": str(done.folder),
         }
         return json.dumps(plain)
-    predictions = ", ".join(f"{number} {kind}" for kind, number in done.outcomes.most_common())
-    return f"{predictions}; {done.skipped} already had an answer; {done.folder}"
+    outcomes = ", ".join(f"{number} {kind}" for kind, number in done.outcomes.most_common())
+    parts = [outcomes, f"{done.skipped} already had an answer"]
+    parts += [f"{done.unanswered} without an answer: go on with zeroscale resume"] if done.unanswered else []
+    return "; ".join([*filter(None, parts), str(done.folder)])
 
 
 def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bool) -> str:
