@@ -21,6 +21,7 @@ from bench import files
 from bench.errors import UserError
 from bench.invariants import find_broken_rule
 from bench.migrations import migrate
+from bench.private import mask_tokens
 from bench.record import SCHEMA_VERSION, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
 
@@ -186,8 +187,8 @@ def _build_reserved_path(path: Path) -> Path:
 
 
 def to_json(value: BaseModel) -> bytes:
-    """Return a value as indented JSON text."""
-    return value.model_dump_json(indent=1, by_alias=True).encode() + b"\n"
+    """Return a value as indented JSON text, with tokens masked: libraries print them, and name them in exceptions."""
+    return mask_tokens(value.model_dump_json(indent=1, by_alias=True).encode()) + b"\n"
 
 
 def list_attempts(config_folder: Path) -> list[RunAttempt]:

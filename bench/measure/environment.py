@@ -27,10 +27,21 @@ _PACKAGES = (
     "triton",
 )  # fmt: skip
 _VARIABLES = re.compile(
-    r"(NCCL|GLOO|TORCH_NCCL|G?OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+|(HIP|ROCR)_VISIBLE_DEVICES|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)"
+    r"NCCL_(ALGO|PROTO|DEBUG|DEBUG_SUBSYS|DEBUG_FILE|SOCKET_(IFNAME|FAMILY)|OOB_NET_IFNAME|IB_(HCA|ADDR_FAMILY|ADDR_RANGE)|NET"
+    r"|(NET|TUNER|PROFILER)_PLUGIN|(P2P|NET_GDR)_LEVEL|(TOPO|TOPO_DUMP|GRAPH|CONF)_FILE|COMM_ID|LAUNCH_MODE|GIN_TYPE)"
+    r"|GLOO_(SOCKET_IFNAME|DEVICE_TRANSPORT)|OMP_(SCHEDULE|PROC_BIND|PLACES|WAIT_POLICY|STACKSIZE|DISPLAY_ENV|TOOL)"
+    r"|GOMP_(CPU_AFFINITY|STACKSIZE)|KMP_(AFFINITY|HW_SUBSET|LIBRARY|STACKSIZE)"
+    r"|MKL_(ENABLE_INSTRUCTIONS|CBWR|(THREADING|INTERFACE)_LAYER|DYNAMIC)|DS_(ACCELERATOR|BUILD_\w+)"
+    r"|FI_(PROVIDER|LOG_LEVEL|(TCP|SOCKETS)_IFACE)|UCX_(TLS|NET_DEVICES|LOG_LEVEL|RNDV_(SCHEME|THRESH)|PROTO_ENABLE)|HSA_OVERRIDE_GFX_VERSION"
+    r"|(CUDA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_(DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)"
     r"|(PYTORCH|TORCH)_\w*ALLOC_CONF|TORCH(DYNAMO|INDUCTOR)_(?!CACHE_DIR)\w+|NVIDIA_TF32_OVERRIDE|CUBLAS(LT)?_WORKSPACE_\w+"
     r"|ZEROSCALE_DRILL|HF_(HUB_OFFLINE|DATASETS_OFFLINE)|LD_PRELOAD|TRANSFORMERS_OFFLINE"
 )
+"""Variables whose values are recorded, whatever they are."""
+_OF_LIBRARIES = re.compile(r"(NCCL|GLOO|TORCH_NCCL|G?OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+")
+"""Variables that a library may read: others than those above are recorded with a number or a switch as their value."""
+_PLAIN = re.compile(r"[-+]?\d{1,12}(\.\d+)?([KMG]B?|m?s|us)?(,\d{1,6})*|true|false|yes|no|on|off|y|n", re.IGNORECASE)
+_NOT_RECORDED = "(set, not recorded)"
 
 _OPENMP_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables that decide how long OpenMP threads spin before they sleep."""
@@ -198,8 +209,17 @@ def _describe_job(job: JobContext) -> ScheduledJob | None:
 
 
 def select_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables that change what is measured; never one that looks like a secret."""
-    return {k: v for k, v in sorted(environment.items()) if _VARIABLES.fullmatch(k) and not is_secret(k, v)}
+    """Return the variables that change what is measured; never one that looks like a secret. A library's variable that
+    is not known here may hold anything: of a text only that it is set is recorded."""
+    shown = {}
+    for name, value in sorted(environment.items()):
+        if is_secret(name, value):
+            continue
+        if _VARIABLES.fullmatch(name):
+            shown[name] = value
+        elif _OF_LIBRARIES.fullmatch(name):
+            shown[name] = value if _PLAIN.fullmatch(value) else _NOT_RECORDED
+    return shown
 
 
 def read_version(package: str) -> str | None:

@@ -47,6 +47,12 @@ def _check_variable(name: str) -> str:
     return name
 
 
+def _check_value(value: str | int | float) -> str | int | float:
+    if is_secret("", str(value)):
+        raise ValueError("looks like a secret, and scripts and records are for others to read; export it in your shell")
+    return value
+
+
 OneLine = Annotated[str, AfterValidator(_check_one_line)]
 Option = Annotated[str, AfterValidator(_check_option)]
 Variable = Annotated[str, AfterValidator(_check_variable)]
@@ -115,7 +121,7 @@ class Options(SchedulingOptions):
     # what runs
     python: tuple[OneLine, ...] | None = Field(None, min_length=1)
     modules: tuple[OneLine, ...] = ()
-    environment: dict[Variable, StrictStr | StrictInt | StrictFloat] = {}
+    environment: dict[Variable, Annotated[StrictStr | StrictInt | StrictFloat, AfterValidator(_check_value)]] = {}
     setup: tuple[str, ...] = ()
     container: Container | None = None
     srun: tuple[OneLine, ...] = ()
