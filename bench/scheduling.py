@@ -91,6 +91,7 @@ class ClusterLimits(NamedTuple):
     max_time_min: int | None = None
     max_nodes: int | None = None  # of one job
     max_devices_per_node: int | None = None  # whose cores a node has
+    max_gpus_per_node: int | None = None  # 0: no node has any
 
 
 class JobSetup(NamedTuple):

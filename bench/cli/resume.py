@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print(sweep_text.format_submitted(done, args.folder, as_json=args.json))
         if args.autopilot and not done.queued and done.complete:
             autopilot_end.finish(args.folder, args.notify)
-        return 0 if done.complete else 1
+        return 0 if done.good else 1
     print(sweep_text.format_ended(done, as_json=args.json))
     return 0 if done.good else 1
 

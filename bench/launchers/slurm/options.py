@@ -20,6 +20,8 @@ from bench.private import is_secret
 from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import Frozen, Positive, RunSpec
 
+_OTHER_CLUSTER = re.compile(r"--cluster|-M")
+
 
 def _check_one_line(text: str) -> str:
     if not text.strip() or not text.isprintable():
@@ -30,6 +32,9 @@ def _check_one_line(text: str) -> str:
 def _check_option(text: str) -> str:
     if not text.startswith("-"):
         raise ValueError("is no option of sbatch; begin it with --")
+    if _OTHER_CLUSTER.match(text):
+        rule = "names another cluster, and squeue, sacct and scancel would ask this one for the job"
+        raise ValueError(f"{rule}; leave it out and export SLURM_CLUSTERS=… where you call zeroscale")
     return _check_one_line(text)
 
 
