@@ -41,6 +41,7 @@ class PauseWatch:
     def __init__(self, read_moment: Callable[[], Moment] | None = None) -> None:
         self._read_moment = read_moment or _read_moment
         self._last = self._read_moment()
+        self._was_in_steps = False
         self._own = PauseTotals()
         self._ranks: dict[int, PauseTotals] = {}  # by process id
         self.stopped: frozenset[int] = frozenset()  # process ids of ranks that are stopped now
@@ -56,10 +57,12 @@ class PauseWatch:
         elapsed_s = self._last.at - last.at
         gap_s = elapsed_s - (self._last.active - last.active)
         paused_s = gap_s if gap_s > GAP_S else 0.0
-        self._own = _add(self._own, paused_s, in_steps)
+        # A window whose time is over ends with the first step after a pause, perhaps before this supervisor looks.
+        touched_steps, self._was_in_steps = in_steps or self._was_in_steps, in_steps
+        self._own = _add(self._own, paused_s, touched_steps)
         self.stopped = frozenset(pid for pid in pids if _read_state(pid) in _STOPPED)
         for pid in () if paused_s else self.stopped:
-            self._ranks[pid] = _add(self._ranks.get(pid, PauseTotals()), elapsed_s, in_steps)
+            self._ranks[pid] = _add(self._ranks.get(pid, PauseTotals()), elapsed_s, touched_steps)
         return paused_s
 
     @property

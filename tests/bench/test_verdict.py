@@ -46,6 +46,9 @@ def looked(moments: list[Moment]) -> PauseWatch:
 def test_a_gap_is_a_pause_unless_the_supervisor_computed_or_waited_for_a_core() -> None:
     assert looked([Moment(0.2, 0.0), Moment(15.4, 0.1)]).totals.all_s == pytest.approx(15.1)
     assert looked([Moment(0.2, 0.0), Moment(15.4, 14.9)]).totals == PauseTotals(), "a busy machine"
+    watch = PauseWatch(iter([Moment(0.0, 0.0), Moment(0.2, 0.0), Moment(8.4, 0.0)]).__next__)
+    assert (watch.look((), in_steps=True), watch.look((), in_steps=False)) == (0.0, pytest.approx(8.2))
+    assert watch.totals.in_steps_s == pytest.approx(8.2), "the pause was in the window's last step"
     assert looked([Moment(1.9, 0.0), Moment(3.8, 0.0)]).totals == PauseTotals(), "a slow poll, twice"
 
 
