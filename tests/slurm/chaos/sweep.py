@@ -19,11 +19,8 @@ from chaos.schedule import POINTS, Round
 
 PATIENCE_S = 240.0  # for a round to come to its end, and for an attempt to get its record
 _POLL_S = 0.5
-_POINT = (
-    "measure.max_steps=1000000", "launcher.hang_s=13", "launcher.startup_s=60",
-    "launcher.silence_s=10", "launcher.agent_silence_s=20",
-)  # fmt: skip
-"""Each takes steps as long as its round says. A node that is silent for 10 s is lost before its ranks hang."""
+_POINT = ("measure.max_steps=1000000", "launcher.hang_s=13", "launcher.startup_s=60")
+"""Each takes steps as long as its round says. A node that is silent for 10 s (QUICK) is lost before its ranks hang."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
 Found = TypeVar("Found")
