@@ -1,8 +1,10 @@
 """What must hold after whatever befell a sweep: outcomes that fit the fault, one answer per point, nothing left."""
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from bench import store
 from bench.record import Circumstance, OutcomeKind, RunRecord
@@ -48,6 +50,7 @@ _FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "comm_error")
 _ATTEMPTS = 3  # of its own failures that a point may have
 
 
+_END_S = 20.0
 _PAUSES = ("stop rank briefly", "suspend")
 
 
@@ -75,8 +78,16 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
         outcome = store.read_record(path).outcome
         if not judge(kind, outcome.kind, outcome.reason):
             yield f"{kind}: recorded {outcome.kind}: {outcome.reason}"
-        if kind in _PAUSES and made.in_time and outcome.kind == "ok" and not outcome.paused_s:
+        if kind in _PAUSES and made.in_time and outcome.kind == "ok" and not _find_pause_s(path):
             yield f"{kind}: recorded ok, and no pause"
+
+
+def _find_pause_s(path: Path) -> float:
+    """Return how long a run was paused; its supervisor adds that to the record when all ranks have ended."""
+    until = time.monotonic() + _END_S
+    while not (paused_s := store.read_record(path).outcome.paused_s) and time.monotonic() < until:
+        time.sleep(0.5)
+    return paused_s
 
 
 def list_broken(sweep: Sweep) -> Iterator[str]:
