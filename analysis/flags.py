@@ -136,6 +136,11 @@ FLAGS = {
         "count for nothing",
         _busy,
     ),
+    "paused": Flag(
+        "was paused while it made steps: its job was suspended, its processes were stopped, or its machine slept; its "
+        "times count for nothing",
+        lambda record: record.outcome.paused_s > 0,
+    ),
     "short": Flag(
         f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s, or one that ended before it had "
         "the steps that were asked for",
@@ -188,7 +193,7 @@ NOTES = {
 NO_MEASUREMENT = ("drill", "foreign_hosts")
 """Flags of runs whose numbers answer nothing, however they ended."""
 
-DISTURBED = ("busy",)
+DISTURBED = ("busy", "paused")
 """Flags of runs whose times count for nothing, because a cause outside of the run changed them: they decide nothing and
 are pooled with nothing. Their memory and their losses stand. A run is never excluded for its own steps, such as
 `unsteady` ones: a configuration that throttles in some allocations would then look as fast as it is in the others."""

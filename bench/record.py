@@ -61,6 +61,11 @@ class Outcome(Frozen):
     def final(self) -> bool:
         return self.kind in FINAL
 
+    @property
+    def paused_s(self) -> float:
+        """Seconds for which the attempt was paused: a suspended job, SIGSTOP, a machine that slept."""
+        return float(self.evidence.get("paused_s") or 0.0)
+
     @model_serializer(mode="wrap")
     def _as_before_where_nothing_ran_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {key: value for key, value in serialize(self).items() if key != "shortage" or value is not None}
@@ -71,9 +76,18 @@ class Limits(Frozen):
 
     time_limit_min: float | None = Field(None, gt=0)  # for the whole attempt; None waits for ever
     hang_s: float = Field(300.0, gt=0)  # without a step, once steps are being made
-    startup_s: float = Field(1800.0, gt=0)  # in any one phase before and after them
+    startup_s: float = Field(1800.0, gt=0)  # in the first step, and in any one phase before and after the steps
+    silence_s: float = Field(30.0, gt=1)  # a node of a run that sent nothing for so long is lost …
+    agent_silence_s: float = Field(60.0, gt=1)  # … and so is the first node, for the others
     # others have so long to leave the machine, else it is given up; None measures beside them, flagged `busy`
     quiet_within_s: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _first_node_decides(self) -> Self:
+        if self.agent_silence_s <= self.silence_s:
+            rule = f"is not longer than silence_s={self.silence_s:g}: the first node has to notice a cut link first"
+            raise ValueError(f"agent_silence_s={self.agent_silence_s:g} {rule}; set twice silence_s or more")
+        return self
 
 
 class Network(Frozen):
@@ -122,6 +136,9 @@ class EnvironmentClass(Frozen):
     cores: int | None = None  # that its first rank may use
     threads: int | None = None  # per rank
     quota_cores: float | None = None  # processor time that the control group allows, in cores
+    openmp_wait: str | None = (
+        None  # how OpenMP threads of a rank on a CPU wait; None: of older records, or of one thread
+    )
 
 
 class ScheduledJob(Frozen):

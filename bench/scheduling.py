@@ -91,6 +91,7 @@ class ClusterLimits(NamedTuple):
     max_time_min: int | None = None
     max_nodes: int | None = None  # of one job
     max_devices_per_node: int | None = None  # whose cores a node has
+    max_gpus_per_node: int | None = None  # 0: no node has any
 
 
 class JobSetup(NamedTuple):
@@ -114,6 +115,7 @@ class JobContext(NamedTuple):
     nodelist: str = ""  # its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where nobody says
     task: int | None = None  # of a job array
     restart: int = 0  # how often it was put back into the queue before this start
+    cores: int | None = None  # that each of these processes was given; None where the scheduler does not say
     ends_at: float | None = None  # seconds since the epoch; None where nobody says
     variables: dict[str, str] = {}  # that tell the job from all others, kept in the record
 

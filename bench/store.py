@@ -21,6 +21,7 @@ from bench import files
 from bench.errors import UserError
 from bench.invariants import find_broken_rule
 from bench.migrations import migrate
+from bench.private import mask_tokens
 from bench.record import SCHEMA_VERSION, Circumstance, Environment, Evidence, Outcome, OutcomeKind, RunRecord
 from bench.spec import AdaptiveMeasure, RunSpec, config_id
 
@@ -29,6 +30,9 @@ STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json"
 INTERRUPTED = "interrupted.json"
 UNINSPECTED = "the run ended before its untimed steps did"
 """What a record says until they are made: a run that fails in them has been measured."""
+
+PAUSED = "paused_s"
+"""In the evidence of an outcome: seconds for which the attempt was paused. Its step times mean nothing then."""
 
 _ATTEMPT = re.compile(r"(\d+)\.(\d+)")
 _BEGINNING_BYTES = 8192
@@ -68,6 +72,7 @@ class RunAttempt(NamedTuple):
     job: str = ""  # whose allocation it was made in; empty for one that no scheduler started
     drill: bool = False  # a fault was injected, so that it measured nothing
     disk_full: bool = False  # it failed for want of room for its results, which is not the point's fault
+    paused_s: float = 0.0  # it was suspended or stopped for so long
 
 
 def build_unwritable_error(folder: Path, error: OSError) -> UserError:
@@ -183,8 +188,8 @@ def _build_reserved_path(path: Path) -> Path:
 
 
 def to_json(value: BaseModel) -> bytes:
-    """Return a value as indented JSON text."""
-    return value.model_dump_json(indent=1, by_alias=True).encode() + b"\n"
+    """Return a value as indented JSON text, with tokens masked: libraries print them, and name them in exceptions."""
+    return mask_tokens(value.model_dump_json(indent=1, by_alias=True).encode()) + b"\n"
 
 
 def list_attempts(config_folder: Path) -> list[RunAttempt]:
@@ -225,7 +230,11 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
         raise TypeError("ended well, and observed nothing")
     evidence, observed = outcome.get("evidence") or {}, plain["observations"] or {}
     drill = bool(evidence.get("drill") or observed.get("drill") or plain.get(_FAULT_SEEN))
-    marks = {"drill": drill, "disk_full": bool(evidence.get("disk_full"))}
+    marks = {
+        "drill": drill,
+        "disk_full": bool(evidence.get("disk_full")),
+        "paused_s": float(evidence.get(PAUSED) or 0.0),
+    }
     return header | marks | {"environment_id": header["environment_id"] or None}
 
 
@@ -271,11 +280,12 @@ def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
 
 
 def open_attempt(
-    config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False
+    config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False, claim: bytes = b""
 ) -> RunAttempt:
     """Claim the next attempt and write what it is to do; its record has room reserved from now on.
 
     `circumstance` gives the repeat, unless a new one is asked for; its attempt number is the one that was claimed.
+    `claim` is the first heartbeat: it names the process that claims the attempt until its supervisor writes one.
     """
     if isinstance(spec.measure, AdaptiveMeasure):
         rule = "is the protocol of an older version, whose windows ended by what their steps showed"
@@ -287,6 +297,8 @@ def open_attempt(
         reserve(attempt.folder / RECORD, min(512 * 1024 + 2048 * ranks + 128 * steps, _RESERVE_LIMIT_BYTES))
         reserve(attempt.folder / STEPS, min(64 * 1024 + 64 * ranks * steps, _RESERVE_LIMIT_BYTES))
         write_json(attempt.folder / SPEC, spec)
+        if claim:  # before the circumstance, without which an attempt does not count
+            write_atomically(attempt.folder / HEARTBEAT, claim)
         write_json(attempt.folder / CIRCUMSTANCE, circumstance.model_copy(update=numbers))
     except (OSError, UserError):
         shutil.rmtree(attempt.folder, ignore_errors=True)  # nobody has begun anything in it
@@ -299,13 +311,14 @@ def drop_claim(folder: Path) -> None:
     holds anything else than such a process writes is left as it is."""
     with contextlib.suppress(OSError):
         names = {path.name for path in folder.iterdir()}
-        if all(name == SPEC or name.startswith(".") for name in names):
+        if all(name in (SPEC, HEARTBEAT) or name.startswith(".") for name in names):
             shutil.rmtree(folder)
 
 
-def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured") -> RunRecord:
+def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *, paused_s: float = 0.0) -> RunRecord:
     """Return the record of an attempt, writing one with `outcome` if no rank left any: where the workers could not,
-    whoever watched them says how it ended. The `evidence` of a point that never ran may be a prediction."""
+    whoever watched them says how it ended. The `evidence` of a point that never ran may be a prediction. A record that
+    a rank wrote gets `paused_s`, the seconds for which the run was paused while it made steps."""
     path = folder / RECORD
     if not path.exists():
         environment: Environment | None = None
@@ -322,17 +335,22 @@ def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured") ->
         )
         write_reserved(path, to_json(record))
     release_reserved(folder)
-    return _explain_uninspected(path, outcome)
+    return _complete_record(path, outcome, paused_s)
 
 
-def _explain_uninspected(path: Path, outcome: Outcome) -> RunRecord:
-    """Return the record at `path`; where its run was lost after the window, `outcome` says there why."""
-    record = read_record(path)
+def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord:
+    """Return the record at `path`, with what only the supervisor knows: why a run was lost after its window, and how
+    long it was paused."""
+    record, changed = read_record(path), dict[str, Any]()
     observed = record.observations
-    if observed is None or observed.uninspected != UNINSPECTED or not outcome.reason:
+    if observed is not None and observed.uninspected == UNINSPECTED and outcome.reason:
+        changed["observations"] = observed.model_copy(update={"uninspected": f"{UNINSPECTED}: {outcome.reason}"})
+    if paused_s and not record.outcome.paused_s:
+        noted = record.outcome.evidence | {PAUSED: round(paused_s, 1)}
+        changed["outcome"] = record.outcome.model_copy(update={"evidence": noted})
+    if not changed:
         return record
-    why = observed.model_copy(update={"uninspected": f"{UNINSPECTED}: {outcome.reason}"})
-    record = record.model_copy(update={"observations": why})
+    record = record.model_copy(update=changed)
     with contextlib.suppress(OSError):  # it says already that there is none
         write_json(path, record)
     return record

@@ -27,6 +27,7 @@ from analysis.scaling import best, curves
 from analysis.table import list_rows
 from bench import store
 from bench.files import read_regular
+from bench.private import mask_tokens
 from bench.record import Environment, RunRecord
 
 RUNS, NUMBERS, POINTS, README = "runs", "numbers.tex", "points.csv", "README.md"
@@ -94,7 +95,8 @@ def _read_files(folder: Path) -> dict[str, bytes]:
     found = {}
     for name in _KEPT:
         try:
-            found[name] = read_regular(folder / name)
+            content = read_regular(folder / name)
+            found[name] = content if name == store.STEPS else mask_tokens(content)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.calibrate.request import REQUEST, CalibrationRequest
 from bench.measure.channel import LISTENER
+from bench.measure.environment import choose_openmp_variables
 from bench.processes import build_module_command
 from bench.runtime.process import start_process
 from bench.runtime.transport import Rendezvous
@@ -61,7 +62,7 @@ def _kill_ranks(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> dict[str, str]:
     """The ranks' environment: the user's own, and what a run would get, where he did not choose."""
-    chosen = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // request.ranks_per_node))}
+    chosen = choose_openmp_variables(request.device, request.ranks_per_node)
     if request.nodes == 1:
         chosen["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve must not matter
     elif interface := request.network.interface:

@@ -6,6 +6,8 @@ Imports torch and DeepSpeed, so it takes some seconds. Exit code 0 if a run can 
 import argparse
 import importlib
 import os
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,8 @@ from bench.machine import Machine
 from bench.measure import devices, environment
 from bench.preparation.staging import check_memory_counter
 
+OLDEST_SLURM = (21, 8)
+"""Before, `sacct` has no field `Reason`."""
 _KINDS: tuple[plugins.Kind[Any], ...] = (
     plugins.ENGINE, plugins.FAMILY, plugins.OBJECTIVE, plugins.DATA, plugins.LAUNCHER, plugins.METRIC, plugins.FIGURE,
 )  # fmt: skip
@@ -45,6 +49,8 @@ def check_all() -> list[Check]:
         check_memory_counter,
         _check_accelerator,
         _check_operations,
+        _check_slurm,
+        _check_locked_memory,
         _check_plugins,
         _check_folders,
     ]
@@ -121,6 +127,36 @@ def _check_operations() -> list[Check]:
         )
         checks.append(Check(f"DeepSpeed {name.removesuffix('Builder')}", "ok" if compatible else "note", description))
     return checks
+
+
+def _check_slurm() -> list[Check]:
+    """Return the version of Slurm here; nothing on a machine without it."""
+    if shutil.which("sbatch") is None:
+        return []
+    told = _read_first_line("sbatch", "--version")
+    found = re.match(r"slurm\S* (\d+)\.(\d+)", told)
+    if found is None:
+        return [Check("Slurm", "note", f"its version is unknown: {told}", "ask on a machine of the cluster")]
+    if (int(found[1]), int(found[2])) < OLDEST_SLURM:
+        oldest = f"{OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}"
+        return [Check("Slurm", "note", f"{told} is older than {oldest}: how jobs ended is not read", "update Slurm")]
+    return [Check("Slurm", "ok", told)]
+
+
+def _check_locked_memory() -> list[Check]:
+    """Return whether a process here may lock memory, which network cards that read it directly need; nothing on a
+    machine without Slurm and without such a card. Slurm hands the limit of the submitting shell on to jobs."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if shutil.which("sbatch") is None and not any(Path("/sys/class/infiniband").glob("*")):
+        return []
+    if limit == resource.RLIM_INFINITY:
+        return [Check("locked memory", "ok", "unlimited")]
+    why = f"{limit / 2**20:.3g} MiB: InfiniBand may fail to register memory, also in jobs that are submitted from here"
+    return [
+        Check(
+            "locked memory", "note", why, "ulimit -l unlimited, or PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+        )
+    ]
 
 
 def _check_plugins() -> list[Check]:

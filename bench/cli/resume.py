@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         print(sweep_text.format_submitted(done, args.folder, as_json=args.json))
         if args.autopilot and not done.queued and done.complete:
             autopilot_end.finish(args.folder, args.notify)
-        return 0 if done.complete else 1
+        return 0 if done.good else 1
     if definition.find_search(definition.read(args.folder)):
         verdict = api.search_verdict(args.folder)
         print(search_text.format_verdict(verdict, args.folder, as_json=args.json))

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if isinstance(done, SubmitResult):
         print(sweep_text.format_submitted(done, folder, as_json=args.json))
-        return 0 if done.complete else 1
+        return 0 if done.good else 1
     verdict = api.search_verdict(folder)
     print(search_text.format_verdict(verdict, folder, as_json=args.json))
     return 0 if verdict.best else 1

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         done = api.submit(plan, results=args.results, notify=args.notify)
         print(sweep_text.format_submitted(done, folder, as_json=args.json))
         _print_repeats(args, plan)
-        return 0 if done.complete else 1
+        return 0 if done.good else 1
     with terminal.progress(quiet=args.json) as follow:
         ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
     print(sweep_text.format_ended(ended, as_json=args.json))

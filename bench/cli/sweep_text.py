@@ -120,11 +120,14 @@ def format_ended(done: SweepResult, *, as_json: bool) -> str:
             "study": done.folder.name,
             "outcomes": done.outcomes,
             "skipped": done.skipped,
+            "unanswered": done.unanswered,
             "folder": str(done.folder),
         }
         return json.dumps(plain)
-    predictions = ", ".join(f"{number} {kind}" for kind, number in done.outcomes.most_common())
-    return f"{predictions}; {done.skipped} already had an answer; {done.folder}"
+    outcomes = ", ".join(f"{number} {kind}" for kind, number in done.outcomes.most_common())
+    parts = [outcomes, f"{done.skipped} already had an answer"]
+    parts += [f"{done.unanswered} without an answer: go on with zeroscale resume"] if done.unanswered else []
+    return "; ".join([*filter(None, parts), str(done.folder)])
 
 
 def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bool) -> str:
@@ -140,6 +143,7 @@ def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bo
                 "pruned": done.without_run.get("pruned", 0),
                 "infeasible": done.without_run.get("infeasible", 0),
                 "left": len(done.left),
+                "impossible": done.impossible,
                 "why_left": done.why_left,
                 "queued": done.queued,
                 "autopilot": done.autopilot,
@@ -156,11 +160,15 @@ def format_submitted(done: submitting.SubmitResult, folder: Path, *, as_json: bo
     if done.concluded:
         lines.append(f"recorded now: {format_count(done.concluded, 'attempt')} that had left no record")
     lines += [f"not to be run ({kind}): {format_count(number, 'point')}" for kind, number in done.without_run.items()]
-    if done.left:
+    if done.impossible:
+        never = format_count(done.impossible, "point")
+        lines.append(f"never to start on this cluster: {never} ({done.why_left})")
+    if len(done.left) > done.impossible:
         go_on = (
             "the autopilot goes on" if done.autopilot else f"go on with: zeroscale resume {shlex.quote(str(folder))}"
         )
-        lines.append(f"still to come: {format_count(len(done.left), 'point')} ({done.why_left}); {go_on}")
+        to_come = format_count(len(done.left) - done.impossible, "point")
+        lines.append(f"still to come: {to_come} ({done.why_left}); {go_on}")
     if done.autopilot:
         lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
     where = shlex.quote(str(folder))

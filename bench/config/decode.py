@@ -18,6 +18,7 @@ from bench.errors import UserError, suggest_nearest
 from bench.machine import Machine, check_plausible
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
 from bench.presets import read_model_counts
+from bench.private import mask_tokens
 from bench.record import Limits
 from bench.scheduling import SchedulingOptions
 from bench.spec import DataSpec, EngineSpec, ModelSpec, RunSpec
@@ -39,7 +40,17 @@ def decode(plain: Mapping[str, Any]) -> Request:
     machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
     rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
     rest["sequence"] = complete_lengths(parts["objective"], plain.get("sequence"))
-    return Request(decode_model(RunSpec, {**rest, **parts}), machine, launcher, options)
+    spec = decode_model(RunSpec, {**rest, **parts})
+    _refuse_tokens(spec)
+    return Request(spec, machine, launcher, options)
+
+
+def _refuse_tokens(spec: RunSpec) -> None:
+    """Raise UserError for a secret in a spec: its hash is the point's name, so that it cannot be masked."""
+    written = spec.model_dump_json().encode()
+    if (masked := mask_tokens(written)) != written:
+        shown = masked[max(0, masked.index(b"***") - 40) :][:60].decode(errors="replace")
+        raise UserError(f"…{shown}…", "holds a token, and specs are for others to read", "export it in your shell")
 
 
 def complete_lengths(objective: str, given: Any) -> Any:

@@ -25,7 +25,7 @@ LISTENER = "ZEROSCALE_LISTENER"  # rank 0 alone: the socket its peers connect to
 STARTED_AT = "ZEROSCALE_STARTED_AT"  # seconds since the epoch when the supervisor started the rank
 STACKS_SIGNAL = signal.SIGUSR2  # NCCL may catch USR1
 _TRACEBACK_CHARACTERS = 8000
-_SLOT = struct.Struct("<dq48s")  # one rank's pulse
+_SLOT = struct.Struct("<dq48sq")  # one rank's pulse
 
 
 FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
@@ -38,6 +38,7 @@ class RankProgress(NamedTuple):
     at: float
     phase: str
     step: int
+    ended_steps: int = 0  # of the loop, by this process
 
 
 class SharedHeartbeat:
@@ -54,14 +55,15 @@ class SharedHeartbeat:
         os.ftruncate(descriptor, _SLOT.size * ranks)
         return cls(descriptor, ranks)
 
-    def write(self, slot: int, phase: str, step: int) -> None:
+    def write(self, slot: int, phase: str, step: int, ended_steps: int = 0) -> None:
         # Not pack_into: that clears the slot first, and a reader in between would see a rank silent since the boot.
         begin = slot * _SLOT.size
-        self._memory[begin : begin + _SLOT.size] = _SLOT.pack(time.monotonic(), step, phase.encode())
+        beat = _SLOT.pack(time.monotonic(), step, phase.encode(), ended_steps)
+        self._memory[begin : begin + _SLOT.size] = beat
 
     def read(self, slot: int) -> RankProgress:
-        at, step, phase = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
-        return RankProgress(at, phase.rstrip(b"\0").decode(), step)
+        at, step, phase, ended_steps = _SLOT.unpack_from(self._memory, slot * _SLOT.size)
+        return RankProgress(at, phase.rstrip(b"\0").decode(), step, ended_steps)
 
 
 class Channel:
@@ -70,6 +72,7 @@ class Channel:
     def __init__(self, pipe: int | None, heartbeat: SharedHeartbeat | None, slot: int) -> None:
         self._pipe, self._heartbeat, self._slot = pipe, heartbeat, slot
         self.phase = "start"
+        self._first_step: int | None = None  # of this process; not 0 where a training goes on from a checkpoint
         self._oom_kills = count_oom_kills()
 
     @classmethod
@@ -85,8 +88,10 @@ class Channel:
     def beat(self, phase: str, step: int = -1) -> None:
         """Say that this rank is alive in `phase`, at `step` of the loop."""
         self.phase = phase
+        if self._first_step is None and step >= 0:
+            self._first_step = step
         if self._heartbeat:
-            self._heartbeat.write(self._slot, phase, step)
+            self._heartbeat.write(self._slot, phase, step, max(0, step - (self._first_step or 0)))
 
     def fail(self, error: BaseException, find_shortage: FindShortage = lambda kind, error: None) -> None:
         """Say what ended this rank: the typed evidence of its outcome; where memory ran out, also what filled it."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import job_context
 from bench.measure import devices
 from bench.measure.control_group import quota_cores
 from bench.measure.failures import Refused
@@ -26,10 +27,25 @@ _PACKAGES = (
     "triton",
 )  # fmt: skip
 _VARIABLES = re.compile(
-    r"(NCCL|GLOO|TORCH_NCCL|OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+|(HIP|ROCR)_VISIBLE_DEVICES|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)"
+    r"NCCL_(ALGO|PROTO|DEBUG|DEBUG_SUBSYS|DEBUG_FILE|SOCKET_(IFNAME|FAMILY)|OOB_NET_IFNAME|IB_(HCA|ADDR_FAMILY|ADDR_RANGE)|NET"
+    r"|(NET|TUNER|PROFILER)_PLUGIN|(P2P|NET_GDR)_LEVEL|(TOPO|TOPO_DUMP|GRAPH|CONF)_FILE|COMM_ID|LAUNCH_MODE|GIN_TYPE)"
+    r"|GLOO_(SOCKET_IFNAME|DEVICE_TRANSPORT)|OMP_(SCHEDULE|PROC_BIND|PLACES|WAIT_POLICY|STACKSIZE|DISPLAY_ENV|TOOL)"
+    r"|GOMP_(CPU_AFFINITY|STACKSIZE)|KMP_(AFFINITY|HW_SUBSET|LIBRARY|STACKSIZE)"
+    r"|MKL_(ENABLE_INSTRUCTIONS|CBWR|(THREADING|INTERFACE)_LAYER|DYNAMIC)|DS_(ACCELERATOR|BUILD_\w+)"
+    r"|FI_(PROVIDER|LOG_LEVEL|(TCP|SOCKETS)_IFACE)|UCX_(TLS|NET_DEVICES|LOG_LEVEL|RNDV_(SCHEME|THRESH)|PROTO_ENABLE)|HSA_OVERRIDE_GFX_VERSION"
+    r"|(CUDA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_(DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING)"
     r"|(PYTORCH|TORCH)_\w*ALLOC_CONF|TORCH(DYNAMO|INDUCTOR)_(?!CACHE_DIR)\w+|NVIDIA_TF32_OVERRIDE|CUBLAS(LT)?_WORKSPACE_\w+"
     r"|ZEROSCALE_DRILL|HF_(HUB_OFFLINE|DATASETS_OFFLINE)|LD_PRELOAD|TRANSFORMERS_OFFLINE"
 )
+"""Variables whose values are recorded, whatever they are."""
+_OF_LIBRARIES = re.compile(r"(NCCL|GLOO|TORCH_NCCL|G?OMP|MKL|KMP|DS|FI|UCX|RCCL|HSA)_\w+")
+"""Variables that a library may read: others than those above are recorded with a number or a switch as their value."""
+_PLAIN = re.compile(r"[-+]?\d{1,12}(\.\d+)?([KMG]B?|m?s|us)?(,\d{1,6})*|true|false|yes|no|on|off|y|n", re.IGNORECASE)
+_NOT_RECORDED = "(set, not recorded)"
+
+_OPENMP_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables that decide how long OpenMP threads spin before they sleep."""
+_OPENMP_WAIT_DEFAULT = {"GOMP_SPINCOUNT": "1000"}
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that hide GPUs; torch for AMD's obeys all of them."""
@@ -81,7 +97,7 @@ def _count_visible() -> int | None:
 def classify(device: str, devices_per_node: int, uuid: str | None = None) -> EnvironmentClass:
     """Return what an answer measured here with `device` ("cpu" or "cuda") depends on besides its spec; of the device
     with that `uuid`, or else of the first that is not hidden. Cores and threads are those of one rank."""
-    on_gpu = device == "cuda"
+    on_gpu, threads = device == "cuda", _threads(devices_per_node)
     versions = {
         "torch": read_version("torch"),
         "cuda": _read_torch_constant("cuda") if on_gpu else None,
@@ -96,8 +112,9 @@ def classify(device: str, devices_per_node: int, uuid: str | None = None) -> Env
         device=(devices.read_name(uuid or _first_visible()) or "unknown") if on_gpu else read_cpu_model(),
         devices_per_node=devices_per_node,
         cores=count_cores(),
-        threads=_threads(devices_per_node),
+        threads=threads,
         quota_cores=quota_cores(),
+        openmp_wait=None if on_gpu or threads == 1 else _describe_openmp_wait(),
         container=os.environ.get("ZEROSCALE_CONTAINER_DIGEST"),
         versions=versions,
     )
@@ -106,7 +123,7 @@ def classify(device: str, devices_per_node: int, uuid: str | None = None) -> Env
 def check_alike(classes: Sequence[EnvironmentClass]) -> None:
     """Raise Refused where ranks are of different environments: one answer would be of none of them. How many cores a
     rank is bound to may differ."""
-    bound = {"cores": None, "threads": None}
+    bound = {"cores": None, "threads": None, "openmp_wait": None}
     first, *others = (one.model_copy(update=bound) for one in classes)
     for rank, other in enumerate(others, start=1):
         if other != first:
@@ -122,16 +139,44 @@ def _first_visible() -> int | str:
     return int(first) if first.isdigit() else first or 0
 
 
+def choose_openmp_variables(device: str, devices_per_node: int) -> dict[str, str]:
+    """Return the OpenMP variables of a rank on `device` ("cpu" or "cuda"), without those that the user has set.
+
+    libgomp's threads spin for milliseconds before they sleep. On a CPU that does other work, a spinning thread keeps
+    the core from the thread that it waits for, and a step takes many times as long.
+    """
+    chosen = {"OMP_NUM_THREADS": str(_threads(devices_per_node))}
+    if device == "cpu" and not any(name in os.environ for name in _OPENMP_WAIT):
+        chosen |= _OPENMP_WAIT_DEFAULT
+    return {name: value for name, value in chosen.items() if name not in os.environ}
+
+
 def _threads(devices_per_node: int) -> int:
-    """Return the threads of a rank: as many as the user says, or its part of the cores, as supervisors choose it."""
+    """Return the threads of a rank: as many as the user says, or its share of the cores. A scheduler may give a process
+    fewer cores than its affinity shows, where it does not bind processes to cores."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() else max(1, count_cores() // devices_per_node)
+    if given.isdigit():
+        return int(given)
+    job = job_context.find_job(os.environ).context
+    if job.cores is None:
+        return max(1, count_cores() // devices_per_node)
+    has_process_per_rank = job.processes == job.nodes * devices_per_node
+    return max(1, min(count_cores(), job.cores) // (1 if has_process_per_rank else devices_per_node))
+
+
+def _describe_openmp_wait() -> str:
+    """Return how the OpenMP threads of a rank wait: the variables that decide it, as the rank has them."""
+    given = {name: os.environ[name] for name in _OPENMP_WAIT if name in os.environ} or _OPENMP_WAIT_DEFAULT
+    return " ".join(f"{name}={value}" for name, value in sorted(given.items()))
+
+
+_LATER_FIELDS = ("cores", "threads", "quota_cores", "openmp_wait")
 
 
 def compute_environment_id(classification: EnvironmentClass) -> str:
     """Return the short name of an environment class: 8 hexadecimal digits. What is unknown of the fields that came
     later is left out, so that older classes keep their names."""
-    later = {name for name in ("cores", "threads", "quota_cores") if getattr(classification, name) is None}
+    later = {name for name in _LATER_FIELDS if getattr(classification, name) is None}
     return hashlib.sha256(classification.model_dump_json(exclude=later).encode()).hexdigest()[:8]
 
 
@@ -164,8 +209,17 @@ def _describe_job(job: JobContext) -> ScheduledJob | None:
 
 
 def select_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables that change what is measured; never one that looks like a secret."""
-    return {k: v for k, v in sorted(environment.items()) if _VARIABLES.fullmatch(k) and not is_secret(k, v)}
+    """Return the variables that change what is measured; never one that looks like a secret. A library's variable that
+    is not known here may hold anything: of a text only that it is set is recorded."""
+    shown = {}
+    for name, value in sorted(environment.items()):
+        if is_secret(name, value):
+            continue
+        if _VARIABLES.fullmatch(name):
+            shown[name] = value
+        elif _OF_LIBRARIES.fullmatch(name):
+            shown[name] = value if _PLAIN.fullmatch(value) else _NOT_RECORDED
+    return shown
 
 
 def read_version(package: str) -> str | None:

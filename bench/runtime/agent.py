@@ -33,7 +33,7 @@ class NodeAgent:
         self._output: list[tuple[int, str]] = []
         self.node = NodeRanks(folder, spec, circumstance, number, self._collect_output, span, start)
         self.rendezvous = rendezvous or Rendezvous.wait(folder, circumstance.limits.startup_s)
-        self.client = AgentClient(self.rendezvous, number, socket.gethostname())
+        self.client = AgentClient(self.rendezvous, number, socket.gethostname(), circumstance.limits.agent_silence_s)
         self._interrupted_by: int | None = None
         if handle_signals:
             signals.install_handlers(self.interrupt)
@@ -64,16 +64,22 @@ class NodeAgent:
         is_loss_reported = False
         while self.node.running and not self._interrupted_by:
             time.sleep(POLL_S)
+            paused = self.node.look_for_pauses() > 0
+            if paused:
+                self.client.forgive_silence()
             if order := self.client.stop_request():
                 return bool(order["stacks"])
             self.node.drain()
-            if self.client.due() or (self.node.lost and not is_loss_reported):
+            if self.client.due() or paused or (self.node.lost and not is_loss_reported):
                 self._report()
                 is_loss_reported = self.node.lost
         return False
 
     def _report(self, *, done: bool = False) -> None:
-        self.client.report(self.node.states(), self._output, done=done, interrupted_by=self._interrupted_by)
+        paused = self.node.pauses.totals
+        self.client.report(
+            self.node.states(), self._output, done=done, interrupted_by=self._interrupted_by, paused=paused
+        )
         self._output = []
 
     def _collect_output(self, rank: int, line: bytes) -> None:

@@ -15,7 +15,8 @@ from bench.runtime.async_writer import AsyncWriter
 from bench.runtime.heartbeat import HeartbeatWriter, format_now
 from bench.runtime.log import RankLog
 from bench.runtime.node import POLL_S, NodeRanks, count_supervisors
-from bench.runtime.outcome import RankState, StopReason, classify_outcome, format_furthest_behind
+from bench.runtime.outcome import RankState, StopReason, classify_outcome, format_furthest_behind, note_pause
+from bench.runtime.pauses import PauseTotals
 from bench.runtime.process import StartRank, start_process
 from bench.runtime.transport import CoordinatorServer, Rendezvous
 from bench.scheduling import Span
@@ -52,14 +53,19 @@ class RunCoordinator:
         self.limits = self.circumstance.limits
         self.announce = announce or (lambda rendezvous: rendezvous.write(folder))
         self.scheduled, self.ends_at, self.is_lost = scheduled, ends_at, is_lost
-        self.server = CoordinatorServer(count_supervisors(self.spec, span, self.circumstance), self._address())
+        self.server = CoordinatorServer(
+            count_supervisors(self.spec, span, self.circumstance), self._address(), self.limits.silence_s
+        )
         self.log = RankLog(folder / store.LOG)
         self.node = NodeRanks(folder, self.spec, self.circumstance, 0, self.log.write, span, start)
         self.heartbeat = HeartbeatWriter(folder, _HEARTBEAT_FAR_S if scheduled else _HEARTBEAT_S)
         self.stop: StopReason | None = None
         self.why = ""
         self._lost_at: float | None = None
-        self._begin = time.monotonic()
+        self._begin = self._resumed_at = time.monotonic()
+        self._paused = PauseTotals()  # of the longest paused node
+        # Asking `is_lost` reads the study's folder, and a shared file system may not answer for minutes.
+        self._asking, self._lost_reason = AsyncWriter(), ""
         self._interrupted_by: signal.Signals | None = None
         if handle_signals:
             signals.install_handlers(self.interrupt)
@@ -74,6 +80,7 @@ class RunCoordinator:
             if not self._interrupted_by:  # else whoever sent the signal may have ended what it failed of
                 traceback.print_exc()
             self._stop("error", f"the supervisor failed: {type(error).__name__}: {error}")
+        self._blame_lost_node()
         interrupted = self._was_interrupted()
         if interrupted:
             self._note_interruption()
@@ -81,7 +88,8 @@ class RunCoordinator:
         try:
             if self.scheduled and interrupted and not (self.folder / store.RECORD).exists():
                 return None
-            return store.finalize(self.folder, classify_outcome(self.states(), self.stop, self.why))
+            outcome = classify_outcome(self.states(), self.stop, self.why)
+            return store.finalize(self.folder, note_pause(outcome, self._paused), paused_s=self._paused.in_steps_s)
         finally:
             self.heartbeat.end(self.states(), _WRITING_S)
             self.server.close()
@@ -111,16 +119,31 @@ class RunCoordinator:
         """Return when every rank has ended, or when one is lost and the others have said what they know."""
         while not self.stop and (self._are_lost_ranks_terminated() or not self._all_ended()):
             time.sleep(POLL_S)
+            self._look_for_pauses()
             self._listen()
             self._check_limits()
             if self.heartbeat.due:
                 self.heartbeat.show("running", self.states())
-                if self.is_lost and (lost := self.is_lost()):
-                    self._stop("node_failure", lost)
+                self._asking.start(self._ask_whether_lost)
+            if self._lost_reason:
+                self._stop("node_failure", self._lost_reason)
             if self._lost_at is None and any(state.exit_code for state in self.states()):
                 self._lost_at = time.monotonic()
             if self._lost_at is not None and time.monotonic() > self._lost_at + _LAST_FAILURES_S:
                 return
+
+    def _ask_whether_lost(self) -> None:
+        self._lost_reason = self.is_lost() if self.is_lost else ""
+
+    def _look_for_pauses(self) -> None:
+        """Begin all limits of silence anew after a pause of this node or another."""
+        if paused_s := self.node.look_for_pauses():
+            self.server.forgive_silence(paused_s)
+            self._begin += paused_s
+        paused = self.node.pauses.totals.combine(self.server.paused)
+        if paused_s or self.server.paused.all_s > self._paused.all_s:
+            self._resumed_at = time.monotonic()
+        self._paused = self._paused.combine(paused)
 
     def _all_ended(self) -> bool:
         expected = self.server.nodes - 1
@@ -143,9 +166,10 @@ class RunCoordinator:
             self._stop("node_failure", gone)
         states = self.states()
         for state in states:
-            limit_s = self.limits.hang_s if state.step >= 0 else self.limits.startup_s
-            if state.exit_code is None and state.silent_s > limit_s:
-                self._stop("hang", f"no step for {state.silent_s:.0f} s; {format_furthest_behind(states)}")
+            limit_s = self.limits.hang_s if state.ended_steps else self.limits.startup_s
+            silent_s = min(state.silent_s, time.monotonic() - self._resumed_at)
+            if state.exit_code is None and silent_s > limit_s:
+                self._stop("hang", f"no step for {silent_s:.0f} s; {format_furthest_behind(states)}")
 
     def _end(self) -> None:
         """End whatever still runs, on every node, and wait for the other nodes' last words."""
@@ -172,6 +196,13 @@ class RunCoordinator:
         lost = [state for state in self.states() if state.exit_code and not state.stopped]
         own = [state for state in lost if not state.failure or state.failure["outcome"] != "comm_error"]
         return bool(own) and all(state.exit_code in (-signal.SIGTERM, -signal.SIGINT) for state in own)
+
+    def _blame_lost_node(self) -> None:
+        """Stop for a node that left or fell silent, where all that the lost ranks report is that they lost a peer."""
+        lost = [state for state in self.states() if state.exit_code and not state.stopped]
+        is_echo = lost and all(state.failure and state.failure["outcome"] == "comm_error" for state in lost)
+        if is_echo and not self.stop and (left := self.server.find_left(self.limits.silence_s / 4)):
+            self.stop, self.why = "node_failure", f"{left}; {len(lost)} ranks lost their peers"
 
     def _was_interrupted(self) -> bool:
         """Whether the run ends because of a signal."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench.measure.environment import choose_openmp_variables
 from bench.processes import build_module_command
 from bench.runtime.process import set_parent_death_signal
 from bench.spec import RunSpec
@@ -30,6 +31,8 @@ class ForkServer:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         used = {spec.engine.backend for spec in specs}, {spec.model.family for spec in specs}
         self._arguments = device, *(",".join(sorted(names)) for names in used)
+        # libgomp reads how its threads wait when it is loaded, which is before a rank's own environment is set
+        self._environment = choose_openmp_variables(device, max((spec.devices_per_node for spec in specs), default=1))
         self._ranks = list[ForkedRank]()
         self._launch()
 
@@ -38,6 +41,7 @@ class ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 build_module_command("bench.runtime.fork_server", str(theirs.fileno()), *self._arguments),
+                env=self._environment | dict(os.environ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,

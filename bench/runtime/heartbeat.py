@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import store
+from bench.processes import identify_process
 from bench.runtime.async_writer import AsyncWriter
 from bench.runtime.outcome import RankState
 
@@ -31,16 +32,7 @@ class HeartbeatWriter:
     def show(self, state: str, ranks: Sequence[RankState]) -> None:
         """Begin to write how the run is."""
         self._at = time.monotonic()
-        content = json.dumps(
-            {
-                "state": state,
-                "at": format_now(),
-                "host": socket.gethostname(),
-                "supervisor": os.getpid(),
-                "ranks": [_build_rank_entry(rank) for rank in ranks],
-            },
-            indent=1,
-        ).encode()
+        content = build_heartbeat(state, ranks)
         self._writer.start(lambda: self._replace(self._path, content))
 
     def end(self, ranks: Sequence[RankState], patience_s: float) -> None:
@@ -48,6 +40,20 @@ class HeartbeatWriter:
         self._writer.wait(patience_s / 2)
         self.show("ended", ranks)
         self._writer.wait(patience_s / 2)
+
+
+def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
+    """Return what `heartbeat.json` says of an attempt that this process claims or supervises."""
+    process = identify_process(os.getpid())
+    plain = {
+        "state": state,
+        "at": format_now(),
+        "host": socket.gethostname(),
+        "supervisor": os.getpid(),
+        "process": process._asdict() if process else None,
+        "ranks": [_build_rank_entry(rank) for rank in ranks],
+    }
+    return json.dumps(plain, indent=1).encode()
 
 
 def format_now() -> str:

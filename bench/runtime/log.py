@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from bench.private import mask_tokens
+
 _LOG_LIMIT_BYTES = 16 * 2**20
 _WAITING_LINES = 4096
 
@@ -34,7 +36,7 @@ class RankLog:
             self._note_lost_lines()
             self._left -= len(line)
             text = line if self._left > 0 else b"(the log is cut here: it reached its limit)"
-            self._waiting.append(b"[%d] %s\n" % (rank, text))
+            self._waiting.append(b"[%d] %s\n" % (rank, mask_tokens(text)))
             self._changed.notify()
 
     def close(self, patience_s: float) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from bench import engines, extensions
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, SharedHeartbeat, strip_folders
-from bench.measure.environment import find_device_kind
+from bench.measure.environment import choose_openmp_variables, find_device_kind
 from bench.measure.failures import count_oom_kills
 from bench.processes import build_module_command
 from bench.record import Circumstance
 from bench.runtime.outcome import RankState
+from bench.runtime.pauses import PauseWatch
 from bench.runtime.process import RankProcess, StartRank, start_process
 from bench.runtime.transport import Rendezvous
 from bench.scheduling import Span
@@ -53,6 +54,7 @@ class NodeRanks:
         self._start = start
         self._heartbeat = SharedHeartbeat.create(spec.devices_per_node)
         self._ranks: list[RankProcess] = []
+        self.pauses = PauseWatch()
         self._oom_kills = count_oom_kills()
 
     def start(self, rendezvous: Rendezvous, listener: socket.socket | None) -> None:
@@ -67,6 +69,7 @@ class NodeRanks:
             self._heartbeat.write(local_rank, "start", -1)
             own = environment | {"LOCAL_RANK": str(local_rank)}
             self._ranks.append(RankProcess(rank, command, own, descriptors, self._start))
+        self.pauses.restart()
 
     @property
     def running(self) -> bool:
@@ -94,6 +97,8 @@ class NodeRanks:
                     failure=rank.failure,
                     phase=progress.phase,
                     step=progress.step,
+                    ended_steps=progress.ended_steps,
+                    halted=rank.process.pid in self.pauses.stopped,
                     silent_s=now - progress.at,
                     stacks=stacks,
                     host=socket.gethostname(),
@@ -102,6 +107,12 @@ class NodeRanks:
                 )
             )
         return found
+
+    def look_for_pauses(self) -> float:
+        """Return the seconds for which this supervisor was paused since the last look, 0 for none."""
+        running = [rank for rank in self._ranks if rank.exit_code is None]
+        in_steps = any(self._heartbeat.read(self._local_rank(rank.rank)).step >= 0 for rank in running)
+        return self.pauses.look([rank.process.pid for rank in running], in_steps=in_steps)
 
     def drain(self) -> None:
         """Take what the ranks have written."""
@@ -149,9 +160,8 @@ class NodeRanks:
 
     def _environment(self, rendezvous: Rendezvous) -> dict[str, str]:
         """The ranks' environment: the user's own, and what he did not choose himself."""
-        threads = max(1, len(os.sched_getaffinity(0)) // self._spec.devices_per_node)
-        chosen = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         device = self._circumstance.machine.device or find_device_kind()
+        chosen = choose_openmp_variables(device, self._spec.devices_per_node) | {"TOKENIZERS_PARALLELISM": "false"}
         known = engines.find_facts(self._spec)  # an engine that is not here fails in the ranks, which leave a record
         chosen |= extensions.build_environment(known.compiled_ops if known else (), device, os.environ)
         if self._spec.nodes == 1 or self._circumstance.rehearsed_rank is not None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from bench.formatting import describe_shortage
 from bench.record import MemoryShortage, Outcome, OutcomeKind
+from bench.runtime.pauses import PauseTotals
 
 StopReason = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
 
@@ -26,6 +27,8 @@ class RankState(NamedTuple):
     host: str = ""
     survived: bool = False  # SIGKILL, and for seconds
     oom_kills: int = 0  # of its supervisor's control group, by the kernel's out-of-memory killer, meanwhile
+    ended_steps: int = 0  # of the loop; the first step compiles, allocates and sets up communication
+    halted: bool = False  # stopped by a signal or a debugger now
 
     @property
     def where(self) -> str:
@@ -67,6 +70,18 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
     return Outcome(kind=_classify_rank(cause), reason=reason, evidence=evidence, shortage=_find_shortage(cause))
 
 
+def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
+    """Return the outcome of a run that was paused, with the seconds in its evidence. Nodes and peers that were lost to
+    the pause are not lost to a fault: the attempt was preempted."""
+    if not paused.all_s:
+        return outcome
+    evidence = outcome.evidence | {"paused_s": round(paused.all_s, 1)}
+    if outcome.kind not in ("node_failure", "comm_error"):
+        return outcome.model_copy(update={"evidence": evidence})
+    reason = f"paused for {paused.all_s:.0f} s, and then {outcome.kind}: {outcome.reason}"
+    return outcome.model_copy(update={"kind": "preempted", "reason": reason, "evidence": evidence})
+
+
 def _is_disk_full(state: RankState) -> bool:
     """Whether a rank failed for want of room on the disk, or in the user's quota, which is the site's fault."""
     failure = state.failure or {}
@@ -85,6 +100,8 @@ def format_furthest_behind(states: Sequence[RankState]) -> str:
     def progress(state: RankState) -> tuple[int, bool]:
         return state.step, state.phase != "fetch"
 
+    if halted := [state for state in states if state.halted]:
+        return "stopped by a signal: " + ", ".join(f"rank {state.rank} {state.where}" for state in halted[:_NAMED])
     last = min(map(progress, states))
     behind = [state for state in states if progress(state) == last]
     named = ", ".join(str(state.rank) for state in behind[:_NAMED]) + (", …" if len(behind) > _NAMED else "")

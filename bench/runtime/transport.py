@@ -6,7 +6,9 @@ gave it and writes it into the run's folder: nothing has to be agreed on beforeh
 """
 
 import contextlib
+import functools
 import json
+import math
 import socket
 import time
 from pathlib import Path
@@ -15,9 +17,8 @@ from typing import Any, NamedTuple
 from bench import store
 from bench.runtime.connection import Connection, TokenListener
 from bench.runtime.outcome import RankState
+from bench.runtime.pauses import PauseTotals
 
-SILENCE_S = 10.0
-"""A node that has not reported for so long is lost: a link that was cut closes no connection."""
 _RENDEZVOUS_POLL_S = 0.2
 _REPORT_S = 1.0
 _FLUSH_S = 5.0
@@ -54,6 +55,8 @@ class ConnectedAgent:
         self.ranks: list[RankState] = []
         self.done = False  # it has said that all its ranks have ended, and has nothing more to say
         self.interrupted_by: int | None = None  # the signal that somebody sent it
+        self.left = ""  # why it ended its ranks by itself
+        self.paused = PauseTotals()
 
     def receive(self, messages: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
         """Take in its reports; return its ranks' output as (rank, line)."""
@@ -63,6 +66,7 @@ class ConnectedAgent:
             self.ranks = [RankState(**state) for state in message["ranks"]]
             self.done = bool(message["done"])
             self.interrupted_by = message["interrupted_by"]
+            self.left, self.paused = message["left"], PauseTotals(*message["paused"])
             output += [(int(rank), str(line).encode()) for rank, line in message["output"]]
         return output
 
@@ -70,8 +74,9 @@ class ConnectedAgent:
 class CoordinatorServer:
     """Node 0's side. With a single node there is nobody to lead, and nothing listens."""
 
-    def __init__(self, nodes: int, host: str) -> None:
-        self.nodes, self.host = nodes, host
+    def __init__(self, nodes: int, host: str, silence_s: float) -> None:
+        """A node that has not reported for `silence_s` is lost: a link that was cut closes no connection."""
+        self.nodes, self.host, self._silence_s = nodes, host, silence_s
         self.agents: dict[int, ConnectedAgent] = {}
         self._began = time.monotonic()
         self._listener = TokenListener(nodes - 1) if nodes > 1 else None
@@ -100,9 +105,31 @@ class CoordinatorServer:
         for node, agent in self.agents.items():
             if agent.line.closed and not agent.done:
                 return f"node {node} ({agent.host}) closed its connection"
-            if not agent.done and now - agent.heard_at > SILENCE_S:
+            if not agent.done and now - agent.heard_at > self._silence_s:
                 return f"node {node} ({agent.host}) has not been heard of for {now - agent.heard_at:.0f} s"
+        return self.find_left()
+
+    def find_left(self, quiet_s: float = math.inf) -> str | None:
+        """Return which node ended its ranks because it lost this one, or has been silent for `quiet_s`; None if none
+        has. The ranks of a node that left make the others fail."""
+        now = time.monotonic()
+        for node, agent in self.agents.items():
+            if agent.left:
+                return f"node {node} ({agent.host}) left: {agent.left}"
+            if not agent.done and now - agent.heard_at > quiet_s:
+                return f"node {node} ({agent.host}) has been silent for {now - agent.heard_at:.0f} s"
         return None
+
+    def forgive_silence(self, paused_s: float) -> None:
+        """Let the silence of every node begin now: this supervisor was paused, and heard nothing."""
+        self._began += paused_s
+        for agent in self.agents.values():
+            agent.heard_at = time.monotonic()
+
+    @property
+    def paused(self) -> PauseTotals:
+        """The longest pause of another node."""
+        return functools.reduce(PauseTotals.combine, (agent.paused for agent in self.agents.values()), PauseTotals())
 
     def find_absent(self, patience_s: float) -> str | None:
         """Return which nodes have not come within `patience_s`, or None."""
@@ -132,7 +159,9 @@ class CoordinatorServer:
 class AgentClient:
     """Another node's side of the connection to the lead."""
 
-    def __init__(self, rendezvous: Rendezvous, node: int, host: str) -> None:
+    def __init__(self, rendezvous: Rendezvous, node: int, host: str, silence_s: float) -> None:
+        """A lead that sent nothing for `silence_s` is gone."""
+        self._silence_s, self._left = silence_s, ""
         self._connection = Connection(socket.create_connection((rendezvous.host, rendezvous.crew_port), timeout=30))
         self._connection.send({"token": rendezvous.token, "node": node, "host": host})
         self._reported_at = -_REPORT_S
@@ -143,19 +172,33 @@ class AgentClient:
         return time.monotonic() - self._reported_at >= _REPORT_S
 
     def report(
-        self, ranks: list[RankState], output: list[tuple[int, str]], *, done: bool, interrupted_by: int | None
+        self,
+        ranks: list[RankState],
+        output: list[tuple[int, str]],
+        *,
+        done: bool,
+        interrupted_by: int | None,
+        paused: PauseTotals,
     ) -> None:
         """Tell the lead how this node's ranks are."""
         self._reported_at = time.monotonic()
         states = [state._asdict() for state in ranks]
-        self._connection.send({"ranks": states, "output": output, "done": done, "interrupted_by": interrupted_by})
+        message = {"ranks": states, "output": output, "done": done, "interrupted_by": interrupted_by}
+        self._connection.send(message | {"left": self._left, "paused": paused})
+
+    def forgive_silence(self) -> None:
+        """Let the silence of the lead begin now: this supervisor was paused, and heard nothing."""
+        self._connection.heard_at = time.monotonic()
 
     def stop_request(self) -> dict[str, Any] | None:
         """Return the lead's order to stop, if one came; a lead that is gone orders it too."""
         stop_request = [message for message in self._connection.take() if message]
         if stop_request:
             return stop_request[-1]
-        gone = self._connection.closed or time.monotonic() - self._connection.heard_at > SILENCE_S
+        silent_s = time.monotonic() - self._connection.heard_at
+        if not self._connection.closed and silent_s > self._silence_s:
+            self._left = f"it has not heard of node 0 for {silent_s:.0f} s"
+        gone = self._connection.closed or self._left
         return {"stop": True, "stacks": False} if gone else None
 
     def close(self) -> None:

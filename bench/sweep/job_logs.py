@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bench.errors import make_printable
 from bench.files import open_regular
+from bench.private import mask_tokens
 
 _END_BYTES = 16_384
 _LINE_CHARACTERS = 300
@@ -21,7 +22,7 @@ def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
     with open(path, "rb", buffering=0, opener=open_regular) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - size_bytes))
-        lines = file.read().decode(errors="replace").splitlines()
+        lines = mask_tokens(file.read()).decode(errors="replace").splitlines()
     return lines[1:] if size > size_bytes else lines  # the first may be torn
 
 

@@ -153,7 +153,8 @@ def write(study_folder: Path, job: Job) -> Path:
 
 def withdraw(folder: Path) -> None:
     """Make of a job that was refused none of the study; its script stays for whoever looks why."""
-    (folder / _JOB).unlink(missing_ok=True)
+    for name in (_JOB, _HANDLE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def read(folder: Path) -> Job:

@@ -228,9 +228,13 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
 
 def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
     """Return the attempt that answers a point for good: a real run before one that needed none, and never one with an
-    injected fault."""
+    injected fault. A run that was paused has no valid times, and runs again."""
     accept = list_accepted_outcomes(prune=prune)
-    answers = [attempt for attempt in done if attempt.outcome in accept and not attempt.drill]
+    answers = [
+        attempt
+        for attempt in done
+        if attempt.outcome in accept and not attempt.drill and not (attempt.outcome == "ok" and attempt.paused_s)
+    ]
     return next((attempt for attempt in answers if attempt.outcome not in NEVER_RAN), next(iter(answers), None))
 
 
@@ -238,12 +242,13 @@ def explain_given_up(
     done: Sequence[RunAttempt], limit: int, submitted: int = 0, failed_starts: Sequence[str] = ()
 ) -> str:
     """Return why a point may have no further attempt; empty if it may. Preemption, cancellation, a node that failed, a
-    full disk and an injected fault are not its fault, but have an end too; what never ran was no attempt. A job
-    that failed before it began an attempt (`failed_starts`) counts as one: what it failed of is the same the next
+    full disk, a pause and an injected fault are not its fault, but have an end too; what never ran was no attempt. A
+    job that failed before it began an attempt (`failed_starts`) counts as one: what it failed of is the same the next
     time."""
     own = [attempt for attempt in done if _is_own_fault(attempt)]
     if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):
-        return f"after {format_count(len(done), 'attempt')}; the last: {done[-1].reason}"
+        last = f"paused for {done[-1].paused_s:g} s" if done[-1].outcome == "ok" else done[-1].reason
+        return f"after {format_count(len(done), 'attempt')}; the last: {last}"
     if len(own) + len(failed_starts) >= limit:
         jobs = f"{len(failed_starts)} job{'s' if len(failed_starts) > 1 else ''} before any attempt"
         return f"failed {len(own)} times, and {jobs}; the last: {failed_starts[-1]}"
@@ -254,7 +259,7 @@ def explain_given_up(
 
 def _is_own_fault(attempt: RunAttempt) -> bool:
     never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
-    return not never and not attempt.disk_full and not attempt.drill
+    return not never and not attempt.disk_full and not attempt.drill and not attempt.paused_s
 
 
 def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:

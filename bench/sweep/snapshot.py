@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from bench import store
+from bench.processes import ProcessIdentity, identify_process
 from bench.record import Circumstance
 from bench.spec import RunSpec
 from bench.sweep import definition, exclusions, jobs
@@ -36,6 +37,7 @@ class LastHeartbeat(BaseModel):
     at: AwareDatetime
     host: str
     supervisor: int
+    process: ProcessIdentity | None = None  # of the supervisor; None: in heartbeats of older versions
     ranks: tuple[HeartbeatRank, ...] = ()
 
 
@@ -67,7 +69,14 @@ class UnfinishedAttempt(NamedTuple):
         """Whether its supervisor ran on this machine and is gone."""
         if not self.heartbeat or self.heartbeat.host != os.uname().nodename:
             return False
-        return not Path(f"/proc/{self.heartbeat.supervisor}").exists()
+        own, before = identify_process(os.getpid()), self.heartbeat.process
+        if own is None or before is None:
+            return not Path(f"/proc/{self.heartbeat.supervisor}").exists()
+        if before.boot_id != own.boot_id:
+            return True
+        if before.namespace != own.namespace:  # its number means another process here
+            return False
+        return identify_process(self.heartbeat.supervisor) != before
 
     def doing(self) -> str:
         """Return what it does, and how long ago it said so."""

@@ -182,4 +182,7 @@ def describe_wait(state: JobState) -> str:
 
 
 def _explain_attempt(attempt: RunAttempt) -> str:
-    return "a run with an injected fault, which is no answer" if attempt.drill else attempt.reason
+    if attempt.drill:
+        return "a run with an injected fault, which is no answer"
+    paused = f"a run that was paused for {attempt.paused_s:g} s, which is no answer"
+    return paused if attempt.outcome == "ok" and attempt.paused_s else attempt.reason

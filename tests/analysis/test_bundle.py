@@ -166,6 +166,16 @@ def test_the_manifest_holds_names_with_quotes(tmp_path: Path) -> None:
     assert [row[0] for row in told[1:]] == ['a "b", c\nd', "e"]
 
 
+@pytest.mark.parametrize("names", [None, {}], ids=["named", "anonymous"])
+def test_a_token_in_a_log_of_an_older_version_is_masked(names: dict[str, str] | None, tmp_path: Path) -> None:
+    token = "hf_" + "aB3" * 11
+    folder = save(tmp_path / "runs", run())
+    next(folder.rglob(store.RECORD)).with_name(store.LOG).write_text(f"[0] logged in with {token}\n")
+    _, files = build_bundle(reading.read_records([folder]), [folder], names)
+    (log,) = [content.decode() for path, content in files.items() if path.endswith(store.LOG)]
+    assert log == "[0] logged in with hf_***\n"
+
+
 def test_only_regular_files_are_packed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A log that is a link leads to what its study does not hold; a pipe would never end; a torn series is no table."""
     folders = [save(tmp_path / "runs" / name, run()) / "smoke" for name in ("link", "pipe", "torn")]

@@ -87,6 +87,12 @@ def test_a_change_within_the_window_is_unsteady_too() -> None:
     assert list_notes(run(steps=steps(changed))) == ("wide", "few"), "its steps tell no mean"
 
 
+def test_a_run_that_was_paused_is_flagged() -> None:
+    record = run(steps=steps(STEADY))
+    paused = record.outcome.model_copy(update={"evidence": {"paused_s": 15.2}})
+    assert list_flags(record.model_copy(update={"outcome": paused})) == ("paused",)
+
+
 @pytest.mark.parametrize(
     ("note", "step_s"),
     [

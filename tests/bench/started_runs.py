@@ -67,7 +67,7 @@ class Command:
 
     def stepping(self) -> dict[str, Any]:
         """Wait until every rank makes steps."""
-        return self.heartbeat(lambda beat: all(rank["step"] >= 0 for rank in beat["ranks"]))
+        return self.heartbeat(lambda beat: bool(beat["ranks"]) and all(rank["step"] >= 0 for rank in beat["ranks"]))
 
     def record(self, timeout_s: float = PATIENCE_S) -> RunRecord:
         """Wait for the end and return the one record there must be."""

@@ -267,7 +267,7 @@ def wait_for_steps(results: Path, process: "subprocess.Popen[str]") -> dict[str,
     while time.monotonic() < until:
         for path in results.rglob(store.HEARTBEAT):
             beat: dict[str, Any] = json.loads(path.read_text())
-            if all(rank["step"] >= 0 for rank in beat["ranks"]):
+            if beat["ranks"] and all(rank["step"] >= 0 for rank in beat["ranks"]):
                 return beat
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.measure.environment import check_alike, classify, compute_environment_id
+from bench.measure.environment import check_alike, choose_openmp_variables, classify, compute_environment_id
 from bench.measure.failures import Refused
 from bench.record import EnvironmentClass
 
@@ -14,14 +14,14 @@ TELL = """
 import os, sys
 from bench.measure.environment import classify, compute_environment_id
 os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-print(compute_environment_id(classify("cpu", 2)))
+print(compute_environment_id(classify("cpu", int(sys.argv[2]))))
 """
 HERE = sorted(os.sched_getaffinity(0))
 
 
-def told(cores: list[int], **variables: str) -> str:
-    words = [sys.executable, "-c", TELL, ",".join(map(str, cores))]
-    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | variables
+def told(cores: list[int], ranks: int = 2, **variables: str) -> str:
+    words = [sys.executable, "-c", TELL, ",".join(map(str, cores)), str(ranks)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))} | variables
     return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -33,6 +33,46 @@ def test_cores_and_threads_are_part_of_what_an_answer_depends_on() -> None:
     assert one != two
     assert told(HERE[:2], OMP_NUM_THREADS="7") != two
     assert told(HERE[:2], OMP_NUM_THREADS="1") == two, "its part of two cores, whoever chose it"
+
+
+def test_how_threads_wait_is_part_of_it_where_a_rank_has_several() -> None:
+    if len(HERE) < 2:
+        pytest.skip("one core has one thread")
+    chosen = choose_openmp_variables("cpu", 1).items() - {("OMP_NUM_THREADS", str(len(HERE)))}
+    assert told(HERE[:2], 1) == told(HERE[:2], 1, **dict(chosen)), "the default, whoever sets it"
+    assert told(HERE[:2], 1) != told(HERE[:2], 1, OMP_WAIT_POLICY="active")
+    assert told(HERE[:1]) == told(HERE[:1], OMP_WAIT_POLICY="active"), "one thread waits for no other"
+
+
+@pytest.fixture
+def no_choice(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_threads_of_a_rank_on_a_cpu_do_not_spin_unless_the_user_says_so(no_choice: pytest.MonkeyPatch) -> None:
+    assert choose_openmp_variables("cpu", 1) == {"OMP_NUM_THREADS": str(len(HERE)), "GOMP_SPINCOUNT": "1000"}
+    assert choose_openmp_variables("cuda", 1) == {"OMP_NUM_THREADS": str(len(HERE))}
+    for name in ("OMP_WAIT_POLICY", "KMP_BLOCKTIME"):
+        with no_choice.context() as chosen:
+            chosen.setenv(name, "0")
+            assert choose_openmp_variables("cpu", 1).keys() == {"OMP_NUM_THREADS"}, name
+
+
+def test_a_rank_has_its_share_of_the_cores_that_slurm_gave_not_of_the_node(no_choice: pytest.MonkeyPatch) -> None:
+    no_choice.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+
+    def threads(**variables: str) -> str:
+        with no_choice.context() as job:
+            for name, value in ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"} | variables).items():
+                job.setenv(name, value)
+            return choose_openmp_variables("cpu", 2)["OMP_NUM_THREADS"]
+
+    assert threads() == "8"
+    assert threads(SLURM_CPUS_PER_TASK="8", SLURM_STEP_NUM_TASKS="2") == "4", "one task per node"
+    assert threads(SLURM_CPUS_PER_TASK="8", SLURM_STEP_NUM_TASKS="4") == "8", "one task per device"
+    assert threads(SLURM_CPUS_PER_TASK="64", SLURM_STEP_NUM_TASKS="4") == "16", "bound to fewer"
 
 
 def test_older_classes_keep_their_names() -> None:

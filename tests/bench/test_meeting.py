@@ -17,6 +17,7 @@ from bench.measure.allocation import RankPlace, check
 from bench.measure.failures import Refused
 from bench.runtime import connection
 from bench.runtime.connection import TokenListener
+from bench.runtime.pauses import PauseTotals
 from bench.runtime.transport import AgentClient, CoordinatorServer, Rendezvous
 
 pytestmark = pytest.mark.processes
@@ -133,7 +134,7 @@ def hung_up(connection: socket.socket) -> bool:
 
 @pytest.fixture
 def lead() -> Iterator[CoordinatorServer]:
-    lead = CoordinatorServer(2, "127.0.0.1")
+    lead = CoordinatorServer(2, "127.0.0.1", 0.3)
     yield lead
     lead.close()
 
@@ -145,10 +146,39 @@ def test_a_stranger_is_dropped_whatever_it_says_and_the_members_come_in(lead: Co
         time.sleep(0.05)
         wait_for(lambda: lead.poll() == [] and hung_up(stranger))
         assert lead.agents == {}
-        follower = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2")
+        follower = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 60.0)
         wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
         assert lead.lost() is None
         follower.close()
+
+
+def report(agent: AgentClient, *, done: bool = False, paused: tuple[float, float] = (0.0, 0.0)) -> None:
+    agent.report([], [], done=done, interrupted_by=None, paused=PauseTotals(*paused))
+
+
+def test_a_member_that_leaves_a_silent_lead_says_so(lead: CoordinatorServer) -> None:
+    """What the ranks of the others say then is an echo of that."""
+    agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.2)
+    wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
+    assert lead.find_left() is None
+    wait_for(agent.stop_request)
+    report(agent, done=True)
+    wait_for(lambda: lead.poll() == [] and lead.find_left())
+    assert str(lead.lost()).startswith("node 1 (hg2) left: it has not heard of node 0 for 0")
+    agent.close()
+
+
+def test_after_a_pause_silence_begins_anew(lead: CoordinatorServer) -> None:
+    agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.3)
+    wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
+    time.sleep(0.4)
+    assert "has not been heard of for 0" in str(lead.lost())
+    lead.forgive_silence(0.4)
+    agent.forgive_silence()
+    assert lead.lost() is None and agent.stop_request() is None
+    report(agent, paused=(0.4, 0.3))
+    wait_for(lambda: lead.poll() == [] and lead.paused == PauseTotals(0.4, 0.3))
+    agent.close()
 
 
 def _send(connection: socket.socket, content: bytes) -> None:
@@ -157,7 +187,14 @@ def _send(connection: socket.socket, content: bytes) -> None:
 
 
 def test_a_member_that_says_much_at_once_is_understood_from_its_first_word_on(lead: CoordinatorServer) -> None:
-    report = {"ranks": [], "output": [[1, "x" * 900]] * 50, "done": True, "interrupted_by": None}
+    report = {
+        "ranks": [],
+        "output": [[1, "x" * 900]] * 50,
+        "done": True,
+        "interrupted_by": None,
+        "left": "",
+        "paused": [0, 0],
+    }
     hello = {"token": lead.token, "node": 1, "host": "hg2"}
     with knock(lead) as member:
         member.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in (hello, report, report)))
@@ -187,7 +224,7 @@ def test_any_number_of_silent_strangers_takes_few_descriptors_and_no_run(lead: C
             crowd += [knock(lead) for _ in range(16)]
             lead.poll()
         assert descriptors() - before - len(crowd) <= 20
-        follower = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2")
+        follower = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 60.0)
         wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
         crowd.append(knock(lead))
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no descriptor is free any more

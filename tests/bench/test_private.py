@@ -1,15 +1,24 @@
 """Which variables look like a secret, in every place that writes variables down."""
 
+from pathlib import Path
+
 import pytest
 
+from bench.config import compose
+from bench.errors import UserError
 from bench.launchers.slurm.options import Options
 from bench.measure.environment import select_variables
-from bench.private import is_secret
+from bench.private import is_secret, mask_tokens
+from bench.record import Outcome
+from bench.runtime.log import RankLog
+from bench.store import to_json
+from bench.sweep.job_logs import find_last_line
 
 SECRETS = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "DB_PASS", "DB_PWD", "PGPASSWORD", "API_KEYS", "WANDB_API_KEY",
     "OPENAI_APIKEY", "HF_TOKEN", "HF_TOKENS", "GITHUB_PAT", "CREDENTIALS", "GOOGLE_APPLICATION_CREDENTIALS",
-    "PASSPHRASE", "DS_AUTH", "UCX_CRED", "SLURM_JWT", "TORCHINDUCTOR_REDIS_URL", "ssh_private_key", "NETRC",
+    "PASSPHRASE", "DS_AUTH", "NCCL_OOB_CERT", "UCX_LICENSE",
+    "NCCL_PRIVATE_KEY", "UCX_CRED", "SLURM_JWT", "TORCHINDUCTOR_REDIS_URL", "ssh_private_key", "NETRC",
 )  # fmt: skip
 HARMLESS = (
     "OMP_NUM_THREADS", "NCCL_DEBUG", "NCCL_IB_PKEY", "TOKENIZERS_PARALLELISM", "PYTHONPATH", "PATH", "PWD",
@@ -29,6 +38,46 @@ def test_a_secret_stands_in_no_script_and_no_record(name: str) -> None:
 def test_what_runs_need_may_be_written_down(name: str) -> None:
     assert not is_secret(name)
     Options.model_validate({"environment": {name: "x"}})
+
+
+TOKENS = (
+    "hf_" + "aB3" * 11, "sk-" + "aB3d" * 12, "sk-proj-" + "a_B-3" * 9, "AKIA" + "Q7" * 8, "ghp_" + "aB3" * 12,
+    "github_pat_" + "11AB_" * 9, "glpat-" + "x-Y_9" * 4,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_a_token_is_masked_by_its_form_in_logs_records_and_variables(token: str, tmp_path: Path) -> None:
+    said = f'loading with token="{token}", as asked'
+    masked = mask_tokens(said.encode()).decode()
+    assert token[8:] not in masked and masked.endswith('***", as asked')
+    log = RankLog(tmp_path / "run.log")
+    log.write(0, said.encode())
+    log.close(10)
+    assert (tmp_path / "run.log").read_text() == f"[0] {masked}\n"
+    assert token[8:] not in to_json(Outcome(kind="error", reason=said)).decode()
+    (tmp_path / "slurm-1.log").write_text(said)
+    assert find_last_line(tmp_path / "slurm-1.log") == masked
+    assert not select_variables({"NCCL_NET": token})
+    with pytest.raises(ValueError, match="looks like a secret"):
+        Options.model_validate({"environment": {"PLAIN": token}})
+    with pytest.raises(UserError, match=r"\*\*\*.*holds a token"):
+        compose.compose_request([("model", "tiny"), ("model.name", token)])
+
+
+def test_what_only_resembles_a_token_stays() -> None:
+    text = (
+        b"task-some-long-name-with-2-parts hf_dataset sk-learn AKIAnything /x/hf_cache/models--google--mt5-base-12345"
+    )
+    assert mask_tokens(text) == text
+
+
+def test_a_librarys_variable_that_is_not_known_is_recorded_with_a_number_alone() -> None:
+    """A prefix says nothing of what is behind it."""
+    given = {"NCCL_IB_TIMEOUT": "22", "NCCL_SITE_PLUGIN": "s3cr3t", "UCX_MAX_RNDV_RAILS": "4", "NCCL_NTHREADS": "yes",
+             "NCCL_ALGO": "Ring,Tree", "NCCL_SOCKET_IFNAME": "=ib0"}  # fmt: skip
+    hidden = given | {"NCCL_SITE_PLUGIN": "(set, not recorded)"}
+    assert select_variables(given) == hidden
 
 
 def test_an_address_with_a_password_is_in_no_record() -> None:

@@ -9,7 +9,7 @@ import pytest
 from started_runs import PATIENCE_S, QUICK
 
 from bench import store
-from bench.processes import build_module_command
+from bench.processes import build_module_command, identify_process
 
 HOSTILE = 'open({!r}, "a").write(__name__ + "\\n")\n'
 
@@ -35,6 +35,18 @@ def test_a_run_executes_no_code_of_the_current_folder(hostile: Path, tmp_path: P
     [record] = store.find_records([tmp_path / "runs"])
     assert store.read_record(record).outcome.kind == "ok"
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.processes
+def test_a_process_is_not_another_of_the_same_number_and_a_zombie_is_none() -> None:
+    own = identify_process(os.getpid())
+    assert own and own == identify_process(os.getpid())
+    with subprocess.Popen(["sleep", "60"]) as child:
+        other = identify_process(child.pid)
+        assert other and other.boot_id == own.boot_id and other.started > own.started
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert identify_process(child.pid) is None, "it has ended, and nobody has waited for it"
 
 
 @pytest.mark.processes

@@ -45,6 +45,7 @@ def test_one_point_is_measured_and_its_record_holds_what_the_table_needs(zerosca
         assert rank.warmup_peak_bytes and rank.warmup_peak_bytes > rank.resident_bytes
         assert abs(rank.drift) < 0.01, "the allocator's count and the reachable storages agree"
     assert record.environment.variables["OMP_NUM_THREADS"] == "1"
+    assert record.environment.variables["GOMP_SPINCOUNT"] == "1000"
     assert len(list(run.folder().iterdir())) <= 10
 
 

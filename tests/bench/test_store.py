@@ -148,6 +148,17 @@ def test_how_a_measured_run_ended_is_said_of_its_inspection_alone(
     assert concluded.observations and concluded.observations.uninspected == said
 
 
+def test_a_rank_does_not_know_of_a_pause_and_its_supervisor_notes_it(tmp_path: Path, spec: RunSpec) -> None:
+    claimed = store.open_attempt(tmp_path, spec, circumstance())
+    measured = record(spec).model_copy(update={"observations": observed()})
+    store.write_reserved(claimed.folder / store.RECORD, store.to_json(measured))
+    assert store.finalize(claimed.folder, Outcome(kind="error")) == measured
+    concluded = store.finalize(claimed.folder, Outcome(kind="error"), paused_s=15.23)
+    assert concluded.outcome == Outcome(kind="ok", evidence={"paused_s": 15.2})
+    [attempt] = store.list_attempts(tmp_path)
+    assert attempt.outcome == "ok" and attempt.paused_s == concluded.outcome.paused_s == 15.2
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [

@@ -191,12 +191,86 @@ def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> Non
     folder, stalled = attempt(tmp_path), Stalled()
     os.mkfifo(folder / store.LOG)
     talks = "import time\nfor _ in range(3000): print('x' * 100)\ntime.sleep(4)"
-    supervisor = RunCoordinator(folder, handle_signals=False, start=running(talks))
+
+    def read_starts() -> str:
+        return str(stalled.released.wait(PATIENCE_S))  # other starts of a job are in the study's folder
+
+    supervisor = RunCoordinator(folder, handle_signals=False, start=running(talks), is_lost=read_starts)
     supervisor.heartbeat = HeartbeatWriter(folder, 0.5, stalled.replace)
     record = supervisor.run()
     assert record and record.outcome.reason == "every rank ended, and none wrote a record"
     assert not stalled.released.is_set()
     stalled.released.set()
+
+
+def limited(folder: Path, **limits: float) -> Path:
+    """Give an attempt other limits."""
+    circumstance = store.read_value(folder / store.CIRCUMSTANCE, Circumstance)
+    changed = circumstance.model_copy(update={"limits": Limits(startup_s=60, **limits)})
+    store.write_json(folder / store.CIRCUMSTANCE, changed)
+    return folder
+
+
+@pytest.mark.parametrize(("steps", "outcome"), [(1, "error"), (2, "hang")])
+def test_the_first_step_may_take_as_long_as_a_start(tmp_path: Path, steps: int, outcome: str) -> None:
+    beats = "import time; from bench.measure.channel import Channel; channel = Channel.open();"
+    beats += f"[channel.beat('steps', 40 + step) for step in range({steps})]; time.sleep(4)"
+    folder = limited(attempt(tmp_path, devices_per_node=1), hang_s=1.5)
+    record = RunCoordinator(folder, handle_signals=False, start=running(beats)).run()
+    assert record and record.outcome.kind == outcome, record.outcome.reason
+
+
+def test_a_rank_that_was_stopped_for_a_while_is_noted(tmp_path: Path) -> None:
+    supervisor = RunCoordinator(attempt(tmp_path), handle_signals=False, start=running("import time; time.sleep(3)"))
+
+    def stop_rank() -> None:
+        pid = supervisor.states()[1].pid
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(pid, signal.SIGCONT)
+
+    when(lambda: len(supervisor.states()) == 2, stop_rank)
+    record = supervisor.run()
+    assert record and record.outcome.paused_s > 1.5
+
+
+def test_a_rank_that_stays_stopped_is_named(tmp_path: Path) -> None:
+    beats = (
+        "import time; from bench.measure.channel import Channel; channel = Channel.open(); channel.beat('steps', 0);"
+    )
+    beats += "channel.beat('steps', 1); time.sleep(60)"
+    folder = limited(attempt(tmp_path), hang_s=2)
+    supervisor = RunCoordinator(folder, handle_signals=False, start=running(beats))
+
+    def makes_steps() -> bool:
+        return [state.step for state in supervisor.states()] == [1, 1]
+
+    when(makes_steps, lambda: os.kill(supervisor.states()[1].pid, signal.SIGSTOP))
+    record = supervisor.run()
+    assert record and record.outcome.kind == "hang" and record.outcome.paused_s
+    assert record.outcome.reason.endswith("stopped by a signal: rank 1 in steps at step 1")
+
+
+_LOOKS = """
+import time
+from bench.runtime.pauses import PauseWatch
+watch = PauseWatch()
+print("looks", flush=True)
+while not (paused_s := watch.look((), in_steps=True)):
+    time.sleep(0.2)
+print(paused_s, watch.totals.in_steps_s, flush=True)
+"""
+
+
+def test_a_supervisor_that_was_stopped_sees_how_long() -> None:
+    with subprocess.Popen([sys.executable, "-c", _LOOKS], stdout=subprocess.PIPE, text=True) as looks:
+        assert looks.stdout and looks.stdout.readline() == "looks\n"
+        began = time.monotonic()
+        looks.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        looks.send_signal(signal.SIGCONT)
+        told = [float(word) for word in looks.stdout.readline().split()]
+        assert told[0] == told[1] and 2.5 < told[0] < time.monotonic() - began + 1
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

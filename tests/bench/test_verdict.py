@@ -14,7 +14,8 @@ import torch.distributed as dist
 from bench.allocation.health import NodeHealth
 from bench.measure.failures import Refused, classify_error, count_oom_kills
 from bench.record import MemoryShortage, Outcome, OutcomeKind
-from bench.runtime.outcome import RankState, classify_outcome, format_furthest_behind
+from bench.runtime.outcome import RankState, classify_outcome, format_furthest_behind, note_pause
+from bench.runtime.pauses import Moment, PauseTotals, PauseWatch
 from bench.sweep import exclusions
 
 
@@ -23,6 +24,32 @@ def ending(rank: int, code: int | None, outcome: str | None = None, stopped: boo
     if outcome:
         told = {"outcome": outcome, "exception": "SomeError", "message": "what\nand why", "traceback": "…"}
     return RankState(rank, code, stopped, told, "steps", 7, **more)
+
+
+def test_what_was_lost_to_a_pause_is_no_fault_of_nodes_or_of_the_point() -> None:
+    lost = Outcome(kind="node_failure", reason="node 1 (n2) closed its connection")
+    assert note_pause(lost, PauseTotals()) is lost
+    noted = note_pause(lost, PauseTotals(15.2, 15.2))
+    assert noted.kind == "preempted" and noted.paused_s == 15.2
+    assert noted.reason == "paused for 15 s, and then node_failure: node 1 (n2) closed its connection"
+    hang = note_pause(Outcome(kind="hang", reason="no step for 300 s"), PauseTotals(15.2, 0.0))
+    assert hang.kind == "hang" and hang.paused_s == 15.2
+
+
+def looked(moments: list[Moment]) -> PauseWatch:
+    watch = PauseWatch(iter([Moment(0.0, 0.0), *moments]).__next__)
+    for _ in moments:
+        watch.look((), in_steps=True)
+    return watch
+
+
+def test_a_gap_is_a_pause_unless_the_supervisor_computed_or_waited_for_a_core() -> None:
+    assert looked([Moment(0.2, 0.0), Moment(15.4, 0.1)]).totals.all_s == pytest.approx(15.1)
+    assert looked([Moment(0.2, 0.0), Moment(15.4, 14.9)]).totals == PauseTotals(), "a busy machine"
+    watch = PauseWatch(iter([Moment(0.0, 0.0), Moment(0.2, 0.0), Moment(8.4, 0.0)]).__next__)
+    assert (watch.look((), in_steps=True), watch.look((), in_steps=False)) == (0.0, pytest.approx(8.2))
+    assert watch.totals.in_steps_s == pytest.approx(8.2), "the pause was in the window's last step"
+    assert looked([Moment(1.9, 0.0), Moment(3.8, 0.0)]).totals == PauseTotals(), "a slow poll, twice"
 
 
 def test_a_node_where_a_rank_cannot_be_ended_is_left_out_at_once(tmp_path: Path) -> None:

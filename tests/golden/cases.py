@@ -120,7 +120,8 @@ def answer(*words: str) -> str:
 def plain(text: str) -> str:
     """Return a text without what differs between two machines or moments: folders, the time in the names of jobs, and
     the last digits of numbers, which depend on the processor's instructions."""
-    text = text.replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
+    text = text.replace(sys.executable, "PYTHON").replace(str(Path(sys.executable).parent), "PROGRAMS")
+    text = text.replace(str(ROOT), "ROOT")
     text = re.sub(r"-\d{10}-[0-9a-f]{6}\b", "-JOB", text)
     text = re.sub(r"of \S+ here", "of this machine's here", text)
     return re.sub(r"-?\d+\.\d{9,}(e[+-]?\d+)?", lambda number: f"{float(number[0]):.9g}", text)

@@ -24,7 +24,7 @@ _SMALL = (  # a model whose gradients pass a slow link in no time
     "model.shape.inner=64", "model.shape.heads=2", "sequence.tokens=32", "engine=ddp", "machine=cpu", "precision=fp32",
     "devices_per_node=1",
     "measure.block_steps=3", "measure.warmup_steps=6",
-    "launcher=slurm_testbed", "launcher.warning_s=0",
+    "launcher=slurm_testbed", "launcher.warning_s=0", "launcher.silence_s=10", "launcher.agent_silence_s=20",
 )  # fmt: skip
 QUICK = (*_SMALL, "launcher.time_limit_min=3", "measure.min_steps=6", "measure.window_s=0")
 """Points that are over in seconds."""

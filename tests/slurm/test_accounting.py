@@ -86,7 +86,14 @@ def test_the_limits_of_an_account_and_of_a_qos_are_known(study: Study) -> None:
         assert limits(Options(account="project")).max_submit_jobs == 7
         assert limits(Options(account="project", qos="urgent")).max_submit_jobs == 5
         assert limits(Options(account="root")).max_submit_jobs is None
+        bed.slurm(*manage, "qos", "normal", "set", "MaxSubmitJobsPerUser=3")
+        assert limits(Options(account="root")).max_submit_jobs == 3, "the QOS of a job that names none"
+        assert limits(Options(account="project", qos="urgent")).max_submit_jobs == 5
+        bed.slurm(*manage, "qos", "urgent", "set", "GrpSubmitJobs=4")
+        assert limits(Options(account="project", qos="urgent")).max_submit_jobs == 4
     finally:
+        bed.slurm(*manage, "qos", "normal", "set", "MaxSubmitJobsPerUser=-1")
+        bed.slurm(*manage, "qos", "urgent", "set", "GrpSubmitJobs=-1")
         bed.slurm(*manage, "user", "root", "where", "account=project", "set", "MaxSubmitJobs=-1")
         bed.slurm(*manage, "qos", "urgent", "set", "MaxSubmitJobsPerUser=-1")
 

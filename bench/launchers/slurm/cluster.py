@@ -21,7 +21,7 @@ def limits(options: Options) -> ClusterLimits:
     try:
         known = read_config()
         partitions = call("scontrol", "show", "partition", "--oneliner")
-        nodes = call("sinfo", "--noheader", "--all", "--exact", "--format=%P|%c")
+        nodes = call("sinfo", "--noheader", "--all", "--exact", "--format=%P|%c|%G")
     except SchedulerAway:
         raise
     except UserError:
@@ -32,10 +32,11 @@ def limits(options: Options) -> ClusterLimits:
     found = select_partitions(partitions, named)
     return ClusterLimits(
         max_array_size=int(array) if array.isdigit() else None,
-        max_submit_jobs=_find_max_submit_jobs(options, known.get("ClusterName", "")),
+        max_submit_jobs=_find_max_submit_jobs(options, known.get("ClusterName", ""), found),
         max_time_min=find_max_time_min(found),
         max_nodes=find_max_nodes(found),
         max_devices_per_node=_find_max_devices_per_node(found, nodes, options.cpus_per_device),
+        max_gpus_per_node=find_max_gpus(found, nodes, options.gpus) if options.gpus else None,
     )
 
 
@@ -77,13 +78,29 @@ def find_max_nodes(found: Sequence[Partition]) -> int | None:
 
 
 def find_max_cpus(found: Sequence[Partition], nodes: str) -> int | None:
-    """Return the cores of the largest node in these partitions, from sinfo's lines `partition|cores`."""
-    names, cores = {fields.get("PartitionName") for fields in found}, []
+    """Return the cores of the largest node in these partitions, from sinfo's lines `partition|cores|resources`."""
+    cores = (fields[0] for fields in _list_nodes(found, nodes))
+    return max((int(number) for number in cores if number.isdigit()), default=None)
+
+
+def find_max_gpus(found: Sequence[Partition], nodes: str, asked: str) -> int | None:
+    """Return the most GPUs of the type that `asked` names, or of any, that a node in these partitions has, from sinfo's
+    lines `partition|cores|resources`; None where no node is known."""
+    named = re.search(r"gpu(?:s-per-node=|:)([A-Za-z]\w*):", asked)
+    counts = []
+    for fields in _list_nodes(found, nodes):
+        resources = re.findall(r"gpu(?::([A-Za-z][\w.-]*))?:(\d+)", fields[1] if len(fields) > 1 else "")
+        counts.append(sum(int(number) for kind, number in resources if not named or not kind or kind == named[1]))
+    return max(counts, default=None)
+
+
+def _list_nodes(found: Sequence[Partition], nodes: str) -> Iterator[list[str]]:
+    """Yield what sinfo says of each kind of node in these partitions."""
+    names = {fields.get("PartitionName") for fields in found}
     for line in nodes.splitlines():
-        name, _, number = line.strip().partition("|")
-        if name.rstrip("*") in names and number.isdigit():
-            cores.append(int(number))
-    return max(cores, default=None)
+        name, *fields = line.strip().split("|")
+        if name.rstrip("*") in names and fields:
+            yield fields
 
 
 def _find_max_devices_per_node(found: Sequence[Partition], nodes: str, cpus_per_device: int | None) -> int | None:
@@ -100,27 +117,41 @@ def parse_minutes(text: str) -> int | None:
     return 1440 * days + 60 * hours + mins
 
 
-def _find_max_submit_jobs(options: Options, cluster: str) -> int | None:
+def _find_max_submit_jobs(options: Options, cluster: str, partitions: Sequence[Partition]) -> int | None:
     """Return the smallest limit that accounting has for this user here; None where there is no accounting."""
     found: list[int] = []
+    names = {options.qos} if options.qos else set[str]()
     with contextlib.suppress(UserError, KeyError):
         user = pwd.getpwuid(os.getuid()).pw_name
         mine = [f"user={user}", f"cluster={cluster}"]
-        shown = "format=Account,Partition,MaxSubmitJobs"
+        shown = "format=Account,Partition,DefaultQOS,MaxSubmitJobs,GrpSubmitJobs"
         table = call("sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", *mine, shown)
         found += list_submit_limits(table, options.account, options.partition)
+        names = names or find_default_qos(table, options.account, options.partition)
+    names |= {fields["QoS"] for fields in partitions if fields.get("QoS", "N/A") not in ("N/A", "")}
     with contextlib.suppress(UserError):
-        if options.qos:
-            of_qos = ["where", f"name={options.qos}", "format=Name,MaxSubmitJobsPerUser"]
+        if names:
+            shown = "format=Name,MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpSubmitJobs"
+            of_qos = ["where", f"name={','.join(sorted(names))}", shown]
             table = call("sacctmgr", "--noheader", "--parsable2", "show", "qos", *of_qos)
-            found += [int(limit) for _, _, limit in (line.partition("|") for line in table.splitlines()) if limit]
+            found += [int(limit) for line in table.splitlines() for limit in line.split("|")[1:] if limit.isdigit()]
     return min(found, default=None)
 
 
 def list_submit_limits(table: str, account: str | None, partition: str | None) -> Iterator[int]:
-    """Yield the limits in sacctmgr's lines `account|partition|limit` that hold for this account and partition; without
-    an account those of all, since which is the default one is not asked."""
+    """Yield the limits in sacctmgr's lines `account|partition|default QOS|limit|limit of the group` that hold for this
+    account and partition; without an account those of all, since which is the default one is not asked."""
+    for fields in _list_associations(table, account, partition):
+        yield from (int(limit) for limit in fields[3:] if limit.isdigit())
+
+
+def find_default_qos(table: str, account: str | None, partition: str | None) -> set[str]:
+    """Return the QOS that jobs get which name none, from the same lines; Slurm itself calls its own `normal`."""
+    return {fields[2] or "normal" for fields in _list_associations(table, account, partition)}
+
+
+def _list_associations(table: str, account: str | None, partition: str | None) -> Iterator[list[str]]:
     for line in table.splitlines():
-        of_account, of_partition, limit = line.split("|")
-        if limit and account in (None, of_account) and of_partition in ("", partition or ""):
-            yield int(limit)
+        fields = line.split("|")
+        if account in (None, fields[0]) and fields[1] in ("", partition or ""):
+            yield fields

@@ -12,6 +12,7 @@ def context(environment: Mapping[str, str]) -> JobContext | None:
     """Return where in a job of Slurm the process is that `srun`, or a job's script, started with this environment."""
     if "SLURM_JOB_ID" not in environment:
         return None
+    cores = environment.get("SLURM_CPUS_PER_TASK", "")
     task, ends_at = environment.get("SLURM_ARRAY_TASK_ID"), environment.get("SLURM_JOB_END_TIME")
     nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
     return JobContext(
@@ -24,6 +25,7 @@ def context(environment: Mapping[str, str]) -> JobContext | None:
         nodelist=environment.get("SLURM_JOB_NODELIST", ""),
         task=None if task is None else int(task),
         restart=int(environment.get("SLURM_RESTART_COUNT", 0)),
+        cores=int(cores) if cores.isdigit() else None,
         ends_at=float(ends_at) if ends_at else None,
         variables={name: value for name, value in environment.items() if _KEPT.fullmatch(name)},
     )

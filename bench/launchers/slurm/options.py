@@ -20,6 +20,8 @@ from bench.private import is_secret
 from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import Frozen, Positive, RunSpec
 
+_OTHER_CLUSTER = re.compile(r"--cluster|-M")
+
 
 def _check_one_line(text: str) -> str:
     if not text.strip() or not text.isprintable():
@@ -30,6 +32,9 @@ def _check_one_line(text: str) -> str:
 def _check_option(text: str) -> str:
     if not text.startswith("-"):
         raise ValueError("is no option of sbatch; begin it with --")
+    if _OTHER_CLUSTER.match(text):
+        rule = "names another cluster, and squeue, sacct and scancel would ask this one for the job"
+        raise ValueError(f"{rule}; leave it out and export SLURM_CLUSTERS=… where you call zeroscale")
     return _check_one_line(text)
 
 
@@ -45,6 +50,12 @@ def _check_variable(name: str) -> str:
     if is_secret(name):
         raise ValueError("looks like a secret, and scripts and records are for others to read; export it in your shell")
     return name
+
+
+def _check_value(value: str | int | float) -> str | int | float:
+    if is_secret("", str(value)):
+        raise ValueError("looks like a secret, and scripts and records are for others to read; export it in your shell")
+    return value
 
 
 OneLine = Annotated[str, AfterValidator(_check_one_line)]
@@ -85,7 +96,7 @@ class Autopilot(Frozen):
 
 
 _WRITTEN = (
-    "time_limit_min", "hang_s", "startup_s", "quiet_within_s",
+    "time_limit_min", "hang_s", "startup_s", "silence_s", "agent_silence_s", "quiet_within_s",
     "partition", "account", "qos", "constraint", "reservation", "extra",
     "gpus", "cpus_per_device", "memory_gb", "exclusive", "setup_min",
     "python", "modules", "environment", "setup", "container", "network", "span", "srun",
@@ -115,7 +126,7 @@ class Options(SchedulingOptions):
     # what runs
     python: tuple[OneLine, ...] | None = Field(None, min_length=1)
     modules: tuple[OneLine, ...] = ()
-    environment: dict[Variable, StrictStr | StrictInt | StrictFloat] = {}
+    environment: dict[Variable, Annotated[StrictStr | StrictInt | StrictFloat, AfterValidator(_check_value)]] = {}
     setup: tuple[str, ...] = ()
     container: Container | None = None
     srun: tuple[OneLine, ...] = ()

@@ -95,6 +95,7 @@ def _render(work: Work, options: Options, folder: Path) -> str:
         tasks_per_node=_count_tasks_per_node(work, options),
         cpus_per_task=_count_cpus_per_task(work, options),
         variables=variables,
+        programs=None if options.python or options.container else Path(sys.executable).parent,
         command=_build_small_command(work, options) if small else _build_command(work, options, folder),
     )
 

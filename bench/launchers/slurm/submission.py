@@ -21,6 +21,9 @@ _UNKNOWN = {
 }
 """For options of a site, the words with which sbatch refuses them, and how to learn what it takes."""
 _OTHER_NAMES = {"TIME": "TIMELIMIT", "ARRAY": "ARRAY_INX"}
+_NEVER_MEANT = ("SBATCH_ARRAY_INX", "SBATCH_DEPENDENCY", "SBATCH_CLUSTERS")
+"""Variables of the user's shell that would make another job of any script: an array, one that waits, one elsewhere.
+SLURM_CLUSTERS chooses a cluster for all of Slurm's programs alike."""
 
 
 def submit(launch: LaunchPlan) -> str:
@@ -45,6 +48,8 @@ def submit(launch: LaunchPlan) -> str:
 
 def _call_sbatch(launch: LaunchPlan, script: str) -> str:
     environment = build_user_environment() | launch.environment
+    for variable in _NEVER_MEANT:
+        environment.pop(variable, None)
     for option in re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE):  # what the script says is what is meant
         variable = option.replace("-", "_").upper()
         environment.pop(f"SBATCH_{_OTHER_NAMES.get(variable, variable)}", None)

@@ -83,7 +83,7 @@ def _is_comparable(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
             return False
         if spec.nodes > 1 and read_link_speed(there) != read_link_speed(machine):  # the same device on another network
             return False
-    if record.evidence != "measured" or (record.observations and record.observations.drill):
+    if record.evidence != "measured" or (record.observations and record.observations.drill) or record.outcome.paused_s:
         return False
     work = (spec.objective, spec.sequence, spec.precision) == (like.objective, like.sequence, like.precision)
     if not work or _decisive(spec)["model"] != _decisive(like)["model"]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from bench import launchers, store
 from bench.launching import Work
 from bench.record import Outcome, RunRecord
+from bench.runtime.heartbeat import build_heartbeat
 from bench.sweep.definition import RequestedRun
 from bench.sweep.local import lock
 from bench.sweep.local.watching import AttemptWatch
@@ -82,9 +83,10 @@ def make_attempt(
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
     options = dict(requested.circumstance.launcher)
     launcher = launchers.load_starting(str(options.pop("name")))
+    claim = build_heartbeat("claimed")
     with defer_interrupts() as deferred:
         try:
-            claimed = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=again)
+            claimed = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=again, claim=claim)
         except OSError as error:
             raise store.build_unwritable_error(study_folder, error) from error
         folder = claimed.folder

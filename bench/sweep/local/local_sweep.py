@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench import store
 from bench.formatting import describe_point, describe_result, duration
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
-from bench.record import Outcome
+from bench.record import Outcome, OutcomeKind
 from bench.sweep import definition, skipped
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import RequestedRun, RunKey, SweepDefinition, SweepPoint, Trial
@@ -19,6 +19,7 @@ from bench.sweep.policy import (
     AddTrial,
     Decision,
     PlannedRun,
+    PostponeRun,
     Proposer,
     RecordWithoutRun,
     SkipRun,
@@ -60,11 +61,12 @@ class SweepResult(NamedTuple):
     folder: Path
     outcomes: Counter[str]  # those that had their answer before too
     skipped: int  # points that had their answer before
+    unanswered: int = 0  # points that another process measures, and runs that were paused
 
     @property
     def good(self) -> bool:
-        """Whether everything that was asked for ended `ok`."""
-        return set(self.outcomes) == {"ok"}
+        """Whether everything that was asked for has an answer, and ended `ok`."""
+        return set(self.outcomes) == {"ok"} and not self.unanswered
 
 
 class LocalSweep:
@@ -98,7 +100,7 @@ class LocalSweep:
         self._passed: list[Decision] = []
         self.kinds: list[str] = []
         self.seconds: list[float] = []
-        self._skipped = 0
+        self._skipped = self._unanswered = 0
 
     def run(self) -> SweepResult:
         """Measure what has no answer yet; return how everything that was asked for ended."""
@@ -116,8 +118,10 @@ class LocalSweep:
                     self._conclude(run, outcome)
                 case SkipRun():
                     self._skip(decision)
+                case PostponeRun():
+                    self._unanswered += 1
             self._passed.append(decision)
-        return SweepResult(self.folder, Counter(self.kinds), self._skipped)
+        return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered)
 
     def _plan(self) -> SweepPlan:
         """Count what has its answer already; return the rest, with the control point of its first."""
@@ -182,10 +186,16 @@ class LocalSweep:
     def _skip(self, leave: SkipRun) -> None:
         """Count a point by the answer that it has already, or say who has it."""
         if leave.attempt:
-            self.kinds.append(str(leave.attempt.outcome))
+            self._count(leave.attempt.outcome, leave.attempt.paused_s)
             self._skipped += 1
         else:
+            self._unanswered += 1
             self._tell(f"{self._repeats[leave.run.key].point.line}  repeat {leave.run.key.repeat}\n    {leave.why}")
+
+    def _count(self, kind: OutcomeKind | None, paused_s: float) -> None:
+        """Count how a point ended. The times of a run that was paused are no answer."""
+        self.kinds.append(str(kind))
+        self._unanswered += kind == "ok" and paused_s > 0
 
     def _read_attempts(self, config_id: str) -> list[store.RunAttempt]:
         """Return the attempts at a configuration, read again only after another."""
@@ -219,7 +229,7 @@ class LocalSweep:
         self._attempts.pop(requested.config_id, None)
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)
-        self.kinds.append(record.outcome.kind)
+        self._count(record.outcome.kind, record.outcome.paused_s)
         what = "control" if requested.control else f"repeat {record.circumstance.repeat}"
         self._tell(f"[{number}/{count}] {line}  {what}\n    {describe_result(record)}")
         return True

@@ -1,7 +1,9 @@
 """Submit what is left, within what the cluster takes and the study may cost; chain the autopilot; cancel."""
 
 import os
+import re
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +29,10 @@ _AUTOPILOT_MIN = 15
 PATIENCE_S = 30.0
 """So long a scheduler that does not answer is waited for: one that restarts, or is busy, is back by then."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 20.0
+_TOO_MANY = re.compile(
+    r"job submit limit|MaxSubmit|accounting/QOS policy|job array (index|size)|queue full", re.IGNORECASE
+)
+"""Words with which a scheduler refuses more jobs, or a longer array, than it takes now."""
 
 
 class SubmitResult(NamedTuple):
@@ -42,11 +48,17 @@ class SubmitResult(NamedTuple):
     queued: int = 0  # jobs in the queue now, those submitted included
     answered: bool = False  # whether every point has its answer
     cut_short: str = ""  # why nobody knows what is left: the scheduler went away when it had taken some jobs
+    impossible: int = 0  # points among `left` that this cluster can never start
 
     @property
     def complete(self) -> bool:
-        """Whether all that was asked for was done."""
+        """Whether all that could be done now was done."""
         return not self.autopilot_refused and not self.cut_short
+
+    @property
+    def good(self) -> bool:
+        """Whether it is complete, and every point that is left can still be submitted."""
+        return self.complete and not self.impossible
 
 
 def submit_pending(
@@ -85,17 +97,23 @@ def _submit_pending(
     submitter = JobSubmitter(view, autopilot=autopilot)
     why_left = why_left or submitter.submit(left, submitted)
     taken = {requested.key for job, _ in submitted for requested in job.points}
-    left = [point_status for point_status in left if point_status.key not in taken]
+    all_left = left
+    left = [point_status for point_status in all_left if point_status.key not in taken]
     pilot, refused = None, ""
     if autopilot:
         try:
-            pilot = submitter.submit_autopilot(waiting=bool(left), notify=notify)
+            pilot = submitter.submit_autopilot(submitted, waiting=bool(left), notify=notify)
         except SchedulerAway:
             raise
         except UserError as refusal:  # the rest is submitted all the same
             refused = str(refusal)
-    queued, answered = submitter.queued, all(point_status.final for point_status in view.statuses)
-    return SubmitResult(submitted, concluded, without_run, left, why_left, pilot, refused, queued, answered)
+        taken = {requested.key for job, _ in submitted for requested in job.points}
+        left = [point_status for point_status in all_left if point_status.key not in taken]
+    answered = all(point_status.final for point_status in view.statuses)
+    return SubmitResult(
+        submitted, concluded, without_run, left, why_left, pilot, refused, submitter.queued, answered,
+        impossible=submitter.impossible,
+    )  # fmt: skip
 
 
 def _list_attempts(view: StudyState) -> Iterator[RunAttempt]:
@@ -148,6 +166,7 @@ class JobSubmitter:
         self._max_queued, self._whose = self._find_limit(autopilot)
         self._exclude = [found.host for found in exclusions.read(view.folder)]
         self._handles = [job.handle for job in view.live if job.points and job.handle]
+        self.impossible = 0  # points that this cluster can never start
 
     @property
     def queued(self) -> int:
@@ -158,20 +177,30 @@ class JobSubmitter:
         """Submit points in order, adding the jobs to `submitted`; return why some points may have to wait."""
         refused: dict[tuple[int, int], UserError] = {}  # by shape: no nodes may be left for one, and some for another
         places = None if self._max_queued is None else self._max_queued - self._count_in_queue()
-        for job in self._batch_jobs(left):
-            needs, shape = len(job.points) if job.mode == "array" else 1, (job.nodes, job.devices_per_node)
+        waiting = deque(self._batch_jobs(left))
+        while waiting:
+            job = waiting.popleft()
+            needs, shape = len(job.points) if job.mode == "array" else 1, _get_shape(job)
             if places is not None and needs > places:
                 return f"{self._whose} allows {self._max_queued} jobs in the queue"
             if shape in refused:
                 continue
             try:
                 _check_shape(job, self._cluster)
+            except UserError as refusal:
+                refused[shape] = refusal
+                self.impossible += sum(len(one.points) for one in (job, *waiting) if _get_shape(one) == shape)
+                continue
+            try:
                 submitted.append((job, self._submit(job)))
                 places = None if places is None else places - needs
             except SchedulerAway:
                 raise
             except UserError as refusal:
-                refused[shape] = refusal
+                if job.mode == "array" and len(job.points) > 1 and _TOO_MANY.search(str(refusal)):
+                    waiting.extendleft(reversed(_halve(job)))  # some limits are known to the scheduler alone
+                else:
+                    refused[shape] = refusal
         if refused and not self._handles:  # nothing is under way that could make room
             raise next(iter(refused.values()))
         return "; ".join(map(str, refused.values()))
@@ -212,11 +241,29 @@ class JobSubmitter:
         self._handles.append(handle)
         return handle
 
-    def submit_autopilot(self, *, waiting: bool, notify: str | None = None) -> str | None:
+    def submit_autopilot(
+        self, submitted: list[tuple[Job, str]], *, waiting: bool, notify: str | None = None
+    ) -> str | None:
         """Submit the small job that goes on when jobs have ended, unless nothing is under way or one waits already.
 
-        While points wait for room in the queue it is to run as soon as the first job has ended, else after the last.
+        While points wait for room in the queue it is to run as soon as the first job has ended, else after the last. If
+        the queue is full by a limit that only the scheduler knows, the last of the jobs just `submitted` make room.
         """
+        while True:
+            try:
+                return self._submit_autopilot(waiting=waiting, notify=notify)
+            except SchedulerAway:
+                raise
+            except UserError as refusal:
+                if not _TOO_MANY.search(str(refusal)) or len(submitted) < 2:
+                    raise
+                job, handle = submitted.pop()
+                self._launcher.cancel_all([handle])
+                jobs.withdraw(self._view.folder / jobs.FOLDER / job.name)
+                self._handles.remove(handle)
+                waiting = True
+
+    def _submit_autopilot(self, *, waiting: bool, notify: str | None) -> str | None:
         own_job = self._launcher.context(os.environ) or JobContext()
         pilots = [job.name for job in self._view.live if not job.points and job.name != own_job.name]
         if pilots or not self._handles:
@@ -229,9 +276,26 @@ class JobSubmitter:
         notice = () if notify is None else (f"--notify={notify}",)
         arguments = ("resume", study_folder, "--autopilot", *notice)
         work = Work(name, folder.resolve(), "bench.cli", arguments, time_limit_min=_AUTOPILOT_MIN, after=after)
-        handle = self._launcher.submit(self._launcher.plan(work, self._options))
+        try:
+            handle = self._launcher.submit(self._launcher.plan(work, self._options))
+        except SchedulerAway:
+            raise  # it may have taken the job
+        except UserError:
+            jobs.withdraw(folder)
+            raise
         jobs.write_handle(folder, handle)
         return handle
+
+
+def _get_shape(job: Job) -> tuple[int, int]:
+    return job.nodes, job.devices_per_node
+
+
+def _halve(job: Job) -> list[Job]:
+    """Return two arrays of half the points each."""
+    middle, study = len(job.points) // 2, job.points[0].circumstance.study
+    halves = job.points[:middle], job.points[middle:]
+    return [job.model_copy(update={"name": jobs.create_name(study), "points": points}) for points in halves]
 
 
 def _check_shape(job: Job, cluster: ClusterLimits) -> None:
@@ -243,6 +307,9 @@ def _check_shape(job: Job, cluster: ClusterLimits) -> None:
     if cluster.max_devices_per_node is not None and job.devices_per_node > cluster.max_devices_per_node:
         rule = "no node of the partition has the cores that launcher.cpus_per_device asks for"
         raise UserError(f"devices_per_node={job.devices_per_node}", rule, "ask for fewer cores or devices")
+    if cluster.max_gpus_per_node is not None and job.devices_per_node > cluster.max_gpus_per_node:
+        rule = f"a node of the partition has {cluster.max_gpus_per_node} of the GPUs that launcher.gpus asks for"
+        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "ask for fewer, or choose another partition")
 
 
 def cancel_jobs(folder: Path) -> list[str]:

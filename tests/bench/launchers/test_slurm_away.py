@@ -148,6 +148,8 @@ def test_a_job_of_a_job_inherits_nothing_of_its_parent(
         "SBATCH_JOB_NAME": "another",
         "SBATCH_TIMELIMIT": "1",
         "SBATCH_ACCOUNT": "mine",
+        "SBATCH_ARRAY_INX": "0-3",  # would make an array of any job
+        "SBATCH_DEPENDENCY": "afterok:1",
     }.items():
         monkeypatch.setenv(name, value)
     seen = tmp_path / "seen"

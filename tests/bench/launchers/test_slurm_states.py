@@ -278,8 +278,26 @@ def test_the_time_limit_is_the_partitions() -> None:
     ("account", "partition", "expected"), [(None, None, [25, 10]), ("proj", None, [25]), ("proj", "gpu", [25, 4])]
 )
 def test_the_number_of_jobs_is_the_accounts(account: str | None, partition: str | None, expected: list[int]) -> None:
-    told = "proj||25\nproj|gpu|4\nroot||10\nroot|gpu|\n"
+    told = "proj||long|25|\nproj|gpu|long|4|\nroot|||10|\nroot|gpu|||\n"
     assert list(cluster.list_submit_limits(told, account, partition)) == expected
+
+
+def test_a_group_has_a_limit_too_and_the_default_qos_is_that_of_the_account() -> None:
+    told = "proj||long|25|12\nroot|||10|\n"
+    assert list(cluster.list_submit_limits(told, "proj", None)) == [25, 12]
+    assert cluster.find_default_qos(told, "proj", None) == {"long"}
+    assert cluster.find_default_qos(told, None, None) == {"long", "normal"}
+
+
+def test_gpus_are_counted_by_their_type() -> None:
+    found = cluster.select_partitions("PartitionName=gpu Default=YES State=UP\n", None)
+    nodes = "gpu*|64|gpu:a100:4(S:0-1)\ngpu*|64|gpu:a100:8,gpu:v100:2\ngpu*|2|(null)\nother|64|gpu:16\n"
+    assert cluster.find_max_cpus(found, nodes) == 64
+    assert cluster.find_max_gpus(found, nodes, "--gres=gpu:{devices}") == 10
+    assert cluster.find_max_gpus(found, nodes, "--gres=gpu:a100:{devices}") == 8
+    assert cluster.find_max_gpus(found, nodes, "--gpus-per-node=v100:{devices}") == 2
+    assert cluster.find_max_gpus(found, "gpu*|2|(null)\n", "--gres=gpu:{devices}") == 0
+    assert cluster.find_max_gpus(found, "", "--gres=gpu:{devices}") is None
 
 
 def test_what_no_node_has_is_known_before_a_job_asks_for_it() -> None:

@@ -49,6 +49,38 @@ def test_a_controller_that_is_away_is_waited_for_also_where_limits_are_asked_for
     assert [number for _, number in done.submitted] == ["11", "12"] and done.complete and done.queued == 2
 
 
+FULL = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
+COUNTS = f"""
+array=$(grep -oP '(?<=--array=0-)[0-9]+' "${{@: -1}}" || echo 0)
+taken=$(cat "$0.taken" 2>/dev/null || echo 0)
+if ((taken + array + 1 > 3)); then echo '{FULL}' >&2; exit 1; fi
+echo $((taken + array + 1)) > "$0.taken"; echo $((10 + number))
+"""
+
+
+def test_an_array_that_is_too_long_is_halved_and_the_autopilot_has_a_place(study: Path, tmp_path: Path) -> None:
+    """The limit of three jobs is known to the scheduler alone."""
+    many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 9)])
+    definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array"}}))
+    play(tmp_path, "sbatch", COUNTS)
+    play(tmp_path, "scancel", f"echo 2 > {tmp_path / 'sbatch.taken'}")  # the last job had one task
+    done = submitting.submit_pending(study, autopilot=True)
+    assert [len(job.points) for job, _ in done.submitted] == [2] and done.autopilot
+    assert len(done.left) == 6 and done.good
+
+
+def test_points_that_no_cluster_node_could_start_are_told_and_the_exit_code_says_so(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = sweep([point(spec(batch__micro=4, nodes=nodes)) for nodes in (1, 4)])
+    definition.write(study, large.model_copy(update={"launcher": {"name": "slurm", "mode": "point"}}))
+    play(tmp_path, "scontrol", "echo 'PartitionName=main Default=YES TotalNodes=3 MaxNodes=UNLIMITED State=UP'")
+    assert main(["resume", str(study)]) == 1
+    told = capsys.readouterr().out
+    assert "never to start on this cluster: 1 point (nodes=4: the partition gives a job 3 nodes at the most" in told
+    assert "still to come" not in told and told.count("job 1") == 2, told
+
+
 def test_what_was_submitted_before_it_went_away_is_told(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,16 @@ def test_a_run_with_an_injected_fault_is_no_answer_and_no_attempt() -> None:
     assert find_answer([*drilled, real], prune=True) is real
 
 
+def test_a_run_that_was_paused_is_no_answer_and_no_fault_and_its_last_attempt_stays() -> None:
+    paused = [failed(number, "ok", paused_s=15.0) for number in range(14)]
+    assert find_answer(paused, prune=True) is None and explain_given_up(paused, 3) == ""
+    given_up = explain_given_up([*paused, failed(14, "ok", paused_s=8.0)], 3)
+    assert given_up == "after 15 attempts; the last: paused for 8 s"
+    assert explain_given_up([failed(number, "hang", paused_s=15.0) for number in range(4)], 3) == ""
+    full = failed(4, "oom", paused_s=15.0)
+    assert find_answer([*paused, full], prune=True) is full, "memory does not depend on time"
+
+
 def test_a_full_disk_costs_no_attempt_but_has_an_end() -> None:
     full = [failed(number, disk_full=True) for number in range(14)]
     assert explain_given_up([*full[:4], failed(4), failed(5)], 3) == ""

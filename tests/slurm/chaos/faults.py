@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from chaos.sweep import OpenAttempt, Sweep
 
 _BRIEFLY_S = 2.0
 _LONG_S = 30.0  # hang_s is 13 s, and a node that is silent for 10 s is lost
+_SUSPENDED_S, _STALLED_S = 8.0, 18.0
 
 
 class Strike(NamedTuple):
@@ -85,7 +87,7 @@ def _strike_node(sweep: Sweep, fault: PlannedFault) -> Strike | None:
     _, nodes = found
     node = nodes[fault.choice // 7 % len(nodes)]
     hit = sweep.open_attempts([job for job, of_job in sweep.running_jobs() if node in of_job])
-    bed = sweep.bed
+    bed, target = sweep.bed, node
     match fault.kind:
         case "slurmd down briefly":
             bed("slurmd", node, "stop")
@@ -101,12 +103,24 @@ def _strike_node(sweep: Sweep, fault: PlannedFault) -> Strike | None:
             _give_up(bed, node)
             _bring_back(bed, node)
         case "cut link briefly" | "cut link for long":
-            bed("link", node, "--down")
-            sweep.settle(hit, _BRIEFLY_S if "briefly" in fault.kind else _LONG_S)
-            bed("link", node, "--up")
+            briefly = "briefly" in fault.kind
+            cut_s = _cut_link(bed, node, lambda: time.sleep(_BRIEFLY_S) if briefly else sweep.settle(hit, _LONG_S))
+            target = f"{node} for {cut_s:.1f} s"
     if "briefly" not in fault.kind:  # what a job begins while Slurm takes it for lost ends with it
         hit += [more for more in sweep.open_attempts([attempt.job for attempt in hit]) if more not in hit]
-    return Strike(node, hit, bool(hit))
+    return Strike(target, hit, bool(hit))
+
+
+def _cut_link(bed: Testbed, node: str, wait: Callable[[], None]) -> float:
+    """Cut a node's link while `wait` lasts, with one call for each end of the cut; return how long it was cut."""
+    port = ("ip", "-n", f"{bed.name}0", "link", "set", node)
+    subprocess.run([*port, "down"], check=True)
+    began = time.monotonic()
+    try:
+        wait()
+    finally:
+        subprocess.run([*port, "up"], check=True)
+    return time.monotonic() - began
 
 
 def _give_up(bed: Testbed, node: str) -> None:
@@ -128,6 +142,7 @@ def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | 
 
 _OF_A_JOB = {
     "requeue": ("scontrol", "requeue"),
+    "suspend": ("scontrol", "suspend"),
     "scancel": ("scancel",),
     "scancel with SIGKILL": ("scancel", "--signal=KILL"),
 }
@@ -135,12 +150,19 @@ _OF_A_JOB = {
 
 def _strike_job(sweep: Sweep, fault: PlannedFault) -> Strike | None:
     found = _wait_for_job(sweep, fault)
+    while found and fault.kind == "suspend" and not _is_stepping(sweep, found[0]):
+        time.sleep(0.2)
+        found = _wait_for_job(sweep, fault)
     if not found:
         return None
-    hit = sweep.open_attempts([found[0]])
+    hit, target = sweep.open_attempts([found[0]]), f"job {found[0]}"
     with contextlib.suppress(AssertionError):  # it has ended meanwhile
         sweep.bed.slurm(*_OF_A_JOB[fault.kind], found[0])
-    return Strike(f"job {found[0]}", hit, bool(hit))
+        if fault.kind == "suspend":
+            time.sleep(_SUSPENDED_S)
+            sweep.bed.slurm("scontrol", "resume", found[0])
+            target += f" for {_SUSPENDED_S:g} s"
+    return Strike(target, hit, bool(hit))
 
 
 def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
@@ -158,6 +180,10 @@ def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | Non
     hit, under_way = sweep.open_attempts(), sweep.command.poll() is None
     target = _MADE[fault.kind](sweep, disk)
     return Strike(target, hit, bool(hit) and (under_way or "sweep command" not in fault.kind))
+
+
+def _is_stepping(sweep: Sweep, job: str) -> bool:
+    return any(rank.job == job and is_stepping(rank) for rank in sweep.processes("rank"))
 
 
 def _stop_controller(sweep: Sweep, disk: Path) -> str:
@@ -182,6 +208,13 @@ def _fill_disk(sweep: Sweep, disk: Path) -> str:
     return "the disk with the results"
 
 
+def _stall_file_system(sweep: Sweep, disk: Path) -> str:
+    sweep.stall.touch()
+    time.sleep(_STALLED_S)
+    sweep.stall.unlink()
+    return f"the folder of the study for {_STALLED_S:g} s"
+
+
 def _resume_twice(sweep: Sweep, disk: Path) -> str:
     both = [sweep.start("resume", str(sweep.folder), "--json") for _ in range(2)]
     for command in both:
@@ -204,6 +237,7 @@ _MADE: dict[str, Callable[[Sweep, Path], str]] = {
     "controller stopped": _stop_controller,
     "controller killed": _kill_controller,
     "fill disk": _fill_disk,
+    "stall file system": _stall_file_system,
     "two resumes at once": _resume_twice,
     "kill the sweep command": _end_command(signal.SIGKILL),
     "interrupt the sweep command": _end_command(signal.SIGINT),

@@ -1,8 +1,10 @@
 """What must hold after whatever befell a sweep: outcomes that fit the fault, one answer per point, nothing left."""
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from bench import store
 from bench.record import Circumstance, OutcomeKind, RunRecord
@@ -13,6 +15,7 @@ from chaos.sweep import Sweep
 
 _FULL = r"No space|Errno 28|OSError 28|disk"
 _LOST = r"(closed its connection|not been heard of|put back into the queue)"
+_CUT = r"(not been heard of|has been silent for|left: it has not heard of)"
 EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill rank": {"error": r"was killed by SIGKILL"},
     "kill member agent": {"error": r"ended as FAILED", "node_failure": _LOST},
@@ -27,7 +30,9 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "controller stopped": {"ok": ""},
     "controller killed": {"ok": ""},
     "cut link briefly": {"ok": ""},
-    "cut link for long": {"node_failure": r"not been heard of", "comm_error": ""},
+    "cut link for long": {"node_failure": _CUT},
+    "stall file system": {"ok": ""},
+    "suspend": {"ok": ""},  # and its paused_s: has_struck
     "requeue": {"preempted": r"put back"},
     "scancel": {"cancelled": ""},
     "scancel with SIGKILL": {"cancelled": "", "error": r"ended as FAILED"},
@@ -43,6 +48,10 @@ _RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment
 
 _FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "comm_error")
 _ATTEMPTS = 3  # of its own failures that a point may have
+
+
+_END_S = 20.0
+_PAUSES = ("stop rank briefly", "suspend")
 
 
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
@@ -69,6 +78,16 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
         outcome = store.read_record(path).outcome
         if not judge(kind, outcome.kind, outcome.reason):
             yield f"{kind}: recorded {outcome.kind}: {outcome.reason}"
+        if kind in _PAUSES and made.in_time and outcome.kind == "ok" and not _find_pause_s(path):
+            yield f"{kind}: recorded ok, and no pause"
+
+
+def _find_pause_s(path: Path) -> float:
+    """Return how long a run was paused; its supervisor adds that to the record when all ranks have ended."""
+    until = time.monotonic() + _END_S
+    while not (paused_s := store.read_record(path).outcome.paused_s) and time.monotonic() < until:
+        time.sleep(0.5)
+    return paused_s
 
 
 def list_broken(sweep: Sweep) -> Iterator[str]:
@@ -91,9 +110,12 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
             yield f"{name} has no record"
             continue
         record = store.read_record(folder / store.RECORD)
-        finals[key] += record.outcome.final
-        answers[key] += record.outcome.kind == "ok"
-        failures[key] += record.outcome.kind in _FAILURES and not record.outcome.evidence.get("disk_full")
+        paused = bool(record.outcome.paused_s)  # which is no answer where it is ok, and no failure of its own elsewhere
+        finals[key] += record.outcome.final and not paused
+        answers[key] += record.outcome.kind == "ok" and not paused
+        failures[key] += (
+            record.outcome.kind in _FAILURES and not record.outcome.evidence.get("disk_full") and not paused
+        )
         yield from _list_foreign_hosts(sweep, name, record)
     for key, state in asked.items():
         used_up = failures[key] == _ATTEMPTS

@@ -13,7 +13,7 @@ ON_NODES = (
     "kill rank", "kill member agent", "kill coordinator", "kill fork server", "kill srun", "stop rank briefly",
     "stop rank for long", "slurmd down briefly", "slurmd down for long", "crash node", "controller stopped",
     "controller killed", "cut link briefly", "cut link for long", "requeue", "scancel", "scancel with SIGKILL",
-    "fill disk", "two resumes at once", "kill the sweep command",
+    "fill disk", "stall file system", "suspend", "two resumes at once", "kill the sweep command",
 )  # fmt: skip
 HERE = (
     "kill rank", "kill coordinator", "stop rank briefly", "stop rank for long", "fill disk", "two resumes at once",

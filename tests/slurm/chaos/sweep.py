@@ -20,7 +20,7 @@ from chaos.schedule import POINTS, Round
 PATIENCE_S = 240.0  # for a round to come to its end, and for an attempt to get its record
 _POLL_S = 0.5
 _POINT = ("launcher.hang_s=13", "launcher.startup_s=60")
-"""Each takes steps as long as its round says. A node that is silent for 10 s is lost before its ranks hang."""
+"""Each takes steps as long as its round says. A node that is silent for 10 s (QUICK) is lost before its ranks hang."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
 Found = TypeVar("Found")
@@ -40,6 +40,10 @@ class Sweep(Study):
         super().__init__(bed, results)
         self.planned, self.mark, self.asked = planned, f"{os.getpid()}-{planned.seed}", POINTS
         self._commands: list[subprocess.Popen[str]] = []
+        self.library, self.stall = results.parent / "stall.so", results.parent / f"stalled-{planned.seed}"
+        if not self.library.exists():
+            source = str(Path(__file__).with_name("stall.c"))
+            subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", self.library, source, "-ldl"], check=True)
         os.environ[MARK] = self.mark  # for what is started from here; our own is in no /proc
         self.command = self.begin()
 
@@ -50,7 +54,10 @@ class Sweep(Study):
     def begin(self) -> "subprocess.Popen[str]":
         """Start the command that asks for the points."""
         words = [word for word in QUICK if not (self.local and word.startswith(_OF_A_JOB))]
-        place = _LOCAL if self.local else (f"launcher.mode={self.planned.mode}", "launcher.throttle=2")
+        stalls = (
+            f"launcher.environment={{LD_PRELOAD: {self.library}, STALL_FILE: {self.stall}, STALL_PATH: {self.folder}}}"
+        )
+        place = _LOCAL if self.local else (f"launcher.mode={self.planned.mode}", "launcher.throttle=2", stalls)
         micro = ",".join(str(number + 1) for number in range(self.asked))
         window_s = self.planned.window_s
         window = (f"measure.window_s={window_s}", f"measure.max_s={window_s}")

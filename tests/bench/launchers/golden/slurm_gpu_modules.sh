@@ -1,4 +1,4 @@
-#!/usr/bin/env bash
+#!/bin/bash -l
 # paper-1121-a1b2c3, written by zeroscale. To submit it by hand: sbatch /shared/my_project/results/paper/jobs/paper-1121-a1b2c3/job.sh
 #SBATCH --job-name=paper-1121-a1b2c3
 #SBATCH --output=/shared/my_project/results/paper/jobs/paper-1121-a1b2c3/slurm-%j.log
@@ -25,9 +25,9 @@ set -euo pipefail
 set +u # modules, and the scripts that activate an environment, read variables that may not be set
 module load gcc/13.2
 module load cuda/12.8
+set -u
 export HF_HUB_OFFLINE=1
 export NCCL_IB_HCA=mlx5
-set -u
 
 exec srun --kill-on-bad-exit=1 --export=ALL --nodes=2 --ntasks-per-node=1 --cpus-per-task=128 --cpu-bind=none --gpu-bind=none \
     /shared/my_project/zeroscale/.venv/bin/python -P -m bench.allocation /shared/my_project/results/paper/jobs/paper-1121-a1b2c3

@@ -1,4 +1,4 @@
-#!/usr/bin/env bash
+#!/bin/bash -l
 # paper-1121-a1b2c3, written by zeroscale. To submit it by hand: sbatch /shared/my_project/results/paper/jobs/paper-1121-a1b2c3/job.sh
 #SBATCH --job-name=paper-1121-a1b2c3
 #SBATCH --output=/shared/my_project/results/paper/jobs/paper-1121-a1b2c3/slurm-%A_%a.log
