@@ -26,7 +26,9 @@ def taken(load: NodeLoad) -> float | None:
 
 def is_busy(observed: Observations, window_s: float) -> bool:
     """Whether background load, waits for memory or for input and output, a quota or another process on a device
-    mattered on any node during the window."""
+    mattered on any node during the window, or whether the record was marked so by a person afterwards."""
+    if observed.known_busy is not None:
+        return True
     for load in observed.load or ():
         if (taken(load) or 0.0) > BUSY_SHARE or (load.throttled_s or 0.0) > BUSY_SHARE * window_s:
             return True

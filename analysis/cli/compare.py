@@ -115,7 +115,9 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
     across = tuple(one for text in args.across for one in parse_across(text))
     if args.across and not across:
         raise UserError(f"--across {','.join(args.across)}", "names no field", "give one, such as versions.torch")
-    return ComparisonSetup(tuple(args.called or (str(args.a), str(args.b))), across, gate, args.paired)
+    called = tuple(args.called or (str(args.a), str(args.b)))
+    keep_disturbed = getattr(args, "keep_disturbed", False)  # of `ab`
+    return ComparisonSetup(called, across, gate, args.paired, keep_disturbed)
 
 
 def _allowed(args: argparse.Namespace) -> frozenset[str]:
