@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, alive
 
-from bench import store
+from bench import cli, store
 from bench.cli.ab import _list_small_overrides
 from bench.comparison import rounds, sides
 from bench.errors import UserError
@@ -210,6 +210,36 @@ def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
         kept = sorted(path.name for path in (tmp_path / "runs" / name / "id").iterdir())
         assert kept == ["0.0", "1.0", "2.0"], "repeat n of both sides is round n"
     assert len(list((tmp_path / "runs" / rounds.AGAIN).rglob("record.json"))) == 2 * (ran - 3)
+
+
+@pytest.mark.parametrize(("slower", "verdict", "code"), [(1.0, "PASS", 0), (1.1, "FAIL", 1)])
+def test_rounds_on_a_machine_that_is_always_busy_give_a_verdict_that_says_so(
+    slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Each round takes half as long again as the one before, which both of its sides share."""
+    plain = store.read_record(next(RECORDED.glob("*/*/record.json"))).model_dump(mode="json", by_alias=True)
+    plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
+    for side, by in (("one", 1.0), ("two", slower)):
+        python = tmp_path / side / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(SCRIPTED)
+        python.chmod(0o755)
+        for number in range(5):
+            scale = by * 1.5**number * (1.0, 1.004, 0.997)[(number + (side == "two")) % 3]
+            of = plain["observations"]["steps"]
+            timed = of | {"step_s": [scale * s for s in of["step_s"]], "window_s": scale * of["window_s"]}
+            observed = plain["observations"] | {"steps": timed}
+            record = plain | {"observations": observed, "circumstance": plain["circumstance"] | {"repeat": number}}
+            (python.parent / f"{number}.json").write_text(json.dumps(record))
+        for name in ("a-one", "b-two"):
+            (python.parent / name).write_text("".join(f"{number}\n" * 3 for number in range(5)))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["ab", "one", "two", "--results", "runs"]) == code
+    said = capsys.readouterr().out
+    assert f"{verdict}: gate (3 %, exact) " in said
+    assert said.count("5 of 5 rounds on a busy machine") == 2
+    assert "with busy runs only" not in said
 
 
 @pytest.mark.processes
