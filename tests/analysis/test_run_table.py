@@ -22,7 +22,7 @@ ISSUE = [
     "devices_per_node", "world_size", "micro", "accumulation", "global_batch", "encoder_length", "decoder_length",
     "encoder_tokens", "decoder_tokens", "padding_tokens",
     "evidence", "outcome", "sample_s", "step_s", "step_s_low", "step_s_high", "step_s_p95", "step_s_p99", "step_s_max",
-    "n_steps", "samples_per_s", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s",
+    "longest_step", "n_steps", "samples_per_s", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "effective_tokens_per_s",
     "encoder_tokens_per_s", "decoder_tokens_per_s",
     "padding_tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu", "hfu",
     "peak_allocated_bytes", "peak_allocated_spread_bytes", "peak_reserved_bytes", "init_peak_bytes", "resident_bytes",
