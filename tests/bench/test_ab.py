@@ -253,8 +253,9 @@ def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) ->
     changes = {change["name"]: change["b"][0] - change["a"][0] for change in line["changes"]}
     assert changes == {"all_reduce_calls": 1, "all_reduce_payload_bytes": 4000}
     records = [store.read_record(path) for path in store.find_records([tmp_path / "runs"])]
-    ran = Counter((r.circumstance.study[:1], (r.environment.git or {})["commit"]) for r in records if r.environment)
-    assert ran == {("a", git(checkout, "rev-parse", "sound")): 1, ("b", git(checkout, "rev-parse", "main")): 1}
+    ran = {(r.circumstance.study[:1], (r.environment.git or {})["commit"]) for r in records if r.environment}
+    assert ran == {("a", git(checkout, "rev-parse", "sound")), ("b", git(checkout, "rev-parse", "main"))}
+    assert len(records) in (2, 4, 6), "a round on a busy machine is measured again, twice at most"
     assert nothing_left(checkout)
 
 
