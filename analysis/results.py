@@ -56,11 +56,12 @@ class Results:
     _load: Callable[[Path], RunRecord]
     keeps_disturbed: bool = False
 
+    @functools.cached_property
     def with_disturbed(self) -> "Results":
-        """Return the same runs, with the times of those that carry a flag of `analysis.flags.DISTURBED` among the
-        numbers.
+        """The same runs, those that carry a flag of `analysis.flags.DISTURBED` among the numbers like all others.
 
-        For a paired comparison alone: background load during a round changes both of its sides.
+        For times only in a paired comparison, since background load during a round changes both of its sides. And for
+        counts that background load does not change, such as bytes moved.
         """
         return dataclasses.replace(self, keeps_disturbed=True)
 

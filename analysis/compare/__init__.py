@@ -70,7 +70,7 @@ class SetComparison(NamedTuple):
 def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
     """Compare two sets of results; UserError for what `across` cannot mean."""
     if question.paired and question.keep_disturbed:
-        a, b = a.with_disturbed(), b.with_disturbed()
+        a, b = a.with_disturbed, b.with_disturbed
     ours, theirs = list_configurations(a), list_configurations(b)
     found = pair_configurations(ours, theirs, question.across)
     judged = lines(a, b, found, question.gate, paired=question.paired)
