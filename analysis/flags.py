@@ -132,8 +132,8 @@ FLAGS = {
     "busy": Flag(
         f"shared its machine: background load or steal took more than {100 * BUSY_SHARE:g} % of a node's cores, or a "
         f"quota held the run back as much, or tasks waited for memory or for input and output in more than "
-        f"{100 * PRESSURE_SHARE:g} % of the window, or other processes had memory on a device; its times "
-        "count for nothing",
+        f"{100 * PRESSURE_SHARE:g} % of the window, or other processes had memory on a device, or "
+        "its record is marked `known_busy`; its times count for nothing",
         _busy,
     ),
     "paused": Flag(

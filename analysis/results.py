@@ -1,5 +1,6 @@
 """What was read and judged: the run table, and beside each of its rows what a table cannot hold."""
 
+import dataclasses
 import functools
 import json
 import logging
@@ -43,6 +44,8 @@ class Results:
     table       one row per run, in the order in which people look for them; `analysis.columns` documents its columns
     skipped     files that are no record, and why
     unfinished  attempts without a record
+    keeps_disturbed
+                whether the times of disturbed runs count like all others; see `with_disturbed`
     """
 
     table: pd.DataFrame
@@ -51,6 +54,16 @@ class Results:
     _rows: RecordRows
     _outcomes: Mapping[int, Outcome]  # by place, where it is not what the record says
     _load: Callable[[Path], RunRecord]
+    keeps_disturbed: bool = False
+
+    @functools.cached_property
+    def with_disturbed(self) -> "Results":
+        """The same runs, those that carry a flag of `analysis.flags.DISTURBED` among the numbers like all others.
+
+        For times only in a paired comparison, since background load during a round changes both of its sides. And for
+        counts that background load does not change, such as bytes moved.
+        """
+        return dataclasses.replace(self, keeps_disturbed=True)
 
     @functools.cached_property
     def traces(self) -> pd.DataFrame:
@@ -65,7 +78,7 @@ class Results:
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
         """One row per configuration, machine, environment class and kind of evidence (`analysis.summary`)."""
-        return summarise(self.table, describe_variants(self.specs))
+        return summarise(self.table, describe_variants(self.specs), keep_disturbed=self.keeps_disturbed)
 
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:
@@ -116,7 +129,7 @@ class Results:
 
     def is_disturbed(self, place: int) -> bool:
         """Whether the times of a run of the table count for nothing (`analysis.flags.DISTURBED`)."""
-        return place in self._disturbed
+        return not self.keeps_disturbed and place in self._disturbed
 
     def window(self, place: int) -> list[float]:
         """Return the timed steps of a run of the table, in seconds and in their order.
@@ -133,7 +146,7 @@ class Results:
 
     @functools.cached_property
     def _disturbed(self) -> frozenset[int]:
-        """The places in the table of runs whose times count for nothing."""
+        """The places in the table of runs with a flag of `analysis.flags.DISTURBED`."""
         flags = enumerate(self.table["flags"].tolist())
         return frozenset(place for place, raised in flags if not set(DISTURBED).isdisjoint(str(raised).split()))
 
@@ -170,7 +183,10 @@ class Results:
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for place, cells in enumerate(list_rows(self.table[[*KEY, *ANSWERING]])):
             groups.setdefault(tuple(cells[name] for name in KEY), []).append(cells | {"place": place})
-        return {key: [cells["place"] for cells in select_answering(rows)] for key, rows in groups.items()}
+        return {
+            key: [cells["place"] for cells in select_answering(rows, keep_disturbed=self.keeps_disturbed)]
+            for key, rows in groups.items()
+        }
 
 
 def read(paths: Iterable[str | Path], follow: Follow = lambda read, files: None) -> Results:

@@ -70,22 +70,29 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def summarise(table: pd.DataFrame, variants: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """Return the summary of a run table, in the order in which its configurations appear; `variants` by config_id."""
+def summarise(
+    table: pd.DataFrame, variants: Mapping[str, str] | None = None, *, keep_disturbed: bool = False
+) -> pd.DataFrame:
+    """Return the summary of a run table, in the order in which its configurations appear; `variants` by config_id.
+
+    With `keep_disturbed`, disturbed runs count like all others (`analysis.results.Results.with_disturbed`).
+    """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in list_rows(table):
         groups.setdefault(tuple(row[name] for name in KEY), []).append(row)
     known, what = variants or {}, [*_WHAT, *(name for name in LATER if name in table)]
-    rows = [_summarise_group(rows, what) | {"variant": known.get(rows[0]["config_id"], "")} for rows in groups.values()]
+    rows = [
+        _summarise_group(rows, what, keep_disturbed) | {"variant": known.get(rows[0]["config_id"], "")}
+        for rows in groups.values()
+    ]
     names = (*COLUMNS, *what[len(_WHAT) :], *(name for name in LEARNED if name in table))
     return build_typed_frame({name: [row[name] for row in rows] for name in names}, _KINDS)
 
 
-def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
-    answers = _select_last_attempts(rows)
-    good = _drop_disturbed([row for row in answers if _is_answering(row)])
+def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: bool) -> Row:
+    answers, good = _select_last_attempts(rows), select_answering(rows, keep_disturbed=keep_disturbed)
     allocations = _group_by_allocation(good)
-    timed = [] if any(map(is_disturbed, good)) else allocations
+    timed = [] if any(map(is_disturbed, good)) and not keep_disturbed else allocations
     known = (good or answers)[-1]
     return {
         **{name: rows[0][name] for name in (*KEY, *what)},
@@ -108,19 +115,17 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str]) -> Row:
     }
 
 
-def select_answering(rows: Sequence[Row]) -> list[Row]:
+def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> list[Row]:
     """Return those rows of the run table that the numbers of one configuration come from: of every repeat the last
-    attempt, if it ended ok and was a measurement at all. Disturbed runs are among them only where all are disturbed."""
-    return _drop_disturbed([row for row in _select_last_attempts(rows) if _is_answering(row)])
+    attempt, if it ended ok and was a measurement at all. Disturbed runs are among them only where all are disturbed,
+    or with `keep_disturbed`."""
+    good = [row for row in _select_last_attempts(rows) if _is_answering(row)]
+    return good if keep_disturbed else [row for row in good if not is_disturbed(row)] or good
 
 
 def is_disturbed(row: Row) -> bool:
     """Whether a run, or a row of the summary whose runs all are, has times that count for nothing."""
     return not set(DISTURBED).isdisjoint(row["flags"].split())
-
-
-def _drop_disturbed(good: Sequence[Row]) -> list[Row]:
-    return [row for row in good if not is_disturbed(row)] or list(good)
 
 
 def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:

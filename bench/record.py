@@ -365,6 +365,7 @@ class Observations(Frozen):
     link: Link | None = None
     load: tuple[NodeLoad, ...] | None = None  # by node
     device_use: tuple[DeviceUse, ...] | None = None  # by rank
+    known_busy: str | None = None  # how a person knows that the machine was busy, where no load was recorded
     energy_j: tuple[float | None, ...] = ()  # per device …
     energy_s: tuple[float | None, ...] | None = None  # … over so many seconds
     evaluations: tuple[Evaluation, ...] | None = None

@@ -255,7 +255,10 @@ class RunSpec(Frozen):
     # With as many target tokens in each micro-batch both are the same
     loss_mean: Literal["micro_batches", "tokens"] = "micro_batches"
     seed: int = Field(0, ge=0, lt=2**31)
-    measure: Annotated[SerializeAsAny[MeasureSpec], WrapValidator(_read_older_protocol)] = MeasureSpec()
+    measure: Annotated[
+        SerializeAsAny[MeasureSpec],
+        WrapValidator(_read_older_protocol, json_schema_input_type=MeasureSpec | AdaptiveMeasure),
+    ] = MeasureSpec()
 
     @property
     def world_size(self) -> int:

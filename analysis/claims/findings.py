@@ -141,7 +141,7 @@ def _list_values(row: Row, column: str, results: Results) -> Runs:
     """Return what a column of the run table says of the runs behind a row of the summary, by allocation. Background
     load changes how long ranks are idle, and not how many bytes they move."""
     found: Runs = {}
-    for place in results.behind(row) if column == "moved_bytes" else results.list_timed(row):
+    for place in results.with_disturbed.behind(row) if column == "moved_bytes" else results.list_timed(row):
         value = results.table[column].iloc[place]
         if not pd.isna(value) and value > 0:
             found.setdefault(results.allocation(place), []).append(float(value))

@@ -10,12 +10,12 @@ protocol, on the same machine, with the same versions. What differs is named and
 it is the question: a field of the spec (engine, engine.options.reduce_bucket_size, measure, …), machine,
 versions.torch, … or all below it.
 
-The gate says PASS, FAIL or INCONCLUSIVE, with exit code 0, 1 or 3. It fails where B is detectably slower (all
-configurations taken together wrong in at most 5 %) and by more than the gate; where each of its runs has a peak of
+The gate says PASS, FAIL or INCONCLUSIVE, with exit code 0, 1 or 3. It fails where the whole interval of B's slowdown
+lies above the gate (all configurations taken together wrong in at most 5 %); where each of its runs has a peak of
 memory higher than all of A's by more than that; where it failed and A ran; and where there is nothing to compare. It
 passes where a slowdown past the gate is excluded everywhere. Else it is inconclusive, as it is for configurations that
-are not comparable or missing in B, and for fewer than three runs of a side that carry no flag of a doubtful time: there
-are too few repeats to tell then, for two runs of the same differ by more than their steps show. The output says the
+are not comparable or missing in B, and for fewer than three runs of a side whose machine was not busy: there are too
+few repeats to tell then, for two runs of the same differ by more than their steps show. The output says the
 smallest slowdown that could have been seen, and how many repeats are missing. --strict fails in all these cases.
 """
 
@@ -115,7 +115,9 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
     across = tuple(one for text in args.across for one in parse_across(text))
     if args.across and not across:
         raise UserError(f"--across {','.join(args.across)}", "names no field", "give one, such as versions.torch")
-    return ComparisonSetup(tuple(args.called or (str(args.a), str(args.b))), across, gate, args.paired)
+    called = tuple(args.called or (str(args.a), str(args.b)))
+    keep_disturbed = getattr(args, "keep_disturbed", False)  # of `ab`
+    return ComparisonSetup(called, across, gate, args.paired, keep_disturbed)
 
 
 def _allowed(args: argparse.Namespace) -> frozenset[str]:

@@ -30,6 +30,7 @@ class ComparisonSetup(NamedTuple):
     across: tuple[VariedField, ...] = ()
     gate: Gate | None = None
     paired: bool = False  # repeat n of A and of B were made one after the other
+    keep_disturbed: bool = False  # of paired runs alone: busy ones count too, as `zeroscale ab` promises
 
 
 class SetComparison(NamedTuple):
@@ -68,6 +69,8 @@ class SetComparison(NamedTuple):
 
 def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
     """Compare two sets of results; UserError for what `across` cannot mean."""
+    if question.paired and question.keep_disturbed:
+        a, b = a.with_disturbed, b.with_disturbed
     ours, theirs = list_configurations(a), list_configurations(b)
     found = pair_configurations(ours, theirs, question.across)
     judged = lines(a, b, found, question.gate, paired=question.paired)

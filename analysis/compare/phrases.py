@@ -145,7 +145,7 @@ def left_out(compared: SetComparison) -> str:
         {
             "out of memory": sum("oom" in str(one.row["outcome"]) for one in sides),
             "failed otherwise": sum(not one.row["n"] and "oom" not in str(one.row["outcome"]) for one in sides),
-            "with busy runs only": sum(is_disturbed(one.row) for one in sides),
+            "with busy runs only": sum(one.row["step_s"] is None and is_disturbed(one.row) for one in sides),
             "without a partner": sum(line.status in ("only in A", "only in B") for _, line in compared.lines),
         }
     )

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         turns = rounds.order_runs(stages[-1], args.seed)
         chosen = argparse.Namespace(**vars(args) | {
             "a": results / a.name, "b": results / b.name, "called": (a.called, b.called), "across": across,
-            "exact": True, "paired": True, "looks": len(stages),
+            "exact": True, "paired": True, "keep_disturbed": True, "looks": len(stages),
         })  # fmt: skip
         busy = 0
         for done, until in zip([0, *stages], stages, strict=False):

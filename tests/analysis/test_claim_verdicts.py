@@ -25,7 +25,7 @@ DAY, NEXT_DAY = "2026-11-24T09:00:00+00:00", "2026-11-25T09:00:00+00:00"
 
 def window(seconds: float) -> Steps:
     """Steps of so many seconds, enough of them for a window that is not short."""
-    return steps((seconds,) * max(30, math.ceil(21 / seconds)))
+    return steps((seconds,) * max(30, math.ceil(61 / seconds)))
 
 
 def at(
@@ -280,7 +280,7 @@ def test_other_models_of_the_range_test_what_is_not_of_the_largest_alone() -> No
 
 def test_a_difference_that_repeats_do_not_bear_out_is_no_verdict() -> None:
     noisy = [
-        record.model_copy(update={"observations": record.observations.model_copy(update={"steps": steps((s,) * 30)})})
+        record.model_copy(update={"observations": record.observations.model_copy(update={"steps": window(s)})})
         for (engine, nodes), seconds in {("zero2", 1): (1, 2, 3), ("zero3", 1): (1, 2, 4), ("zero2", 2): (1, 2, 3),
                                          ("zero3", 2): (1, 2, 4)}.items()
         for record, s in zip(at(engine, nodes, 1.0), seconds, strict=True)

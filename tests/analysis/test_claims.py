@@ -9,7 +9,7 @@ from analysis.claims import ClaimFinding
 from analysis.claims.findings import as_table, find_findings
 from analysis.table import list_rows
 from bench.presets import read_engine_preset
-from bench.record import RunRecord
+from bench.record import NodeLoad, RunRecord
 from bench.spec import EngineSpec
 
 Runs = RunRecord | list[RunRecord]
@@ -240,6 +240,18 @@ def test_layered_accumulation_is_held_against_accumulation_with_sharded_states()
     assert told["L2"] == ("as in the study", [("zero3", "lga", "faster"), ("fsdp", "lga", "faster")])
     slower = verdicts(layout("zero3", 2, 1.0, moved=80), layout("lga", 2, 1.5, moved=10))
     assert slower["L1"][0] == "as in the study" and slower["L2"][0] == "not as in the study"
+
+
+def test_a_busy_run_tells_bytes_and_no_time() -> None:
+    """Background load changes how long a step takes, and not what it sends."""
+    quiet, busy = layout("zero3", 2, 4.0, moved=80), layout("lga", 2, 1.0, moved=10)
+    load = (NodeLoad(node=0, others_share=0.3),)
+    first = busy[0].observations
+    assert first
+    busy[0] = busy[0].model_copy(update={"observations": first.model_copy(update={"load": load})})
+    told = verdicts(quiet, busy)
+    assert told["L1"] == ("as in the study", [("zero3", "lga", "less")])
+    assert told["L2"] == ("cannot be told", [("zero3", "lga", "too few repeats to tell")])
 
 
 def test_a_modular_pipeline_is_held_against_a_plain_one_of_as_many_stages_by_how_long_ranks_are_idle() -> None:

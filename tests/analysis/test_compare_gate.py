@@ -13,7 +13,7 @@ from records import MIB, failed, memory, run, spec, steps
 from analysis import results
 from analysis.compare import ComparisonSetup, compare
 from analysis.compare.judging import Gate
-from analysis.compare.phrases import format_headline
+from analysis.compare.phrases import format_headline, list_remarks
 from analysis.stats import compare as stats
 from analysis.stats.compare import EQUAL, TOO_FEW
 from analysis.stats.detectable import missing, smallest
@@ -221,6 +221,24 @@ def test_busy_runs_decide_nothing(
     line = only(compared)
     assert (line.status, line.runs, compared.verdict) == (status, runs, "PASS" if busy == 1 else "INCONCLUSIVE")
     assert said in format_headline(compared)
+
+
+def test_busy_rounds_of_a_paired_comparison_decide_where_they_are_kept(tmp_path: Path) -> None:
+    """Every round of `ab` took half as long again as the one before it, next to background load, and B is 10 % slower.
+    The pairs of rounds show it; the same runs unpaired decide nothing, whatever is asked of them."""
+    load = ({"node": 0, "others_share": 0.3},)
+    ours, theirs = (timed(0.1 * by, [noise * 1.5**n for n, noise in enumerate(NOISE)], load=load) for by in (1.0, 1.1))
+    kept = against(tmp_path, ours, theirs, gate=Gate(0.03), paired=True, keep_disturbed=True)
+    line = only(kept)
+    assert line.comparison
+    assert (line.status, line.runs, line.comparison.ratio) == ("slower", (5, 5), pytest.approx(1.1))
+    assert kept.verdict == "FAIL"
+    assert "busy" not in format_headline(kept)
+    assert "busy" in list_remarks(line)[-1].split()
+    for paired, keep_disturbed in ((True, False), (False, False), (False, True)):
+        dropped = against(tmp_path, ours, theirs, gate=Gate(0.03), paired=paired, keep_disturbed=keep_disturbed)
+        assert (only(dropped).comparison, dropped.verdict) == (None, "INCONCLUSIVE")
+        assert "2 with busy runs only" in format_headline(dropped)
 
 
 def test_unsteady_runs_decide_like_others(tmp_path: Path) -> None:

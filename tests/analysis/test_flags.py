@@ -40,6 +40,7 @@ def test_a_good_run_carries_none() -> None:
         ("busy", {"steps": steps(STEADY), "load": ({"node": 0, "throttled_s": 6.1},)}),  # of 120 s
         ("busy", {"steps": steps(STEADY), "load": ({"node": 0, "memory_pressure_share": 0.051},)}),
         ("busy", {"steps": steps(STEADY), "load": ({"node": 0, "io_pressure_share": 0.051},)}),
+        ("busy", {"steps": steps(STEADY), "known_busy": "measured next to a build"}),
         ("busy", {"steps": steps(STEADY), "device_use": ({"rank": 1, "other_processes": 1},)}),
         ("dirty", {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": True}}}),
     ],

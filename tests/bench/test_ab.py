@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, alive
 
-from bench import store
+from bench import cli, store
 from bench.cli.ab import _list_small_overrides
 from bench.comparison import rounds, sides
 from bench.errors import UserError
@@ -212,6 +212,36 @@ def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
     assert len(list((tmp_path / "runs" / rounds.AGAIN).rglob("record.json"))) == 2 * (ran - 3)
 
 
+@pytest.mark.parametrize(("slower", "verdict", "code"), [(1.0, "PASS", 0), (1.1, "FAIL", 1)])
+def test_rounds_on_a_machine_that_is_always_busy_give_a_verdict_that_says_so(
+    slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Each round takes half as long again as the one before, which both of its sides share."""
+    plain = store.read_record(next(RECORDED.glob("*/*/record.json"))).model_dump(mode="json", by_alias=True)
+    plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
+    for side, by in (("one", 1.0), ("two", slower)):
+        python = tmp_path / side / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(SCRIPTED)
+        python.chmod(0o755)
+        for number in range(5):
+            scale = by * 1.5**number * (1.0, 1.004, 0.997)[(number + (side == "two")) % 3]
+            of = plain["observations"]["steps"]
+            timed = of | {"step_s": [scale * s for s in of["step_s"]], "window_s": scale * of["window_s"]}
+            observed = plain["observations"] | {"steps": timed}
+            record = plain | {"observations": observed, "circumstance": plain["circumstance"] | {"repeat": number}}
+            (python.parent / f"{number}.json").write_text(json.dumps(record))
+        for name in ("a-one", "b-two"):
+            (python.parent / name).write_text("".join(f"{number}\n" * 3 for number in range(5)))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["ab", "one", "two", "--results", "runs"]) == code
+    said = capsys.readouterr().out
+    assert f"{verdict}: gate (3 %, exact) " in said
+    assert said.count("5 of 5 rounds on a busy machine") == 2
+    assert "with busy runs only" not in said
+
+
 @pytest.mark.processes
 def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) -> None:
     words = ["sound", "main", *QUICK, *SMALL, "--rounds", "1", "--results", str(tmp_path / "runs"), "--format", "json"]
@@ -223,8 +253,9 @@ def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) ->
     changes = {change["name"]: change["b"][0] - change["a"][0] for change in line["changes"]}
     assert changes == {"all_reduce_calls": 1, "all_reduce_payload_bytes": 4000}
     records = [store.read_record(path) for path in store.find_records([tmp_path / "runs"])]
-    ran = Counter((r.circumstance.study[:1], (r.environment.git or {})["commit"]) for r in records if r.environment)
-    assert ran == {("a", git(checkout, "rev-parse", "sound")): 1, ("b", git(checkout, "rev-parse", "main")): 1}
+    ran = {(r.circumstance.study[:1], (r.environment.git or {})["commit"]) for r in records if r.environment}
+    assert ran == {("a", git(checkout, "rev-parse", "sound")), ("b", git(checkout, "rev-parse", "main"))}
+    assert len(records) in (2, 4, 6), "a round on a busy machine is measured again, twice at most"
     assert nothing_left(checkout)
 
 

@@ -337,6 +337,6 @@ def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
 
 
 def test_a_study_of_the_older_protocol_is_read() -> None:
-    study = compose.read_study(str(Path(__file__).parents[1] / "data/studies/weak.yaml"))
+    study = compose.read_study(str(Path(__file__).parents[1] / "data/studies/step_time.yaml"))
     [protocol] = {point.composed.spec.measure for point in compose.compose_points(study, []).points}
-    assert (protocol.window_s, protocol.min_steps, protocol.max_s) == (1.0, 10, 5.0)
+    assert (protocol.window_s, protocol.min_steps, protocol.max_s) == (2.0, 16, 9.0)
