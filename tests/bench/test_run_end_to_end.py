@@ -147,6 +147,7 @@ def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) 
         "study": "adhoc",
         "outcomes": {"ok": 2},
         "skipped": 0,
+        "unanswered": 0,
         "folder": str(tmp_path / "adhoc"),
     }
     again = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, env=one_thread)

@@ -246,7 +246,7 @@ def test_what_a_cluster_takes_is_known_and_what_it_refuses_told(
 ) -> None:
     other_testbed.up("--nodes", "1", "--max-array-size", "10", "--max-time", "90", "--min-job-age-s", "3")
     monkeypatch.setenv("SLURM_CONF", str(other_testbed.folder / "slurm.conf"))
-    assert limits(Options()) == limits(Options(partition="main")) == (10, None, 90, 1, None)
+    assert limits(Options()) == limits(Options(partition="main")) == (10, None, 90, 1, None, None)
     with pytest.raises(UserError, match="Invalid job array specification"):
         start(job("too_many", 0, devices_per_node=1, tasks=11))
     with pytest.raises(UserError, match="invalid partition specified: nowhere"):

@@ -22,11 +22,13 @@
 #SBATCH --mail-type=FAIL
 
 set -euo pipefail
+export HF_HUB_OFFLINE=1
+export NCCL_IB_HCA=mlx5
 set +u # modules, and the scripts that activate an environment, read variables that may not be set
 module load gcc/13.2
 module load cuda/12.8
 set -u
-export HF_HUB_OFFLINE=1
+export HF_HUB_OFFLINE=1 # again: a module may have changed them
 export NCCL_IB_HCA=mlx5
 
 exec srun --kill-on-bad-exit=1 --export=ALL --nodes=2 --ntasks-per-node=1 --cpus-per-task=128 --cpu-bind=none --gpu-bind=none \
