@@ -35,6 +35,7 @@ _IMPORTING = ("PYTHONSAFEPATH", "LD_PRELOAD", "PYTHONHASHSEED", "PYTHONWARNINGS"
 _MESSAGE_BYTES, _DESCRIPTORS, _ABOVE = 64, 32, 512
 _libc = ctypes.CDLL(None)
 _RealPopen = subprocess.Popen
+_environment = dict(os.environ)  # of a server, whichever test is the first to need it
 
 _servers: dict[str | None, "Server"] = {}
 """Those of this process, by PYTHONPATH."""
@@ -140,7 +141,7 @@ def _find_server(path: str | None) -> Server:
     """Return the server of this process that imports from `path`; the first call starts it."""
     if path not in _servers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        own = {name: value for name, value in _environment.items() if name != "PYTHONPATH"}
         with theirs:
             started = _RealPopen(
                 [sys.executable, "-P", str(Path(__file__).resolve()), str(theirs.fileno())],

@@ -15,10 +15,12 @@ REQUIRE = "ZEROSCALE_REQUIRE_SLURM"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder schedules real processes."""
+    """Every test of this folder schedules real processes. What is left of them is found by the environment that they
+    were started with, which a forked process does not have."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.processes)
+            item.add_marker(pytest.mark.cold)
 
 
 def _missing() -> str | None:
