@@ -39,7 +39,7 @@ def spec(
             "attention": "eager" if model == "eager" else "sdpa",
         },
         "engine": {"name": options.pop("name"), "backend": options.pop("backend"), "options": options},
-        "data": {"name": "test", "source": "test"},
+        "data": {"name": "synthetic", "source": "synthetic"},
         "batch": {"micro": MICRO, "accumulation": 4},
         "devices_per_node": pipeline * data * tensor,
         "objective": "span_corruption" if encodes else "causal_lm",
