@@ -55,6 +55,13 @@ def spec(
     return RunSpec.model_validate(plain | fields)
 
 
+def pad(job: RunSpec, loss_mean: str = "tokens") -> RunSpec:
+    """Return a spec with data that pad, so that the number of target tokens varies."""
+    data = {"name": "text", "source": "text", "options": {"packing": False}}
+    plain = job.model_dump(mode="json", by_alias=True)
+    return RunSpec.model_validate(plain | {"data": data, "loss_mean": loss_mean})
+
+
 def parts_of(job: RunSpec) -> tuple[Part, ...]:
     network, cut = models.build_network(job.model), engines.facts(job).cut
     assert network and cut
