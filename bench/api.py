@@ -360,13 +360,14 @@ def rehearsal(
     *,
     rank: int = 0,
     shapes_only: bool = False,
+    study: str = "rehearsals",
     config_dir: Folder | None = None,
 ) -> "SingleRun":
     """Return the rehearsal of one rank of a job that may be larger than this machine, checked; with `shapes_only` the
-    rank may be larger too."""
+    rank may be larger too. `study` is the folder of its results."""
     from bench.sweep.planning import single
 
-    return single.plan_rehearsal(overrides, rank, _convert_path(config_dir), shapes_only=shapes_only)
+    return single.plan_rehearsal(overrides, rank, _convert_path(config_dir), shapes_only=shapes_only, study=study)
 
 
 def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":

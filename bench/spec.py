@@ -26,7 +26,8 @@ from bench.point_fields import select
 
 DEFAULTS_VERSION = 2
 """Version of the defaults below. `config_id` leaves defaults out, so none of them changes within a version. Version 1
-had the protocol of `AdaptiveMeasure`, and a spec that still has it keeps its config_id."""
+had the protocol of `AdaptiveMeasure` and a loss that is a mean of micro-batches. A spec that still has this protocol
+is read with the defaults of version 1, and keeps its config_id."""
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
@@ -253,12 +254,17 @@ class RunSpec(Frozen):
     learning: LearningSpec = LearningSpec()
     # what a step's loss is a mean of: all its target tokens, or its micro-batches, each the mean of its own tokens.
     # With as many target tokens in each micro-batch both are the same
-    loss_mean: Literal["micro_batches", "tokens"] = "micro_batches"
+    loss_mean: Literal["tokens", "micro_batches"] = "tokens"
     seed: int = Field(0, ge=0, lt=2**31)
     measure: Annotated[
         SerializeAsAny[MeasureSpec],
         WrapValidator(_read_older_protocol, json_schema_input_type=MeasureSpec | AdaptiveMeasure),
     ] = MeasureSpec()
+
+    @property
+    def is_version_1(self) -> bool:
+        """Whether the spec is that of a record before version 3, and has the defaults of that time."""
+        return isinstance(self.measure, AdaptiveMeasure)
 
     @property
     def world_size(self) -> int:
@@ -307,6 +313,18 @@ class RunSpec(Frozen):
         missing = f"objective={objective} comes without sequence"
         _rule("sequence" in plain, missing, "give the tokens per sample by kind")
         return plain
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_version_1(cls, plain: Any) -> Any:
+        """Add the default of version 1 to a spec with the protocol of version 1."""
+        if not isinstance(plain, Mapping) or "loss_mean" in plain:
+            return plain
+        measure = plain.get("measure")
+        is_older = isinstance(measure, AdaptiveMeasure) or (
+            isinstance(measure, Mapping) and not measure.keys().isdisjoint(ADAPTIVE_KEYS)
+        )
+        return {**plain, "loss_mean": _LOSS_MEAN_1} if is_older else plain
 
     @model_validator(mode="after")
     def _known_sequence(self) -> Self:
@@ -369,7 +387,7 @@ class RunSpec(Frozen):
     @model_validator(mode="after")
     def _measure_to_the_end(self) -> Self:
         """Make a training its own window, whatever the protocol says: all its steps after the fewest of a warm-up."""
-        if self.learning.end_tokens is not None and not isinstance(self.measure, AdaptiveMeasure):
+        if self.learning.end_tokens is not None and not self.is_version_1:
             steps = self.count_steps(self.learning.end_tokens)
             warm = max(1, min(self.measure.warmup_steps, steps - 1))
             window = {"warmup_steps": warm, "min_steps": max(1, steps - warm), "gpu_warmup_s": 0.0, "window_s": 0.0}
@@ -384,9 +402,10 @@ _LATER: dict[str, Any] = {
     "objective": OBJECTIVE,
     "parallel": Parallel(),
     "learning": LearningSpec(),
-    "loss_mean": "micro_batches",
 }
 """Fields that came after the first records, with the value that all of those had."""
+_LOSS_MEAN_1 = "micro_batches"
+"""`loss_mean` of all records before version 3, which did not write it down."""
 
 
 def canonical(spec: RunSpec) -> str:
@@ -396,10 +415,14 @@ def canonical(spec: RunSpec) -> str:
         plain["sequence"] = {kind: length for kind, length in spec.sequence.items() if LENGTHS.get(kind) != length}
     if not plain.get("measure", True):  # of an older protocol, all by its defaults
         del plain["measure"]
+    if spec.is_version_1:
+        plain |= {"loss_mean": spec.loss_mean}
+        if spec.loss_mean == _LOSS_MEAN_1:
+            del plain["loss_mean"]
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
 
 def config_id(spec: RunSpec) -> str:
     """Return the short name under which all runs of `spec` are found: 10 hexadecimal digits."""
-    version = 1 if isinstance(spec.measure, AdaptiveMeasure) else DEFAULTS_VERSION
+    version = 1 if spec.is_version_1 else DEFAULTS_VERSION
     return hashlib.sha256(f"{version}{canonical(spec)}".encode()).hexdigest()[:10]

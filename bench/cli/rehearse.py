@@ -15,21 +15,33 @@ from pathlib import Path
 
 from bench import api, terminal
 from bench.cli import common_arguments, options
+from bench.errors import UserError
 from bench.record import RunRecord
+from bench.sweep import definition
+
+STUDY = "rehearsals"
+"""A folder of their own: a sweep would count a rehearsal as the run of its point."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
     shown = "which rank, default 0; some engines allow no other"
     parser.add_argument("--rank", type=int, default=0, metavar="R", help=shown)
+    folder = "folder of the results; default: %(default)s"
+    parser.add_argument("--study", default=STUDY, metavar="NAME", help=folder)
     less = "compute nothing: memory is counted, and not used; for a rank larger than this machine"
     parser.add_argument("--shapes-only", action="store_true", help=less)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if the rehearsal ended `ok`."""
-    made = api.rehearsal(args.overrides, rank=args.rank, shapes_only=args.shapes_only, config_dir=args.config_dir)
+    made = api.rehearsal(
+        args.overrides, rank=args.rank, shapes_only=args.shapes_only, study=args.study, config_dir=args.config_dir
+    )
     line, ranks = common_arguments.format_line(made.composed), made.composed.spec.world_size
+    if any((args.results / args.study / definition.FOLDER).glob("*.json")):
+        rule = "is the folder of a sweep, which would count the rehearsal as a run"
+        raise UserError(f"--study {args.study}", rule, "choose another name")
     if args.dry_run:
         print(common_arguments.format_json(made.composed) if args.json else line)
         return 0

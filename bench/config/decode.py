@@ -131,10 +131,10 @@ def check_rank(composed: Request, device: str | None) -> None:
     engines.check_layout(spec)
     if (cut := engines.facts(spec).cut) is not None:
         cut(spec, models.get_network(spec.model))
-    if spec.loss_mean == "tokens" and not engines.facts(spec).divides_by_tokens:
-        rule = f"engine {spec.engine.name} divides the loss of a step by micro-batches alone"
-        raise UserError("loss_mean=tokens", rule, "set loss_mean=micro_batches, or choose another engine, such as ddp")
     source.check(decode_cached(source.Options, spec.data.options), spec)
+    if objectives.weighs_targets(spec) and not engines.facts(spec).divides_by_tokens:
+        rule = f"engine {spec.engine.name} does not count target tokens, whose number in data={spec.data.name} varies"
+        raise UserError("loss_mean=tokens", rule, "set loss_mean=micro_batches, or choose another engine, such as ddp")
     if spec.learning.tokens is not None:
         _check_learning(spec)
 

@@ -4,6 +4,7 @@
 `check(options, spec)`            raises UserError for what this source cannot give
 `micro_batches(spec, data_rank)`  an endless iterator of `MicroBatch` on the host, through torch's DataLoader
 `describe(spec)`                  plain facts for the record (corpus hash, tokenizer …)
+`has_fixed_targets(spec)`         optional: whether every sample has the same number of target tokens; absent is no
 
 A source that a model can be trained on to an end holds a part back to evaluate on (`bench.plugins.HeldOutDataPlugin`).
 

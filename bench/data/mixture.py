@@ -71,6 +71,11 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def has_fixed_targets(spec: RunSpec) -> bool:
+    """Whether every sample has the same number of target tokens; all texts are cut by the same rules."""
+    return text.has_fixed_targets(spec)
+
+
 def _prepare(spec: RunSpec) -> dict[str, PreparedText]:
     options = Options(**spec.data.options)
     prepared = {}

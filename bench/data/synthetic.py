@@ -50,6 +50,11 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     return {"source": "synthetic", "vocabulary": vocabulary(spec)}
 
 
+def has_fixed_targets(spec: RunSpec) -> bool:
+    """Return True: every sample is full."""
+    return True
+
+
 @dataclass(frozen=True)
 class RandomTokens:
     """An endless stream of samples, tokens uniform over the vocabulary without pad and EOS."""

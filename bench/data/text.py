@@ -110,6 +110,13 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     return facts
 
 
+def has_fixed_targets(spec: RunSpec) -> bool:
+    """Whether every sample has the same number of target tokens: pieces of one length, whose number of hidden tokens
+    and spans follows from that length. Packed documents with positions of their own have targets by document."""
+    kinds = objectives.load(spec.objective).KINDS
+    return bool(spec.data.options.get("packing", True)) and not any(kind.positions for kind in kinds)
+
+
 def describe_corpus(prepared: PreparedText) -> dict[str, Any]:
     """Return what a record says of a corpus: its hash, its size, the samples that it makes."""
     import numpy as np

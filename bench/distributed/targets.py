@@ -33,12 +33,11 @@ def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator
     To divide by all target tokens their number has to be known before the first backward: all micro-batches are taken
     at once then, and their number is added over the ranks. Else each is taken when it is needed. Collective.
     """
-    objective = objectives.load(spec.objective)
-    if spec.loss_mean == "micro_batches" or objective.REDUCTION != "mean":
+    if not objectives.weighs_targets(spec):
         yield from (WeightedBatch(batch, None) for batch in micro_batches)
         return
-    batches = list(micro_batches)
-    counts = torch.stack([count_targets(objective.KINDS, batch) for batch in batches]).double()
+    batches, kinds = list(micro_batches), objectives.load(spec.objective).KINDS
+    counts = torch.stack([count_targets(kinds, batch) for batch in batches]).double()
     total = counts.sum()
     dist.all_reduce(total)  # over the ranks of each copy of the model too, which have the same samples
     weights = (counts * (len(batches) * dist.get_world_size()) / total).float()

@@ -5,7 +5,7 @@ The contract of such a file is `bench.plugins.ObjectivePlugin`. It imports no to
 
 from bench import plugins
 from bench.plugins import ObjectivePlugin
-from bench.spec import OBJECTIVE
+from bench.spec import OBJECTIVE, RunSpec
 
 CAUSAL = "causal_lm"
 """What a decoder-only model learns where nobody says it."""
@@ -25,6 +25,15 @@ def usual(kinds: tuple[str, ...]) -> str | None:
 def list_matching(kinds: tuple[str, ...]) -> list[str]:
     """Return the names of the objectives whose samples hold tokens of just these kinds."""
     return [name for name, _ in plugins.list_usable(plugins.OBJECTIVE) if list_kinds(name) == kinds]
+
+
+def weighs_targets(spec: RunSpec) -> bool:
+    """Whether the loss of a step depends on the number of target tokens of each micro-batch. It does not where a data
+    source has the same number in every sample: the mean over tokens is then the mean over micro-batches."""
+    if spec.loss_mean == "micro_batches" or load(spec.objective).REDUCTION != "mean":
+        return False
+    has_fixed_targets = getattr(plugins.load(plugins.DATA, spec.data.source), "has_fixed_targets", None)
+    return has_fixed_targets is None or not has_fixed_targets(spec)
 
 
 def list_kinds(objective: str) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 import functools
 
-from bench import engines
-from bench.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts
+from bench import engines, objectives
+from bench.engine_costs import EngineMemory, EngineStep, ModelSizes, PipelineCosts, Transfer
 from bench.errors import NoPrediction
 from bench.predict.workload import get_network
 from bench.spec import Device, RunSpec
@@ -26,14 +26,26 @@ def predict_engine_step(spec: RunSpec, device: Device) -> EngineStep:
     said = engines.facts(spec).step
     if said is None:
         raise _build_error(spec, "what it adds to a step")
-    return said(spec, get_model_sizes(get_network(spec)), device)
+    return _add_target_count(said(spec, get_model_sizes(get_network(spec)), device), spec)
 
 
 def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) -> PipelineCosts | None:
     """Return the engine's part of the costs by place, of a model that is cut into stages; None where none is. UserError
     for what the engine cannot predict."""
     said = engines.facts(spec).pipeline
-    return said(spec, get_network(spec), device, rehearsed) if said else None
+    if said is None:
+        return None
+    costs = said(spec, get_network(spec), device, rehearsed)
+    places = (place._replace(step=_add_target_count(place.step, spec)) for place in costs.places)
+    return costs._replace(places=tuple(places))
+
+
+def _add_target_count(step: EngineStep, spec: RunSpec) -> EngineStep:
+    """Add the sum of target tokens over all ranks, one fp64 number before the passes, where a step needs it."""
+    if spec.world_size == 1 or not objectives.weighs_targets(spec):
+        return step
+    counted = Transfer("all_reduce", "forward", 8, 1, 1, False, spec.world_size)
+    return step._replace(transfers=[*step.transfers, counted])
 
 
 def _build_error(spec: RunSpec, what: str) -> NoPrediction:

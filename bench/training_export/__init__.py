@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from bench import engines
+from bench import engines, objectives
 from bench.errors import UserError
 from bench.models.t5.shape import NAMES, Shape
 from bench.plugins import StandaloneLauncherPlugin
@@ -103,6 +103,9 @@ def _build_config(spec: RunSpec) -> dict[str, Any]:
     if spec.model.loss_chunk_tokens:
         rule = "transformers computes its loss whole, so it cannot be handed over"
         raise UserError(f"model.loss_chunk_tokens={spec.model.loss_chunk_tokens}", rule, "leave it out")
+    if objectives.weighs_targets(spec):
+        rule = f"the script averages over micro-batches, and their target tokens vary with data={spec.data.name}"
+        raise UserError("loss_mean=tokens", rule, "set loss_mean=micro_batches, or data=synthetic")
     return config(spec)
 
 

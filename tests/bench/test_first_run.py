@@ -1,6 +1,7 @@
 """What the first command of a new user does: it takes the devices that are there, and refuses the others at once."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from started_runs import PATIENCE_S, Command
 
 from analysis import flags
 from bench import store
-from bench.cli import main
+from bench.cli import answer_text, main
 from bench.config import compose
 from bench.errors import UserError
 from bench.measure import environment
@@ -202,3 +203,21 @@ def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_p
     assert lines[-1].split("  #")[0].split() == ["zeroscale", "report", str(tmp_path / "adhoc"), "--out",
                                                  "results/reports/adhoc"]  # fmt: skip
     assert "precision=fp32" in errors and "precision=fp32" in record.circumstance.overrides
+
+
+def test_the_next_command_repeats_the_folders_and_the_study_and_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "my conf"
+    (own / "model").mkdir(parents=True)
+    (own / "model" / "mine.yaml").write_text(Path("conf/model/tiny.yaml").read_text())
+    given = ["--config-dir", str(own), "--study", "mine", "--results", str(tmp_path / "my results")]
+    record = next(record for record in map(store.read_record, store.find_records([Path("tests/data/runs/smoke")]))
+                  if record.spec.engine.name == "zero1" and record.outcome.kind == "ok")  # fmt: skip
+    folder = tmp_path / "my results" / "mine" / "point" / "0.0"
+    lines = answer_text.format_answer(record, folder, ["model=mine", "engine=zero1"], given)
+    [line] = [line for line in lines if line.startswith("next:")]
+    program, *words = shlex.split(line.removeprefix("next:"), comments=True)
+    assert (program, words) == ("zeroscale", ["run", "engine=ddp", "model=mine", *given])
+    assert main([*words, "machine=cpu", "--dry-run"]) == 0
+    assert "ddp" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli, store
+from bench import api, cli, store
 from bench.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
@@ -170,6 +170,28 @@ def test_what_cannot_be_rehearsed_is_said_before_anything_starts(
     assert cli.main(asked) == 2
     assert capsys.readouterr().err.startswith(f"zeroscale: {told}")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_study_names_the_folder_of_the_results_as_for_a_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["model=tiny", "devices_per_node=8"]
+    assert api.rehearsal(words, study="mine").requested.circumstance.study == "mine"
+    assert api.rehearsal(words).requested.circumstance.study == "rehearsals"
+    asked = ["rehearse", *words, "--dry-run", "--results", str(tmp_path), "--study"]
+    assert cli.main([*asked, "mine"]) == 0
+    assert cli.main([*asked, "no/name"]) == 2
+    assert capsys.readouterr().err.startswith("zeroscale: --study no/name: a name is made of letters")
+
+
+def test_the_folder_of_a_sweep_is_refused_because_it_would_count_the_rehearsal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "swept" / "sweeps").mkdir(parents=True)
+    (tmp_path / "swept" / "sweeps" / "1.json").write_text("{}")
+    asked = ["rehearse", "model=tiny", "devices_per_node=8", "--dry-run", "--results", str(tmp_path)]
+    assert cli.main([*asked, "--study", "swept"]) == 2
+    assert capsys.readouterr().err.startswith("zeroscale: --study swept: is the folder of a sweep")
 
 
 def test_a_dry_run_speaks_to_programs_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,17 @@ def test_a_spec_of_an_older_protocol_keeps_its_id_and_its_json() -> None:
     assert config_id(spec()) != config_id(old), "a window of a fixed length is another measurement"
 
 
+def test_a_spec_of_an_older_protocol_has_the_loss_of_its_time() -> None:
+    """All recorded runs averaged over micro-batches, and did not say so."""
+    old = spec(measure=OLD_PROTOCOL)
+    assert (old.loss_mean, spec().loss_mean) == ("micro_batches", "tokens")
+    assert RunSpec.model_validate_json(old.model_dump_json(by_alias=True)) == old
+    written = spec(measure=OLD_PROTOCOL, loss_mean="micro_batches")
+    assert written == old and config_id(written) == config_id(old)
+    other = spec(measure=OLD_PROTOCOL, loss_mean="tokens")
+    assert config_id(other) != config_id(old) and json.loads(canonical(other))["loss_mean"] == "tokens"
+
+
 def test_a_mistake_in_the_protocol_is_named_as_it_was_written() -> None:
     with pytest.raises(UserError, match=r"^measure\.block_steps=0: "):
         decode_model(RunSpec, spec().model_dump(by_alias=True) | {"measure": {"block_steps": 0}})

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from bench import objectives
 from bench.distributed.executor import Neighbours, ScheduleExecutor
 from bench.distributed.flat import DividedParameters, DividedUpdate, GatheredParameters, WholeParameters
 from bench.distributed.occupancy import SENDS_PER_RANK
@@ -122,7 +123,7 @@ class PipelineEngine:
     def run_passes(self, micro_batches: Iterable[dict[str, Tensor]]) -> list[Tensor]:
         """Make the passes of a step, and no update; return the loss of each micro-batch where the last stage is here.
         Gradients are added to those that the parameters have."""
-        if self._spec.loss_mean == "micro_batches":
+        if not objectives.weighs_targets(self._spec):
             return self._executor.run(micro_batches)  # each is taken when a pass needs it
         # Before the first pass: ranks would wait for each other's number of targets in the middle of the schedule.
         weighed = list(weigh(micro_batches, self._spec))

@@ -20,9 +20,6 @@ from bench.sweep.definition import RequestedRun
 from bench.sweep.planning import present, target
 from bench.sweep.planning.overrides import GivenOverrides, format_overrides
 
-REHEARSALS = "rehearsals"
-"""A folder of their own: a sweep must not take one for the answer to its point."""
-
 
 class SingleRun(NamedTuple):
     """One run, checked and ready to start."""
@@ -48,11 +45,17 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
 
 
 def plan_rehearsal(
-    overrides: GivenOverrides, rank: int, config_dir: Path | None, *, shapes_only: bool = False
+    overrides: GivenOverrides,
+    rank: int,
+    config_dir: Path | None,
+    *,
+    shapes_only: bool = False,
+    study: str,
 ) -> SingleRun:
     """Return the rehearsal of one rank; UserError for one that cannot be rehearsed here."""
     composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)
     _check_rehearsed(composed, rank)
+    _check_name(study)
     device = target.find_predicted_device(composed)
     check_rank(composed, device)
     if launchers.load(composed.launcher).QUEUES:
@@ -62,7 +65,7 @@ def plan_rehearsal(
     else:
         _check_room(composed, device)
     rehearsed = {"rehearsed_rank": rank, "shapes_only": shapes_only}
-    return SingleRun(composed, _build_request(composed, REHEARSALS, format_overrides(overrides), **rehearsed), [])
+    return SingleRun(composed, _build_request(composed, study, format_overrides(overrides), **rehearsed), [])
 
 
 def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **rehearsed: Any) -> RequestedRun:

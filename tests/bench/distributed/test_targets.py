@@ -1,18 +1,23 @@
 """The loss of a step divided by its target tokens is that of all its samples at once, however they are divided."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed
 
-from bench.distributed.targets import weigh
+from bench import data, objectives
+from bench.distributed.targets import count_targets, weigh
 from bench.engines.ddp.engine import build as build_ddp
+from bench.measure.collectives import CollectiveCounter
 from bench.models.t5 import build as t5
 from bench.spec import RunSpec, config_id
 
 SAMPLES = 8
+PADDED = {"name": "text", "source": "text", "options": {"packing": False}}
+SYNTHETIC = {"name": "synthetic", "source": "synthetic"}
 OPTIONS = {"bucket_cap_mb": 25, "gradient_as_bucket_view": True, "static_graph": False}
 
 
@@ -29,7 +34,7 @@ def spec(micro: int, **more: Any) -> RunSpec:
              "gated": True, "activation": "gelu_new", "separate_head": True}  # fmt: skip
     return RunSpec.model_validate({
         "model": {"name": "test", "shape": shape}, "engine": {"name": "ddp", "backend": "ddp", "options": OPTIONS},
-        "data": {"name": "test", "source": "test"}, "batch": {"micro": micro, "accumulation": SAMPLES // micro},
+        "data": PADDED, "batch": {"micro": micro, "accumulation": SAMPLES // micro},
         "sequence": {"encoder": 12, "decoder": 6}, "precision": "fp32",
         "optimizer": {"lr": 1e-3, "gradient_clipping": 0.5}, **more,
     })  # fmt: skip
@@ -61,22 +66,49 @@ def train(of: RunSpec, *, padded: bool = True) -> list[float]:
 @pytest.mark.parametrize("micro", [1, 2, 4])
 def test_losses_and_norms_do_not_depend_on_micro_batches(micro: int) -> None:
     whole = train(spec(SAMPLES))  # in one micro-batch, torch's own mean over all target tokens
-    assert train(spec(micro, loss_mean="tokens")) == pytest.approx(whole, rel=2e-6)
-    assert train(spec(micro)) != pytest.approx(whole, rel=1e-3), "a mean of means is another step"
+    assert train(spec(micro)) == pytest.approx(whole, rel=2e-6)
+    means = train(spec(micro, loss_mean="micro_batches"))
+    assert means != pytest.approx(whole, rel=1e-3), "a mean of means is another step"
 
 
 def test_with_as_many_targets_everywhere_both_means_are_the_same_to_rounding() -> None:
-    plain = train(spec(2), padded=False)
-    assert train(spec(2, loss_mean="tokens"), padded=False) == pytest.approx(plain, rel=2e-6)
+    means = train(spec(2, loss_mean="micro_batches"), padded=False)
+    assert train(spec(2), padded=False) == pytest.approx(means, rel=2e-6)
 
 
-def test_a_mean_of_micro_batches_takes_none_ahead() -> None:
-    taken = iter(micro_batches(spec(1), 0))
-    next(weigh(taken, spec(1)))
-    assert len(list(taken)) == SAMPLES - 1
+@pytest.mark.parametrize("fields", [{"loss_mean": "micro_batches"}, {"data": SYNTHETIC}])
+def test_a_step_that_needs_no_count_takes_no_micro_batch_ahead_and_adds_no_collective(fields: dict[str, Any]) -> None:
+    counted, taken = spec(1, **fields), iter(micro_batches(spec(1), 0))
+    with CollectiveCounter(wait=lambda: None) as counter:
+        next(weigh(taken, counted))
+    assert len(list(taken)) == SAMPLES - 1 and not counter.calls
 
 
-def test_it_is_part_of_the_identity_and_what_earlier_runs_had_is_left_out() -> None:
-    usual, tokens = spec(2), spec(2, loss_mean="tokens")
-    assert "loss_mean" not in usual.model_dump() and tokens.model_dump()["loss_mean"] == "tokens"
-    assert config_id(usual) == config_id(spec(2, loss_mean="micro_batches")) != config_id(tokens)
+def test_a_step_with_padding_sums_one_number_over_the_ranks() -> None:
+    with CollectiveCounter(wait=lambda: None) as counter:
+        list(weigh(micro_batches(spec(1), 0), spec(1)))
+    assert (counter.calls, counter.payload_bytes) == ({"all_reduce": 1}, {"all_reduce": 8})
+
+
+@pytest.mark.parametrize(("objective", "sequence"), [
+    ("span_corruption", {"encoder": 40, "decoder": 12}), ("span_corruption", {"encoder": 12, "decoder": 40}),
+    ("causal_lm", {"tokens": 32}), ("causal_lm_documents", {"tokens": 32}),
+])  # fmt: skip
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_source_that_claims_a_fixed_number_of_targets_has_one(
+    objective: str, sequence: dict[str, int], packing: bool
+) -> None:
+    model = {"name": "test", "shape": {**spec(1).model.shape, "vocab": 512}}
+    text = {"name": "text", "source": "text", "options": {"packing": packing, "tokenizer": "byt5"}}
+    read = spec(2, objective=objective, sequence=sequence, data=text, model=model)
+    is_claimed = not objectives.weighs_targets(read)
+    assert is_claimed == (packing and objective != "causal_lm_documents")
+    kinds, batches = objectives.load(objective).KINDS, islice(data.load("text").micro_batches(read, 0), 40)
+    counts = {int(count_targets(kinds, batch.tensors)) for batch in batches}
+    assert len(counts) == 1 or not is_claimed, counts
+
+
+def test_it_is_part_of_the_identity() -> None:
+    tokens, means = spec(2), spec(2, loss_mean="micro_batches")
+    assert (tokens.model_dump()["loss_mean"], means.model_dump()["loss_mean"]) == ("tokens", "micro_batches")
+    assert config_id(tokens) != config_id(means)

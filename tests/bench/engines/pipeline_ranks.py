@@ -16,7 +16,7 @@ from engine_ranks import copy_whole_weights
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from bench import engines, models
+from bench import engines, models, objectives
 from bench.distributed.slices import find_slice
 from bench.distributed.stages import RankStages, build_stages
 from bench.engines.deepspeed.engine import ZeroEngine
@@ -129,6 +129,8 @@ def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]
         inputs, *targets = (tokens(length) for length in spec.sequence.values())
         batch = {"input_ids": inputs, "labels": targets[0] if targets else inputs.clone()}
         batch["labels"][0, -2:] = -100
+        if objectives.weighs_targets(spec):  # another number of target tokens in every micro-batch of a rank
+            batch["labels"][-1, 2 + (micro_step + 2 * data + step) % 4 :] = -100
         if spec.model.name == "masked":
             batch["attention_mask"] = torch.ones_like(inputs)
             batch["attention_mask"][0, -3:] = 0

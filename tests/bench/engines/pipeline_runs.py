@@ -11,7 +11,7 @@ import torch
 from pipeline_ranks import STEPS, micro_batches
 from torch import Tensor
 
-from bench import models
+from bench import models, objectives
 from bench.distributed.slices import Slice
 from bench.engines.precision import on_device
 from bench.spec import RunSpec
@@ -52,16 +52,16 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
     losses, norms = list[float](), list[float]()
     for step in range(STEPS):
         batches = [batch for data in range(job.data_parallel) for batch in micro_batches(job, step, data)]
-        found = []
-        for batch in batches:
+        found, shares = [], compute_shares(job, batches)
+        for batch, share in zip(batches, shares, strict=True):
             loss = module(**batch).loss
-            (loss / len(batches)).backward()
-            found.append(float(loss.detach()))
+            (loss * share).backward()
+            found.append(float(loss.detach()) * share)
         for master, parameter in zip(masters, named.values(), strict=True):
             assert parameter.grad is not None
             master.grad, parameter.grad = parameter.grad.float(), None
         norms.append(float(torch.nn.utils.clip_grad_norm_(masters, options.gradient_clipping)))
-        losses.append(sum(found) / len(found))
+        losses.append(sum(found))
         adamw.step()
         with torch.no_grad():
             for master, parameter in zip(masters, named.values(), strict=True):
@@ -69,6 +69,16 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
     assert min(norms) > options.gradient_clipping, f"a step is not clipped: {norms}"
     weights = {name: parameter.detach().clone() for name, parameter in named.items()}
     return {"begun": begun, "losses": losses, "norms": norms, "weights": weights}
+
+
+def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float]:
+    """Return how much each micro-batch's mean loss counts in that of the step: alike, or by its target tokens."""
+    if not objectives.weighs_targets(job):
+        return [1 / len(batches)] * len(batches)
+    first = int("decoder" not in job.sequence)  # nothing predicts the first token of a decoder-only model
+    counts = [int((batch["labels"][:, first:] >= 0).sum()) for batch in batches]
+    assert len(set(counts)) > 1
+    return [count / sum(counts) for count in counts]
 
 
 def average_losses(ranks: Ranks) -> list[float]:

@@ -39,7 +39,7 @@ def spec(
             "attention": "eager" if model == "eager" else "sdpa",
         },
         "engine": {"name": options.pop("name"), "backend": options.pop("backend"), "options": options},
-        "data": {"name": "test", "source": "test"},
+        "data": {"name": "synthetic", "source": "synthetic"},
         "batch": {"micro": MICRO, "accumulation": 4},
         "devices_per_node": pipeline * data * tensor,
         "objective": "span_corruption" if encodes else "causal_lm",
@@ -53,6 +53,13 @@ def spec(
         "optimizer": {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "gradient_clipping": CLIPPING},
     }  # fmt: skip
     return RunSpec.model_validate(plain | fields)
+
+
+def pad(job: RunSpec, loss_mean: str = "tokens") -> RunSpec:
+    """Return a spec with data that pad, so that the number of target tokens varies."""
+    data = {"name": "text", "source": "text", "options": {"packing": False}}
+    plain = job.model_dump(mode="json", by_alias=True)
+    return RunSpec.model_validate(plain | {"data": data, "loss_mean": loss_mean})
 
 
 def parts_of(job: RunSpec) -> tuple[Part, ...]:

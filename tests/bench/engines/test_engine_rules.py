@@ -38,7 +38,7 @@ def check(
     spec = RunSpec.model_validate({
         "model": {"name": "test", "shape": {}},
         "engine": {"name": engine, "backend": backend, "options": options},
-        "data": {"name": "test", "source": "test"},
+        "data": {"name": "synthetic", "source": "synthetic"},
         "batch": {"micro": 1, "accumulation": 2},
         "devices_per_node": 4,
         **fields,

@@ -42,7 +42,7 @@ def spec(engine: str, precision: str = "fp32", more: dict[str, Any] | None = Non
     plain = {
         "model": {"name": "test", "shape": SHAPE},
         "engine": {"name": options.pop("name"), "backend": options.pop("backend"), "options": options},
-        "data": {"name": "test", "source": "test"},
+        "data": {"name": "synthetic", "source": "synthetic"},
         "batch": {"micro": 2, "accumulation": 2},
         "devices_per_node": RANKS,
         "sequence": {"encoder": 12, "decoder": 6},

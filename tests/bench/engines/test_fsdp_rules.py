@@ -24,7 +24,7 @@ def spec(options: dict[str, Any], **fields: Any) -> RunSpec:
     plain = {
         "model": {"name": "test", "shape": {}},
         "engine": {"name": "fsdp", "backend": "fsdp", "options": WRITTEN_OUT | options},
-        "data": {"name": "test", "source": "test"},
+        "data": {"name": "synthetic", "source": "synthetic"},
         "batch": {"micro": 1},
         "nodes": 2,
         "devices_per_node": 4,

@@ -24,7 +24,7 @@ def preset(name: str, **fields: Any) -> RunSpec:
     given = {
         "model": {"name": "test", "shape": {}},
         "engine": {"name": name, "backend": backend, "options": options},
-        "data": {"name": "test", "source": "test"},
+        "data": {"name": "synthetic", "source": "synthetic"},
         "batch": {"micro": 4, "accumulation": 3},
         "nodes": 2,
         "devices_per_node": 4,

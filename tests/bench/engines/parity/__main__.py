@@ -58,7 +58,7 @@ def print_differences(case: Case, ranks: Ranks) -> bool:
 def format_case(case: Case) -> str:
     """Return a case in words."""
     engine = case.engine if case.engine != "pipeline" else f"pipeline ({case.placement}, {case.sharding})"
-    return f"{engine}, {case.copies} copies, slices: {case.slices}, {case.family}, {case.precision}"
+    return f"{engine}, {case.copies} copies, slices: {case.slices}, {case.family}, {case.precision}, {case.samples}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline_specs import SHAPES, spec
+from pipeline_specs import SHAPES, pad, spec
 
 from bench.spec import RunSpec
 
@@ -32,6 +32,7 @@ class Case(NamedTuple):
     sharding: str
     family: str
     precision: str
+    samples: str
 
     @property
     def ranks(self) -> int:
@@ -51,17 +52,18 @@ class Case(NamedTuple):
     def build_spec(self) -> RunSpec:
         schedule, pipeline, stages = PLACEMENTS[self.placement]
         tensor, by_tokens = SLICES[self.slices]
-        return spec(
+        made = spec(
             self.family, schedule, pipeline, stages, self.copies, tensor, by_tokens, self.sharding, self.engine,
             precision=self.precision,
         )  # fmt: skip
+        return pad(made) if self.samples == "padded" else made
 
 
 def list_cases() -> list[Case]:
     """Return all that are possible."""
     fields = (
         ("pipeline", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"), PLACEMENTS, (1, 2, 4), SLICES,
-        ("zero1", "zero3"), SHAPES, ("fp32", "bf16"),
+        ("zero1", "zero3"), SHAPES, ("fp32", "bf16"), ("full", "padded"),
     )  # fmt: skip
     return [case for values in itertools.product(*fields) if (case := Case(*values)).is_possible]
 

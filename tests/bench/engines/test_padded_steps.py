@@ -1,0 +1,75 @@
+"""A step of padded samples trains as in one process whose loss is a mean over all target tokens: real ranks over gloo,
+with another number of target tokens in every micro-batch."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_runs import Ranks, compare_to_one_process, run_jobs
+from pipeline_specs import pad
+from pipeline_specs import spec as build_spec
+
+from bench.predict.engine import predict_engine_step, predict_pipeline
+from bench.spec import RunSpec
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+
+def padded(*fields: Any, loss_mean: str = "tokens", **more: Any) -> RunSpec:
+    """A spec of pipeline_specs.py whose data pad."""
+    return pad(build_spec(*fields, **more), loss_mean)
+
+
+FEW = {
+    "ddp": padded("t5", "", 1, data=2, preset="ddp"),
+    "zero2": padded("gpt", "", 1, data=2, preset="zero2"),
+    "pipeline": padded("t5", "1f1b", 2),
+    "pipeline, mean of micro-batches": padded("t5", "1f1b", 2, loss_mean="micro_batches"),
+}
+ALL = {
+    **{name: padded("t5", "", 1, data=4, preset=name) for name in ("ddp", "zero0", "zero1", "zero3", "fsdp")},
+    "layered": padded("t5", "breadth_first", 1, 8, data=2),
+    "layered, divided": padded("gpt", "breadth_first", 1, 6, data=2, sharding="zero3"),
+    "interleaved, two copies": padded("gpt", "interleaved", 2, 2, data=2),
+    "breadth-first, documents": padded("documents", "breadth_first", 2, 2, data=2),
+    "sliced": padded("t5", "1f1b", 1, tensor=2),
+    "sliced by tokens in a pipeline of copies": padded("gpt", "1f1b", 2, data=2, tensor=2, by_tokens=True),
+}
+
+
+def check(jobs: dict[str, RunSpec], seen: dict[str, Ranks]) -> None:
+    """Compare losses, norms and weights with one process, and the collectives of a whole model with predicted ones."""
+    for label, job in jobs.items():
+        near = 1e-6 if job.parallel.tensor == 1 else 1e-5
+        losses, norms, weights, unequal = compare_to_one_process(job, seen[label])
+        assert (losses < near, norms < 1e-5, weights < 1e-5, unequal) == (True, True, True, []), (label, losses, norms)
+        if job.engine.backend == "ddp":
+            calls, payload = Counter[str](), Counter[str]()
+            for transfer in predict_engine_step(job, "cpu").transfers:
+                calls[transfer.kind] += transfer.calls * transfer.passes
+                payload[transfer.kind] += transfer.payload_bytes * transfer.passes
+            for rank in seen[label]:
+                assert rank["traffic"] == {kind: (calls[kind], payload[kind]) for kind in calls}, label
+
+
+def test_a_padded_step_is_that_of_one_process_in_a_few_engines(tmp_path: Path) -> None:
+    seen = run_jobs(FEW, tmp_path)
+    check(FEW, seen)
+    tokens, means = (seen[label] for label in ("pipeline", "pipeline, mean of micro-batches"))
+    assert tokens[0]["norms"] != pytest.approx(means[0]["norms"], rel=1e-4), "a mean of means is another step"
+    for one, other in zip(tokens, means, strict=True):
+        calls, payload = other["traffic"]["all_reduce"]
+        assert one["traffic"] == other["traffic"] | {"all_reduce": (calls + 1, payload + 8)}
+    with_count, without = (
+        predict_pipeline(FEW[label], "cpu") for label in ("pipeline", "pipeline, mean of micro-batches")
+    )
+    assert with_count and without
+    for place, plain in zip(with_count.places, without.places, strict=True):
+        [added] = [transfer for transfer in place.step.transfers if transfer not in plain.step.transfers]
+        assert (added.kind, added.calls, added.payload_bytes, added.ranks) == ("all_reduce", 1, 8, 2)
+
+
+@pytest.mark.thorough
+def test_a_padded_step_is_that_of_one_process_in_all_engines_and_schedules(tmp_path: Path) -> None:
+    check(ALL, run_jobs(ALL, tmp_path))
