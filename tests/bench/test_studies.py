@@ -152,10 +152,11 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
 
 
 def test_the_smoke_study_still_asks_for_what_was_recorded() -> None:
-    """The recorded windows ended by what their steps showed: all but the protocol is as it was."""
+    """The recorded windows ended by what their steps showed, and the loss was a mean of means: all else is as it was."""
     recorded = [store.read_record(path) for path in SMOKE_RECORDS.glob("*/*/record.json")]
     [protocol] = {record.spec.measure for record in recorded}
-    asked = [point.composed.spec.model_copy(update={"measure": protocol}) for point in points_of("smoke").points]
+    before = {"measure": protocol, "loss_mean": "micro_batches"}
+    asked = [point.composed.spec.model_copy(update=before) for point in points_of("smoke").points]
     assert {config_id(spec) for spec in asked} == {record.config_id for record in recorded}
 
 
