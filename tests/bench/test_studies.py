@@ -152,7 +152,7 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
 
 
 def test_the_smoke_study_still_asks_for_what_was_recorded() -> None:
-    """The recorded windows ended by what their steps showed, and the loss was a mean of means: all else is as it was."""
+    """The recorded runs had windows that looked at their steps, and a mean of means as loss; all else is the same."""
     recorded = [store.read_record(path) for path in SMOKE_RECORDS.glob("*/*/record.json")]
     [protocol] = {record.spec.measure for record in recorded}
     before = {"measure": protocol, "loss_mean": "micro_batches"}

@@ -25,7 +25,7 @@ def test_predictions_are_within_three_percent_of_rehearsals() -> None:
 def test_every_case_was_rehearsed_as_it_is_composed() -> None:
     """Where this fails, what a case asks has changed: rehearse it anew (`bench.prediction_inputs`)."""
     specs = ([run.spec for run in REHEARSED], [build_spec(case) for case in list_cases()])
-    # A rehearsal measures memory. The number of steps and, for synthetic samples, the mean of the loss do not change it.
+    # Neither the number of steps nor, for synthetic samples, the mean of the loss changes the memory of a rehearsal.
     same = {"measure": MeasureSpec(), "loss_mean": "tokens"}
     rehearsed, composed = ([canonical(one.model_copy(update=same)) for one in of] for of in specs)
     assert rehearsed == composed
