@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from analysis.charts.looks import number_looks
 from analysis.formats.effects import format_effect
-from analysis.formats.numbers import format_significant
+from analysis.formats.numbers import format_ratio_change, format_significant
 from analysis.questions import describe_choice, name_question
 from analysis.scaling.best import Best
 from analysis.scaling.ranking import Rival
+from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row
 
 MOST_PANELS, MOST_MARKS = 6, 6
@@ -19,13 +20,15 @@ _LEAST, _FURTHEST, _LEFT = 0.05, 1.0, -0.25  # how far the axis reaches: at leas
 
 class AnswerMark(NamedTuple):
     """A configuration: `extra` is the part by which it takes longer per sample than the fastest, with the `ends` of its
-    interval where one is known; `words` say the same with what is known of it."""
+    interval where one is known; `words` say the same with what is known of it. A mark is `indicative` if either side
+    has too few repeats for a verdict: it has no interval, since that of the steps says nothing about other runs."""
 
     label: str
     look: int
     extra: float
     ends: tuple[float, float] | None
     words: str
+    indicative: bool = False
 
 
 class AnswerPanel(NamedTuple):
@@ -69,7 +72,8 @@ def _describe(shown: int, decided: int, high: float) -> str:
     some = f" The {shown} of {decided} questions with the most rivals." if decided > shown else ""
     return (
         "Time per sample beyond that of the fastest, of each engine the fastest configuration. Bars are intervals of "
-        f"the difference; without one, none is known. The axis ends at {100 * high:+.0f} %.{some}"
+        "the difference; without one, none is known. Hollow or pale: indicative, by too few runs for a verdict. The "
+        f"axis ends at {100 * high:+.0f} %.{some}"
     )
 
 
@@ -94,6 +98,9 @@ def _build_mark(row: Row, rival: Rival | None, looks: dict[str, int]) -> AnswerM
     label, look = describe_choice(row), looks[row["engine"]]
     if rival is None:
         return AnswerMark(label, look, 0.0, None, f"the fastest: {format_significant(row['sample_s'], 3)} s per sample")
+    if rival.verdict == TOO_FEW:
+        words = f"indicative, fewer than {LEAST_RUNS} runs a side: {format_ratio_change(rival.comparison.ratio)}"
+        return AnswerMark(label, look, rival.comparison.ratio - 1, None, words, indicative=True)
     known = rival.comparison.interval
     ends = (known.low - 1, known.high - 1) if known else None
     return AnswerMark(

@@ -17,6 +17,7 @@ class GlanceMark(NamedTuple):
     at: float
     begins: float
     width: float
+    indicative: bool
 
 
 class GlancePanel(NamedTuple):
@@ -40,7 +41,8 @@ def _render_mark(chart: AnswerChart, mark: AnswerMark) -> GlanceMark:
     begins, ends = (_compute_percent(chart, end) for end in mark.ends or (mark.extra, mark.extra))
     sign = SYMBOLS[choose_symbol(mark.look)]
     at = _compute_percent(chart, mark.extra)
-    return GlanceMark(mark.label, mark.words, choose_colour(mark.look), sign, at, begins, round(ends - begins, 2))
+    width = round(ends - begins, 2)
+    return GlanceMark(mark.label, mark.words, choose_colour(mark.look), sign, at, begins, width, mark.indicative)
 
 
 def _compute_percent(chart: AnswerChart, extra: float) -> float:

@@ -38,6 +38,14 @@ def test_every_engine_stands_as_far_out_as_it_takes_longer() -> None:
     assert second.words.startswith("slower: +2")
 
 
+def test_what_ran_fewer_than_three_times_is_indicative_and_has_no_interval() -> None:
+    (panel,) = build(*one("ddp", [1.0, 1.0]), *one("zero1", [1.5, 1.5])).panels
+    _, rival = panel.marks
+    assert rival.indicative and rival.ends is None
+    assert rival.words.replace("\u00a0", " ") == "indicative, fewer than 3 runs a side: +50 %"
+    assert not any(mark.indicative for mark in build(*RIVALS).panels[0].marks)
+
+
 def test_places_are_in_proportion_and_what_is_beyond_lies_at_the_edge() -> None:
     chart = build(*RIVALS)
     assert (chart.low, chart.high) == (pytest.approx(-0.02), 1.0), "three times as long is beyond the axis"
