@@ -201,7 +201,7 @@ def has_run_out(row: Row) -> bool:
 
 
 def _name_failure(claim: Claim, before: Row, after: Row) -> Effect:
-    """Return the effect of a comparison without a test: which of the two never ran, for want of memory."""
+    """Return the effect of a comparison without a test: which of the two ran out of memory and never ended a run."""
     if claim.quantity == "sample_s" and has_run_out(before) and after["n"]:
         return "first out of memory"
     return "second out of memory" if claim.quantity == "sample_s" and has_run_out(after) and before["n"] else "unknown"

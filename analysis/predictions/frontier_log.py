@@ -37,7 +37,7 @@ PREDICTED = (
 )
 LOG = (
     "The step of the same run (`results/published/frontier_log.csv`), by the same rates as above. It is excluded from "
-    "every error and interval, for the reason that stands beside it."
+    "every error and interval, for the reason stated with it."
 )
 EXCLUDED = (
     "the log's step of {step:g} s: by Megatron's count of FLOPs it asks {rate:.0f} TFLOP/s of a die, more than the "

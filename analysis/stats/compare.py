@@ -114,14 +114,6 @@ def judge_interval(interval: Interval) -> Verdict:
     return EQUAL if interval.low > 1 / (1 + INTEREST) and interval.high < 1 + INTEREST else NOT_DETECTED
 
 
-def relevant_verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Verdict]:
-    """Return the same where only differences of INTEREST count: two sides that are shown to differ by less are equal,
-    whether or not a difference was detected."""
-    equal = iter(are_equal(comparisons, level))
-    found = verdicts(comparisons, level)
-    return [EQUAL if one.decides and next(equal) else verdict for one, verdict in zip(comparisons, found, strict=True)]
-
-
 def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[bool]:
     """Return of each comparison that decides whether its sides are shown to differ by less than INTEREST."""
     known = [one for one in comparisons if one.decides]

@@ -1,7 +1,7 @@
 """Successive halving: every training begins short, and the best of those that came as far go on from their checkpoints.
 
 Asynchronous (ASHA; Li et al., arXiv 1810.05934): a training is promoted as soon as it stands among the best 1/`factor`
-of its rung, so that nobody waits for a round to end. Once nothing is left to begin, the best of the highest rung goes
+of its rung, so that no trial waits for a round to end. Once nothing is left to begin, the best of the highest rung goes
 on until one training has come to its end. With several `brackets` some trainings begin longer (Hyperband; Li
 et al., arXiv 1603.06560), for what is slow to show what it is worth.
 """

@@ -12,8 +12,8 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Axes(NamedTuple):
-    """What is tried. None: micro-batches are powers of two, the numbers in their middles, and the largest that fits;
-    accumulations double up to the largest global batch, and without one there is none."""
+    """Limits of the candidates. None: micro-batches are powers of two, the numbers in their middles, and the largest
+    that fits; accumulations double up to the largest global batch, and without such a batch there is none."""
 
     nodes: tuple[int, ...] = NODES
     checkpointing: tuple[bool, ...] = (False, True)

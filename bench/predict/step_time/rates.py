@@ -144,7 +144,7 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
 
 def _find_sustained(machine: Machine, precision: Precision, device: Device) -> float:
     """Return the rate in TFLOP/s that large products keep up. A file that says nothing but the best product is taken
-    at its word, and so is a best product below the sustained rate, which somebody has set lower."""
+    as stated, and so is a best product below the sustained rate, which a user's machine file may have."""
     sustained, burst = machine.sustained_tflops.get(precision), machine.matmul_ceiling_tflops.get(precision)
     if known := [rate for rate in (sustained, burst) if rate]:
         return min(known)
