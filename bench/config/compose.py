@@ -220,9 +220,9 @@ def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any
 
 _OLD_KEYS = {
     "min_s": ("is called measure.window_s", "window_s"),
-    "max_steps": ("ends no window any more; measure.window_s and measure.min_steps say how long it is", None),
-    "width": ("ends no window any more; measure.window_s says how long it is, and repeats how sure", None),
-    "warmup_max_steps": ("ends no warm-up any more; measure.warmup_steps and measure.gpu_warmup_s do", None),
+    "max_steps": ("no longer used; set measure.window_s and measure.min_steps", None),
+    "width": ("no longer used; set measure.window_s, and repeats for precision", None),
+    "warmup_max_steps": ("no longer used; set measure.warmup_steps and measure.gpu_warmup_s", None),
 }
 """Keys of the protocol before version 3 of a record: what has become of each, and the key that replaced it."""
 
