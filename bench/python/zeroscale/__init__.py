@@ -39,6 +39,6 @@ from bench.api import (
 
 __all__ = [
     "MeasuredStudy", "Progress", "Status", "Study", "UserError", "advise", "cancel", "describe_columns", "load",
-    "measure", "open_study", "plan", "plan_search", "point", "predict", "prepare", "rehearsal", "rehearse", "resume", "run",
-    "search", "search_verdict", "status", "submit", "unreadable",
+    "measure", "open_study", "plan", "plan_search", "point", "predict", "prepare", "rehearsal", "rehearse", "resume",
+    "run", "search", "search_verdict", "status", "submit", "unreadable",
 ]  # fmt: skip
