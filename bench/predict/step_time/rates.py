@@ -117,8 +117,8 @@ def find_lacking(machine: Machine, precision: Precision) -> str | None:
 
 @lru_cache(maxsize=64)  # points of a sweep share it
 def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
-    """Return what `machine` (as JSON, which can be cached by) does per second; UserError where it is not known. A
-    calibration on the machine replaces what is known of the class of software."""
+    """Return the rates of the machine in `machine_json` (JSON, so that calls are cached); UserError for an unknown rate.
+    A calibration on the machine replaces what is known of the class of software."""
     machine = Machine.model_validate_json(machine_json)
     if missing := find_lacking(machine, precision):
         rule = f"machine={machine.name} does not say {missing}"
