@@ -11,7 +11,6 @@ not sure stands before its range, from the best case to the worst.
 
 import argparse
 import contextlib
-import importlib
 import json
 import math
 import shlex
@@ -96,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_format_lines(one, args.storage) for one in found))
     if args.page:
-        answer = _build_answer(found, args.storage, _format_command(args))
-        # By its name, for nothing here knows the analysis.
-        page = importlib.import_module("analysis.answer_pages.prediction_page").render_prediction_page(found, answer)
+        from analysis.answer_pages.prediction_page import render_prediction_page
+
+        page = render_prediction_page(found, _build_answer(found, args.storage, _format_command(args)))
         pages.write(args.page, page, quiet=args.json)
     return 0
 
