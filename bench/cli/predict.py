@@ -23,7 +23,7 @@ from bench.cli import common_arguments, options, pages
 from bench.errors import NoPrediction
 from bench.formatting import describe_point, format_count, format_interval
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
-from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, host
+from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
 from bench.predict.step_time import StepTime
 from bench.predict.workload import format_class, get_network
 from bench.stacks import count_parameters
@@ -166,7 +166,7 @@ def _parse_rate(text: str) -> float:
 
 
 def _format_host(one: Prediction) -> str:
-    return host.format_host_memory(
+    return format_host_memory(
         one.host(), one.point.composed.spec.devices_per_node, one.point.composed.machine.host_memory_bytes
     )
 
