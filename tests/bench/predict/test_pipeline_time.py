@@ -7,9 +7,8 @@ import pytest
 
 from bench import engines, models
 from bench.config import compose
-from bench.distributed.occupancy import list_moments
 from bench.distributed.schedule import PipelineSize, ScheduleName, build_computation, build_schedule
-from bench.distributed.simulation import simulate_schedule
+from bench.distributed.simulation import list_moments, simulate_schedule
 from bench.engine_costs import PipelineCosts
 from bench.engines.pipeline import costs
 from bench.predict.memory import predict_memory
