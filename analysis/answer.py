@@ -3,6 +3,7 @@
 Ratios are times per sample over those of the fastest, with half the width of their 95 % intervals.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -109,11 +110,13 @@ def _name_place(one: Best, told: Sequence[Best]) -> str:
 
 
 def _format_times(rival: Rival) -> str:
-    """Write how many times as long a rival takes, with half the width of its interval."""
-    known = rival.comparison.interval
-    if known is None:
-        return f"{rival.comparison.ratio:.2f}"
-    return f"{rival.comparison.ratio:.2f} ± {(known.high - known.low) / 2:.2f}"
+    """Write how many times as long a rival takes, with half the width of its interval, to the first digit of that."""
+    ratio, known = rival.comparison.ratio, rival.comparison.interval
+    margin = (known.high - known.low) / 2 if known else 0.0
+    if not margin:
+        return f"{ratio:.2f}"
+    decimals = min(max(-math.floor(math.log10(margin)), 1), 4)
+    return f"{ratio:.{decimals}f} ± {margin:.{decimals}f}"
 
 
 def _count_leading(told: Sequence[Best]) -> str:
