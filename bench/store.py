@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -357,11 +357,27 @@ def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord
 
 
 def find_records(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield every `record.json` at or below `paths`, sorted within each; UserError for a path that is not there."""
+    """Yield every `record.json` at or below `paths`, those in archives too, sorted within each; UserError for a path
+    that is not there."""
     for path in paths:
-        if not path.exists():
+        if not files.exists(path):
             raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
-        yield from [path] if path.is_file() else sorted(path.rglob(RECORD))
+        if files.split_archive(path)[0]:
+            yield from _find_packed(path, files.list_members)
+        elif path.is_file():
+            yield path
+        else:
+            archives = filter(Path.is_file, path.rglob(f"*{files.ARCHIVE}"))
+            packed = (found for one in archives for found in _find_packed(one, files.list_packed))
+            yield from sorted([*path.rglob(RECORD), *packed])
+
+
+def _find_packed(path: Path, list_files: Callable[[Path], Iterable[str]]) -> list[Path]:
+    try:
+        names = list(list_files(path))
+    except OSError:
+        return [path]  # reading it says why nothing can be found in it
+    return [path / name for name in names if name.rpartition("/")[2] in (RECORD, "")]
 
 
 def read_record(path: Path) -> RunRecord:

@@ -55,7 +55,7 @@ def test_a_wheel_without_a_folder_of_results_says_what_is_missing(installed: Pat
     told = called(installed, tmp_path, "bench.cli", "predictions")
     assert told.returncode == 2
     assert told.stderr == (
-        "zeroscale: results: holds no measured/two_cores, with which predictions are compared; "
+        "zeroscale: results: holds no measured/two_cores.zip, with which predictions are compared; "
         "give the folder `results` of a checkout of the repository\n"
     )
 

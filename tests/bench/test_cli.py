@@ -115,7 +115,7 @@ def test_a_wrong_option_is_one_line(words: list[str], told: str, capsys: pytest.
     assert error.count("\n") == 1
 
 
-SMOKE = str(Path(__file__).parents[1] / "data" / "runs" / "smoke")
+SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
 
 
 @pytest.mark.parametrize(("words", "told"), [
@@ -136,7 +136,7 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs" / "smoke")
     (["compare", SMOKE, SMOKE, "--gate", "3%", "--allow", "resident_byte"],
      "--allow resident_byte: not a count or an amount of bytes that should not change; did you mean resident_bytes?"),
     (["claims", "nowhere"], "nowhere: no such file or folder; "),
-    (["predictions", "nowhere"], "nowhere: holds no measured/two_cores, "),
+    (["predictions", "nowhere"], "nowhere: holds no measured/two_cores.zip, "),
     (["predict", "model=tiny", "--straggler", "0"], "predict: argument --straggler: 0: not a factor of at least 1; "),
     (["predict", "model=tiny", "--data-wait", "-1"], "predict: argument --data-wait: -1: not a number of seconds "),
     (["predict", "model=tiny", "--rehearsed", "nan"], "predict: argument --rehearsed: nan: not a number of seconds "),

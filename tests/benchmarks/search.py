@@ -5,8 +5,8 @@ python -m tests.benchmarks.search [--seeds 200] [--trials 200] [--ways random]
 The grids are the 720 published steps of GPT on 2 to 8 A100 (results/published/gpt_single_node_a100.csv and the rows set
 aside from it) beside their predictions: one grid for each width, over layers, tensor, pipeline, data, micro-batch and
 accumulation. Sought are the most layers times samples by GPU and second. Every replay measures each point with noise of
-its own, as wide as the intervals of the runs in results/measured/two_cores/step_time. Counted are the trials until a
-point was tried whose published step is within 2 % of the grid's best.
+its own, as wide as the intervals of the runs in results/measured/two_cores.zip/step_time. Counted are the trials until
+a point was tried whose published step is within 2 % of the grid's best.
 
 Two thirds of these rows were looked at when the formulas were made, so the same is told of predictions that are off by
 a factor drawn for each technique, normal in log with a deviation of 0.5, and without any predictions.
@@ -101,7 +101,7 @@ def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
 
 def read_noise() -> float:
     """Return half the relative width of the median interval of recorded runs."""
-    records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores/step_time"]))
+    records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores.zip/step_time"]))
     found = (derive_quantities(record) for record in records)
     return statistics.median(
         (one.high_s - one.low_s) / one.step_s / 2 for one in found if one and one.low_s is not None and one.high_s

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from bench.measure.environment import get_cache_folder
+from bench.files import get_cache_folder
 
 _POLL_S = 0.3
 
