@@ -126,7 +126,7 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs" / "smoke")
     (["table", SMOKE, "--price", "nan"], "price nan: not positive; "),
     (["report", SMOKE, "--out", " "], "--out: followed by an empty word; "),
     (["report", SMOKE, "--price", "0"], "price 0: not positive; "),
-    (["bundle", "nowhere"], "nowhere: no such file or folder; "),
+    (["pack", "nowhere"], "nowhere: no such file or folder; "),
     (["export", SMOKE, "--to", "nothing", "--out", "x"], "export: argument --to: invalid choice: 'nothing'"),
     (["export", SMOKE, "--to", "mlflow"], "export: the following arguments are required: --out; "),
     (["compare", SMOKE, ""], "compare: followed by an empty word; "),
