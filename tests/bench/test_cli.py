@@ -142,7 +142,6 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs" / "smoke")
     (["predict", "model=tiny", "--rehearsed", "nan"], "predict: argument --rehearsed: nan: not a number of seconds "),
     (["predict", "model=tiny", "--config-dir", "nowhere"], "--config-dir nowhere: no such folder; "),
     (["advise", "model=tiny", "tokens="], "tokens=: not a number above 0; write for example tokens=1e12"),
-    (["advise", "model=tiny", "--export", "/"], "--export /: is there already, and nothing is overwritten; "),
     (["run", "--study", "a/b", "--dry-run"], "--study a/b: a name is made of letters, digits, "),
     (["sweep", "--max-queued", "x"], "--max-queued x: not a positive number; one is the least"),
     (["sweep", "--nice", "x"], "sweep: argument --nice: invalid int value: 'x'; "),
