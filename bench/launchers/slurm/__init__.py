@@ -5,12 +5,11 @@ from bench.launchers.slurm.job import context, spread
 from bench.launchers.slurm.options import Options, check, job_setup
 from bench.launchers.slurm.queue import ask
 from bench.launchers.slurm.script import find_log, plan
-from bench.launchers.slurm.standalone_script import standalone
 from bench.launchers.slurm.submission import cancel_all, submit
 
 __all__ = [
     "ARRAYS", "QUEUES", "Options", "ask", "cancel_all", "check", "context", "find_log", "job_setup", "limits", "plan",
-    "spread", "standalone", "submit",
+    "spread", "submit",
 ]  # fmt: skip
 
 QUEUES = True
