@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from bench.engine_costs import count_elements
 from bench.errors import UserError
 from bench.spec import FULL, Device, Frozen, OptimizerSpec, Positive, RunSpec
 from bench.stacks import EqualTensors
@@ -83,6 +82,8 @@ def count_adamw_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[
     if optimizer.implementation != "torch":
         return 0
     if device == "cuda":
+        from bench.engine_costs import count_elements  # numpy, which readers of options need not have
+
         return FULL * count_elements(sizes)
     # embedding and head have small neighbours, a layer's matrices each other
     return FULL * max((3 if size.number > SCARCE else 2) * size.elements for size in sizes)

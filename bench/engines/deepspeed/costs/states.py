@@ -24,7 +24,7 @@ from bench.stacks import EqualTensors, pad_elements
 DOUBLE = 8
 """Bytes per element of fp64, in which DeepSpeed takes the norm of a gradient, one tensor after the other."""
 DRAWN_AT_ONCE = 2**24
-"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.parts)."""
 
 
 def predict_resident(run: ZeroRun) -> Terms:
