@@ -1,7 +1,6 @@
 """From what a user asks to a search: its definition, and the points of its space by their values."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from bench.config.compose import GROUPS, StudyPoint
 from bench.config.decode import decode_model
 from bench.config.rule_fields import list_field_names
 from bench.errors import UserError, suggest_nearest
-from bench.record import Limits
-from bench.scheduling import SchedulingOptions
 from bench.search_section import Dimension, SearchSection
 from bench.study import Pair, Study
 from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, SweepRules
@@ -72,25 +69,13 @@ def plan_search(study: Study | str | Path | None, overrides: GivenOverrides, con
 
 def define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
     """Return what is written down of a search, whose trials are added later; `first` is any of its points."""
-    options = study_plan.merge_options([first], etiquette, False)
-    scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
-    study, composed = points.study, first.composed
+    options, study = study_plan.merge_options([first], etiquette, False), points.study
     request = SearchRequest(
         study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None
     )
     budget = study.budget.model_copy(update={"node_hours": points.section.node_hours or study.budget.node_hours})
-    return SweepDefinition(
-        study=study.name,
-        question=study.question,
-        asked_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machines={composed.machine.name: study_plan.build_machine(composed)},
-        launcher={"name": composed.launcher, **options.model_dump(mode="json")},
-        limits=Limits(**{key: getattr(options, key) for key in Limits.model_fields}),
-        network=scheduling.network,
-        rules=SweepRules(budget=budget, max_queued=scheduling.max_queued),
-        points=(),
-        order=(),
-        search=request,
+    return study_plan.define_sweep(
+        study, [first.composed], options, SweepRules(budget=budget), points=(), order=(), search=request
     )
 
 
@@ -101,11 +86,8 @@ def queues(sweep: SweepDefinition) -> bool:
 
 def list_pairs(values: Mapping[str, Any]) -> list[Pair]:
     """Return the overrides that values of a space stand for; a mapping stands for several."""
-    return [pair for key, value in values.items() for pair in _list_pairs_of(key, value)]
-
-
-def _list_pairs_of(key: str, value: Any) -> Iterable[Pair]:
-    return value.items() if isinstance(value, Mapping) else [(key, value)]
+    several = (value if isinstance(value, Mapping) else {key: value} for key, value in values.items())
+    return [pair for fields in several for pair in fields.items()]
 
 
 def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSection:
