@@ -159,9 +159,9 @@ def resume(
     searched = definition.find_search(sweeps)
     if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
         if searched:
-            from bench.search import submission
+            from bench.search import planning
 
-            submission.add_trials(folder, searched)
+            planning.add_trials(folder, searched)
         return submit_pending(folder, autopilot=autopilot, notify=notify, patience_s=patience_s)
     if autopilot:
         raise UserError("--autopilot", "this sweep has no queue", "leave it out")

@@ -12,7 +12,7 @@ from bench.errors import suggest_nearest
 from bench.quantities import OBJECTIVES, QUANTITIES
 from bench.spec import Frozen, Positive
 
-SamplerName = Literal["prior", "grid", "random", "tpe", "gp", "cma_es", "nsga2", "qmc"]
+SamplerName = Literal["gp", "tpe", "grid", "random", "cma_es", "nsga2", "qmc"]
 SAMPLERS: tuple[str, ...] = get_args(SamplerName)
 MOST_LISTED = 5_000
 """Values of a space, or of one range, that are all considered. A larger one is drawn from."""
@@ -133,10 +133,10 @@ class SearchSection(Frozen):
     space: dict[str, Dimension]
     objective: str
     constraints: dict[str, Bound] = {}  # by measured quantity; rules over fields stand in the study's `exclude`
-    sampler: SamplerName = "prior"
+    sampler: SamplerName = "gp"
     trials: Positive = 50  # at the most
     node_hours: float | None = Field(None, gt=0)  # of all trials together; None: no limit
-    gain: float = Field(0.01, ge=0)  # the search ends where the next trial is expected to gain less, relative
+    gain: float = Field(0.01, ge=0)  # the search ends once 20 trials in a row gain less together, relative
     parallel: Positive = 4  # trials that a queue has at a time
     seed: int = Field(0, ge=0)
     rungs: RungSection | None = None  # None: every training goes to its end at once
@@ -161,6 +161,8 @@ class SearchSection(Frozen):
     @field_validator("sampler", mode="before")
     @classmethod
     def _known_sampler(cls, name: Any) -> Any:
+        if name == "prior":  # the former default, of searches that were begun with it
+            return "gp"
         if name not in SAMPLERS:
             raise ValueError(f"no such sampler; {suggest_nearest(str(name), SAMPLERS)}")
         return name

@@ -70,7 +70,7 @@ class NodeHealth:
     def _exclude(self, host: str, reason: str, runs: Sequence[str]) -> None:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         self._excluded.append(Exclusion(host=host, reason=reason, runs=tuple(runs), at=at))
-        exclusions.write(self._folder, self._excluded[-1])
+        exclusions.write_exclusion(self._folder, self._excluded[-1])
 
     def format_excluded(self) -> str | None:
         """Return why this allocation is no good any more, or None."""
