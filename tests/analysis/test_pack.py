@@ -19,7 +19,7 @@ from bench.cli import main
 from bench.record import RunRecord
 from bench.spec import RunSpec, config_id
 
-RECORDED = Path(__file__).parents[1] / "data" / "runs"
+RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 
 
 def unpacked(paths: list[Path], folder: Path) -> Path:
