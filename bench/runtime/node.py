@@ -203,7 +203,7 @@ class NodeAgent:
         start: StartRank = start_process,
         handle_signals: bool = True,
     ) -> None:
-        """`number` is this supervisor's among those of the run. Without a `point` it waits for the lead's file."""
+        """`number` is this supervisor's among those of the run. Without a `rendezvous` it waits for the lead's file."""
         spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self._output: list[tuple[int, str]] = []

@@ -46,7 +46,7 @@ class RankLog:
     loses lines, and so does one that stalls for too long; neither delays a rank."""
 
     def __init__(self, path: Path, open_file: Callable[[Path], BinaryIO] = lambda path: path.open("ab", buffering=0)):
-        """`opened(path)` returns the file, open for appending; it may take as long as it likes."""
+        """`open_file(path)` returns the file, open for appending; it may take as long as it likes."""
         self._waiting: list[bytes] = []
         self._left, self._lost = _LOG_LIMIT_BYTES, 0
         self._closing = False
