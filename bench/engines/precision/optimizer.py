@@ -18,11 +18,11 @@ SCARCE = 2
 class LossScale(Frozen):
     """DeepSpeed's `fp16` section, its names and defaults (runtime/precision_config.py); every engine follows it."""
 
-    loss_scale: float = Field(0.0, ge=0)  # a fixed scale; 0: dynamic
-    initial_scale_power: int = Field(16, ge=0)  # the dynamic scale starts at 2 to this
-    loss_scale_window: Positive = 1000  # steps without overflow after which the scale doubles
-    hysteresis: Positive = 2  # the scale halves from this overflow on; those before are only skipped
-    consecutive_hysteresis: bool = False  # a step without overflow restores the hysteresis
+    loss_scale: float = Field(0.0, ge=0, description="a fixed scale; 0: dynamic")
+    initial_scale_power: int = Field(16, ge=0, description="the dynamic scale starts at 2 to this")
+    loss_scale_window: Positive = Field(1000, description="steps without overflow after which the scale doubles")
+    hysteresis: Positive = Field(2, description="the scale halves from this overflow on; those before are only skipped")
+    consecutive_hysteresis: bool = Field(False, description="a step without overflow restores the hysteresis")
     min_loss_scale: Positive = 1
 
 

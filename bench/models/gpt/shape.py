@@ -134,23 +134,25 @@ class RotaryScaling(Frozen):
 class Shape(Frozen):
     """The sizes and traits of a decoder-only model: what is not given is as in GPT-2."""
 
-    width: Positive  # elements of a token's state
+    width: Positive = Field(description="elements of a token's state")
     layers: Layers
     heads: Positive
-    inner: Positive  # between the matrices of an MLP
+    inner: Positive = Field(description="between the matrices of an MLP")
     vocab: Positive
-    positions: Positive  # tokens that a sample has at most
-    head_width: Positive | None = None  # elements of a head; None: width ÷ heads
-    key_heads: Positive | None = None  # heads of keys and values, each for a group of those of queries; None: `heads`
+    positions: Positive = Field(description="tokens that a sample has at most")
+    head_width: Positive | None = Field(None, description="elements of a head; None: width ÷ heads")
+    key_heads: Positive | None = Field(
+        None, description="heads of keys and values, each for a group of those of queries; None: `heads`"
+    )
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = Field(1e-5, gt=0)
-    activation: Literal["gelu_new", "gelu", "silu"] = "gelu_new"  # gelu_new: its tanh form
-    gated: bool = False  # a third matrix in an MLP
-    biases: bool = True  # of all matrices but the head
-    fused: bool = True  # one matrix for queries, keys and values
-    separate_head: bool = False  # the head is a matrix of its own, not the embedding
-    scaled_residuals: bool = True  # what ends a sub-layer starts smaller by the root of their number
-    rotary_base: float | None = Field(None, gt=0)  # positions by rotation, not by a learned table
+    activation: Literal["gelu_new", "gelu", "silu"] = Field("gelu_new", description="gelu_new: its tanh form")
+    gated: bool = Field(False, description="a third matrix in an MLP")
+    biases: bool = Field(True, description="of all matrices but the head")
+    fused: bool = Field(True, description="one matrix for queries, keys and values")
+    separate_head: bool = Field(False, description="the head is a matrix of its own, not the embedding")
+    scaled_residuals: bool = Field(True, description="what ends a sub-layer starts smaller by the root of their number")
+    rotary_base: float | None = Field(None, gt=0, description="positions by rotation, not by a learned table")
     rotary_scaling: RotaryScaling | None = None
 
     @property
