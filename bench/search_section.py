@@ -142,9 +142,7 @@ class SearchSection(Frozen):
     sampler: SamplerName = "gp"
     trials: Positive = Field(50, description="at the most")
     node_hours: float | None = Field(None, gt=0, description="of all trials together; None: no limit")
-    gain: float = Field(
-        0.01, ge=0, description="the search ends once 20 trials in a row gain less together, relative"
-    )
+    gain: float = Field(0.01, ge=0, description="the search ends once 20 trials in a row gain less together, relative")
     parallel: Positive = Field(4, description="trials that a queue has at a time")
     seed: int = Field(0, ge=0)
     rungs: RungSection | None = Field(None, description="None: every training goes to its end at once")
