@@ -161,10 +161,11 @@ def _strike_job(sweep: Sweep, fault: PlannedFault) -> Strike | None:
     with contextlib.suppress(AssertionError):  # it has ended meanwhile
         sweep.bed.slurm(*_OF_A_JOB[fault.kind], found[0])
         if fault.kind == "suspend":
+            asked_at = time.monotonic()
             in_steps = _wait_until_stopped(sweep, found[0])
+            target += f" for {_SUSPENDED_S:g} s, stopped {time.monotonic() - asked_at:.1f} s after it was asked"
             time.sleep(_SUSPENDED_S)
             sweep.bed.slurm("scontrol", "resume", found[0])
-            target += f" for {_SUSPENDED_S:g} s"
     return Strike(target, hit, bool(hit) and in_steps)
 
 
