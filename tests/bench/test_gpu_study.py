@@ -1,7 +1,6 @@
 """The studies of one GPU, as far as they go without one: what is called, what is not called again, the archive."""
 
 import importlib.util
-import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -12,10 +11,11 @@ import pytest
 import analysis
 from bench import store
 from bench.config import compose
+from bench.files import unpack
 from bench.study import order_runs
 
 ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "tests/data/runs/smoke"
+RECORDED = ROOT / "tests/data/runs.zip/smoke"
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,11 @@ def test_what_has_its_answer_is_not_called_again(study: ModuleType, tmp_path: Pa
 
 
 def test_the_fastest_run_of_every_model_is_asked_for_as_it_was(study: ModuleType, tmp_path: Path) -> None:
-    shutil.copytree(RECORDED, tmp_path / "smoke")
+    unpack(RECORDED, tmp_path / "smoke")
     [overrides] = study.list_fastest(tmp_path / "smoke")
     runs = analysis.load(RECORDED)
     fastest = runs.loc[runs["samples_per_s"].idxmax(), "config_id"]
-    spec = store.read_record(next((RECORDED / fastest).glob("*/record.json"))).spec
+    spec = store.read_record(next(iter(store.find_records([RECORDED / fastest])))).spec
     today = compose.compose_request(compose.parse_single(overrides)).spec  # of another window and mean of the loss
     assert today == spec.model_copy(update={"measure": today.measure, "loss_mean": today.loss_mean})
 
@@ -65,7 +65,7 @@ def test_a_trial_plans_every_study_measures_one_tiny_point_and_makes_the_archive
     def call(step: object) -> bool:
         seen.append(" ".join(step.words))  # type: ignore[attr-defined]
         if "model=tiny" in seen[-1]:  # as if it had run
-            shutil.copytree(RECORDED, tmp_path / "runs/gpu/adhoc")
+            unpack(RECORDED, tmp_path / "runs/gpu/adhoc")
         return True
 
     monkeypatch.setattr(study, "call", call)
@@ -76,7 +76,7 @@ def test_a_trial_plans_every_study_measures_one_tiny_point_and_makes_the_archive
     assert "machine=cpu" in measured and reported.startswith("report")
     with tarfile.open(tmp_path / "gpu_study.tar.gz") as archive:
         records = [name for name in archive.getnames() if name.endswith("record.json")]
-    assert len(records) == sum(1 for _ in RECORDED.rglob("record.json"))
+    assert len(records) == len(list(store.find_records([RECORDED])))
 
 
 def test_a_study_cut_short_after_eight_points_has_every_model_with_the_reference_and_with_zero() -> None:
