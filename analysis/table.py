@@ -70,9 +70,7 @@ def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]
     return pd.Series(pa.array([*known, *more], pa.string()).take(pa.array(places)).to_pandas(types_mapper=_MISSING.get))
 
 
-def _invalidate(
-    frame: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], outcomes: Mapping[int, Outcome]
-) -> None:
+def _invalidate(frame: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], outcomes: Mapping[int, Outcome]) -> None:
     """Write what becomes of runs that are judged invalid into the table: many change in the same way."""
     places_by_change: dict[tuple[str, Any], list[int]] = {}
     for place, cells in changes.items():

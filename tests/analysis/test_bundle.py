@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,14 +21,15 @@ from analysis.bundle.anonymize import build_anonymizer
 from analysis.bundle.macros import build_keys, render_macros
 from analysis.report.evidence import read_tail
 from analysis.table import list_rows
-from bench import store
+from bench import files, store
 from bench.cli import main
 from bench.config import compose
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.spec import config_id
 
-RECORDED = Path(__file__).parents[1] / "data" / "runs"
+RECORDED = Path(tempfile.mkdtemp())
+files.unpack(Path(__file__).parents[2] / "results" / "measured" / "two_cores.zip", RECORDED)
 
 
 def packed(paths: list[Path], here: dict[str, str] | None = None) -> bytes:

@@ -1,6 +1,5 @@
 """The study on one GPU, as far as it goes without one: what it would call, what it skips, what it packs."""
 
-import shutil
 import signal
 import sys
 import tarfile
@@ -10,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import analysis
-from bench import store
+from bench import files, store
 from bench.config import compose
 from bench.gpu_study import __main__ as study
 from bench.gpu_study import best, parts, wheels
 from bench.gpu_study.session import StudySession
 from bench.study import expand_study, order_runs
 
-RECORDED = Path(__file__).parents[1] / "data/runs/smoke"
+RECORDED = Path(__file__).parents[1] / "data/runs.zip/smoke"
 
 
 def session(folder: Path, *, trial: bool = False, left_s: float = 60) -> StudySession:
@@ -60,7 +59,7 @@ def test_a_part_that_needs_a_checkout_says_so_where_there_is_none(
 
 
 def test_a_trial_measures_no_model_but_the_tiny_one(tmp_path: Path, called: list[str]) -> None:
-    shutil.copytree(RECORDED, tmp_path / "runs" / "single_gpu")
+    files.unpack(RECORDED, tmp_path / "runs" / "single_gpu")
     here = session(tmp_path, trial=True)
     for name in ("sweep", "tuning", "clock", "plain", "rehearsals", "overhead", "xxl"):
         assert parts.PARTS[name](here)
@@ -80,7 +79,7 @@ def test_blocks_and_pinned_batches_are_compared_at_one_point(tmp_path: Path, cal
 
 
 def test_the_best_of_every_model_is_asked_for_again_as_it_was(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED, tmp_path / "smoke")
+    files.unpack(RECORDED, tmp_path / "smoke")
     file = best.write_study(session(tmp_path), tmp_path / "smoke", repeats=3)
     assert file is not None
     found = compose.read_study(str(file))
@@ -124,7 +123,7 @@ def test_an_answer_is_kept_only_after_a_success(tmp_path: Path) -> None:
 
 def test_what_is_packed_can_be_gone_on_with_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, packed = tmp_path / "here", tmp_path / "packed.tar.gz"
-    shutil.copytree(RECORDED, here / "runs" / "single_gpu")
+    files.unpack(RECORDED, here / "runs" / "single_gpu")
     (here / "reports").mkdir()
     (here / "reports" / "overhead.txt").write_text("1 %")
     monkeypatch.setitem(parts.PARTS, "check", lambda session: True)
