@@ -89,6 +89,21 @@ def test_a_later_read_finds_the_same_and_opens_no_record(runs: Path, opened: lis
     assert len(kept.skipped) == len(kept.unfinished) == 1
 
 
+def test_an_invalid_run_whose_record_is_gone_by_then_shows_no_speed(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wrong,) = (row for _, row in results.read([runs]).table.iterrows() if row["outcome"] == "invalid")
+
+    def gone(path: Path) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(results, "read_record", gone)
+    (row,) = (row for _, row in results.read([runs]).table.iterrows() if row["outcome"] == "invalid")
+    assert row["config_id"] == wrong["config_id"]
+    assert row[["sample_s", "step_s", "tokens_per_s", "mfu"]].isna().all()
+    assert wrong[["sample_s", "step_s", "tokens_per_s", "mfu"]].isna().all() and wrong["peak_allocated_bytes"] > 0
+
+
 def first_record(folder: Path) -> Path:
     return min(folder.rglob("*.0/record.json"))
 
