@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from analysis.formats.numbers import format_significant, format_size
+from analysis.formats import format_significant, format_size
 from analysis.questions import describe_choice
 from analysis.summary import Row
 
