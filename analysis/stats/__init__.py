@@ -1,4 +1,4 @@
-"""How sure the numbers are. Every interval says its kind, level and n; `few` says where its level is not kept.
+"""How sure the numbers are. Every interval states its kind, level and n.
 
 intervals      an interval, and those of one run's autocorrelated steps and of independent repeats
 windows        the same of many runs at once

@@ -27,7 +27,7 @@ from bench.config.compose import Expansion
 from bench.files import RESULTS
 from bench.formatting import format_count
 from bench.measure import environment
-from bench.predict.memory.host import PROCESS_BYTES
+from bench.predict.memory import PROCESS_BYTES
 from bench.quantities import compute_node_hours
 from bench.spec import RunSpec, read_protocol
 from bench.store import RECORD, read_record
@@ -92,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     with terminal.progress(quiet=args.json) as follow:
         ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
     print(format_ended(ended, as_json=args.json))
+    if not args.json:
+        options.print_answer(ended.folder)
     _print_repeats(args, plan)
     return 0 if ended.good else 1
 
@@ -176,12 +178,12 @@ def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText") -> list[Jo
 
 
 def _format_scripts(sweep: SweepDefinition, planned: list[Job], folder: Path) -> list[str]:
-    """Return the script of the first job of every kind; others differ in their folder and time limit alone."""
+    """Return the script of the first job of every kind; jobs of one kind differ only in folder and time limit."""
     (launcher, options), kinds = submitting.load_launcher(sweep), Counter(map(_get_job_kind, planned))
-    lines, predictions = [], set()
+    lines, shown_kinds = [], set()
     for number, job in enumerate(planned, 1):
-        if _get_job_kind(job) not in predictions:
-            predictions.add(_get_job_kind(job))
+        if _get_job_kind(job) not in shown_kinds:
+            shown_kinds.add(_get_job_kind(job))
             where = (folder / jobs.FOLDER / job.name).resolve()
             script = "".join(submitting.plan_job(job, where, options, launcher).files.values())
             lines += ["", f"── script of job {number}, {kinds[_get_job_kind(job)]} of this kind", script.rstrip(), ""]
