@@ -54,7 +54,8 @@ def _list_repeat_caveats(summary: Sequence[Row]) -> Iterable[str]:
 def _list_host_caveats(results: Results) -> Iterable[str]:
     rows = [row for row in list_rows(results.summary) if row["n"] > 1 and row["evidence"] == "measured"]
     found = [list(results.find_hosts(row).values()) for row in rows]
-    alike = sum(all(hosts) and all(one == hosts[0] for one in hosts) for hosts in found)  # an empty set is unknown
+    # an empty set of hosts is an unknown one
+    alike = sum(len(hosts) > 1 and all(hosts) and all(one == hosts[0] for one in hosts) for hosts in found)
     if alike:
         yield (
             f"{format_count(alike, 'configuration')} had the same nodes in all allocations: intervals between these "
