@@ -59,7 +59,7 @@ REHEARSALS_TEXT = (
     "with one sample or four, some with checkpointing (`tests/benchmarks/rehearsals.py`); and the runs of two "
     "to four ranks in `results/measured/two_cores.zip/peaks` and `inputs/peaks.csv` again, of whose ranks that with "
     "most is shown."
-    "most is shown."
+)
 SAME = "The same rehearsals."
 BOUNDED = "all that a checkpointed block would keep is taken to live in its forward, with the most that is gathered"
 WHY_PEAK = (
