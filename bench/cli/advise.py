@@ -19,7 +19,6 @@ nodes, then the largest micro-batch. Runs in --results on the same machine outra
 """
 
 import argparse
-import importlib
 import shlex
 from pathlib import Path
 
@@ -47,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
     answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)
     print(format_json(answer) if args.json else advice_text.format_text(answer))
     if args.page:
-        # By its name, for nothing here knows the analysis.
-        render = importlib.import_module("analysis.answer_pages.advice_page").render_advice_page
-        page = render(answer, advice_text.build_text(answer), _format_command(args))
+        from analysis.answer_pages.advice_page import render_advice_page
+
+        page = render_advice_page(answer, advice_text.build_text(answer), _format_command(args))
         pages.write(args.page, page, quiet=args.json)
     return 0
 
