@@ -56,7 +56,7 @@ def preload(device: str, backends: Collection[str] | None = None, families: Coll
     the libraries of some take seconds."""
     os.environ["DS_ACCELERATOR"] = device
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
-    measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
+    measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "loop", "observe")]
     with importing():  # nor does a page have to be copied only because a child's collector looks at it
         for kind in _LIGHT:
             list(plugins.list_usable(kind))

@@ -1,19 +1,128 @@
-"""Rates of the products that models are made of: `linear` of so many tokens with each of their matrices, forward."""
+"""What one rank alone measures: rates of products, of attention and of copies, and what starting an operation costs.
+
+Products are those that models are made of: `linear` of so many tokens with each of their matrices, forward. Attention
+is torch's `scaled_dot_product_attention` with an additive mask, as a position bias makes it.
+"""
 
 import math
 import os
+import statistics
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from bench.calibrate.timing import time_call
 from bench.machine import Machine, MatmulRate
 from bench.spec import Precision
 from bench.stacks import Stacks, list_matrices
 
 if TYPE_CHECKING:
     import torch
+
+FILL_S = 0.02  # so long in all at least: a thousand times what the clock and waiting for a device cost
+_BATCHES = 5
+_LONG_S = 0.5  # in all: what takes so long needs no company
+
+
+def time_call(work: Callable[[], object], device: "torch.device") -> float:
+    """Return the seconds of one call of `work`: median over batches of calls that together fill FILL_S, after calls
+    that allocate and choose kernels. Between the calls of a batch nothing is awaited, as in a step."""
+    from bench.measure.collectives import wait_for
+
+    def batch(calls: int) -> float:
+        wait_for(device)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            work()
+        wait_for(device)
+        return (time.perf_counter() - begin) / calls
+
+    batch(1)
+    single_s = batch(1)
+    batches = max(1, min(_BATCHES, math.floor(_LONG_S / single_s)))
+    calls = max(1, math.ceil(FILL_S / batches / single_s))
+    return statistics.median(batch(calls) for _ in range(batches))
+
+
+SAMPLES, HEADS, LENGTH, D_KV = 4, 12, 512, 64
+"""mT5-base's heads at the usual encoder length."""
+
+
+def count_attention_flops(samples: int, heads: int, length: int, d_kv: int) -> int:
+    """Return the FLOPs of scores and weighted values over the full square, as bench.predict.work counts them."""
+    return 2 * 2 * samples * heads * length * length * d_kv
+
+
+def measure_attention(precision: Precision, device: "torch.device") -> float:
+    """Return the forward rate in 10^12 FLOP/s, called as transformers' T5 calls it: unscaled, heads taken out of a
+    projection's rows, and a learned bias, which keeps torch from kernels that know no gradient of a mask."""
+    import torch
+
+    def heads() -> "torch.Tensor":
+        rows = torch.randn(SAMPLES, LENGTH, HEADS, D_KV, device=device, dtype=get_dtype(precision), requires_grad=True)
+        return rows.transpose(1, 2)
+
+    query, key, value = heads(), heads(), heads()
+    shape = (SAMPLES, HEADS, LENGTH, LENGTH)
+    bias = torch.randn(shape, device=device, dtype=get_dtype(precision), requires_grad=True)
+
+    def attend() -> "torch.Tensor":
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
+
+    return count_attention_flops(SAMPLES, HEADS, LENGTH, D_KV) / time_call(attend, device) / 1e12
+
+
+_MEMORY_BYTES = 2**29  # beyond any cache
+
+
+def measure_memory(device: "torch.device") -> float:
+    """Return bytes per second of a copy, those read and those written counted both."""
+    import torch
+
+    source = torch.ones(_MEMORY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * _MEMORY_BYTES / time_call(lambda: target.copy_(source), device)
+
+
+_LAUNCH_CALLS = 200  # fewer than a GPU's queue holds: a full one would make the host wait
+_LAUNCH_BATCHES = 25
+
+
+def measure_launches(device: "torch.device") -> float:
+    """Return the host's seconds per operation, median over batches: a product of 16 numbers with a weight that wants a
+    gradient, through torch's dispatcher and its graph as in a forward pass. On a GPU the work itself is not awaited; on
+    a CPU it is too small to count."""
+    import torch
+
+    from bench.measure.collectives import wait_for
+
+    numbers = torch.ones(16, device=device)
+    weight = torch.ones(16, device=device, requires_grad=True)
+
+    def batch() -> float:
+        wait_for(device)
+        begin = time.perf_counter()
+        for _ in range(_LAUNCH_CALLS):
+            numbers * weight
+        return (time.perf_counter() - begin) / _LAUNCH_CALLS
+
+    batch()
+    return statistics.median(batch() for _ in range(_LAUNCH_BATCHES))
+
+
+_HOST_LINK_BYTES = 2**28
+
+
+def measure_host_link(device: "torch.device") -> float:
+    """Return bytes per second one way between a GPU and page-locked host memory, of the slower direction."""
+    import torch
+
+    there = torch.ones(_HOST_LINK_BYTES // 4, device=device)
+    here = torch.ones(_HOST_LINK_BYTES // 4, pin_memory=True)
+    up = time_call(lambda: there.copy_(here, non_blocking=True), device)
+    down = time_call(lambda: here.copy_(there, non_blocking=True), device)
+    return _HOST_LINK_BYTES / max(up, down)
+
 
 TOKENS = (128, 512, 2048, 8192, 16384)
 """Rows: from a decoder's few to a large micro-batch."""
@@ -96,7 +205,7 @@ def count_flops(m: int, k: int, n: int) -> int:
     return 2 * m * k * n
 
 
-def measure(
+def measure_matmul(
     machine: Machine, products: Sequence[tuple[int, int]], device: "torch.device", seconds: float
 ) -> tuple[MatmulRate, ...]:
     """Return the rates of as many shapes as the time allows, an equal part of it for each precision."""
