@@ -11,9 +11,9 @@ from records import failed, run, save, scattered, spec, steps
 from analysis import figures
 from analysis.charts.searches import find_front
 from analysis.figures import search_front, search_history, search_importance, search_slices, search_trials
+from analysis.importance import explain_variance, number_levels
 from analysis.report.scatter import render_scatter
 from analysis.results import Results, read
-from analysis.searches import explain_variance, number_levels
 from bench.cli import main
 from bench.files import pack, read_whole
 from bench.machine import Machine

@@ -1,7 +1,7 @@
 """What a user gets without us: Hugging Face's Trainer with DeepSpeed, beside our own runs of the same work, as ratios.
 
-  python -m bench.gpu_study.plain model=mt5_large batch.micro=16 machine=h200
-  python -m bench.gpu_study.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
+  python -m tests.benchmarks.plain model=mt5_large batch.micro=16 machine=h200
+  python -m tests.benchmarks.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
 
 Same model (transformers' own, random weights), micro-batch, lengths, precision, data, clipping and device; one process
 after the other in one call. Trainer gets the ZeRO-2 configuration of its documentation, without its offload, and the
@@ -97,7 +97,7 @@ def measure_plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) 
         spec, out = Path(folder, "spec.json"), Path(folder, "out.json")
         spec.write_text(composed.spec.model_dump_json(by_alias=True))
         words = ["--as-process", str(spec), str(out), "--loop", loop, "--steps", str(steps)]
-        command = build_module_command("bench.gpu_study.plain", *words)
+        command = build_module_command("tests.benchmarks.plain", *words)
         if subprocess.run(command, env=os.environ | alone, check=False).returncode:
             raise SystemExit(f"the plain loop ({loop}) failed")
         seconds = json.loads(out.read_text())["seconds"]
