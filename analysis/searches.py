@@ -67,9 +67,9 @@ def _try_to_read(folder: Path) -> MeasuredSearch | None:
 
 def _read_search(folder: Path) -> MeasuredSearch | None:
     from bench import store
-    from bench.search.costs import keeps_constraints
+    from bench.search.proposers import keeps_constraints
     from bench.sweep import definition
-    from bench.sweep.trial_results import TrialReader
+    from bench.sweep.snapshot import TrialReader
 
     sweep = definition.find_search(definition.read(folder))
     section = sweep.search.study.search if sweep and sweep.search else None

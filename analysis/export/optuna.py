@@ -10,10 +10,10 @@ from analysis.export import import_library
 from bench import store
 from bench.errors import UserError
 from bench.quantities import OBJECTIVES, QUANTITIES
-from bench.search.costs import keeps_constraints
+from bench.search.proposers import keeps_constraints
 from bench.sweep import definition
 from bench.sweep.policy import TrialResult
-from bench.sweep.trial_results import TrialReader
+from bench.sweep.snapshot import TrialReader
 
 
 def write_journal(paths: Sequence[Path], out: Path) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 from bench.record import RunRecord
 from bench.runtime.outcome import RankState
 from bench.stragglers import find_slow_links
-from bench.sweep import exclusions
-from bench.sweep.exclusions import Exclusion
+from bench.sweep import jobs
+from bench.sweep.jobs import Exclusion
 
 _CONFIRMED = 2  # runs in a row that show the same; one may have met somebody else's traffic
 _SLOWED_SHARE = 0.02  # of the window
@@ -38,7 +38,7 @@ class NodeHealth:
     def _exclude(self, host: str, reason: str, runs: Sequence[str]) -> None:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         self._excluded.append(Exclusion(host=host, reason=reason, runs=tuple(runs), at=at))
-        exclusions.write_exclusion(self._folder, self._excluded[-1])
+        jobs.write_exclusion(self._folder, self._excluded[-1])
 
     def format_excluded(self) -> str | None:
         """Return why this allocation is no good any more, or None."""

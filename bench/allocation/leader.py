@@ -25,7 +25,7 @@ from bench.runtime.node import count_supervisors
 from bench.runtime.outcome import list_survivors
 from bench.runtime.transport import Rendezvous
 from bench.scheduling import JobContext
-from bench.sweep import jobs, reconcile, snapshot
+from bench.sweep import jobs, lost, snapshot
 from bench.sweep.definition import RequestedRun, RunKey
 from bench.sweep.policy import (
     Decision,
@@ -214,8 +214,8 @@ class JobLeader:
             for attempt in store.list_attempts(self.study_folder / requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
                 if found and self._is_ours(found):
-                    left_behind = reconcile.LeftBehind.read(attempt.folder)
-                    store.finalize(attempt.folder, reconcile.reconcile_outcome(left_behind, None, restarted=True))
+                    left_behind = lost.LeftBehind.read(attempt.folder)
+                    store.finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
         """Whether this job made an attempt, in this start or an earlier one. What still goes on of an earlier start is

@@ -9,7 +9,7 @@ from bench.predict.advice import AdviceQuestion, format_hours
 from bench.predict.advice.choices import Choice
 from bench.predict.scaling_laws import KAPLAN, find_law
 from bench.predict.workload import get_network
-from bench.sweep.planning import target
+from bench.sweep import inputs
 
 _LONG_H = 24
 """Hours from which a training on GPUs is said to be without failures where these are not counted."""
@@ -41,7 +41,7 @@ def list_caveats(answer: Answer) -> Iterator[str]:
     hours = question.predict_hours(winner)
     if (goodput := question.predict_goodput(winner)) is not None:
         yield f"Goodput is by the failure rate of {goodput.source}; hours and costs are with failures."
-    elif hours and hours.likely >= _LONG_H and target.find_predicted_device(answer.request) == "cuda":
+    elif hours and hours.likely >= _LONG_H and inputs.find_predicted_device(answer.request) == "cuda":
         yield "Hours are those of a job that never fails: say storage=2e9, in bytes per second, to count failures."
 
 

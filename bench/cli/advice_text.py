@@ -24,7 +24,7 @@ from bench.predict.memory import format_gigabytes, format_host_memory, predict_h
 from bench.predict.workload import format_class, get_network
 from bench.spec import RunSpec
 from bench.stacks import Attention, count_parameters
-from bench.sweep.planning import target
+from bench.sweep import inputs
 
 _EVIDENCE = {
     "measured": "measured, n = {runs}",
@@ -300,7 +300,7 @@ def _list_precision_caveats(winner: Choice) -> Iterator[str]:
 def _list_host_caveats(answer: Answer) -> Iterator[str]:
     """Yield a line on the host where the winner's weights are flattened there."""
     spec, machine = answer.advice.winner.spec, answer.request.machine
-    needed = predict_host_memory(spec, target.find_predicted_device(answer.request), machine.memory_bytes)
+    needed = predict_host_memory(spec, inputs.find_predicted_device(answer.request), machine.memory_bytes)
     if needed and needed.terms.get("flattening"):
         yield format_host_memory(needed, spec.devices_per_node, machine.host_memory_bytes)
 

@@ -28,7 +28,7 @@ from bench.advising.search import Answer
 from bench.cli import advice_text, options, pages
 from bench.cli.advice_json import format_json
 from bench.files import RESULTS
-from bench.sweep.planning import target
+from bench.sweep import inputs
 
 __doc__ = __doc__.format(words=questions.format_help())
 
@@ -77,7 +77,7 @@ def _export_winner(answer: Answer, folder: Path) -> None:
     """Write the winner down in a new folder, as something that starts alone."""
     advice, composed = answer.advice, answer.request
     steps = advice.question.steps(advice.winner)
-    how = search.load_standalone(composed), composed.launcher_options, target.find_predicted_device(composed)
+    how = search.load_standalone(composed), composed.launcher_options, inputs.find_predicted_device(composed)
     training_export.write_files(
         folder,
         training_export.build_files(

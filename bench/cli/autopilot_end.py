@@ -12,9 +12,8 @@ from bench.cli import status as status_text
 from bench.errors import UserError, make_printable
 from bench.formatting import describe_result
 from bench.processes import build_module_command
-from bench.sweep import exclusions, snapshot
-from bench.sweep.status import PointStatus
-from bench.sweep.submission.state import StudyState
+from bench.sweep import jobs, snapshot
+from bench.sweep.status import PointStatus, StudyState
 
 SUMMARY = "summary.md"
 _MOST_LINES = 40  # of points: a page
@@ -72,7 +71,7 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
     if open_points:
         lines += ["", "## Without an answer", "", *_list_reasons(open_points)]
     lines += [
-        f"- node {found.host} is not used any more: {found.reason}" for found in exclusions.read_exclusions(view.folder)
+        f"- node {found.host} is not used any more: {found.reason}" for found in jobs.read_exclusions(view.folder)
     ]
     answered = [one for one in view.statuses if one.final]
     if answered:

@@ -9,9 +9,8 @@ from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
 from bench.spec import RunSpec, read_protocol
 from bench.sweep.definition import SweepDefinition, SweepPoint
-from bench.sweep.duration import AttemptMinutes, compute_minutes
-from bench.sweep.feasible import is_far_out_of_memory
-from bench.sweep.forecast import Forecast, MemoryForecast, explain_unpredicted
+from bench.sweep.forecast import AttemptMinutes, Forecast, MemoryForecast, compute_minutes, explain_unpredicted
+from bench.sweep.pruning import is_far_out_of_memory
 
 _NOTHING = Forecast()
 

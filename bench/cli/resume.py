@@ -14,8 +14,8 @@ from bench.cli import autopilot_end, notes, options, search_text, sweep_text
 from bench.errors import UserError
 from bench.scheduling import SchedulerAway
 from bench.sweep import definition
-from bench.sweep.local.local_sweep import SweepResult
-from bench.sweep.submission.submitting import SubmitResult
+from bench.sweep.local_sweep import SweepResult
+from bench.sweep.submitting import SubmitResult
 
 _PATIENCE_S = 30.0  # with a scheduler that does not answer
 _AUTOPILOT_PATIENCE_S = 600.0  # of the autopilot, which nobody would call again

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import api, terminal
 from bench.cli import options, search_text, sweep_text
-from bench.sweep.submission.submitting import SubmitResult
+from bench.sweep.submitting import SubmitResult
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from bench.formatting import format_count
 from bench.quantities import OBJECTIVES
-from bench.search.candidates import SearchCandidate
 from bench.search.planning import PlannedSearch
 from bench.search.proposers import PATIENCE
+from bench.search.space import SearchCandidate
 from bench.search.verdict import SearchVerdict, find_interval
 from bench.search_section import SearchSection
 from bench.sweep.policy import Proposal, TrialResult

@@ -22,7 +22,7 @@ from bench.cli import notes, options, sweep_text
 from bench.cli.prediction_text import PredictionText
 
 if TYPE_CHECKING:
-    from bench.sweep.planning.study_plan import PlannedSweep
+    from bench.sweep.plan import PlannedSweep
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,13 +15,12 @@ from bench.formatting import format_count
 from bench.quantities import compute_node_hours
 from bench.spec import RunSpec
 from bench.store import RECORD, read_record
-from bench.sweep import jobs
+from bench.sweep import jobs, submitting
 from bench.sweep.definition import SweepDefinition
 from bench.sweep.jobs import Job
-from bench.sweep.local.local_sweep import SweepResult
+from bench.sweep.local_sweep import SweepResult
 from bench.sweep.status import PointStatus
-from bench.sweep.submission import submitting
-from bench.sweep.submission.batching import JobBatcher
+from bench.sweep.submitting import JobBatcher
 
 
 def format_json(sweep: SweepDefinition) -> str:

@@ -16,8 +16,8 @@ from bench.preparation.needs import architectures, collect_needs, outside_of, py
 from bench.preparation.process import StagerMode
 from bench.preparation.staging import StagingNeeds
 from bench.study import Study, list_control_pairs
-from bench.sweep.planning import target
-from bench.sweep.planning.overrides import GivenOverrides, find_study, format_overrides
+from bench.sweep import inputs
+from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
 from bench.terminal import Progress
 
 _NODE_MIN = 30
@@ -60,7 +60,7 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
     """Return every point of the study or of the comma lists, its control point included."""
     chosen, given = find_study(study, overrides, config_dir, "prepare")
     requests = [
-        point.composed for point in compose.compose_points(chosen, given, config_dir, target.find_device).points
+        point.composed for point in compose.compose_points(chosen, given, config_dir, inputs.find_device).points
     ]
     if control := list_control_pairs(chosen, given):
         requests.append(compose.compose_request(control, config_dir))

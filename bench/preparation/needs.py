@@ -14,7 +14,7 @@ from bench.preparation.process import StagerMode
 from bench.preparation.staging import StagingNeeds
 from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import RunSpec
-from bench.sweep.planning import target
+from bench.sweep import inputs
 
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -48,7 +48,7 @@ def _keys(spec: RunSpec) -> dict[str, str]:
 
 
 def _device(request: Request) -> str:
-    return target.find_device(request) or _setup(request).device or "cpu"
+    return inputs.find_device(request) or _setup(request).device or "cpu"
 
 
 def _setup(request: Request) -> JobSetup:

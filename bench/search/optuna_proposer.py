@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.errors import UserError
-from bench.search.candidates import CandidatePool, SearchCandidate
-from bench.search.costs import compute_cost, find_cost
-from bench.search.proposers import is_settled, is_spent
-from bench.search.space import Values
+from bench.search.proposers import compute_cost, find_cost, is_settled, is_spent
+from bench.search.space import CandidatePool, SearchCandidate, Values
 from bench.search_section import Dimension
 from bench.sweep.policy import Proposal, TrialResult
 

@@ -10,21 +10,18 @@ from bench.config.compose import GROUPS, StudyPoint
 from bench.config.decode import decode_model
 from bench.config.rule_fields import list_field_names
 from bench.errors import UserError, suggest_nearest
-from bench.search.candidates import CandidatePool
-from bench.search.early_end import EarlyEnd
 from bench.search.halving import HalvingProposer
-from bench.search.proposers import ListProposer
-from bench.search.space import SearchSpace, list_pairs
+from bench.search.proposers import EarlyEnd, ListProposer
+from bench.search.space import CandidatePool, SearchSpace, list_pairs
 from bench.search_section import Dimension, SearchSection
 from bench.study import Pair, Study
-from bench.sweep import definition
+from bench.sweep import definition, inputs, plan
 from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, SweepRules, Trial
-from bench.sweep.planning import present, study_plan, target
-from bench.sweep.planning.overrides import GivenOverrides, find_study, format_overrides
+from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
+from bench.sweep.lost import finalize_lost, keep_ends
 from bench.sweep.policy import Proposer
-from bench.sweep.submission.lost import finalize_lost, keep_ends
-from bench.sweep.submission.state import read_state
-from bench.sweep.trial_results import TrialReader
+from bench.sweep.snapshot import TrialReader
+from bench.sweep.status import read_state
 
 _TRIED_FOR_FIRST = 200  # values of a space of which one has to make a point that can run
 _MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # of a search that goes on
@@ -59,8 +56,8 @@ class SearchPoints:
         """Return the point with these values of the space; UserError for one that is left out or cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
-        found = compose.compose_points(study, pinned, self.config_dir, target.find_device).points[0]
-        present.check_devices(found.composed)
+        found = compose.compose_points(study, pinned, self.config_dir, inputs.find_device).points[0]
+        inputs.check_devices(found.composed)
         if self.section.objective == "validation_loss" and found.composed.spec.learning.tokens is None:
             rule = "is of a training to its end, and there is none"
             raise UserError("search.objective=validation_loss", rule, "give learning.tokens in base")
@@ -68,8 +65,8 @@ class SearchPoints:
 
     def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:
         """Return the same as it is asked for, with what is predicted of it."""
-        varied = {f"{key}={value}" for key, value in list_pairs(values) if not study_plan.is_shown_in_line(key)}
-        return study_plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
+        varied = {f"{key}={value}" for key, value in list_pairs(values) if not plan.is_shown_in_line(key)}
+        return plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
 
 
 class PlannedSearch(NamedTuple):
@@ -107,12 +104,12 @@ def plan_search(
 
 def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
     """Return what is written down of a search, whose trials are added later; `first` is any of its points."""
-    options, study = study_plan.merge_options([first], etiquette, False), points.study
+    options, study = plan.merge_options([first], etiquette, False), points.study
     request = SearchRequest(
         study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None
     )
     budget = study.budget.model_copy(update={"node_hours": points.section.node_hours or study.budget.node_hours})
-    return study_plan.define_sweep(
+    return plan.define_sweep(
         study, [first.composed], options, SweepRules(budget=budget), points=(), order=(), search=request
     )
 

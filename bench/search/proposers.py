@@ -4,10 +4,33 @@ have."""
 import math
 from collections.abc import Sequence
 
-from bench.search.candidates import CandidatePool
-from bench.search.costs import find_cost
+from bench.quantities import OBJECTIVES, compute_work
+from bench.search.space import CandidatePool
 from bench.search_section import SearchSection
-from bench.sweep.policy import Proposal, TrialResult
+from bench.spec import RunSpec
+from bench.sweep.definition import SweepPoint
+from bench.sweep.policy import Proposal, Proposer, TrialResult
+
+
+def compute_cost(objective: str, value: float | None) -> float | None:
+    """Return the cost of a value of an objective; None where it is unknown."""
+    if value is None or value <= 0:
+        return None
+    return math.log(value) if OBJECTIVES[objective] == "least" else -math.log(value)
+
+
+def find_cost(section: SearchSection, result: TrialResult) -> float | None:
+    """Return what a trial cost; None for one that failed, that keeps not to the constraints, or that has no answer."""
+    if result.quantities is None or not keeps_constraints(section, result):
+        return None
+    return compute_cost(section.objective, result.quantities.get(section.objective))
+
+
+def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
+    """Whether a trial ended well and every bounded quantity is known and within its bounds."""
+    measured = result.quantities
+    return measured is not None and all(bound.holds(measured.get(name)) for name, bound in section.constraints.items())
+
 
 PATIENCE = 20
 """A search by one of Optuna's samplers ends once so many trials in a row improve the best by less than `gain`. In 60
@@ -46,3 +69,42 @@ class ListProposer:
         left = (candidate for candidate in self._candidates if candidate.point.config_id not in tried)
         found = next(left, None)
         return Proposal(found.point, found.values) if found else None
+
+
+MARGIN = 0.1
+"""By so much more than the best may a step take before a trial is ended: two runs of the same differ by some percent
+more than the steps of either show."""
+
+
+class EarlyEnd:
+    """A proposer whose trials end their windows once a step surely takes longer than that of a winner could."""
+
+    def __init__(self, proposer: Proposer, section: SearchSection) -> None:
+        self._proposer, self._section = proposer, section
+
+    def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
+        """Return what the proposer asks for, with the longest step that is worth its whole window."""
+        proposal = self._proposer.propose(results)
+        if proposal is None:
+            return None
+        limit_s = compute_step_limit_s(self._section, proposal.point, results)
+        return proposal._replace(point=proposal.point.model_copy(update={"step_limit_s": limit_s}))
+
+
+def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
+    """Return the seconds of a step above which a point cannot be the best; None while there is none, or where what is
+    sought does not follow from the time of a step."""
+    ended = [(cost, result) for result in results if (cost := find_cost(section, result)) is not None]
+    spec = RunSpec.model_validate(point.spec)
+    tokens = float(spec.global_batch * spec.tokens_per_sample)
+    work = compute_work(section.objective, spec.global_batch, tokens, spec.nodes)
+    if not ended or not work:
+        return None
+    _, best = min(ended, key=lambda pair: pair[0])
+    assert best.quantities
+    value = best.quantities.get(section.objective)
+    interval = best.quantities.interval(section.objective)
+    if interval:
+        value = interval[0] if OBJECTIVES[section.objective] == "most" else interval[1]
+    assert value
+    return (value if section.objective == "step_s" else work / value) * (1 + MARGIN)

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.search.candidates import CandidatePool
-from bench.search.costs import find_cost
 from bench.search.halving import HalvingProposer, find_end, select_furthest
-from bench.search.proposers import ListProposer, is_settled, is_spent
+from bench.search.proposers import ListProposer, find_cost, is_settled, is_spent
+from bench.search.space import CandidatePool
 from bench.search_section import SearchSection
 from bench.sweep.policy import TrialResult
 

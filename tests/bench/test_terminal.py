@@ -13,7 +13,7 @@ from bench import terminal
 from bench.calibrate import starting
 from bench.calibrate.request import DOING
 from bench.spec import MeasureSpec
-from bench.sweep.local.watching import AttemptWatch
+from bench.sweep.local_attempt import AttemptWatch
 from bench.terminal import Progress
 
 

@@ -11,9 +11,8 @@ from simulated_search import SPACE, answer, pool, search, section
 from bench.cli.search_text import format_verdict
 from bench.errors import UserError
 from bench.search import optuna_proposer
-from bench.search.early_end import EarlyEnd
 from bench.search.planning import build_sampler
-from bench.search.proposers import PATIENCE, ListProposer
+from bench.search.proposers import PATIENCE, EarlyEnd, ListProposer
 from bench.search.verdict import conclude
 from bench.sweep.definition import Trial
 

@@ -10,7 +10,7 @@ from bench.errors import UserError
 from bench.scheduling import Mode, SchedulingOptions
 from bench.sweep.definition import RunKey, SweepDefinition
 from bench.sweep.status import PointStatus
-from bench.sweep.submission.batching import JobBatcher
+from bench.sweep.submitting import JobBatcher
 
 
 def options(mode: Mode, longest_min: int = 1000) -> SchedulingOptions:

@@ -11,7 +11,7 @@ from bench.cli.sweep_text import format_ended
 from bench.machine import Machine
 from bench.record import Circumstance
 from bench.runtime.heartbeat import build_heartbeat
-from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
+from bench.sweep.local_sweep import LocalSweep, RequestedRepeat
 from bench.sweep.policy import PlannedRun, SweepPlan, find_skip
 
 

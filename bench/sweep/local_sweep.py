@@ -11,10 +11,9 @@ from bench import store
 from bench.formatting import describe_point, describe_result, duration
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
 from bench.record import Outcome, OutcomeKind
-from bench.sweep import definition, skipped
+from bench.sweep import definition, local_attempt, lost
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import RequestedRun, RunKey, SweepDefinition, SweepPoint, Trial
-from bench.sweep.local import attempt
 from bench.sweep.policy import (
     AddTrial,
     Decision,
@@ -32,8 +31,7 @@ from bench.sweep.policy import (
     next_step,
 )
 from bench.sweep.pruning import Siblings, find_siblings
-from bench.sweep.snapshot import find_rival_attempt
-from bench.sweep.trial_results import TrialReader
+from bench.sweep.snapshot import TrialReader, find_rival_attempt
 from bench.terminal import Progress
 
 TextCallback = Callable[[str], None]
@@ -164,7 +162,7 @@ class LocalSweep:
     def _find_rival(self, key: RunKey) -> str:
         """Return who else measures a point now; empty for nobody, and where everybody waits for their turn."""
         one = self._repeats[key]
-        if attempt.waits(one.sweep.requested(one.point, key.repeat)):
+        if local_attempt.waits(one.sweep.requested(one.point, key.repeat)):
             return ""
         return "is under way in another process" if find_rival_attempt(self.folder / key.config_id, key) else ""
 
@@ -177,7 +175,7 @@ class LocalSweep:
 
     def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
         """Record that a point need not run."""
-        skipped.write_outcome(self.folder, self._request(run), outcome)
+        lost.write_outcome(self.folder, self._request(run), outcome)
         self._attempts.pop(run.key.config_id, None)
         self.kinds.append(outcome.kind)
         line = self._repeats[run.key].point.line
@@ -220,12 +218,12 @@ class LocalSweep:
             left = self._left(more, time.monotonic() - begin) or (run.left if more == 0 else "")
             self._follow(Progress(f"[{number}/{count}] {run.what}  {line}", done / count, left))
 
-        with attempt.take_turn(requested, follow):
+        with local_attempt.take_turn(requested, follow):
             self._attempts.pop(requested.config_id, None)  # others may have measured it meanwhile
             if next_run(plan, self.snapshot()) != decision:
                 return False
             begin = time.monotonic()
-            _, record = attempt.make_attempt(requested, self.folder, follow)
+            _, record = local_attempt.make_attempt(requested, self.folder, follow)
         self._attempts.pop(requested.config_id, None)
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)
