@@ -93,7 +93,7 @@ def run(
     `tell` hears every point that ends, `follow` how far the one under way is.
     """
     from bench.sweep import definition
-    from bench.sweep.local_sweep import LocalSweep, RequestedRepeat
+    from bench.sweep.local_sweep import LocalSweep
     from bench.sweep.lost import finalize_lost
     from bench.sweep.status import read_state
 
@@ -102,7 +102,7 @@ def run(
     folder = Path(results) / plan.sweep.study
     definition.write(folder, plan.sweep)
     finalize_lost(read_state(folder))  # what a machine that went down left of an earlier call
-    wanted = [RequestedRepeat(key, plan.sweep, point) for key, point in plan.sweep.wanted()]
+    wanted = list(plan.sweep.wanted())
     return LocalSweep(folder, wanted, retry=True, tell=tell, follow=follow).run()
 
 
@@ -148,7 +148,7 @@ def resume(
     """
     from bench import launchers
     from bench.sweep import definition
-    from bench.sweep.local_sweep import LocalSweep, RequestedRepeat
+    from bench.sweep.local_sweep import LocalSweep
     from bench.sweep.lost import finalize_lost
     from bench.sweep.status import read_state
     from bench.sweep.submitting import submit_pending
@@ -165,7 +165,7 @@ def resume(
     if autopilot:
         raise UserError("--autopilot", "this sweep has no queue", "leave it out")
     finalize_lost(read_state(folder))
-    wanted = [RequestedRepeat(key, sweep, point) for key, (sweep, point) in definition.merge_sweeps(sweeps).items()]
+    wanted = list(definition.merge_sweeps(sweeps).values())
     search = None
     if searched:
         from bench.search.planning import restore_search

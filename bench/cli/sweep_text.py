@@ -36,7 +36,7 @@ def format_json(sweep: SweepDefinition) -> str:
             "predicted": predictions.plain(index),
             "spec": RunSpec.model_validate(point.spec).model_dump(mode="json", by_alias=True),
         }
-        for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
+        for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
     ]
     return json.dumps(plain, indent=1)
 
@@ -47,7 +47,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path) -> s
     planned = _plan_jobs(sweep, predictions) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
     script = {requested.key: f"job {number}" for number, job in enumerate(planned, 1) for requested in job.points}
     lines = []
-    for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True):
+    for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True):
         limit = f"  limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
         lines.append(f"{point.line}  repeat {key.repeat}{limit}" + (f"  {script[key]}" if key in script else ""))
         lines.append(predictions.line(index))
@@ -76,7 +76,7 @@ def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Pa
     command = ["zeroscale", "sweep", *overrides, "--repeats", str(ENOUGH)]
     command += ["--results", str(results)] if results != RESULTS else []
     command += ["--config-dir", str(config_dir)] if config_dir else []
-    paths = [sorted((results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _ in sweep.wanted()]
+    paths = [sorted((results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _, _ in sweep.wanted()]
     taken = [compute_node_hours(read_record(path)) for found in paths for path in found]
     known = [hours for hours in taken if hours is not None]
     predicted = PredictionText(sweep).format_node_hours(ENOUGH)
@@ -88,7 +88,7 @@ def _plan_jobs(sweep: SweepDefinition, predictions: PredictionText) -> list[Job]
     """Return the jobs as they would be submitted to a cluster without limits of its own: planning asks nobody."""
     waiting = [
         PointStatus(key, point, sweep, "waiting", "", "", 0, "")
-        for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
+        for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
         if not predictions.infeasible(index)
     ]
     _, options = submitting.load_launcher(sweep)

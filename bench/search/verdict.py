@@ -55,6 +55,12 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
     ended.sort(key=lambda pair: pair[0])
     best = ended[0][1] if ended else None
     listed = pool.list_all() if pool.space.list_all() is not None else None
+    trained = [result.trial.point.spec for result in results if section.rungs]
+    reached = Counter(
+        find_end(result.trial.point.spec)
+        for result in results
+        if section.rungs and find_cost(section, result) is not None
+    )
     return SearchVerdict(
         section=section,
         best=best,
@@ -68,30 +74,11 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         cannot_run=len(pool.explain_left_out()),
         is_settled=is_settled(section, results),
         is_spent=is_spent(section, results),
-        reached=_count_reached(section, results),
-        whole_tokens=_find_whole_tokens(section, results),
-        is_exhausted=section.rungs is not None and _is_exhausted(pool, results),
+        reached=dict(sorted(reached.items())),
+        whole_tokens=max((int(spec["learning"]["tokens"]) for spec in trained), default=None),
+        is_exhausted=section.rungs is not None
+        and HalvingProposer(pool, ListProposer(pool, at_random=False)).propose(results) is None,
     )
-
-
-def _count_reached(section: SearchSection, results: Sequence[TrialResult]) -> dict[int, int]:
-    """Return how many trainings ended well behind how many tokens, the fewest tokens first."""
-    if section.rungs is None:
-        return {}
-    ended = (result.trial.point.spec for result in results if find_cost(section, result) is not None)
-    return dict(sorted(Counter(map(find_end, ended)).items()))
-
-
-def _find_whole_tokens(section: SearchSection, results: Sequence[TrialResult]) -> int | None:
-    """Return the tokens of a whole training; None of a search without rungs or trials."""
-    if section.rungs is None:
-        return None
-    return max((int(result.trial.point.spec["learning"]["tokens"]) for result in results), default=None)
-
-
-def _is_exhausted(pool: CandidatePool, results: Sequence[TrialResult]) -> bool:
-    """Whether no training of a search with rungs may go on, and every one of its space has begun."""
-    return HalvingProposer(pool, ListProposer(pool, at_random=False)).propose(results) is None
 
 
 def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:

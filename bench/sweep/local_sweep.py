@@ -13,7 +13,7 @@ from bench.measure.environment import classify, compute_environment_id, find_dev
 from bench.record import Outcome, OutcomeKind
 from bench.sweep import definition, local_attempt, lost
 from bench.sweep.corrections import MeasuredCorrections
-from bench.sweep.definition import RequestedRun, RunKey, SweepDefinition, SweepPoint, Trial
+from bench.sweep.definition import RequestedRepeat, RequestedRun, RunKey, SweepDefinition, Trial
 from bench.sweep.policy import (
     AddTrial,
     Decision,
@@ -43,14 +43,6 @@ class LocalSearch(NamedTuple):
 
     sweep: SweepDefinition
     proposer: Proposer
-
-
-class RequestedRepeat(NamedTuple):
-    """One repeat of one point."""
-
-    key: RunKey
-    sweep: SweepDefinition
-    point: SweepPoint
 
 
 class SweepResult(NamedTuple):
@@ -161,8 +153,7 @@ class LocalSweep:
 
     def _find_rival(self, key: RunKey) -> str:
         """Return who else measures a point now; empty for nobody, and where everybody waits for their turn."""
-        one = self._repeats[key]
-        if local_attempt.waits(one.sweep.requested(one.point, key.repeat)):
+        if local_attempt.waits(self._repeats[key].request()):
             return ""
         return "is under way in another process" if find_rival_attempt(self.folder / key.config_id, key) else ""
 
@@ -170,8 +161,7 @@ class LocalSweep:
         """Return the attempt that is to be made at a run."""
         if run.role == "control" and self._control:
             return self._control
-        one = self._repeats[run.key]
-        return one.sweep.requested(one.point, run.key.repeat)
+        return self._repeats[run.key].request()
 
     def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
         """Record that a point need not run."""

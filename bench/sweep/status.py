@@ -10,7 +10,7 @@ from bench import launchers
 from bench.scheduling import JobState
 from bench.store import RunAttempt
 from bench.sweep import definition, jobs
-from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
+from bench.sweep.definition import RequestedRepeat, RunKey, SweepDefinition, SweepPoint
 from bench.sweep.jobs import SubmittedJob
 from bench.sweep.policy import explain_given_up, find_answer
 from bench.sweep.pruning import Siblings, find_siblings
@@ -43,7 +43,7 @@ class PointStatus(NamedTuple):
 
 
 def list_statuses(
-    wanted: Mapping[RunKey, tuple[SweepDefinition, SweepPoint]],
+    wanted: Mapping[RunKey, RequestedRepeat],
     seen: StudySnapshot,
     queue: Mapping[JobTask, JobState],
     *,
@@ -52,7 +52,7 @@ def list_statuses(
     """Return where everything asked for stands, in the order in which it was asked; `is_reached` is whether the
     scheduler answered, so that what is not in the `queue` is in no job."""
     view = _StatusReader(wanted, seen, queue, is_reached=is_reached)
-    return [view.read_status(key, sweep, point) for key, (sweep, point) in wanted.items()]
+    return [view.read_status(*one) for one in wanted.values()]
 
 
 def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
@@ -74,7 +74,7 @@ class _StatusReader:
 
     def __init__(
         self,
-        wanted: Mapping[RunKey, tuple[SweepDefinition, SweepPoint]],
+        wanted: Mapping[RunKey, RequestedRepeat],
         seen: StudySnapshot,
         queue: Mapping[JobTask, JobState],
         *,
@@ -91,7 +91,7 @@ class _StatusReader:
                     self._last[key] = (job, task)
                 if (state := queue.get((job.name, task))) and state.live:
                     self._places[key] = (job.name, task)
-        by_key = {key: sweep for key, (sweep, _) in wanted.items()}
+        by_key = {key: one.sweep for key, one in wanted.items()}
         self._failed_starts = find_failed_starts(by_key, seen) if seen.ends else {}
 
     def read_status(self, key: RunKey, sweep: SweepDefinition, point: SweepPoint) -> PointStatus:
@@ -235,15 +235,13 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
     return StudyState(folder, sweeps, seen, queue, list_statuses(wanted, seen, queue, is_reached=ask), ask)
 
 
-def _may_go_on(
-    job: jobs.SubmittedJob, seen: StudySnapshot, wanted: Mapping[RunKey, tuple[SweepDefinition, SweepPoint]]
-) -> bool:
+def _may_go_on(job: jobs.SubmittedJob, seen: StudySnapshot, wanted: Mapping[RunKey, RequestedRepeat]) -> bool:
     """Whether a job may still do something: any but one whose points have their final answers and whose allocations
     have ended. A job that was put back into the queue has no allocation, and its points have records as well."""
     if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
         return True
     answered = all(
-        key in wanted and find_answer(seen.of(key), prune=wanted[key][0].rules.prune) for key, _ in job.points
+        key in wanted and find_answer(seen.of(key), prune=wanted[key].sweep.rules.prune) for key, _ in job.points
     )
     ends = [allocation.ended_at for _, allocation in jobs.list_allocations(job.folder)] if answered else []
     return len(ends) < len(job.tasks) or None in ends

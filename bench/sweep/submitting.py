@@ -223,6 +223,11 @@ class JobSubmitter:
         throttle = self._options.throttle if job.mode != "array" else None
         after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
         made = plan_job(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
+        self._handles.append(self._hand_over(folder, made))
+        return self._handles[-1]
+
+    def _hand_over(self, folder: Path, made: LaunchPlan) -> str:
+        """Submit a job whose folder is written; return the scheduler's number. One that is refused is withdrawn."""
         try:
             handle = self._launcher.submit(made)
         except SchedulerAway:
@@ -231,7 +236,6 @@ class JobSubmitter:
             jobs.withdraw(folder)
             raise
         jobs.write_handle(folder, handle)
-        self._handles.append(handle)
         return handle
 
     def submit_autopilot(
@@ -269,15 +273,7 @@ class JobSubmitter:
         notice = () if notify is None else (f"--notify={notify}",)
         arguments = ("resume", study_folder, "--autopilot", *notice)
         work = Work(name, folder.resolve(), "bench.cli", arguments, time_limit_min=_AUTOPILOT_MIN, after=after)
-        try:
-            handle = self._launcher.submit(self._launcher.plan(work, self._options))
-        except SchedulerAway:
-            raise  # it may have taken the job
-        except UserError:
-            jobs.withdraw(folder)
-            raise
-        jobs.write_handle(folder, handle)
-        return handle
+        return self._hand_over(folder, self._launcher.plan(work, self._options))
 
 
 def _get_shape(job: Job) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from bench.spec import Batch, RunSpec
 from bench.study import Study
 from bench.sweep import definition, local_sweep
 from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
-from bench.sweep.local_sweep import LocalSearch, LocalSweep, RequestedRepeat
+from bench.sweep.local_sweep import LocalSearch, LocalSweep
 
 SPACE = {"batch.micro": [1, 2, 4, 8], "batch.accumulation": [1, 2, 4]}
 TRIALS = 6
@@ -56,7 +56,7 @@ def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
 
     section = asked.search.study.search
     pool = CandidatePool(section, SearchSpace(section), build, Machine(name="cpu", device="cpu"))
-    wanted = [RequestedRepeat(key, asked, one) for key, one in asked.wanted()]
+    wanted = list(asked.wanted())
     search = LocalSearch(asked, build_proposer(pool))
     return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
 
