@@ -58,7 +58,7 @@ def restore_search(sweep: SweepDefinition) -> PlannedSearch:
     request = sweep.search
     assert request
     config_dir = Path(request.config_dir) if request.config_dir else None
-    points = SearchPoints(request.study, request.overrides, config_dir)
+    points = SearchPoints(request.study, request.overrides, config_dir, next(iter(sweep.machines)))
     return _build_search(points, SearchSpace(points.section, points.study.base), sweep)
 
 

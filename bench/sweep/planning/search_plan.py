@@ -26,8 +26,11 @@ _ONE_OF = ("machine", "launcher")  # for all trials: what differs by these is no
 class SearchPoints:
     """The points of a search's space: each composed and checked when its values are asked for."""
 
-    def __init__(self, study: Study, overrides: tuple[str, ...], config_dir: Path | None) -> None:
-        """UserError for a study without a search, for several values of a key, and for a field that is none."""
+    def __init__(
+        self, study: Study, overrides: tuple[str, ...], config_dir: Path | None, machine: str | None = None
+    ) -> None:
+        """UserError for a study without a search, for several values of a key, and for a field that is none. `machine`
+        is that of a search that goes on: the one that conf/config.yaml names may be another by now."""
         if study.search is None:
             rule = "has no `search` section"
             raise UserError(f"study={study.name}", rule, "give one with a space and an objective, or use `sweep`")
@@ -44,7 +47,8 @@ class SearchPoints:
             rule = "a search with rungs says where its trainings stop"
             raise UserError("learning.stop_after", rule, "leave it out, or search.rungs")
         self.section = section.model_copy(update={"space": space})
-        self.study = study.model_copy(update={"search": self.section})
+        base = study.base if machine is None else {"machine": machine} | study.base
+        self.study = study.model_copy(update={"search": self.section, "base": base})
 
     def build(self, values: Mapping[str, Any]) -> StudyPoint:
         """Return the point with these values of the space; UserError for one that is left out or cannot run."""
