@@ -2,7 +2,10 @@
 sought. Differences of it are relative gains."""
 
 import math
+from collections.abc import Sequence
 
+from bench.errors import UserError
+from bench.formatting import format_count
 from bench.quantities import OBJECTIVES
 from bench.search_section import SearchSection
 from bench.sweep.policy import TrialResult
@@ -31,3 +34,22 @@ def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
     """Whether a trial ended well and every bounded quantity is known and within its bounds."""
     measured = result.quantities
     return measured is not None and all(bound.holds(measured.get(name)) for name, bound in section.constraints.items())
+
+
+def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str:
+    """Return which constraints no trial that ended well keeps to, and how near one came; empty where one keeps to all,
+    and where none ended well."""
+    measured = [result.quantities for result in results if result.quantities]
+    if not measured or any(keeps_constraints(section, result) for result in results):
+        return ""
+    remedy = "loosen it, or change the space"
+    for name, bound in section.constraints.items():
+        if any(bound.holds(one.get(name)) for one in measured):
+            continue
+        known = [value for one in measured if (value := one.get(name)) is not None]
+        nearest = f"the nearest has {min(known, key=bound.compute_distance):.4g}" if known else "it is known of none"
+        rule = f"of {format_count(len(measured), 'trial')} that ended well none has {bound}; {nearest}"
+        return str(UserError(f"search.constraints.{name}", rule, remedy))
+    names = ", ".join(section.constraints)
+    rule = f"of {format_count(len(measured), 'trial')} that ended well none keeps to all of them"
+    return str(UserError(f"search.constraints: {names}", rule, "loosen one, or change the space"))

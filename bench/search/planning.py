@@ -1,11 +1,13 @@
 """From what a user asks to a search that can propose its trials, new or gone on with."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.errors import UserError
-from bench.search.candidates import CandidatePool
+from bench.formatting import format_count
+from bench.search.candidates import CandidatePool, SearchCandidate
 from bench.search.early_end import EarlyEnd
 from bench.search.halving import HalvingProposer
 from bench.search.proposers import ListProposer, PriorProposer
@@ -13,6 +15,7 @@ from bench.search.space import SearchSpace
 from bench.study import Study
 from bench.sweep import definition
 from bench.sweep.definition import SearchRequest, SweepDefinition
+from bench.sweep.forecast import FAR_OUT_FACTOR
 from bench.sweep.planning import search_plan
 from bench.sweep.planning.overrides import GivenOverrides
 from bench.sweep.planning.search_plan import SearchPoints
@@ -48,9 +51,34 @@ def plan_search(
         except UserError as error:
             refused = refused or error
         else:
-            return _build_search(points, pool_space, search_plan.define_search(points, first, etiquette))
+            planned = _build_search(points, pool_space, search_plan.define_search(points, first, etiquette))
+            _check_within_reach(planned.pool)
+            return planned
     rule = f"none of its points can run; of the first the reason is: {refused}"
     raise UserError("search.space", rule, "change the space, or the rules that leave points out")
+
+
+def _check_within_reach(pool: CandidatePool) -> None:
+    """Raise UserError where every point is predicted far out of a device's memory, or of what a constraint leaves."""
+    bound = pool.section.constraints.get("peak_bytes")
+    most = math.inf if bound is None or bound.at_most is None else bound.at_most
+    looked_at = (pool.find(values) for values in pool.space.list_candidates(pool.section.seed))
+    if any(one and one.may_fit and _predict_peak(one) <= FAR_OUT_FACTOR * most for one in looked_at):
+        return
+    candidates = [one for one in pool.list_all() if one.may_fit]
+    if not candidates:
+        count = format_count(len(pool.list_all()), "point")
+        rule = f"each of its {count} is predicted far out of memory of a device of {pool.machine.name}"
+        raise UserError("search.space", rule, "change the space, or the machine")
+    rule = f"{bound}, and each of its {format_count(len(candidates), 'point')} is predicted to need more"
+    least = f"the least {min(map(_predict_peak, candidates)):.4g}"
+    raise UserError("search.constraints.peak_bytes", f"{rule}, {least}", "loosen it, or change the space")
+
+
+def _predict_peak(candidate: SearchCandidate) -> float:
+    """Return the bytes of live tensors that are predicted of a candidate; 0 where nothing is."""
+    forecast = candidate.point.forecast
+    return forecast.room.tensor_bytes if forecast and forecast.room else 0
 
 
 def restore_search(sweep: SweepDefinition) -> PlannedSearch:

@@ -209,3 +209,15 @@ def test_a_search_goes_on_with_its_machine_where_another_is_the_default(
     assert capsys.readouterr().err.endswith("is not to run here\n"), "a ninth trial is begun"
     [ninth] = started
     assert ninth.circumstance.machine.name == "cpu"
+
+
+def test_a_verdict_tells_that_trials_ran_in_several_environments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, told = write_search(tmp_path, trials=8) / "smoke", "trials ran in 2 environments"
+    assert main(["resume", str(folder)]) == 0
+    assert told not in capsys.readouterr().out
+    path = next(iter(sorted(folder.rglob("record.json"))))
+    path.write_text(path.read_text().replace('"environment_id": "', '"environment_id": "1'))
+    assert main(["resume", str(folder)]) == 0
+    assert told in capsys.readouterr().out

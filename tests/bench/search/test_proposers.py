@@ -172,6 +172,36 @@ def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("constraints", "told"),
+    [
+        ({"step_s": {"at_most": 0.05}}, ".step_s: of 48 trials that ended well none has at most 0.05; the nearest has "
+         "0.306; loosen it, or change the space"),
+        ({"step_s": {"at_least": 3}}, ".step_s: of 48 trials that ended well none has at least 3; the nearest has "
+         "1.856; loosen it, or change the space"),
+        ({"peak_bytes": {"at_most": 9}}, ".peak_bytes: of 48 trials that ended well none has at most 9; it is known of "
+         "none; loosen it, or change the space"),
+        ({"step_s": {"at_most": 0.4}, "samples_per_s": {"at_least": 30}}, ": step_s, samples_per_s: of 48 trials that "
+         "ended well none keeps to all of them; loosen one, or change the space"),
+    ],
+)  # fmt: skip
+def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
+    tmp_path: Path, constraints: dict[str, Any], told: str
+) -> None:
+    """Steps take 0.306 s (ddp, one sample, one node) to 1.856 s (zero3, 64 samples on 8 nodes). Those of 0.4 s and less
+    have 8 samples at most, 23 per s; there are 55 per s in a step of 1.16 s."""
+    candidates = pool(section(sampler="grid", constraints=constraints))
+    verdict = conclude(candidates, search(proposer(candidates), step_s, 99))
+    assert verdict.best is None and verdict.is_over
+    assert format_verdict(verdict, tmp_path, as_json=False).splitlines()[0] == f"search.constraints{told}"
+
+
+def test_a_trial_that_ended_badly_is_no_matter_of_constraints(tmp_path: Path) -> None:
+    candidates = pool(section(sampler="grid", constraints={"step_s": {"at_most": 0.05}}))
+    verdict = conclude(candidates, search(proposer(candidates), lambda values: "oom", 99))
+    assert format_verdict(verdict, tmp_path, as_json=False).startswith("nothing that was tried ended well\n")
+
+
+@pytest.mark.parametrize(
     ("objective", "limit_s"),
     [
         ("step_s", 1.1 * 0.505),  # the best's median is 0.5 s, and its interval ends at 0.505
