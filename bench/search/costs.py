@@ -2,6 +2,7 @@
 sought. Differences of it are relative gains."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from bench.errors import UserError
@@ -9,6 +10,9 @@ from bench.formatting import format_count
 from bench.quantities import OBJECTIVES
 from bench.search_section import SearchSection
 from bench.sweep.policy import TrialResult
+
+_LEAST_SPREAD = 0.01
+"""Of costs, as a deviation: points of a space differ by some percent, however little the noise leaves of it."""
 
 
 def compute_cost(objective: str, value: float | None) -> float | None:
@@ -28,6 +32,24 @@ def find_cost(section: SearchSection, result: TrialResult) -> float | None:
     if result.quantities is None or not keeps_constraints(section, result):
         return None
     return compute_cost(section.objective, result.quantities.get(section.objective))
+
+
+def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
+    """Return the costs of trials as a sampler is told them that knows no noise of single trials: that of a run that was
+    no sound measurement lies so much nearer to the mean of all as noise explains its distance (Efron and Morris,
+    1975)."""
+    costs = [find_cost(section, result) for result in results]
+    noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
+    known = [(cost, noise**2) for cost, noise in zip(costs, noises, strict=True) if cost is not None]
+    if not any(noise for _, noise in known):
+        return costs
+    spread = statistics.pvariance(cost for cost, _ in known) - statistics.mean(noise for _, noise in known)
+    spread = max(spread, _LEAST_SPREAD**2)
+    middle = statistics.fmean([cost for cost, _ in known], weights=[1 / (spread + noise) for _, noise in known])
+    return [
+        None if cost is None else middle + (cost - middle) * spread / (spread + noise**2)
+        for cost, noise in zip(costs, noises, strict=True)
+    ]
 
 
 def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:

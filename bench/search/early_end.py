@@ -30,19 +30,20 @@ class EarlyEnd:
 
 
 def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds of a step above which a point cannot be the best; None while there is none, or where what is
-    sought does not follow from the time of a step."""
-    ended = [(cost, result) for result in results if (cost := find_cost(section, result)) is not None]
+    """Return the seconds of a step above which a point cannot be the best: a trial surely needs less for the same work,
+    by the end of its interval. None while there is none, or where what is sought does not follow from the time of a
+    step."""
+    ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
     spec = RunSpec.model_validate(point.spec)
     tokens = float(spec.global_batch * spec.tokens_per_sample)
     work = compute_work(section.objective, spec.global_batch, tokens, spec.nodes)
     if not ended or not work:
         return None
-    _, best = min(ended, key=lambda pair: pair[0])
-    assert best.quantities
-    value = best.quantities.get(section.objective)
-    interval = best.quantities.interval(section.objective)
-    if interval:
-        value = interval[0] if OBJECTIVES[section.objective] == "most" else interval[1]
-    assert value
-    return (value if section.objective == "step_s" else work / value) * (1 + MARGIN)
+    limits_s = []
+    for one in ended:
+        value, interval = one.get(section.objective), one.interval(section.objective)
+        if interval:
+            value = interval[0] if OBJECTIVES[section.objective] == "most" else interval[1]
+        assert value
+        limits_s.append(value if section.objective == "step_s" else work / value)
+    return min(limits_s) * (1 + MARGIN)

@@ -3,6 +3,7 @@
 Nothing is kept beside the trials: what a sampler stores of its own is in each trial's file, and its random numbers
 begin from the search's seed and the trial's number, so that a search that was killed asks for the same. What failed, or
 keeps not to the constraints, is told as a violated constraint and, for samplers that know none, as worse than the rest.
+They know no noise of single trials: what a busy or short run came to is told nearer to the mean.
 """
 
 import importlib
@@ -13,7 +14,7 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.search.candidates import CandidatePool
-from bench.search.costs import find_cost
+from bench.search.costs import compute_told_costs
 from bench.search.proposers import ListProposer, is_spent
 from bench.search.space import Values
 from bench.search_section import Dimension
@@ -44,8 +45,9 @@ class OptunaProposer:
             return None
         study = self.build_study(self._select_fitted(results))
         storage, identity = study[1], study[2]
-        by_id = {result.trial.point.config_id: result for result in results}
-        worst = _find_worst(self._list_costs(results))
+        costs = self._list_costs(results)
+        by_id = {result.trial.point.config_id: cost for result, cost in zip(results, costs, strict=True)}
+        worst = _find_worst(costs)
         for _ in range(_MOST_CALLS):
             trial = study[0].ask()
             values = self._suggest(trial)
@@ -56,8 +58,7 @@ class OptunaProposer:
                     _PER_STUDY: dict(storage.get_study_system_attrs(identity)),
                 }
                 return Proposal(candidate.point, values, sampler_state=kept)
-            known = by_id.get(candidate.point.config_id) if candidate else None
-            cost = find_cost(self._section, known) if known else None
+            cost = by_id.get(candidate.point.config_id) if candidate else None
             if self._knows_constraints:
                 trial.set_constraint(_CONSTRAINT, 1.0 if cost is None else -1.0)
             study[0].tell(trial, worst + _PENALTY if cost is None else cost)
@@ -128,7 +129,7 @@ class OptunaProposer:
         )
 
     def _list_costs(self, results: Sequence[TrialResult]) -> list[float | None]:
-        return [find_cost(self._section, result) for result in results]
+        return compute_told_costs(self._section, results)
 
     def _suggest(self, trial: Any) -> Values:
         """Ask for a value of each dimension that is set."""

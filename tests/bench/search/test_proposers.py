@@ -1,6 +1,7 @@
 """What a search asks for next, on grids whose every run is known."""
 
 import importlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from simulated_search import SPACE, answer, pool, proposer, search, section
 from bench.cli.search_text import format_verdict
 from bench.errors import UserError
 from bench.search import optuna_proposer
-from bench.search.early_end import EarlyEnd
+from bench.search.costs import compute_told_costs
+from bench.search.early_end import EarlyEnd, compute_step_limit_s
+from bench.search.optuna_proposer import OptunaProposer
 from bench.search.proposers import ListProposer
-from bench.search.verdict import conclude
+from bench.search.verdict import conclude, find_interval
 from bench.sweep.definition import Trial
+from bench.sweep.policy import TrialResult
 
 SPEED = {"ddp": 1.0, "zero1": 1.1, "zero3": 1.6}
 OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
@@ -100,12 +104,73 @@ def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_
     assert verdict.is_over and not verdict.is_spent and verdict.regret and verdict.regret.next_gain < 0.01
 
 
+BUSY = 0.3
+"""Noise of the time of a step, as a deviation in log."""
+
+
+def disturb(result: TrialResult) -> TrialResult:
+    """The same trial on a busy machine."""
+    return result._replace(quantities=result.quantities and result.quantities._replace(step_noise=BUSY))
+
+
+def test_a_busy_trial_is_not_told_apart_from_what_lies_within_its_noise() -> None:
+    """The best of 48, at 55 samples per s, has an interval of e^±0.59 on a busy machine: all from 31 samples per s on
+    are its equals."""
+    candidates = pool(section(sampler="grid"))
+    done = search(proposer(candidates), step_s, 99)
+    sound = conclude(candidates, done)
+    assert sound.best and sound.best.quantities and len(sound.equals) == 0
+    rates = [one.quantities.get("samples_per_s") or 0 for one in done if one.quantities]
+    verdict = conclude(candidates, [disturb(one) if one == sound.best else one for one in done])
+    low = math.exp(-1.96 * BUSY) * max(rates)
+    assert verdict.best and find_interval(candidates.section, verdict.best)[0] == pytest.approx(low)
+    assert len(verdict.equals) == sum(rate / 0.99 > low for rate in rates) - 1 > 0
+
+
+def test_no_trial_is_ended_for_the_sake_of_one_that_may_be_off() -> None:
+    """A trial of 0.5 s on a busy machine may be one of 0.9 s; a sound one of 0.6 s ends what needs 0.66 s."""
+    asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
+    candidates = pool(asked)
+    seconds = {1: 0.5, 2: 0.6, 4: 1.0}
+    first, second, third = search(proposer(candidates), lambda values: seconds[values["batch.micro"]], 3)
+    assert compute_step_limit_s(asked, third.trial.point, [disturb(first)]) == pytest.approx(
+        1.1 * 0.5 * math.exp(0.588)
+    )
+    limit_s = compute_step_limit_s(asked, third.trial.point, [disturb(first), second])
+    assert limit_s == pytest.approx(1.1 * 0.6 * 1.01)
+
+
+def test_a_sampler_that_knows_no_noise_is_told_less_of_a_busy_trial() -> None:
+    """Logarithms of 1, 2 and 4 s, the last busy: the variance of the three is 0.320 and the mean of the noises 0.030.
+    With the spread of 0.290 that is left, its distance from the mean counts by 0.290 / (0.290 + 0.090)."""
+    asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
+    sound = search(proposer(pool(asked)), lambda values: float(values["batch.micro"]), 3)
+    assert compute_told_costs(asked, sound) == pytest.approx([0, math.log(2), math.log(4)])
+    told = compute_told_costs(asked, [*sound[:2], disturb(sound[2])])
+    spread = 2 / 3 * math.log(2) ** 2 - BUSY**2 / 3
+    middle = (math.log(2) / spread + math.log(4) / (spread + 0.09)) / (2 / spread + 1 / (spread + 0.09))
+    assert told[:2] == pytest.approx([0, math.log(2)])
+    assert told[2] == pytest.approx(middle + (math.log(4) - middle) * spread / (spread + 0.09))
+    assert middle < told[2] < math.log(4)
+    assert compute_told_costs(asked, [disturb(sound[0]), sound[1]._replace(outcome="oom", quantities=None)])[1] is None
+
+
+@pytest.mark.parametrize("sampler", ("tpe", "gp"))
+def test_optuna_is_told_so(sampler: str) -> None:
+    asked = section(objective="step_s", sampler=sampler)
+    done = search(proposer(pool(asked)), step_s, 6)
+    done[3] = disturb(done[3])
+    made = OptunaProposer(pool(asked)).build_study(done)[0]
+    assert [trial.value for trial in made.trials] == pytest.approx(compute_told_costs(asked, done))
+    assert made.trials[3].value != pytest.approx(math.log(step_s(done[3].trial.values)))
+
+
 def test_a_search_does_not_end_on_runs_of_a_busy_machine(tmp_path: Path) -> None:
     """The same times, but known less well: other points may gain more than was asked for."""
     candidates = pool(section(gain=0.01), step_s)
     done = search(proposer(candidates), step_s, 99)
     assert conclude(candidates, done).is_over
-    busy = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in done]
+    busy = [disturb(one) for one in done]
     verdict = conclude(candidates, busy)
     assert not verdict.is_over and verdict.regret and verdict.regret.next_gain > 0.01
     assert proposer(candidates).propose(busy) is not None
