@@ -213,18 +213,16 @@ def search(
 
 def search_verdict(folder: Folder) -> "SearchVerdict":
     """Return what the search in a study's folder has found so far."""
-    from bench import store
     from bench.search.planning import restore_search
     from bench.search.verdict import conclude
     from bench.sweep import definition
-    from bench.sweep.snapshot import TrialReader
+    from bench.sweep.snapshot import read_trial_results
 
     folder = Path(folder)
     sweep = definition.find_search(definition.read(folder))
     if sweep is None:
         raise UserError(str(folder), "holds no search", "give the folder of one, or ask for its `status`")
-    results = TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id)).read_results()
-    return conclude(restore_search(sweep).pool, results)
+    return conclude(restore_search(sweep).pool, read_trial_results(folder, sweep))
 
 
 def cancel(folder: Folder) -> list[str]:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.export import import_library
-from bench import store
 from bench.errors import UserError
 from bench.quantities import OBJECTIVES, QUANTITIES
 from bench.search.proposers import keeps_constraints
 from bench.sweep import definition
 from bench.sweep.policy import TrialResult
-from bench.sweep.snapshot import TrialReader
+from bench.sweep.snapshot import read_trial_results
 
 
 def write_journal(paths: Sequence[Path], out: Path) -> int:
@@ -36,7 +35,7 @@ def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
         raise UserError(str(folder), "holds no search", "give the folder of one")
     way = "minimize" if OBJECTIVES[section.objective] == "least" else "maximize"
     study = optuna.create_study(study_name=sweep.study, storage=storage, direction=way)
-    results = TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id)).read_results()
+    results = read_trial_results(folder, sweep)
     kinds = {
         key: optuna.distributions.CategoricalDistribution([_simplify(one) for one in dimension.values])
         if dimension.values is not None

@@ -10,7 +10,7 @@ import argparse
 import os
 
 from bench import api, job_context, terminal
-from bench.cli import autopilot_end, notes, options, search_text, sweep_text
+from bench.cli import autopilot_end, notes, options, search, sweep_text
 from bench.errors import UserError
 from bench.scheduling import SchedulerAway
 from bench.sweep import definition
@@ -28,8 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`; of a search, if it has
-    found something."""
+    """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`; of a search that has
+    ended, if it has found something."""
     options.check_notify(args)
     notes.print_unreadable(api.unreadable(args.folder))
     try:
@@ -40,19 +40,21 @@ def run(args: argparse.Namespace) -> int:
         if args.autopilot and job_context.find_job(os.environ).context.job_id:  # nobody else sees it
             autopilot_end.finish(args.folder, args.notify, str(refusal))
         raise
+    is_search = definition.find_search(definition.read(args.folder)) is not None
     if isinstance(done, SubmitResult):
-        print(sweep_text.format_submitted(done, args.folder, as_json=args.json))
+        has_ended = is_search and done.has_ended
+        if not has_ended:
+            print(sweep_text.format_submitted(done, args.folder, as_json=args.json))
         if args.autopilot and not done.queued and done.complete:
             autopilot_end.finish(args.folder, args.notify)
+        if not has_ended:
+            return 0 if done.good else 1
+    elif not is_search:
+        print(sweep_text.format_ended(done, as_json=args.json))
+        if not args.json:
+            notes.print_answer(args.folder)
         return 0 if done.good else 1
-    if definition.find_search(definition.read(args.folder)):
-        verdict = api.search_verdict(args.folder)
-        print(search_text.format_verdict(verdict, args.folder, as_json=args.json))
-        return 0 if verdict.best else 1
-    print(sweep_text.format_ended(done, as_json=args.json))
-    if not args.json:
-        notes.print_answer(args.folder)
-    return 0 if done.good else 1
+    return search.print_verdict(args.folder, as_json=args.json)
 
 
 def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:

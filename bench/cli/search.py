@@ -40,9 +40,14 @@ def run(args: argparse.Namespace) -> int:
             tell=terminal.teller(quiet=args.json),
             follow=follow,
         )
-    if isinstance(done, SubmitResult):
+    if isinstance(done, SubmitResult) and not done.has_ended:
         print(sweep_text.format_submitted(done, folder, as_json=args.json))
         return 0 if done.good else 1
+    return print_verdict(folder, as_json=args.json)
+
+
+def print_verdict(folder: Path, *, as_json: bool) -> int:
+    """Print what a search has found; return the exit code, 0 if that is anything."""
     verdict = api.search_verdict(folder)
-    print(search_text.format_verdict(verdict, folder, as_json=args.json))
+    print(search_text.format_verdict(verdict, folder, as_json=as_json))
     return 0 if verdict.best else 1

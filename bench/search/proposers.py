@@ -2,14 +2,20 @@
 have."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
+from bench.errors import UserError
+from bench.formatting import format_count
 from bench.quantities import OBJECTIVES, compute_work
 from bench.search.space import CandidatePool
 from bench.search_section import SearchSection
 from bench.spec import RunSpec
 from bench.sweep.definition import SweepPoint
 from bench.sweep.policy import Proposal, Proposer, TrialResult
+
+_LEAST_SPREAD = 0.01
+"""Of costs, as a deviation: points of a space differ by some percent, however little the noise leaves of it."""
 
 
 def compute_cost(objective: str, value: float | None) -> float | None:
@@ -26,10 +32,47 @@ def find_cost(section: SearchSection, result: TrialResult) -> float | None:
     return compute_cost(section.objective, result.quantities.get(section.objective))
 
 
+def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
+    """Return the costs of trials as a sampler is told them that knows no noise of single trials: that of a run that was
+    no sound measurement lies so much nearer to the mean of all as noise explains its distance (Efron and Morris,
+    1975)."""
+    costs = [find_cost(section, result) for result in results]
+    noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
+    known = [(cost, noise**2) for cost, noise in zip(costs, noises, strict=True) if cost is not None]
+    if not any(noise for _, noise in known):
+        return costs
+    spread = statistics.pvariance(cost for cost, _ in known) - statistics.mean(noise for _, noise in known)
+    spread = max(spread, _LEAST_SPREAD**2)
+    middle = statistics.fmean([cost for cost, _ in known], weights=[1 / (spread + noise) for _, noise in known])
+    return [
+        None if cost is None else middle + (cost - middle) * spread / (spread + noise**2)
+        for cost, noise in zip(costs, noises, strict=True)
+    ]
+
+
 def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
     """Whether a trial ended well and every bounded quantity is known and within its bounds."""
     measured = result.quantities
     return measured is not None and all(bound.holds(measured.get(name)) for name, bound in section.constraints.items())
+
+
+def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str:
+    """Return which constraints no trial that ended well keeps to, and how near one came; empty where one keeps to all,
+    and where none ended well."""
+    measured = [result.quantities for result in results if result.quantities]
+    if not measured or any(keeps_constraints(section, result) for result in results):
+        return ""
+    remedy = "loosen it, or change the space"
+    for name, bound in section.constraints.items():
+        if any(bound.holds(one.get(name)) for one in measured):
+            continue
+        known = [value for one in measured if (value := one.get(name)) is not None]
+        nearest = f"the nearest has {min(known, key=bound.compute_distance):.4g}" if known else "it is known of none"
+        rule = f"of {format_count(len(measured), 'trial')} that ended well none has {bound}; {nearest}"
+        return str(UserError(f"search.constraints.{name}", rule, remedy))
+    names = ", ".join(section.constraints)
+    rule = f"of {format_count(len(measured), 'trial')} that ended well none keeps to all of them"
+    return str(UserError(f"search.constraints: {names}", rule, "loosen one, or change the space"))
 
 
 PATIENCE = 20
@@ -92,19 +135,20 @@ class EarlyEnd:
 
 
 def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds of a step above which a point cannot be the best; None while there is none, or where what is
-    sought does not follow from the time of a step."""
-    ended = [(cost, result) for result in results if (cost := find_cost(section, result)) is not None]
+    """Return the seconds of a step above which a point cannot be the best: a trial surely needs less for the same work,
+    by the end of its interval. None while there is none, or where what is sought does not follow from the time of a
+    step."""
+    ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
     spec = RunSpec.model_validate(point.spec)
     tokens = float(spec.global_batch * spec.tokens_per_sample)
     work = compute_work(section.objective, spec.global_batch, tokens, spec.nodes)
     if not ended or not work:
         return None
-    _, best = min(ended, key=lambda pair: pair[0])
-    assert best.quantities
-    value = best.quantities.get(section.objective)
-    interval = best.quantities.interval(section.objective)
-    if interval:
-        value = interval[0] if OBJECTIVES[section.objective] == "most" else interval[1]
-    assert value
-    return (value if section.objective == "step_s" else work / value) * (1 + MARGIN)
+    limits_s = []
+    for one in ended:
+        value, interval = one.get(section.objective), one.interval(section.objective)
+        if interval:
+            value = interval[0] if OBJECTIVES[section.objective] == "most" else interval[1]
+        assert value
+        limits_s.append(value if section.objective == "step_s" else work / value)
+    return min(limits_s) * (1 + MARGIN)

@@ -75,7 +75,8 @@ class LocalSweep:
         """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
         point that ends, `follow` how far the one under way is. `search` asks for further points."""
         self.folder, self._tell, self._follow, self._search = folder, tell, follow, search
-        self._trials = TrialReader(folder, self._read_attempts)
+        attempts = search.sweep.rules.budget.attempts if search else 0
+        self._trials = TrialReader(folder, self._read_attempts, attempts)
         self._repeats = {one.key: one for one in repeats}
         kin = find_siblings((one.key, one.point.spec) for one in repeats)
         self.runs = [_plan_repeat(one, kin[one.key[:2]], retry) for one in repeats]
@@ -224,8 +225,11 @@ class LocalSweep:
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
-    """Return one repeat of one point as the policy sees it: an answer holds on this machine in this environment."""
-    device = one.sweep.machines[one.key.machine].device or find_device_kind()
-    environment = compute_environment_id(classify(device, one.point.devices_per_node))
+    """Return one repeat of one point as the policy sees it: an answer holds on this machine in this environment. That
+    of a trial holds wherever its search is gone on with, for its proposer has gone on from it."""
+    environment = None
+    if one.sweep.search is None:
+        device = one.sweep.machines[one.key.machine].device or find_device_kind()
+        environment = compute_environment_id(classify(device, one.point.devices_per_node))
     attempts = None if retry else one.sweep.rules.budget.attempts
     return build_planned_run(one.sweep, one.key, one.point, kin, attempts, environment)

@@ -52,6 +52,7 @@ class TrialResult(NamedTuple):
     outcome: OutcomeKind | None = None  # None: it has no answer yet
     quantities: RunQuantities | None = None  # of a run that ended well
     node_hours: float = 0.0  # of all attempts, as far as they say
+    environment_id: str | None = None  # in which it has its answer
 
 
 class Proposal(NamedTuple):

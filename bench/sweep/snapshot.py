@@ -17,7 +17,7 @@ from bench.record import Circumstance
 from bench.spec import RunSpec
 from bench.store import RunAttempt
 from bench.sweep import definition, jobs
-from bench.sweep.definition import RunKey, Trial
+from bench.sweep.definition import RunKey, SweepDefinition, Trial
 from bench.sweep.policy import TrialResult, explain_given_up, find_answer
 
 FRESH_S = 90.0
@@ -225,10 +225,16 @@ def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
     return seconds / 3600
 
 
+def read_trial_results(folder: Path, search: SweepDefinition) -> list[TrialResult]:
+    """Return every trial of the search in a folder, in order, with what came of it."""
+    attempts = search.rules.budget.attempts
+    return TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id), attempts).read_results()
+
+
 class TrialReader:
     """Reads each record once: a search looks at all of its trials before it asks for another."""
 
-    def __init__(self, folder: Path, tried: Callable[[str], Sequence[RunAttempt]], attempts: int = 3) -> None:
+    def __init__(self, folder: Path, tried: Callable[[str], Sequence[RunAttempt]], attempts: int) -> None:
         """`tried` returns the attempts at a configuration, `attempts` is how often one may fail."""
         self._folder, self._tried, self._attempts = folder, tried, attempts
         self._records: dict[Path, tuple[RunQuantities | None, float]] = {}
@@ -246,7 +252,7 @@ class TrialReader:
             answer = done[-1]
         if answer is None:
             return TrialResult(trial, node_hours=spent)
-        return TrialResult(trial, answer.outcome, self._read_record(answer)[0], spent)
+        return TrialResult(trial, answer.outcome, self._read_record(answer)[0], spent, answer.environment_id)
 
     def _read_record(self, attempt: RunAttempt) -> tuple[RunQuantities | None, float]:
         if attempt.folder not in self._records:

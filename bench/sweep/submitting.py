@@ -54,6 +54,11 @@ class SubmitResult(NamedTuple):
         return not self.autopilot_refused and not self.cut_short
 
     @property
+    def has_ended(self) -> bool:
+        """Whether nothing is under way, and nothing is left to be."""
+        return self.complete and not (self.submitted or self.queued or self.left)
+
+    @property
     def good(self) -> bool:
         """Whether it is complete, and every point that is left can still be submitted."""
         return self.complete and not self.impossible
