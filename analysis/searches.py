@@ -1,12 +1,14 @@
 """The searches in results folders: their trials with what came of them, and how much each field matters."""
 
 import logging
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.importance import FieldImportance, estimate_importances
 from bench.errors import UserError, make_printable
+from bench.files import exists, unpack
 from bench.quantities import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -52,14 +54,18 @@ class MeasuredSearch(NamedTuple):
 def find_searches(records: Iterable[Path]) -> tuple[MeasuredSearch, ...]:
     """Return the searches of the studies in whose folders records lie, in the order of these."""
     folders = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in records if len(file.parents) > _RECORD_DEPTH)
-    found = (_try_to_read(folder) for folder in folders if (folder / _TRIALS).is_dir())
+    found = (_try_to_read(folder) for folder in folders if exists(folder / _TRIALS))
     return tuple(search for search in found if search and search.trials)
 
 
 def _try_to_read(folder: Path) -> MeasuredSearch | None:
     """Return the search in a folder; None, and why on standard error, for one that cannot be read."""
     try:
-        return _read_search(folder)
+        if folder.is_dir():
+            return _read_search(folder)
+        with tempfile.TemporaryDirectory() as unpacked:  # what reads a sweep reads plain files
+            unpack(folder, Path(unpacked))
+            return _read_search(Path(unpacked))
     except UserError as error:
         _log.warning("its search is not shown: %s", make_printable(str(error)))
         return None

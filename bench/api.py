@@ -395,14 +395,12 @@ def advise(
     *,
     results: Folder | None = None,
     config_dir: Folder | None = None,
-    standalone: bool = False,
 ) -> "Answer":
     """Return which stage, micro-batch and node count to take, its rivals, and what was left out.
 
     `question` has overrides and the plain words of `zeroscale advise`: tokens, samples, loss, law, best,
     deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results`
-    on the same machine outrank formulas; by default those of results/runs, if any. `standalone` refuses a launcher
-    whose job scripts need zeroscale to start.
+    on the same machine outrank formulas; by default those of results/runs, if any.
     """
     from bench.advising import questions, search
     from bench.sweep.inputs import format_overrides
@@ -411,5 +409,4 @@ def advise(
         questions.parse_query(format_overrides(question)),
         _convert_path(config_dir),
         _convert_path(results),
-        hand_over=standalone,
     )

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from bench import launchers, store
+from bench.files import get_cache_folder
 from bench.formatting import duration
 from bench.launching import Work
-from bench.measure.environment import get_cache_folder
 from bench.record import Outcome, RunRecord
-from bench.runtime.heartbeat import build_heartbeat
+from bench.runtime.outcome import build_heartbeat
 from bench.spec import MeasureSpec
 from bench.sweep import snapshot
 from bench.sweep.definition import RequestedRun

@@ -17,6 +17,7 @@ from analysis.report.scatter import render_scatter
 from analysis.results import Results, read
 from bench.cli import main
 from bench.errors import UserError
+from bench.files import pack, read_whole
 from bench.machine import Machine
 from bench.search_section import SearchSection
 from bench.study import Study
@@ -134,6 +135,12 @@ def test_page_and_print_show_the_same_points(figure: Any, searched: Results) -> 
         ]
         assert [(trace["x"], trace["y"]) for trace in panel["data"]] == expected
         assert [(list(line.get_xdata()), list(line.get_ydata())) for line in drawn.lines] == expected
+
+
+def test_an_archive_of_a_search_tells_the_same(searched: Results, tmp_path: Path) -> None:
+    folder = searched.get_file(0).parents[3]
+    (tmp_path / "searched.zip").write_bytes(pack(read_whole(folder)))
+    assert read([tmp_path / "searched.zip"]).searches == searched.searches
 
 
 def test_a_search_that_cannot_be_read_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,11 +11,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.allocation.health import NodeHealth
+from bench.allocation.leader import NodeHealth
 from bench.measure.failures import Refused, classify_error, count_oom_kills
 from bench.record import MemoryShortage, Outcome, OutcomeKind
-from bench.runtime.outcome import RankState, classify_outcome, format_furthest_behind, note_pause
-from bench.runtime.pauses import Moment, PauseTotals, PauseWatch
+from bench.runtime.outcome import (
+    Moment,
+    PauseTotals,
+    PauseWatch,
+    RankState,
+    classify_outcome,
+    format_furthest_behind,
+    note_pause,
+)
 from bench.sweep import jobs
 
 

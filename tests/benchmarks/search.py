@@ -5,8 +5,8 @@ python -m tests.benchmarks.search [--seeds 60] [--trials 120] [--samplers gp tpe
 The grids are the 720 published steps of GPT on 2 to 8 A100 (results/published/gpt_single_node_a100.csv and the rows set
 aside from it) beside their predictions: one grid for each width, over layers, tensor, pipeline, data, micro-batch and
 accumulation. Sought are the most layers times samples by GPU and second. Every replay measures each point with noise of
-its own, as wide as the intervals of the runs in results/measured/two_cores/step_time. Counted are the trials until a
-point was tried whose published step is within 2 % of the grid's best.
+its own, as wide as the intervals of the runs in results/measured/two_cores.zip/step_time. Counted are the trials until
+a point was tried whose published step is within 2 % of the grid's best.
 
 Two thirds of these rows were looked at when the formulas were made. So every sampler is also replayed with predictions
 that are wrong by a factor for each technique (`off`: normal in log, deviation 0.5), with predictions that are wrong by
@@ -123,7 +123,7 @@ def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
 
 def read_noise() -> float:
     """Return half the relative width of the median interval of recorded runs."""
-    records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores/step_time"]))
+    records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores.zip/step_time"]))
     found = (derive_quantities(record) for record in records)
     return statistics.median(
         (one.high_s - one.low_s) / one.step_s / 2 for one in found if one and one.low_s is not None and one.high_s
