@@ -70,7 +70,7 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
     A functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of each function over the space: the
     variance of its means by the field's values, over its variance.
     """
-    from bench.search.costs import find_cost
+    from bench.search.proposers import find_cost
     from bench.search.space import SearchSpace, format_key
 
     costs = {format_key(one.trial.values): cost for one in results if (cost := find_cost(section, one)) is not None}

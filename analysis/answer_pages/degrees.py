@@ -11,7 +11,7 @@ from analysis.plotting import INK, choose_marker_style, styled
 from bench.formatting import format_number
 
 if TYPE_CHECKING:
-    from bench.sweep.planning.prediction import Prediction
+    from bench.sweep.prediction import Prediction
 
 TECHNIQUES = {"tensor": "tensor parallelism", "pipeline": "pipeline", "copies": "data parallelism"}
 """What has a degree: ranks that share each matrix, ranks that the layers are divided among, data-parallel ranks, which

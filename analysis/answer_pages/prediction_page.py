@@ -19,7 +19,7 @@ from bench.predict.memory import MemoryPrediction, format_gigabytes
 
 if TYPE_CHECKING:
     from bench.cli.predict import PredictionAnswer
-    from bench.sweep.planning.prediction import Prediction
+    from bench.sweep.prediction import Prediction
 
 MOST_BARS = 40
 BESIDE = "beside tensors"
