@@ -15,6 +15,7 @@ from analysis.figures import search_front, search_history, search_importance, se
 from analysis.report.scatter import render_scatter
 from analysis.results import Results, read
 from analysis.searches import explain_variance, number_levels
+from bench import api
 from bench.cli import main
 from bench.errors import UserError
 from bench.machine import Machine
@@ -23,6 +24,7 @@ from bench.study import Study
 from bench.sweep import definition
 from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
 from bench.sweep.local import attempt
+from bench.sweep.submission.submitting import SubmitResult
 
 SPACE = {"engine": ["ddp", "zero1"], "batch.micro": [1, 2, 4, 8]}
 STEP_S = {"ddp": 0.1, "zero1": 0.11}
@@ -221,3 +223,16 @@ def test_a_verdict_tells_that_trials_ran_in_several_environments(
     path.write_text(path.read_text().replace('"environment_id": "', '"environment_id": "1'))
     assert main(["resume", str(folder)]) == 0
     assert told in capsys.readouterr().out
+
+
+def test_with_a_queue_resume_prints_the_verdict_once_nothing_is_under_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_search(tmp_path, trials=8) / "smoke"
+    nothing = SubmitResult([], 0, {}, [], "", None, answered=True)
+    monkeypatch.setattr(api, "resume", lambda *_, **options: nothing._replace(queued=1))
+    assert main(["resume", str(folder)]) == 0
+    assert "best" not in capsys.readouterr().out
+    monkeypatch.setattr(api, "resume", lambda *_, **options: nothing)
+    assert main(["resume", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("best samples_per_s: ")
