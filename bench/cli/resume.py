@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
             return 0 if done.good else 1
     elif not is_search:
         print(sweep_text.format_ended(done, as_json=args.json))
+        if not args.json:
+            notes.print_answer(args.folder)
         return 0 if done.good else 1
     return search.print_verdict(args.folder, as_json=args.json)
 

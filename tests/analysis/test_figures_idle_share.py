@@ -14,7 +14,7 @@ from analysis.plotting import COLOURS
 from analysis.report.charts import Page, build_row_key, render_chart
 from analysis.report.facets import find_facets
 from analysis.table import list_rows
-from bench.predict.step_time.idle import predict_idle_share
+from bench.predict.step_time.pipeline import predict_idle_share
 from bench.record import RunRecord
 from bench.spec import RunSpec
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from bench import api, learning
 from bench.config import compose
 from bench.data import MicroBatch
-from bench.distributed.targets import count_targets
+from bench.distributed.ranks import count_targets
 from bench.errors import UserError
 from bench.measure.loop import Series, Trainer
 from bench.measure.peers import NoPeers
