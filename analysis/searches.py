@@ -135,7 +135,11 @@ def _estimate_importances(section: "SearchSection", results: Sequence["TrialResu
     from bench.search.space import SearchSpace, format_key
     from bench.search.surrogate import Surrogate
 
-    costs = {format_key(one.trial.values): cost for one in results if (cost := find_cost(section, one)) is not None}
+    costs, noises = dict[str, float](), dict[str, float]()
+    for one in results:
+        if one.quantities and (cost := find_cost(section, one)) is not None:
+            key = format_key(one.trial.values)
+            costs[key], noises[key] = cost, one.quantities.noise(section.objective)
     if len(costs) < _LEAST_TRIALS:
         return ()
     space = SearchSpace(section).list_candidates(section.seed, _MOST_POINTS)
@@ -146,7 +150,7 @@ def _estimate_importances(section: "SearchSection", results: Sequence["TrialResu
     drawn = surrogate.draw(
         [places[key] for key in costs],
         list(costs.values()),
-        (),
+        list(noises.values()),
         everything,
         _DRAWS,
         np.random.default_rng(section.seed),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from records import failed, run, save, scattered, spec, steps
 
-from analysis import figures
+from analysis import figures, searches
 from analysis.charts.searches import find_front
 from analysis.figures import search_front, search_history, search_importance, search_slices, search_trials
 from analysis.report.scatter import render_scatter
@@ -25,6 +25,7 @@ from bench.sweep import definition
 from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
 from bench.sweep.local import attempt
 from bench.sweep.submission.submitting import SubmitResult
+from bench.sweep.trial_results import read_trial_results
 
 SPACE = {"engine": ["ddp", "zero1"], "batch.micro": [1, 2, 4, 8]}
 STEP_S = {"ddp": 0.1, "zero1": 0.11}
@@ -90,6 +91,20 @@ def test_the_field_that_decides_matters_most(searched: Results) -> None:
     assert (first.field, second.field) == ("batch.micro", "engine")
     assert first.share > 3 * second.share and first.high > 0.95, "the point that failed may be anything"
     assert all(0 <= one.low <= one.share <= one.high <= 1 for one in (first, second))
+
+
+def test_trials_of_a_busy_machine_say_less_of_what_matters(searched: Results, tmp_path: Path) -> None:
+    folder = write_search(tmp_path) / "smoke"
+    asked = definition.find_search(definition.read(folder))
+    assert asked and asked.search and asked.search.study.search
+    results = read_trial_results(folder, asked)
+    disturbed = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in results]
+    sound, busy = (
+        {one.field: one.high - one.low for one in searches._estimate_importances(asked.search.study.search, trials)}
+        for trials in (results, disturbed)
+    )
+    assert sound.keys() == busy.keys() == {"batch.micro", "engine"}
+    assert busy["engine"] > 1.5 * sound["engine"] and busy["batch.micro"] > sound["batch.micro"]
 
 
 def test_the_part_of_a_field_is_the_one_worked_out_by_hand() -> None:
