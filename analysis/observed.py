@@ -2,6 +2,7 @@
 tell."""
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -145,7 +146,6 @@ def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
 
 def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
     """Return every rank's `quantity`, a field of RankMemory; empty where one of them is unknown."""
-    assert quantity in RankMemory.model_fields
     return _list_memory(record.observations.memory)(quantity) if record.observations else ()
 
 
@@ -153,7 +153,7 @@ def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
 def _list_memory(ranks: tuple[RankMemory, ...]) -> Callable[[str], tuple[int, ...]]:
     @functools.cache
     def list_quantity(name: str) -> tuple[int, ...]:
-        values = tuple([getattr(rank, name) for rank in ranks])
+        values = tuple(map(operator.attrgetter(name), ranks))
         return () if None in values else values
 
     return list_quantity

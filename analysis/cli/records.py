@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folders to read."""
-    help_text = f"default: {RESULTS}"
+    help_text = f"results folders, or zip archives of them; default: {RESULTS}"
     parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help=help_text)
 
 

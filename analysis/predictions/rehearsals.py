@@ -14,8 +14,8 @@ TEXT = (
     "only pretends (`zeroscale rehearse`); the formulas are compared with its live tensor bytes. At stages 1 and 2 the "
     "first and the last rank were rehearsed, and the one with more is shown. Stages 0–3 × two shapes × bf16 and fp32, "
     "with one sample or four, some with checkpointing (`bench/prediction_inputs/rehearsals.py`); and the runs of two "
-    "to four ranks in `results/measured/two_cores/peaks` and `inputs/peaks.csv` again, of whose ranks that with most "
-    "is shown (`bench/prediction_inputs/beside_real.py`)."
+    "to four ranks in `results/measured/two_cores.zip/peaks` and `inputs/peaks.csv` again, of whose ranks that with "
+    "most is shown (`bench/prediction_inputs/beside_real.py`)."
 )
 SAME = "The same rehearsals."
 BOUNDED = "all that a checkpointed block would keep is taken to live in its forward, with the most that is gathered"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench import job_context
 from bench.calibrate import node
-from bench.runtime import signals
+from bench.runtime.process import install_handlers
 
-signals.install_handlers(sys.exit)  # as an exception, so that the ranks are ended
+install_handlers(sys.exit)  # as an exception, so that the ranks are ended
 sys.exit(0 if node.run(Path(sys.argv[1]), job_context.find_job(os.environ).context.number) else 1)

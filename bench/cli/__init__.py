@@ -58,7 +58,7 @@ VERBS = {
     "ab": Verb("bench.cli.ab", "measure two git revisions or two environments in turn, and compare them"),
     "claims": Verb("analysis.cli.claims", "the study's claims beside what was measured, with verdicts"),
     "predictions": Verb("analysis.cli.predictions", "every prediction beside what came true, as a page with tables"),
-    "bundle": Verb("analysis.cli.bundle", "a study in one file: to redraw every figure, to repeat any point"),
+    "pack": Verb("analysis.cli.pack", "the records of a study in one archive that names nobody"),
     "export": Verb("analysis.cli.export", "one run per record for TensorBoard or MLflow"),
 }
 _USAGE_ERROR = 2

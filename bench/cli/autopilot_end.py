@@ -71,7 +71,9 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
     open_points = [one for one in view.statuses if not one.final]
     if open_points:
         lines += ["", "## Without an answer", "", *_list_reasons(open_points)]
-    lines += [f"- node {found.host} is not used any more: {found.reason}" for found in exclusions.read(view.folder)]
+    lines += [
+        f"- node {found.host} is not used any more: {found.reason}" for found in exclusions.read_exclusions(view.folder)
+    ]
     answered = [one for one in view.statuses if one.final]
     if answered:
         lines += ["", "## Answers", "", *(_format_answer(view.folder, one) for one in answered[:_MOST_LINES])]

@@ -9,6 +9,7 @@ from bench.formatting import format_count
 from bench.quantities import OBJECTIVES
 from bench.search.candidates import SearchCandidate
 from bench.search.planning import PlannedSearch
+from bench.search.proposers import PATIENCE
 from bench.search.verdict import SearchVerdict, find_interval
 from bench.search_section import SearchSection
 from bench.sweep.policy import Proposal, TrialResult
@@ -45,11 +46,9 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
         candidate = plan.pool.find(one.values)
         lines.append(f"  {one.point.line}{_format_predicted(section, candidate)}{f'  {one.why}' if one.why else ''}")
     hours = "" if section.node_hours is None else f" and {section.node_hours:g} node-hours"
-    until = f", or until the next is expected to gain less than {100 * section.gain:g} %"
-    lines.append(
-        f"at most {format_count(section.trials, 'trial')}{hours}{until if section.sampler == 'prior' else ''}; "
-        "nothing started"
-    )
+    until = f", or until {PATIENCE} in a row gain less than {100 * section.gain:g} % together"
+    settles = section.trials > PATIENCE and section.sampler not in ("grid", "random") and not section.rungs
+    lines.append(f"at most {format_count(section.trials, 'trial')}{hours}{until if settles else ''}; nothing started")
     return "\n".join(lines)
 
 
@@ -109,21 +108,12 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
         lines.append(f"without an answer: {format_count(verdict.pending, 'trial')}")
     if verdict.environments > 1:
         lines.append(f"trials ran in {verdict.environments} environments, which may differ by more than points do")
-    lines += _format_regret(verdict)
+    if verdict.is_settled:
+        lines.append(f"ended: its last {PATIENCE} trials gained less than {100 * section.gain:g} % together")
+    elif verdict.is_spent:
+        lines.append("ended: its budget is spent")
     lines.append(str(folder))
     return "\n".join(lines)
-
-
-def _format_regret(verdict: SearchVerdict) -> list[str]:
-    if verdict.regret is None:
-        return []
-    regret, least = verdict.regret, 100 * verdict.section.gain
-    why = " (the budget is spent)" if verdict.is_spent else ""
-    return [
-        f"another trial is expected to gain {100 * regret.next_gain:.2g} %; asked for were {least:g} %{why}",
-        f"what all others together may still gain: {100 * regret.expected:.2g} %, in 95 % of cases less than "
-        f"{100 * regret.high:.2g} %",
-    ]
 
 
 def _format_trial(section: SearchSection, result: TrialResult) -> str:
@@ -158,6 +148,6 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
         "node_hours": verdict.node_hours,
         "none_ended": verdict.none_ended,
         "reached": {str(tokens): number for tokens, number in verdict.reached.items()},
-        "regret": verdict.regret._asdict() if verdict.regret else None,
+        "settled": verdict.is_settled,
         "over": verdict.is_over,
     }

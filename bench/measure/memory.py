@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from bench.measure import environment
+from bench.files import get_cache_folder
 
 _SOURCE = Path(__file__).with_name("cpu_allocator.cpp")
 
@@ -177,7 +177,7 @@ def _compile_allocator() -> Path:
     """Return the compiled allocator from the user's cache, compiling it first if need be (about a second)."""
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     key = hashlib.sha256(f"{torch.__version__} {abi} {_SOURCE.read_text()}".encode()).hexdigest()[:12]
-    cache = environment.get_cache_folder(os.environ)
+    cache = get_cache_folder(os.environ)
     library = cache / f"cpu_allocator-{key}.so"
     if not library.exists():
         cache.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class RecordedRuns(NamedTuple):
     @property
     def runs(self) -> Path:
         """The runs of the machine with two cores, by study."""
-        return self.measured / "two_cores"
+        return self.measured / "two_cores.zip"
 
     @property
     def inputs(self) -> Path:
@@ -61,7 +61,7 @@ class RecordedRuns(NamedTuple):
     def require(self) -> None:
         """Raise UserError where a folder is missing."""
         for folder in (self.runs, self.inputs):
-            if not folder.is_dir():
+            if not folder.exists():
                 rule = f"holds no {folder.relative_to(self.results)}, with which predictions are compared"
                 raise UserError(str(self.results), rule, "give the folder `results` of a checkout of the repository")
 

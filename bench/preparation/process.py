@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.checks import Check
-from bench.measure.environment import get_cache_folder
+from bench.files import get_cache_folder
 from bench.preparation.staging import StagingNeeds
 from bench.processes import build_module_command
 from bench.runtime.process import set_parent_death_signal

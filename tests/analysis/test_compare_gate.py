@@ -19,7 +19,7 @@ from analysis.stats.compare import EQUAL, TOO_FEW
 from analysis.stats.detectable import missing, smallest
 from bench.record import Collective, Link, RunRecord
 
-SMOKE = Path(__file__).parents[1] / "data" / "runs" / "smoke"
+SMOKE = Path(__file__).parents[1] / "data" / "runs.zip" / "smoke"
 GLOO = Link(backend="gloo", payload_bytes=8, bus_bytes_per_s=1.0)
 
 

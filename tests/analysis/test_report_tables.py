@@ -23,6 +23,7 @@ from analysis.report.summary_tables import build_best_table, build_configuration
 from analysis.results import Results
 from analysis.scaling.best import best
 from analysis.table import list_rows, read_csv
+from bench.files import pack
 from bench.spec import RunSpec
 
 QUIET = steps(scattered(0.09, 0.1, 0.11))
@@ -170,6 +171,8 @@ def test_the_tail_of_a_log_is_its_last_lines_whole(tmp_path: Path) -> None:
     assert read_tail(log, 2) == "49998 \ufffd\n49999 \ufffd"
     assert read_tail(log, 10**6).splitlines()[0].split()[0].isdigit()
     assert read_tail(tmp_path / "none") == ""
+    (tmp_path / "log.zip").write_bytes(pack({"run.log": log.read_bytes()}))
+    assert read_tail(tmp_path / "log.zip" / "run.log", 10**6) == read_tail(log, 10**6)
 
 
 def test_a_record_is_read_with_series_on_one_line_and_long_ones_cut() -> None:

@@ -212,7 +212,7 @@ def test_the_next_command_repeats_the_folders_and_the_study_and_works(
     (own / "model").mkdir(parents=True)
     (own / "model" / "mine.yaml").write_text(Path("conf/model/tiny.yaml").read_text())
     given = ["--config-dir", str(own), "--study", "mine", "--results", str(tmp_path / "my results")]
-    record = next(record for record in map(store.read_record, store.find_records([Path("tests/data/runs/smoke")]))
+    record = next(record for record in map(store.read_record, store.find_records([Path("tests/data/runs.zip/smoke")]))
                   if record.spec.engine.name == "zero1" and record.outcome.kind == "ok")  # fmt: skip
     folder = tmp_path / "my results" / "mine" / "point" / "0.0"
     lines = answer_text.format_answer(record, folder, ["model=mine", "engine=zero1"], given)

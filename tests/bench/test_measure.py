@@ -21,9 +21,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.errors import UserError
+from bench.files import get_cache_folder
 from bench.formatting import describe_shortage
 from bench.machine import Machine
-from bench.measure import environment, memory, shortage
+from bench.measure import memory, shortage
 from bench.measure.channel import SharedHeartbeat
 from bench.measure.collectives import CollectiveCounter
 from bench.measure.environment import select_variables
@@ -245,7 +246,7 @@ def test_a_drill_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.M
 def test_what_is_compiled_is_loaded_from_no_folder_that_depends_on_the_current_one(
     given: dict[str, str], folder: str | None
 ) -> None:
-    assert environment.get_cache_folder(given) == Path(folder or Path.home() / ".cache" / "zeroscale")
+    assert get_cache_folder(given) == Path(folder or Path.home() / ".cache" / "zeroscale")
 
 
 def hold(megabytes: int, ready: Queue, end: Event) -> None:

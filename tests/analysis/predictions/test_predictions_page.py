@@ -18,6 +18,7 @@ from analysis.predictions import (
     zero_table,
 )
 from bench.cli import main
+from bench.store import find_records
 
 ROOT = Path(__file__).parents[3]
 PAGE_FOLDER = ROOT / "results" / "predictions"
@@ -117,11 +118,11 @@ def test_every_bound_that_holds_today_holds(found: list[PredictionComparison]) -
 
 def test_what_was_foretold_before_the_runs_is_of_those_runs() -> None:
     foretold = {row["config_id"] for row in RECORDED.table("predicted_blind")}
-    assert foretold == {path.parts[-3] for path in (RECORDED.runs / "peaks").rglob("record.json")}
+    assert foretold == {path.parts[-3] for path in find_records([RECORDED.runs / "peaks"])}
 
 
 def test_every_recorded_run_is_a_point(found: list[PredictionComparison]) -> None:
-    runs = [path for folder in ("peaks", "smoke") for path in (RECORDED.runs / folder).rglob("record.json")]
+    runs = list(find_records([RECORDED.runs / "peaks", RECORDED.runs / "smoke"]))
     of = {one.name: one for one in found}
     for name in ("peak_memory", "peak_memory_building"):
         assert len(of[name].points) == len(runs) + len(RECORDED.table("peaks"))
@@ -181,7 +182,7 @@ def test_words_of_the_former_verb_are_refused(words: list[str], told: str, capsy
 def test_a_folder_without_recorded_runs_is_refused_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "measured" / "two_cores").mkdir(parents=True)
+    (tmp_path / "measured" / "two_cores.zip").mkdir(parents=True)
     assert main(["predictions", str(tmp_path), "--out", str(tmp_path / "new")]) == 2
     rule = "holds no predictions/inputs, with which predictions are compared"
     remedy = "give the folder `results` of a checkout of the repository"
