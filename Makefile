@@ -87,9 +87,9 @@ parity: $(INSTALLED)
 	cd tests/bench/engines && $(abspath $(BIN))/python -m parity $(PARITY)
 
 # Predictions beside what came true, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
-# of an hour more: python -m bench.prediction_inputs.rehearsals, and then .beside_real; those of Frontier six minutes: .frontier.
+# of an hour more: python -m tests.benchmarks.rehearsals rehearsed, and then beside_real; those of Frontier six minutes: frontier.
 predictions: $(INSTALLED)
-	$(BIN)/zeroscale predictions
+	$(BIN)/python -m analysis.validation
 
 # What the command answers, into golden/, and its digests anew: where an answer is meant to change, or to see how it did.
 golden: $(INSTALLED)

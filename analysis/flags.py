@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_window
 from analysis.stats import windows
-from analysis.stats.series import FEW, WIDE
+from analysis.stats.intervals import FEW, WIDE
 from bench.nodelist import find_foreign
 from bench.others import BUSY_SHARE, PRESSURE_SHARE, is_busy
 from bench.record import RunRecord

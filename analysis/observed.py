@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 
 from analysis.stats import windows
-from analysis.stats.interval import Interval
-from analysis.stats.series import rate_of
+from analysis.stats.intervals import Interval, rate_of
 from bench.errors import NoPrediction, UserError
 from bench.predict.work import compute_flops_per_step
 from bench.record import Environment, RankMemory, RunRecord, ScheduledJob, Steps, Tokens

@@ -9,8 +9,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.columns import LATER, LEARNED, Column, Kind, list_all_columns, list_columns
-from analysis.csv_cells import parse_cell
+from analysis.columns import LATER, LEARNED, Kind, list_all_columns, list_columns
 from analysis.flags import FLAGS
 from analysis.reading.rows import FILE, build_cases, compute_invalid_cells
 from analysis.verify import build_invalid_outcome, judge
@@ -19,10 +18,6 @@ from bench.store import Unreadable
 
 _DTYPES: Mapping[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
 _MISSING = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
-_PARSE: Mapping[Kind, Callable[[str], Any]] = {
-    "text": parse_cell, "integer": int, "number": float, "truth": "True".__eq__,
-}  # fmt: skip
-_NEVER_MISSING = ("reason", "flags", "notes")  # empty says that there is none
 
 
 class JudgedTable(NamedTuple):
@@ -82,14 +77,6 @@ def _invalidate(frame: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], o
     frame.loc[list(outcomes), "reason"] = [outcome.reason for outcome in outcomes.values()]
 
 
-def read_csv(path: Path) -> pd.DataFrame:
-    """Read the run table that `zeroscale table --format csv` wrote, exactly as it was."""
-    text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""], lineterminator="\n")
-    known = list_all_columns()
-    cells = {name: _parse_cells(known[name], text[name]) for name in text.columns}
-    return build_typed_frame(cells)
-
-
 def build_typed_frame(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Kind] | None = None) -> pd.DataFrame:
     """Return columns of plain values as a DataFrame whose types know what is missing; `kinds` is of columns that the
     run table has not."""
@@ -108,9 +95,3 @@ def list_values(column: pd.Series) -> list[Any]:
     """Return a column as plain Python values, None where one is missing."""
     values: list[Any] = column.to_numpy(dtype=object, na_value=None).tolist()  # type: ignore[call-overload]
     return values
-
-
-def _parse_cells(column: Column, cells: pd.Series) -> list[Any]:
-    parse = _PARSE[column.kind]
-    empty = "" if column.name in _NEVER_MISSING else None
-    return [empty if pd.isna(cell) else parse(cell) for cell in cells]

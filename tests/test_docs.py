@@ -123,7 +123,6 @@ NEEDS = {
     "ab": "two revisions, and minutes",
     "prepare": "minutes, and a corpus",
     "report": "ten seconds",
-    "predictions": "ten seconds",
     "export": "the extra `mlflow`",
 }
 """Verbs whose commands are only read, and what running one takes; tests of their own run them."""

@@ -15,7 +15,7 @@ from analysis.answer_pages.front import (
 from analysis.answer_pages.link_map import build_link_map, describe_link_map, draw_link_map
 from analysis.answer_pages.rendering import render_figure
 from analysis.answer_pages.scatter import CostFigure, build_sign_looks, choose_engine_styles, draw_costs, list_looks
-from analysis.formats.pages import load_template
+from analysis.formats import load_template
 from bench.formatting import describe_choice, format_count, format_interval
 from bench.predict.memory import format_gigabytes
 

@@ -11,7 +11,7 @@ from analysis.answer_pages.degrees import MOST_CURVES, TechniqueDegrees, build_d
 from analysis.answer_pages.rendering import WIDTH_IN, choose_unit, find_distinct, list_facts, render_figure
 from analysis.answer_pages.scatter import SignLook, build_sign_looks
 from analysis.charts.lanes import Lane, build_lanes, compute_idle
-from analysis.formats.pages import load_template
+from analysis.formats import load_template
 from analysis.plotting import choose_marker_style, styled
 from analysis.plotting.lanes import LANE_COLOURS, draw_lanes
 from bench.formatting import format_count, format_interval

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analysis.charts.looks import number_looks
-from analysis.formats.effects import format_effect
-from analysis.formats.numbers import format_ratio_change, format_significant
+from analysis.formats import format_effect, format_ratio_change, format_significant
 from analysis.questions import describe_choice, name_question
-from analysis.scaling.best import Best
-from analysis.scaling.ranking import Rival
+from analysis.scaling.best import Best, Rival
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row
 

@@ -2,22 +2,23 @@
 
   zeroscale pack results/runs/paper
   zeroscale pack results/runs/paper --out for-review.zip
+  zeroscale pack results/runs/paper --whole --out kept.zip
 
-The archive holds `RUN/record.json` for every record. Unpacked anywhere, `table`, `report` and every other reading verb
-read it. Only the fields of an allow-list are copied: numbers, versions, times, and of texts those that come with
+The archive holds `RUN/record.json` for every record. `table`, `report` and every other reading verb read it, as it is
+or unpacked. Only the fields of an allow-list are copied: numbers, versions, times, and of texts those that come with
 zeroscale, such as the name of a field, of a choice or of a model in conf/. Other names become pseudonyms: hosts
 `host1-…`, jobs `job1-…`, models of your own `model1-…`. Logs, reasons, paths, variables, site options, container
 images, git commits and free texts are left out.
+
+`--whole` is for your own shelf: every file of one results folder, byte by byte, with all names in it.
 """
 
 import argparse
 import functools
 import hashlib
-import io
 import json
 import logging
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from pydantic import ValidationError
 from analysis.cli import records
 from bench import plugins
 from bench.errors import UserError
+from bench.files import pack, read_whole
 from bench.nodelist import find_foreign
 from bench.presets import find_conf_folder
 from bench.record import RunRecord
@@ -57,24 +59,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     records.arguments(parser)
     out = Path("results/packs/records.zip")
     parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--whole", action="store_true", help="for yourself: every file of one folder as it is, names too"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the archive is written."""
     from analysis import reading, results
 
-    found = reading.read_records(args.paths)
-    results.warn(found)
-    files = pack_records(found.records.values())
-    if not files:
+    if args.whole and [path.is_dir() for path in args.paths] != [True]:
+        raise UserError("--whole", "packs one folder", "give one results folder")
+    if args.whole:
+        packed = read_whole(*args.paths)
+    else:
+        found = reading.read_records(args.paths)
+        results.warn(found)
+        packed = pack_records(found.records.values())
+    if not packed:
         raise records.missing(args.paths)
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for path, text in files.items():
-            archive.writestr(zipfile.ZipInfo(path), text, zipfile.ZIP_DEFLATED)  # ZipInfo: with a fixed date
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(args.out, content.getvalue())
+        write_atomically(args.out, pack(packed))
     except OSError as error:
         raise UserError(str(args.out), f"cannot be written ({error.strerror})", "choose another --out") from error
     print(args.out)

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from analysis import plotting
 from analysis.charts import groups
-from analysis.formats.numbers import format_significant
+from analysis.formats import format_significant
 from analysis.questions import Question, describe_differences, describe_series
 from analysis.results import Results
 from analysis.scaling.best import Best, best

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from analysis.charts import Chart, groups
 from analysis.charts.curves import PlottedQuantity, build_chart
-from analysis.formats.numbers import UNITS, find_unit_power
+from analysis.formats import UNITS, find_unit_power
 from analysis.plotting.charts import draw_chart
 from analysis.results import Results
 

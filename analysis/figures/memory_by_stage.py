@@ -14,7 +14,7 @@ from analysis import plotting
 from analysis.charts import groups
 from analysis.charts.groups import QuestionGroup
 from analysis.charts.looks import choose_colour
-from analysis.formats.numbers import UNITS, find_unit_power
+from analysis.formats import UNITS, find_unit_power
 from analysis.plotting import panels
 from analysis.plotting.panels import Panel
 from analysis.questions import describe_series

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from analysis import plotting
 from analysis.charts import groups
 from analysis.flags import NO_MEASUREMENT
-from analysis.formats.numbers import UNITS, find_unit_power
+from analysis.formats import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
 from analysis.results import Results
 from bench.record import RunRecord

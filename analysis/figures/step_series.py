@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import plotting
 from analysis.charts import groups
 from analysis.flags import NO_MEASUREMENT
-from analysis.formats.numbers import format_significant
+from analysis.formats import format_significant
 from analysis.plotting import panels
 from analysis.results import Results
 from analysis.summary import Row

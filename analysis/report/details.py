@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.columns import list_columns
-from analysis.formats.numbers import format_cell
+from analysis.formats import format_cell
 from analysis.questions import describe_choice, format_ranks
 from analysis.report.charts import build_row_key
 from analysis.report.evidence import Evidence, format_record

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.columns import list_all_columns
-from analysis.formats.numbers import format_cell
+from analysis.formats import format_cell
 from analysis.summary import Row
 
 _LABELS = {

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from analysis import formats
-from analysis.formats.latex import to_latex
-from analysis.formats.markdown import to_markdown
+from analysis.formats import format_markdown_table, to_latex
 from analysis.report import summary_tables
 from analysis.report.findings import ReportFindings
 from analysis.report.headline import describe_answers
@@ -50,7 +49,7 @@ def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
     head, right = [heading.text for heading in table.head], [heading.number for heading in table.head]
     more = all_rows - len(rows)
     said = f"{more:,} more rows stand in {table.name}.csv." if more else ""
-    markdown, latex = to_markdown(head, rows, right), to_latex(head, rows, right)
+    markdown, latex = format_markdown_table(head, rows, right), to_latex(head, rows, right)
     return {
         f"{table.name}.md": f"{markdown}\n{said}\n".encode() if more else markdown.encode(),
         f"{table.name}.tex": f"% {said}\n{latex}".encode() if more else latex.encode(),

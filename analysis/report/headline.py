@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.formats.effects import format_effect
-from analysis.formats.numbers import MISSING, format_significant, format_size, format_within
+from analysis.formats import MISSING, format_effect, format_significant, format_size, format_within
 from analysis.questions import describe_choice, name_question
 from analysis.report.setup import format_outcomes
-from analysis.scaling.best import Best
-from analysis.scaling.ranking import Rival
+from analysis.scaling.best import Best, Rival
 from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW
 from analysis.summary import Row
 from bench.statistics import LEVEL

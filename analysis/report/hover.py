@@ -3,7 +3,7 @@
 import html
 
 from analysis.charts import format_reason
-from analysis.formats.numbers import MISSING, format_size
+from analysis.formats import MISSING, format_size
 from analysis.questions import describe_choice, format_ranks
 from analysis.report.headline import format_ends, format_interval, format_value
 from analysis.summary import Row

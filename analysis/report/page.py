@@ -11,7 +11,7 @@ from analysis.charts.answers import build_answer_chart
 from analysis.charts.scatter import ScatterChart
 from analysis.columns import list_columns
 from analysis.flags import FLAGS, NOTES, Flag
-from analysis.formats.pages import load_template
+from analysis.formats import load_template
 from analysis.questions import describe_choice, format_ranks
 from analysis.report import summary_tables
 from analysis.report.analogue import HEAD, Analogue

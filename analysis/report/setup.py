@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analysis.columns import list_columns
-from analysis.formats.numbers import format_cell
+from analysis.formats import format_cell
 from analysis.summary import Row
 
 _PARTS = {

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.stats.interval import Interval
-from analysis.stats.series import FEW
+from analysis.stats.intervals import FEW, Interval
 from bench.statistics import (
     LEAST,
     LEVEL,
@@ -35,12 +34,11 @@ CHANGE = 0.02
 
 
 class StepIntervals(NamedTuple):
-    """The intervals of the median and of the mean of a run's steps, as `analysis.stats.series` has them, and what else
-    is asked of every window."""
+    """Intervals of a run's steps, as `analysis.stats.intervals` has them, and facts of its window."""
 
     median: Interval | None
     mean: Interval | None
-    few: bool  # `analysis.stats.series.few`
+    few: bool  # `intervals.few`
     changed: bool  # the means of its first and last third differ by more than `CHANGE`, and their intervals do not meet
     quantiles: tuple[float, ...]  # by SHARES
     stall_s: float  # by which its longest steps, `STALL_SHARE` of them, exceed the median, all together

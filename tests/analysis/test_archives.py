@@ -59,6 +59,14 @@ def test_records_of_an_archive_are_read_whole_with_every_ranks_steps(tmp_path: P
     assert {path.relative_to(RECORDED) for path in reading.read_records([RECORDED]).records} == {*ways}
 
 
+def test_pack_whole_keeps_every_file_of_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.unpack(RECORDED, tmp_path / "runs")
+    assert main(["pack", str(tmp_path / "runs"), "--whole", "--out", str(tmp_path / "out" / "kept.zip")]) == 0
+    assert (tmp_path / "out" / "kept.zip").read_bytes() == RECORDED.read_bytes()
+    assert main(["pack", str(RECORDED), "--whole", "--out", str(tmp_path / "none.zip")]) == 2
+    assert "give one results folder" in capsys.readouterr().err and not (tmp_path / "none.zip").exists()
+
+
 def test_a_folder_of_archives_and_folders_reads_as_all_of_them(tmp_path: Path) -> None:
     folder = save(tmp_path / "one", run(), run(spec("ddp")))
     packed(save(tmp_path / "other", failed("oom", spec("zero3"))), folder / "deep" / "other.zip")

@@ -10,7 +10,7 @@ from analysis import plotting
 from analysis.charts import curves, groups
 from analysis.figures import memory as memory_figure
 from analysis.figures import step_time, throughput
-from analysis.stats.series import rate_interval
+from analysis.stats.intervals import rate_interval
 from bench.spec import RunSpec
 
 BLUE = plotting.COLOURS[0]

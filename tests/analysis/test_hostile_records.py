@@ -12,7 +12,8 @@ import pytest
 from records import failed, plain, run, save, spec
 
 from analysis import formats, reading, results
-from analysis.compare import ComparisonSetup, compare, text
+from analysis.compare import ComparisonSetup, compare
+from analysis.compare.output import to_text
 from analysis.figures import step_series
 from analysis.report.findings import compute_findings
 from bench import store
@@ -135,7 +136,7 @@ def test_rehearsals_beside_each_other_have_no_step_times_to_compare() -> None:
     path = find_rehearsal()
     found = results.read([path])
     compared = compare(found, found, ComparisonSetup(("a", "b"), (), None, False))
-    assert "not comparable" in text.to_text(compared)
+    assert "not comparable" in to_text(compared)
 
 
 # -- any record, changed anywhere

@@ -8,9 +8,7 @@ import pytest
 from records import MIB, failed, memory, results, run, save, scattered, spec, steps
 
 from analysis import results as reading
-from analysis.formats.latex import LONG, to_latex
-from analysis.formats.markdown import to_markdown
-from analysis.formats.numbers import format_short
+from analysis.formats import LONG, format_markdown_table, format_short, read_csv, to_latex
 from analysis.report import limits
 from analysis.report.details import build_details
 from analysis.report.evidence import Evidence, format_record, read_evidence, read_tail
@@ -22,7 +20,7 @@ from analysis.report.page_tables import build_page_table
 from analysis.report.summary_tables import build_best_table, build_configurations_table
 from analysis.results import Results
 from analysis.scaling.best import best
-from analysis.table import list_rows, read_csv
+from analysis.table import list_rows
 from bench.files import pack
 from bench.spec import RunSpec
 
@@ -162,7 +160,7 @@ def test_a_long_latex_table_breaks_over_pages() -> None:
 
 
 def test_a_markdown_cell_stays_one_cell_and_its_text_text() -> None:
-    assert to_markdown(["a"], [["x | <b>\ny"]], [True]) == "| a |\n| ---: |\n| x \\| \\<b\\> y |\n"
+    assert format_markdown_table(["a"], [["x | <b>\ny"]], [True]) == "| a |\n| ---: |\n| x \\| \\<b\\> y |\n"
 
 
 def test_the_tail_of_a_log_is_its_last_lines_whole(tmp_path: Path) -> None:

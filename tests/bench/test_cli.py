@@ -136,7 +136,6 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["compare", SMOKE, SMOKE, "--gate", "3%", "--allow", "resident_byte"],
      "--allow resident_byte: not a count or an amount of bytes that should not change; did you mean resident_bytes?"),
     (["claims", "nowhere"], "nowhere: no such file or folder; "),
-    (["predictions", "nowhere"], "nowhere: holds no measured/two_cores.zip, "),
     (["predict", "model=tiny", "--straggler", "0"], "predict: argument --straggler: 0: not a factor of at least 1; "),
     (["predict", "model=tiny", "--data-wait", "-1"], "predict: argument --data-wait: -1: not a number of seconds "),
     (["predict", "model=tiny", "--rehearsed", "nan"], "predict: argument --rehearsed: nan: not a number of seconds "),

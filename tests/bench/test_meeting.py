@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.allocation.agents import JobAgents, build_meeting_path, join_leader
-from bench.measure.allocation import RankPlace, check
 from bench.measure.failures import Refused
+from bench.measure.rendezvous import RankPlace, check_places
 from bench.runtime import transport
 from bench.runtime.outcome import PauseTotals
 from bench.runtime.transport import AgentClient, CoordinatorServer, Rendezvous, TokenListener
@@ -81,10 +81,10 @@ SEATS = [RankPlace("hg1", "37"), RankPlace("hg1", "37"), RankPlace("hg2", "37")]
 
 
 def test_ranks_of_one_allocation_may_measure() -> None:
-    check(SEATS, "hg[1-2]")
-    check(SEATS, "")
-    check([RankPlace("here", "")], "")
-    check([RankPlace("login", "37")], "hg[1-2]")  # Slurm's nodes have other names
+    check_places(SEATS, "hg[1-2]")
+    check_places(SEATS, "")
+    check_places([RankPlace("here", "")], "")
+    check_places([RankPlace("login", "37")], "hg[1-2]")  # Slurm's nodes have other names
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_ranks_of_one_allocation_may_measure() -> None:
 )
 def test_a_run_over_two_allocations_is_refused(stranger: RankPlace, nodelist: str, why: str) -> None:
     with pytest.raises(Refused, match=why):
-        check([*SEATS, stranger], nodelist)
+        check_places([*SEATS, stranger], nodelist)
 
 
 # -- strangers

@@ -10,7 +10,7 @@ from bench import api, store
 from bench.config import compose
 from bench.config.compose import Expansion
 from bench.errors import UserError
-from bench.measure.window import find_stop_reason
+from bench.measure.loop import find_stop_reason
 from bench.spec import MeasureSpec, config_id
 from bench.study import list_control_pairs
 

@@ -57,7 +57,7 @@ published it: A100's by published steps (conf/machine/a100_80.yaml)."""
 BESIDE = 3.0
 """How host and device share a pass: its time is the norm of this order of both. Of two that always overlap it would be
 infinite (the longer one), of two that never do 1. Large products let the host run ahead, small operations wait for it,
-and each pass has both. Chosen on two thirds of the traces of GPT (analysis.predictions.published_times)."""
+and each pass has both. Chosen on two thirds of the traces of GPT (analysis.validation.published_times)."""
 BETWEEN_S = 1.5e-6
 """Seconds from the end of an operation to the begin of the next on a GPU whose queue is never empty: 1 to 2 µs (NVIDIA,
 Getting Started with CUDA Graphs)."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from saved_tensors import kept_by_autograd
 
+from analysis.validation.recorded import RecordedRuns
 from bench import store
 from bench.config import compose
 from bench.engines.deepspeed.facts import find_division
@@ -16,7 +17,6 @@ from bench.engines.precision import on_device
 from bench.models.t5.build import build, initialise
 from bench.predict.memory import activations, find_largest_micro_batch, predict_memory
 from bench.predict.workload import build_workload, get_network
-from bench.prediction_inputs.memory_runs import RecordedRuns
 from bench.spec import RunSpec, canonical
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from simulated_search import SPACE, answer, pool, search, section
 
-from bench.cli.search_text import format_verdict
+from bench.cli.search import format_verdict
 from bench.errors import UserError
 from bench.search import optuna_proposer
 from bench.search.costs import compute_told_costs

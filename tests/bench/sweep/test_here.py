@@ -7,7 +7,7 @@ from pathlib import Path
 from sweeps import attempt, point, spec, sweep
 
 from bench import store
-from bench.cli.sweep_text import format_ended
+from bench.cli.sweep import format_ended
 from bench.machine import Machine
 from bench.record import Circumstance
 from bench.runtime.outcome import build_heartbeat

@@ -90,7 +90,7 @@ class Sweep(Study):
         if self.command.poll() is None:
             return False
         if not (self.folder / "sweeps").exists():
-            assert self.command.returncode != 2, self.command.communicate()[1]
+            assert self.command.returncode != 2, "".join(self.command.communicate())
             self.begin()
             return False
         told = self.read_status()
