@@ -92,7 +92,8 @@ def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
     never settled: their losses compare with their like alone."""
     if section.rungs or section.sampler in ("grid", "random"):
         return False
-    costs = [math.inf if (cost := find_cost(section, one)) is None else cost for one in results if one.outcome]
+    answered = [one for one in results if one.outcome]
+    costs = [math.inf if cost is None else cost for cost in compute_told_costs(section, answered)]
     return len(costs) > PATIENCE and min(costs[:-PATIENCE]) - min(costs) < section.gain
 
 

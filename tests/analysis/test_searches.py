@@ -12,9 +12,10 @@ from records import failed, run, save, scattered, spec, steps
 from analysis import figures
 from analysis.charts.searches import find_front
 from analysis.figures import search_front, search_history, search_importance, search_slices, search_trials
-from analysis.importance import explain_variance, number_levels
+from analysis.importance import estimate_importances, explain_variance, number_levels
 from analysis.report.scatter import render_scatter
 from analysis.results import Results, read
+from bench import api
 from bench.cli import main
 from bench.errors import UserError
 from bench.files import pack, read_whole
@@ -23,6 +24,8 @@ from bench.search_section import SearchSection
 from bench.study import Study
 from bench.sweep import definition, local_attempt
 from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
+from bench.sweep.snapshot import read_trial_results
+from bench.sweep.submitting import SubmitResult
 
 SPACE = {"engine": ["ddp", "zero1"], "batch.micro": [1, 2, 4, 8]}
 STEP_S = {"ddp": 0.1, "zero1": 0.11}
@@ -88,6 +91,20 @@ def test_the_field_that_decides_matters_most(searched: Results) -> None:
     assert (first.field, second.field) == ("batch.micro", "engine")
     assert first.share > 3 * second.share and first.high > 0.95, "the point that failed may be anything"
     assert all(0 <= one.low <= one.share <= one.high <= 1 for one in (first, second))
+
+
+def test_trials_of_a_busy_machine_say_less_of_what_matters(searched: Results, tmp_path: Path) -> None:
+    folder = write_search(tmp_path) / "smoke"
+    asked = definition.find_search(definition.read(folder))
+    assert asked and asked.search and asked.search.study.search
+    results = read_trial_results(folder, asked)
+    disturbed = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in results]
+    sound, busy = (
+        {one.field: one.high - one.low for one in estimate_importances(asked.search.study.search, trials)}
+        for trials in (results, disturbed)
+    )
+    assert sound.keys() == busy.keys() == {"batch.micro", "engine"}
+    assert busy["engine"] > 1.2 * sound["engine"]
 
 
 def test_the_part_of_a_field_is_the_one_worked_out_by_hand() -> None:
@@ -227,3 +244,16 @@ def test_a_verdict_tells_that_trials_ran_in_several_environments(
     path.write_text(path.read_text().replace('"environment_id": "', '"environment_id": "1'))
     assert main(["resume", str(folder)]) == 0
     assert told in capsys.readouterr().out
+
+
+def test_with_a_queue_resume_prints_the_verdict_once_nothing_is_under_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_search(tmp_path, trials=8) / "smoke"
+    nothing = SubmitResult([], 0, {}, [], "", None, answered=True)
+    monkeypatch.setattr(api, "resume", lambda *_, **options: nothing._replace(queued=1))
+    assert main(["resume", str(folder)]) == 0
+    assert "best" not in capsys.readouterr().out
+    monkeypatch.setattr(api, "resume", lambda *_, **options: nothing)
+    assert main(["resume", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("best samples_per_s: ")

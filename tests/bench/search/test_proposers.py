@@ -14,7 +14,14 @@ from bench.errors import UserError
 from bench.search import optuna_proposer
 from bench.search.optuna_proposer import OptunaProposer
 from bench.search.planning import build_sampler
-from bench.search.proposers import PATIENCE, EarlyEnd, ListProposer, compute_step_limit_s, compute_told_costs
+from bench.search.proposers import (
+    PATIENCE,
+    EarlyEnd,
+    ListProposer,
+    compute_step_limit_s,
+    compute_told_costs,
+    is_settled,
+)
 from bench.search.verdict import conclude, find_interval
 from bench.sweep.definition import Trial
 from bench.sweep.policy import TrialResult
@@ -162,6 +169,21 @@ def test_optuna_is_told_so(sampler: str) -> None:
     made = OptunaProposer(pool(asked)).build_study(done)[0]
     assert [trial.value for trial in made.trials] == pytest.approx(compute_told_costs(asked, done))
     assert made.trials[3].value != pytest.approx(math.log(step_s(done[3].trial.values)))
+
+
+def test_a_search_is_not_settled_by_a_lucky_time_of_a_busy_machine() -> None:
+    """The first of 30 trials took 0.5 s, half of any other, and the last, sound as those between, 0.9 s of 1 s."""
+    asked = section(objective="step_s", sampler="tpe", space={"engine": ["ddp"], "seed": {"from": 1, "to": 30},
+                                                              "batch.micro": [1]})  # fmt: skip
+    seconds = {1: 0.5, 30: 0.9}
+    values = [{"engine": "ddp", "seed": seed, "batch.micro": 1} for seed in range(1, 31)]
+    candidates = [pool(asked).find(one) for one in values]
+    done = [
+        answer(Trial(number=number, point=one.point, values=one.values), lambda of: seconds.get(of["seed"], 1.0))
+        for number, one in enumerate(candidates) if one
+    ]  # fmt: skip
+    assert len(done) == 30 and is_settled(asked, done), "nothing is better than the first"
+    assert not is_settled(asked, [disturb(done[0]), *done[1:]])
 
 
 def test_the_verdict_on_runs_of_a_busy_machine_asks_for_another_measurement(tmp_path: Path) -> None:
