@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nhanded over in {args.export}; its README.md says how to start")
     if args.page:
         # By its name, for nothing here knows the analysis.
-        render = importlib.import_module("analysis.answer_pages.advice_page").render_advice_page
+        render = importlib.import_module("analysis.answer_page").render_advice_page
         page = render(answer, advice_text.build_text(answer), _format_command(args))
         pages.write(args.page, page, quiet=args.json)
     return 0

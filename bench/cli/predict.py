@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.page:
         answer = _build_answer(found, args.storage, _format_command(args))
         # By its name, for nothing here knows the analysis.
-        page = importlib.import_module("analysis.answer_pages.prediction_page").render_prediction_page(found, answer)
+        page = importlib.import_module("analysis.answer_page").render_prediction_page(found, answer)
         pages.write(args.page, page, quiet=args.json)
     return 0
 

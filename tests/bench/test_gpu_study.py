@@ -146,7 +146,7 @@ def test_what_is_packed_can_be_gone_on_with_elsewhere(tmp_path: Path, monkeypatc
 
 def test_a_machine_that_has_torch_is_sent_neither_torch_nor_what_torch_needs() -> None:
     needed = {text.split("==")[0] for text in wheels.list_required("3.12", {})}
-    assert {"deepspeed", "hydra-core", "omegaconf", "antlr4-python3-runtime", "pydantic", "plotly"} <= needed
+    assert {"deepspeed", "hydra-core", "omegaconf", "antlr4-python3-runtime", "pydantic", "matplotlib"} <= needed
     assert not {"torch", "triton", "transformers", "tokenizers", "sympy", "zeroscale"} & needed
     assert not {name for name in needed if name.startswith("nvidia-") and name != "nvidia-ml-py"}
 
