@@ -36,7 +36,8 @@ def save(figure: Figure, form: str, salt: str) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
         figure.savefig(buffer, format=form, dpi=_PNG_DPI, metadata=_UNDATED[form])
-    return buffer.getvalue()
+    # A browser that has no DejaVu Sans takes another font without serifs.
+    return buffer.getvalue().replace(b"'DejaVu Sans'", b"'DejaVu Sans', sans-serif")
 
 
 def render_panel(
