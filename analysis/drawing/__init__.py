@@ -56,7 +56,7 @@ WHOLE, MOST = 20, 12
 
 _LETTER_IN, _SMALL_IN, _TITLE_IN, _LINE_IN = 0.07, 0.047, 0.14, 0.115
 _KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
-_REASON, _LEAST, _REASON_LETTER_IN = 5.5, 3.8, 0.055  # points, and width of a letter of the first
+_REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # points, and width of a letter of the first
 _NAME, _NAMES, _MOST_NAMES = 24, 38, 10  # letters of a name below an axis and of all side by side; names
 _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
