@@ -30,8 +30,8 @@ def drop_retried(rows: Sequence[Row]) -> list[Row]:
 
 
 def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[PlacedRow]:
-    """Return each row with the environment that it stands in, those that know theirs first: an early failure in the
-    first of those that `asked` the same, and rather in one with a number."""
+    """Return each row with its environment, rows with a known environment first. An early failure gets the environment
+    of the first row with the same question (`question_of`), preferably of a row with a number."""
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
     first: dict[Hashable, str | None] = {}
     for row in sorted(ordered, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):

@@ -30,6 +30,12 @@ class MeasuredStudy:
         ok = int((table["outcome"] == "ok").sum())
         return f"<MeasuredStudy of {len(table):,} runs, {ok:,} of them ok>"
 
+    def answer(self) -> str:
+        """Return the answer in one to five sentences, a line each; empty where nothing was measured."""
+        from analysis.answer import describe_answer
+
+        return "\n".join(describe_answer(self.results))
+
     @functools.cached_property
     def table(self) -> "DataFrame":
         """One row per run, failed ones too."""

@@ -11,7 +11,7 @@ from analysis.stats import windows
 from analysis.stats.interval import Interval
 from analysis.stats.series import rate_of
 from bench.errors import NoPrediction, UserError
-from bench.predict.flops import compute_flops_per_step
+from bench.predict.work import compute_flops_per_step
 from bench.record import Environment, RankMemory, RunRecord, ScheduledJob, Steps, Tokens
 from bench.stragglers import find_slow_links, find_slow_ranks
 

@@ -90,9 +90,9 @@ def _format_part(part: str, value: Any) -> str:
 
 
 def _build_question_key(row: Row) -> tuple[Any, ...]:
-    """Return what a row asks, whatever it met; a prediction asks what a measurement answers."""
-    answers = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
-    return tuple(answers[name] for name in QUESTION)
+    """Return the question of a row, without the environment. A prediction has the question of its measurement."""
+    asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
+    return tuple(asked[name] for name in QUESTION)
 
 
 def add_lengths(row: Row) -> Row:

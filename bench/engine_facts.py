@@ -75,7 +75,7 @@ class EngineFacts:
     sums_norms: bool = False
     """Whether `gradient_norm` of the first SUMMED_STEPS steps is of squares that were summed in fp64; verification then
     compares it closely."""
-    divides_by_tokens: bool = False  # whether it obeys loss_mean=tokens (bench.distributed.targets)
+    divides_by_tokens: bool = False  # whether it obeys loss_mean=tokens (bench.distributed.ranks)
     compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)
     works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = (

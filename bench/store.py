@@ -102,8 +102,8 @@ def write_json(path: Path, value: BaseModel) -> None:
 
 
 def reserve(path: Path, size_bytes: int) -> None:
-    """Allocate `size_bytes` on the disk for the file that `fill` will write at `path`, so that a disk that fills up
-    during the run cannot lose it. Raise UserError where there is no such space now."""
+    """Allocate `size_bytes` on the disk for the file that `write_reserved` will write at `path`, so that a disk that
+    fills up during the run cannot lose it. Raise UserError where there is no such space now."""
     reserved = _build_reserved_path(path)
     try:
         with reserved.open("wb") as file:

@@ -219,6 +219,14 @@ def test_the_workflow_for_a_ci_is_read_and_its_command_is_one() -> None:
     assert verbs.parser(verb).parse_intermixed_args(words).format == "md"
 
 
+def test_the_workflow_of_this_repository_runs_a_make_target_and_keeps_the_report_that_it_writes() -> None:
+    steps = yaml.safe_load((ROOT / ".github/workflows/smoke.yml").read_text())["jobs"]["smoke"]["steps"]
+    target = next(step["run"] for step in steps if "run" in step).removeprefix("make ")
+    recipe = re.search(rf"^{target}: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert recipe
+    assert f"--out {steps[-1]['with']['path']} " in recipe[1]
+
+
 def test_a_command_that_is_none_is_found() -> None:
     with pytest.raises((SystemExit, UserError)), contextlib.redirect_stderr(io.StringIO()):
         verbs.parser("run").parse_intermixed_args(["--no-such-option"])

@@ -84,6 +84,7 @@ def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> N
         "bench/slurm/job.sh.j2",
         "bench/training_export/files/train.py",
         "bench/launchers/slurm/standalone.sh.j2",
+        "zeroscale/__init__.py",
         "analysis/published/claims.csv",
         "analysis/report/templates/report.html.j2",
         "analysis/notebooks/reading_results.ipynb",

@@ -24,8 +24,8 @@ def _but_nodes(spec: RunSpec) -> str:
 
 def _more_nodes(one: RunSpec, other: RunSpec) -> bool:
     """Whether nodes are added, to the same work per device (weak scaling) or per step (strong scaling)."""
-    shared = one.accumulation == other.accumulation or one.global_batch == other.global_batch
-    return shared and one.nodes < other.nodes
+    same_work = one.accumulation == other.accumulation or one.global_batch == other.global_batch
+    return same_work and one.nodes < other.nodes
 
 
 def _higher_stage(one: RunSpec, other: RunSpec) -> bool:

@@ -4,8 +4,8 @@ fields      what sets configurations apart, and which differences are the questi
 pairing     which configuration of A is set against which of B
 quantities  what does not vary from run to run
 judging     what a pair says, and the gate
-naming      what people call a pair
-words       how a pair is told in words
+labels      names of pairs
+phrases     a pair's result in words
 text, markdown, junit, plain   the forms
 """
 

@@ -195,12 +195,12 @@ def _open(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ..
         return stats.TOO_FEW, f"{more} more a side at least"
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
-    statuses = (
+    reasons = (
         f"more than {percent(gate.limit)} cannot be excluded",
         f"below {format_significant(100 * seen, 2)} % nothing could be seen",
     )
     wanted = f"about {more}" if more < MOST else f"over {MOST}"
-    return (*statuses, f"{wanted} more a side see {percent(gate.limit)}") if more else statuses
+    return (*reasons, f"{wanted} more a side see {percent(gate.limit)}") if more else reasons
 
 
 def _mixed(one: ComparedConfiguration) -> bool:

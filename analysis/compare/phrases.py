@@ -105,9 +105,9 @@ def describe_intervals(compared: SetComparison) -> str:
         if gate and gate.looks > 1
         else ""
     )
-    texts = gate.level if gate else LEVEL
+    level = gate.level if gate else LEVEL
     return (
-        f"Time per sample of B against A, over the whole window, with its {percent(texts)} interval.{looks} "
+        f"Time per sample of B against A, over the whole window, with its {percent(level)} interval.{looks} "
         f"From {LEAST_RUNS} runs a side on it holds for other runs too; the steps of fewer say nothing of them: "
         f"{TOO_FEW}, and a gate is inconclusive."
     )
@@ -149,8 +149,8 @@ def left_out(compared: SetComparison) -> str:
             "without a partner": sum(line.status in ("only in A", "only in B") for _, line in compared.lines),
         }
     )
-    repeats = [f"{side}: {one.row['reason']}" for side, one in _list_sides(compared) if one.row["n"]]
-    texts = [*(f"{count} {what}" for what, count in counts.items() if count), *(text for text in repeats if text[3:])]
+    reasons = [f"{side}: {one.row['reason']}" for side, one in _list_sides(compared) if one.row["n"]]
+    texts = [*(f"{count} {what}" for what, count in counts.items() if count), *(text for text in reasons if text[3:])]
     return f"Left out: {', '.join(texts)}." if texts else ""
 
 

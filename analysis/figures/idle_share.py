@@ -9,7 +9,7 @@ from analysis.questions import group_by_question
 from analysis.results import Results
 from analysis.summary import Row
 from bench.errors import UserError
-from bench.predict.step_time.idle import predict_idle_share
+from bench.predict.step_time.pipeline import predict_idle_share
 from bench.spec import RunSpec
 
 TITLE = "Idle share by micro-batches"

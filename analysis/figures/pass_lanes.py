@@ -20,7 +20,7 @@ from analysis.drawing.lanes import (
 )
 from analysis.results import Results
 from bench.errors import UserError
-from bench.predict.step_time.idle import play_passes_by_flops
+from bench.predict.step_time.pipeline import play_passes_by_flops
 from bench.record import RunRecord
 
 TITLE = "What each rank did when"

@@ -47,10 +47,10 @@ def render_files(found: list[PredictionComparison]) -> dict[str, str]:
 
 def write_ledger(found: list[PredictionComparison], folder: Path) -> None:
     """Write every file, each whole or not at all; UserError where the folder cannot be written to."""
-    texts = render_files(found)
+    files = render_files(found)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
+        for name, text in files.items():
             write_atomically(folder / name, text.encode())
     except OSError as error:
         raise build_unwritable_error(folder, error) from error

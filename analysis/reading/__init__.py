@@ -69,9 +69,9 @@ def _find_below(folder: Path, follow: Follow) -> FoundRows:
     place = found.core.column_names.index(FILE)
     beginning = "" if folder == Path() else f"{folder}/"
     paths = pc.binary_join_element_wise(beginning, found.core.column(FILE), "")
-    info = tuple(Unreadable(folder / file, why) for file, why in skipped.items())
+    unreadable = tuple(Unreadable(folder / file, why) for file, why in skipped.items())
     core = found.core.set_column(place, FILE, paths)
-    return FoundRows(found._replace(core=core), info, tuple(folder / attempt for attempt in unfinished))
+    return FoundRows(found._replace(core=core), unreadable, tuple(folder / attempt for attempt in unfinished))
 
 
 def _read_single_files(files: Sequence[Path]) -> FoundRows:

@@ -140,9 +140,9 @@ def _write_cache(root: Path, found: RecordRows, tree: FolderTree, skipped: Seque
     next time."""
     about = {"formulas": _formulas(), "skipped": skipped} | tree._replace(files=[])._asdict()
     table = found.whole().replace_schema_metadata({_ABOUT: _seal(about)})
-    texts = [field.name for field in table.schema if str(field.type).endswith("string")]
+    text_columns = [field.name for field in table.schema if str(field.type).endswith("string")]
     content = io.BytesIO()
-    pq.write_table(table, content, compression="zstd", use_dictionary=texts, write_page_checksum=True)
+    pq.write_table(table, content, compression="zstd", use_dictionary=text_columns, write_page_checksum=True)
     for path in (root / CONSOLIDATED, _build_cache_path(root)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

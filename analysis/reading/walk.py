@@ -64,8 +64,8 @@ def is_unchanged(
     try:
         return (
             _list_names(root) == names
-            and all(_stat(beginning + path).st_ctime_ns == info for path, info in folders.items())
-            and all(_is_as_recorded(_stat(beginning + path), size, info) for path, size, info in files)
+            and all(_stat(beginning + path).st_ctime_ns == changed_ns for path, changed_ns in folders.items())
+            and all(_is_as_recorded(_stat(beginning + path), size, changed_ns) for path, size, changed_ns in files)
         )
     except OSError:
         return False

@@ -2,16 +2,16 @@
 
     from analysis.scaling import best, crossover, curves
 
-    curves.curves(results)          strong and weak, at equal and at the best micro-batch
-    crossover.crossovers(results)   where one stage overtakes another
-    best.best(results)              per question: the fastest, its ties, the Pareto front of throughput against memory
-    curves.as_table(…), crossover.as_table(…), best.as_table(…)    the same as DataFrames
+    curves.build_curves(results)         strong and weak, at equal and at the best micro-batch
+    crossover.find_crossovers(results)   where one stage overtakes another
+    best.best(results)                   per question: the fastest, its ties, the Pareto front of speed and memory
+    curves.build_curve_table(…), crossover.build_crossover_table(…), best.as_table(…)    the same as DataFrames
 
-pace        a configuration's seconds per sample, and how two of them compare
-comparable  which rows of the summary differ in nodes and batch only
-ranking     the fastest of several configurations, and which of the others are detectably slower
-once        what several tables and figures ask for, worked out once
-cells       what the tables share
+time_per_sample  a configuration's seconds per sample, and how two of them compare
+comparable       which rows of the summary differ in nodes and batch only
+ranking          the fastest of several configurations, and which of the others are detectably slower
+cached           what several tables and figures need, computed once
+columns          columns that the tables share
 
 Everything is told from seconds per sample over the whole window, which slow steps lengthen: that makes one formula of
 all efficiencies, E(n) = pace(n0) n0 / (pace(n) n). Only measured runs take part; failures stay as rows.

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, get_args
 from bench.config import compose
 from bench.errors import UserError, suggest_nearest
 from bench.predict.advice import AdviceQuestion, Best
-from bench.predict.advice.candidates import NODES, Axes
-from bench.predict.advice.layouts import LayoutAxes
+from bench.predict.advice.candidates import NODES, Axes, LayoutAxes
 from bench.predict.scaling_laws import find_law
 from bench.predict.workload import USUAL, Software, find_software
 from bench.presets import list_engine_presets

@@ -10,7 +10,7 @@ from bench.config import compose
 from bench.errors import UserError
 from bench.formatting import describe_choice
 from bench.predict.advice.candidates import DeviceLimits, Shortage
-from bench.predict.memory import host, predict_memory
+from bench.predict.memory import predict_host_memory, predict_memory
 from bench.spec import RunSpec
 
 Change = tuple[tuple[str, Any], ...]
@@ -61,7 +61,7 @@ def _may_fit(
     except UserError:  # an engine that does not know it
         return False
     needed = [predict_memory(made.spec, room.device, room.bytes).fits(room.bytes)]
-    on_host, there = host.predict_host_memory(made.spec, room.device, room.bytes), made.machine.host_memory_bytes
+    on_host, there = predict_host_memory(made.spec, room.device, room.bytes), made.machine.host_memory_bytes
     if change in OFFLOAD:
         needed.append(on_host.fits(there) if on_host and there else None)
     return False if False in needed else None if None in needed else True

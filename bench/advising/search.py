@@ -17,9 +17,8 @@ from bench.files import RESULTS
 from bench.formatting import format_count
 from bench.plugins import StandaloneLauncherPlugin
 from bench.predict.advice import Advice, advise, format_hours, measured, rate_doubt
-from bench.predict.advice.candidates import Candidate, DeviceLimits, search_candidates
+from bench.predict.advice.candidates import Candidate, DeviceLimits, apply_layout, list_layouts, search_candidates
 from bench.predict.advice.choices import Choice, choose
-from bench.predict.advice.layouts import apply_layout, list_layouts
 from bench.predict.advice.measured import MeasuredPoints
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time

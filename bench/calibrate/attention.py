@@ -14,7 +14,7 @@ SAMPLES, HEADS, LENGTH, D_KV = 4, 12, 512, 64
 
 
 def count_flops(samples: int, heads: int, length: int, d_kv: int) -> int:
-    """Return the FLOPs of scores and weighted values over the full square, as bench.predict.flops counts them."""
+    """Return the FLOPs of scores and weighted values over the full square, as bench.predict.work counts them."""
     return 2 * 2 * samples * heads * length * length * d_kv
 
 

@@ -64,11 +64,11 @@ def measure(device: "torch.device", nodes: int, ranks_per_node: int, seconds: fl
     import torch.distributed as dist
 
     found: list[CollectiveTime] = []
-    requested, until = list_groups(nodes, ranks_per_node), time.perf_counter() + seconds
-    for number, group in enumerate(requested):
+    groups, until = list_groups(nodes, ranks_per_node), time.perf_counter() + seconds
+    for number, group in enumerate(groups):
         members = dist.new_group(list(range(group.ranks)))
         if dist.get_rank() < group.ranks:
-            share = (until - time.perf_counter()) / (len(requested) - number)
+            share = (until - time.perf_counter()) / (len(groups) - number)
             found += _measure_group(group, members, device, share)
             dist.destroy_process_group(members)
         dist.all_reduce(torch.zeros(1))  # over gloo, where waiting costs no processor: nobody begins the next before

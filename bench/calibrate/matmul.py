@@ -82,13 +82,13 @@ def describe_unmeasured(
     """Say which shapes were not measured, for want of time or of memory; None where all were."""
     wanted = sort_shapes(products)
     measured = {(rate.precision, rate.m, rate.k, rate.n) for rate in rates}
-    texts = []
+    lines = []
     for precision in precisions:
         missing = [count_flops(*shape) for shape in wanted if (precision, *shape) not in measured]
         if missing:
             sizes = f"of {missing[0]:.2g} to {missing[-1]:.2g} FLOP"
-            texts.append(f"{len(missing)} of {len(wanted)} matmul shapes in {precision}, {sizes}")
-    return "; ".join(texts) or None
+            lines.append(f"{len(missing)} of {len(wanted)} matmul shapes in {precision}, {sizes}")
+    return "; ".join(lines) or None
 
 
 def count_flops(m: int, k: int, n: int) -> int:

@@ -26,7 +26,7 @@ _NEARLY = 0.99  # of a calibration that has taken as long as it may, and goes on
 
 
 def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progress], None]) -> CalibrationResult:
-    """Run a calibration and return what came out. Its folder is made in `beside`, which all nodes must see, and removed
+    """Run a calibration and return what came out. Its folder is made in `parent`, which all nodes must see, and removed
     again. Raises UserError with the reason of the first rank that failed. A Ctrl-C ends every process."""
     with _create_folder(parent, request) as folder, _raise_interrupt_on_sigterm():
         with _show_progress(folder, request.seconds, follow):

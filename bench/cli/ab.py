@@ -26,7 +26,6 @@ Under Slurm it is a command like any other: sbatch --wrap "zeroscale ab HEAD~1 H
 
 import argparse
 import contextlib
-import importlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.cli import VERBS, options
+from bench.cli import options
 from bench.comparison import rounds, sides
 from bench.comparison.sides import ComparedSide
 from bench.errors import UserError
@@ -62,11 +61,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides who begins; default: %(default)s")
     options.add_config_dir(parser)
     options.add_results(parser)
-    _load_compare().gate_arguments(parser, gate="3%")
+    from analysis.cli import compare
+
+    compare.gate_arguments(parser, gate="3%")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 1 if the gate fails, 3 if it is inconclusive."""
+    from analysis.cli import compare
+
     words = [
         *_list_small_overrides(args.overrides, args.config_dir),
         *args.overrides,
@@ -90,16 +93,10 @@ def run(args: argparse.Namespace) -> int:
             if busy:
                 shared = f", {busy} of {format_count(until, 'round')} on a busy machine"
                 chosen.called = tuple(side.called + shared for side in (a, b))
-            if not ended.well or until == stages[-1] or _load_compare().judge(chosen).verdict != "INCONCLUSIVE":
+            if not ended.well or until == stages[-1] or compare.judge(chosen).verdict != "INCONCLUSIVE":
                 break
     print(results, file=sys.stderr)
-    code: int = _load_compare().run(chosen)
-    return code
-
-
-def _load_compare() -> Any:
-    """Return the verb that reads what this one measures; by its name, for nothing here knows the analysis."""
-    return importlib.import_module(VERBS["compare"].module)
+    return compare.run(chosen)
 
 
 def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> list[str]:

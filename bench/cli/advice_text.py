@@ -19,9 +19,8 @@ from bench.formatting import (
 )
 from bench.predict.advice import CLOSE, Advice, format_hours_interval, rate_doubt
 from bench.predict.advice.candidates import Axes
-from bench.predict.advice.choices import Choice
-from bench.predict.advice.difference import explain_difference
-from bench.predict.memory import format_gigabytes, host
+from bench.predict.advice.choices import Choice, explain_difference
+from bench.predict.memory import format_gigabytes, format_host_memory, predict_host_memory
 from bench.predict.workload import format_class, get_network
 from bench.spec import RunSpec
 from bench.stacks import Attention, count_parameters
@@ -301,9 +300,9 @@ def _list_precision_caveats(winner: Choice) -> Iterator[str]:
 def _list_host_caveats(answer: Answer) -> Iterator[str]:
     """Yield a line on the host where the winner's weights are flattened there."""
     spec, machine = answer.advice.winner.spec, answer.request.machine
-    needed = host.predict_host_memory(spec, target.find_predicted_device(answer.request), machine.memory_bytes)
+    needed = predict_host_memory(spec, target.find_predicted_device(answer.request), machine.memory_bytes)
     if needed and needed.terms.get("flattening"):
-        yield host.format_host_memory(needed, spec.devices_per_node, machine.host_memory_bytes)
+        yield format_host_memory(needed, spec.devices_per_node, machine.host_memory_bytes)
 
 
 def _format_condition(choice: Choice) -> str:

@@ -19,7 +19,6 @@ nodes, then the largest micro-batch. Runs in --results on the same machine outra
 """
 
 import argparse
-import importlib
 import shlex
 from pathlib import Path
 
@@ -60,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if args.export and not args.json:
         print(f"\nhanded over in {args.export}; its README.md says how to start")
     if args.page:
-        # By its name, for nothing here knows the analysis.
-        render = importlib.import_module("analysis.answer_page").render_advice_page
-        page = render(answer, advice_text.build_text(answer), _format_command(args))
+        from analysis.answer_page import render_advice_page
+
+        page = render_advice_page(answer, advice_text.build_text(answer), _format_command(args))
         pages.write(args.page, page, quiet=args.json)
     return 0
 

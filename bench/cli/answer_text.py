@@ -1,6 +1,5 @@
 """What one run answers, beside its step time: tokens per second, what weakens the numbers, and what to do next."""
 
-import importlib
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -17,11 +16,12 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], opt
     if record.outcome.kind != "ok":
         log = folder / store.LOG
         return [str(folder), *([f"next: look into {log}"] if log.exists() else [])]
-    # By their names, for nothing here knows the analysis.
-    rate = importlib.import_module("analysis.metrics.throughput").compute_tokens_per_s(record)
+    from analysis import flags
+    from analysis.metrics.throughput import compute_tokens_per_s
+
+    rate = compute_tokens_per_s(record)
     of = record.spec.sequence
     kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
-    flags = importlib.import_module("analysis.flags")
     raised, notes = flags.list_flags(record), flags.list_notes(record)
     return [
         *([f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []),
@@ -38,7 +38,8 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], opt
 
 def _describe_longest_step(record: RunRecord) -> str:
     """Return which step of a window was the longest, and its seconds."""
-    step_time = importlib.import_module("analysis.metrics.step_time")
+    from analysis.metrics import step_time
+
     step, seconds = step_time.find_longest_step(record), step_time.compute_step_s_max(record)
     return f"number {step}, {seconds:.4g} s"
 
@@ -46,8 +47,10 @@ def _describe_longest_step(record: RunRecord) -> str:
 def _describe_parts(record: RunRecord) -> list[str]:
     """Return how long the ranks with each part of the layers were idle in a step, on average, and the peak memory of
     the one that needs most; nothing where every rank has all layers."""
+    from analysis.metrics.waiting import list_idle_shares
+
     observed, parts = record.observations, record.spec.parallel.pipeline
-    idle = importlib.import_module("analysis.metrics.waiting").list_idle_shares(record)
+    idle = list_idle_shares(record)
     if observed is None or parts == 1 or not idle:
         return []
     ranks = record.spec.world_size // parts

@@ -56,13 +56,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the file is written."""
-    calibration = _build_request(args)
-    name = _find_name(args, calibration)
+    request = _build_request(args)
+    name = _find_name(args, request)
     path: Path = args.out or Path("my/machine") / f"{name}.yaml"
     _check_path(path, name, force=args.force)
     with terminal.progress(quiet=args.json) as follow:
-        measured = starting.measure(calibration, path.parent, follow)
-    machine = outcome.build_machine(calibration.machine, measured, name)
+        measured = starting.measure(request, path.parent, follow)
+    machine = outcome.build_machine(request.machine, measured, name)
     try:
         store.write_atomically(path, outcome.format_yaml(machine).encode())
     except OSError as error:

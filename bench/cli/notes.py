@@ -1,7 +1,8 @@
-"""What the command says on standard error beside its answer."""
+"""Lines that several verbs print: notes on standard error, and the answer of a whole study."""
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from bench.errors import make_printable
 from bench.formatting import format_count
@@ -24,3 +25,12 @@ def print_unreadable(found: Sequence[Unreadable]) -> None:
         )
     for error in found:
         print(f"  {make_printable(str(error))}", file=sys.stderr)
+
+
+def print_answer(folder: Path) -> None:
+    """Print the answer of a study in one to five sentences, runs of earlier sweeps included."""
+    from analysis import results
+    from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
+
+    for line in describe_answer(results.read([folder])):
+        print(line)

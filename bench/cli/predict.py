@@ -11,7 +11,6 @@ not sure stands before its range, from the best case to the worst.
 
 import argparse
 import contextlib
-import importlib
 import json
 import math
 import shlex
@@ -24,7 +23,7 @@ from bench.cli import common_arguments, options, pages
 from bench.errors import NoPrediction
 from bench.formatting import describe_point, format_count, format_interval
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
-from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, host
+from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
 from bench.predict.step_time import StepTime
 from bench.predict.workload import format_class, get_network
 from bench.stacks import count_parameters
@@ -96,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_format_lines(one, args.storage) for one in found))
     if args.page:
-        answer = _build_answer(found, args.storage, _format_command(args))
-        # By its name, for nothing here knows the analysis.
-        page = importlib.import_module("analysis.answer_page").render_prediction_page(found, answer)
+        from analysis.answer_page import render_prediction_page
+
+        page = render_prediction_page(found, _build_answer(found, args.storage, _format_command(args)))
         pages.write(args.page, page, quiet=args.json)
     return 0
 
@@ -167,7 +166,7 @@ def _parse_rate(text: str) -> float:
 
 
 def _format_host(one: Prediction) -> str:
-    return host.format_host_memory(
+    return format_host_memory(
         one.host(), one.point.composed.spec.devices_per_node, one.point.composed.machine.host_memory_bytes
     )
 

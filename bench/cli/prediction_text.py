@@ -6,7 +6,7 @@ from typing import Any
 from bench import launchers
 from bench.formatting import format_count
 from bench.measure import environment
-from bench.predict.memory.host import PROCESS_BYTES
+from bench.predict.memory import PROCESS_BYTES
 from bench.spec import RunSpec, read_protocol
 from bench.sweep.definition import SweepDefinition, SweepPoint
 from bench.sweep.duration import AttemptMinutes, compute_minutes

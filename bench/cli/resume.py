@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         print(search_text.format_verdict(verdict, args.folder, as_json=args.json))
         return 0 if verdict.best else 1
     print(sweep_text.format_ended(done, as_json=args.json))
+    if not args.json:
+        notes.print_answer(args.folder)
     return 0 if done.good else 1
 
 

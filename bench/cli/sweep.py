@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     with terminal.progress(quiet=args.json) as follow:
         ended = api.run(plan, results=args.results, tell=terminal.teller(quiet=args.json), follow=follow)
     print(sweep_text.format_ended(ended, as_json=args.json))
+    if not args.json:
+        notes.print_answer(ended.folder)
     _print_repeats(args, plan)
     return 0 if ended.good else 1
 

@@ -97,12 +97,12 @@ def _plan_jobs(sweep: SweepDefinition, predictions: PredictionText) -> list[Job]
 
 
 def _format_scripts(sweep: SweepDefinition, planned: list[Job], folder: Path) -> list[str]:
-    """Return the script of the first job of every kind; others differ in their folder and time limit alone."""
+    """Return the script of the first job of every kind; jobs of one kind differ only in folder and time limit."""
     (launcher, options), kinds = submitting.load_launcher(sweep), Counter(map(_get_job_kind, planned))
-    lines, predictions = [], set()
+    lines, shown_kinds = [], set()
     for number, job in enumerate(planned, 1):
-        if _get_job_kind(job) not in predictions:
-            predictions.add(_get_job_kind(job))
+        if _get_job_kind(job) not in shown_kinds:
+            shown_kinds.add(_get_job_kind(job))
             where = (folder / jobs.FOLDER / job.name).resolve()
             script = "".join(submitting.plan_job(job, where, options, launcher).files.values())
             lines += ["", f"── script of job {number}, {kinds[_get_job_kind(job)]} of this kind", script.rstrip(), ""]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from bench.distributed.norm import sum_squares
+from bench.distributed.ranks import sum_squares
 from bench.distributed.slices import TensorRanks, UnslicedGradients
 from bench.engine_facts import SUMMED_STEPS
 from bench.spec import OptimizerSpec

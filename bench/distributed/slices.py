@@ -3,7 +3,8 @@ at the boundaries of such regions (arXiv 1909.08053). With sequence parallelism 
 as well (arXiv 2205.05198).
 
 A region begins with `enter` and ends with `leave`: the matrices at its beginning are sliced by rows of torch's weight,
-those at its end by columns, so that nothing is exchanged in between.
+those at its end by columns, so that nothing is exchanged in between. Of the embedding and the cross-entropy every
+tensor-parallel rank has some tokens of the vocabulary (section 3): the logits of all of them are nowhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import Module, Parameter
+from torch.nn import Embedding, Module, Parameter
 from torch.nn import functional as F
 
 from bench.layout import place
 from bench.spec import RunSpec
+from bench.tokens import IGNORED
 
 TOKENS = 1
 """Dimension of states (samples, tokens, width) that sequence parallelism divides."""
@@ -196,3 +198,69 @@ class UnslicedGradients:
         sizes = [gradient.numel() for gradient in gradients]
         for gradient, total in zip(gradients, torch.split(flat, sizes), strict=True):
             gradient.copy_(total.view_as(gradient))
+
+
+class SlicedEmbedding(Module):
+    """The states of tokens, of which each rank knows those of its rows."""
+
+    def __init__(self, embedding: Embedding, among: TensorRanks) -> None:
+        """`embedding` has this rank's rows alone."""
+        super().__init__()
+        self.weight, self.among = embedding.weight, among
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        own, here = _find_own(tokens, len(self.weight), self.among)
+        return self.among.leave(F.embedding(own, self.weight) * here.unsqueeze(-1))
+
+
+class OwnTokensEmbedding(Module):
+    """A whole table, such as of learned positions, of which this rank looks up what its own tokens need."""
+
+    def __init__(self, embedding: Embedding, among: TensorRanks) -> None:
+        super().__init__()
+        self.weight, self.among = embedding.weight, among
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(self.among.keep_own_tokens(tokens), self.weight)
+
+
+def compute_sliced_loss(logits: Tensor, labels: Tensor, among: TensorRanks, reduction: str) -> Tensor:
+    """Return torch's cross-entropy in fp32, 0-d and the same on all ranks, of logits (tokens, this rank's share of the
+    vocabulary) for labels (tokens). `reduction` is mean, over the labels that count, or sum."""
+    loss: Tensor = _SlicedCrossEntropy.apply(logits, labels, among, reduction)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def _find_own(tokens: Tensor, rows: int, among: TensorRanks) -> tuple[Tensor, Tensor]:
+    """Return the tokens as rows of this rank, and which of them it has; of others the row is one that exists."""
+    own = tokens - among.rank * rows
+    return own.clamp(0, rows - 1), (own >= 0) & (own < rows)
+
+
+class _SlicedCrossEntropy(torch.autograd.Function):
+    """Two exchanges of one number for each token: the largest logit, then sum of exponentials and chosen logit."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, among: TensorRanks, reduction: str) -> Tensor:
+        wide = logits.float()
+        largest = wide.amax(1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=among.group)
+        wide = wide - largest.unsqueeze(1)
+        own, here = _find_own(labels, wide.shape[1], among)
+        chosen = wide.gather(1, own.unsqueeze(1)).squeeze(1) * here
+        exponentials = wide.exp_()
+        sums = torch.stack([exponentials.sum(1), chosen])
+        dist.all_reduce(sums, group=among.group)
+        counted = (labels != IGNORED).float()
+        share = counted / counted.sum() if reduction == "mean" else counted
+        probabilities = exponentials.div_(sums[0].unsqueeze(1))
+        ctx.save_for_backward(probabilities, own, here, share)
+        ctx.dtype = logits.dtype
+        return ((sums[0].log() - sums[1]) * share).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        probabilities, own, here, share = ctx.saved_tensors
+        gradient = probabilities.scatter_add(1, own.unsqueeze(1), -here.unsqueeze(1).to(probabilities.dtype))
+        return gradient.mul_((share * upstream).unsqueeze(1)).to(ctx.dtype), None, None, None

@@ -13,7 +13,7 @@ def count_flops(run: Callable[[], object]) -> int:
     """Return the matmul FLOPs of what `run` does on this rank, recomputed activations included.
 
     Fused attention counts over the full square, and its backward as two matmuls for each of forward although it
-    computes scores again, as in bench.predict.flops; torch's own counter takes them in, and knows no kernel of a CPU.
+    computes scores again, as in bench.predict.work; torch's own counter takes them in, and knows no kernel of a CPU.
     """
     attention = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}") for name in _KERNELS}
     backward = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward") for name in _KERNELS}

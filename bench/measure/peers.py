@@ -25,7 +25,7 @@ class Peers(Protocol):
     def barrier(self) -> None: ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value where `writes`, and an empty list elsewhere."""
+        """Return every rank's value if `is_main`, else an empty list."""
 
     def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Exchange (steps, columns) between ranks; return one (ranks, columns) tensor per step."""

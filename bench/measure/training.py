@@ -10,7 +10,7 @@ import torch
 
 from bench import learning, objectives
 from bench.data import MicroBatch
-from bench.distributed.targets import count_targets
+from bench.distributed.ranks import count_targets
 from bench.engines import OptionalMembers
 from bench.measure import checkpoints
 from bench.measure.batch_copy import create_batch_copy

@@ -1,6 +1,33 @@
-"""Work of one pass over a model on one rank: products of matrices, attention, traffic to memory, operations started."""
+"""Work of one pass over a model on one rank: products of matrices, attention, traffic to memory, operations started;
+and a model's FLOPs.
 
+Element-wise work is counted from transformers 5's modeling_t5.py, modeling_gpt2.py and modeling_llama.py as they are
+written, unfused: each operation reads its operands from memory and writes its result. Where blocks are compiled, what
+lies between two products is one operation, which reads what goes in and writes what comes out.
+"""
+
+import functools
+from collections.abc import Mapping
 from typing import NamedTuple, Self
+
+from bench.predict.workload import OWN, Workload, get_network, is_fused
+from bench.spec import FULL, WIDTH, Frozen, Precision, RunSpec
+from bench.stacks import Activation, Attention, Mlp, Stack, Stacks
+
+RMS_PASSES = 6
+"""Reads and writes of a tensor in fp32 in T5LayerNorm: squared, averaged, scaled."""
+LAYER_NORM_PASSES = 3
+"""Reads and writes of a tensor in torch's layer norm: read for its mean and deviation, and again to be scaled."""
+ROTARY_PASSES = 10
+"""Reads and writes of queries and keys in a rotation: times cosines, halves turned round, times sines, both added."""
+ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2, "relu": 2}
+"""Reads and writes of a tensor: gelu_new is written out, with a power, three scalings, two sums, a tanh, a product."""
+COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
+"""Reads and writes where they are compiled: a norm; a residual sum, dropout included; softmax with all that is done to
+scores, for which 2 to 6 are plausible and 4 was chosen as BESIDE of `rates` was."""
+Lengths = tuple[tuple[str, int], ...]
+
+_KEPT = 256  # networks and lengths: the runs of a study have a few, and each asks again
 
 
 class Matmul(NamedTuple):
@@ -79,3 +106,214 @@ def _turn(products: tuple[Matmul, ...]) -> tuple[Matmul, ...]:
 
 def _repeat(products: tuple[Matmul, ...], number: int) -> tuple[Matmul, ...]:
     return tuple(product._replace(times=product.times * number) for product in products)
+
+
+def compute_forward(network: Stacks, load: Workload) -> PassWork:
+    """Return the work of one forward pass, loss included, nothing computed again."""
+    return compute_blocks(network, load).plus(compute_ends(network, load))
+
+
+def compute_ends(network: Stacks, load: Workload) -> PassWork:
+    """Return what of a forward pass is in no block: the last norms, the head and the loss."""
+    rows = load.micro * sum(load.tokens(stack.tokens) for stack in network.stacks)
+    ends = _compute_norm(network, load._replace(compiled=load.software.fused), rows)  # of all stacks, as one operation
+    return ends.plus(_compute_head_and_loss(network, load))
+
+
+def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
+    """Return what checkpointing every block computes again: up to its last product, or with it where dropout or fp16's
+    clamp behind it keeps a tensor as well, or where the block is compiled, for a graph runs to its end."""
+    whole = load.compiled or load.dropout or (load.fp16 and network.clamps_fp16)
+    return compute_blocks(network, load, whole=whole) if load.checkpointing else PassWork()
+
+
+def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> PassWork:
+    """Return the work of all blocks in one forward pass, each without its last product unless it is `whole`. Fused
+    kernels move and start what compiled blocks do."""
+    if load.software.fused and not load.compiled:
+        found = compute_blocks(network, load._replace(compiled=True), whole=whole)
+        if load.software.started_unfused:
+            started = compute_blocks(network, load._replace(software=OWN), whole=whole).operations
+            found = found._replace(operations=started)
+        return found
+    found = PassWork()
+    for stack in network.stacks:
+        block = PassWork()
+        for place, part in enumerate(stack.block, 1):
+            last = place == len(stack.block)
+            block = block.plus(_compute_sublayer(network, stack, part, load, whole=whole or not last))
+        found = found.plus(block.times(stack.layers))
+    return found
+
+
+def _compute_sublayer(network: Stacks, stack: Stack, part: Attention | Mlp, load: Workload, *, whole: bool) -> PassWork:
+    """Work of a sub-layer with its norm, without its last product unless it is `whole`."""
+    length = load.tokens(stack.tokens)
+    if isinstance(part, Mlp):
+        return _compute_mlp(network, part, load, load.micro * length, whole=whole)
+    keys = length if part.over is None else load.tokens(network.named(part.over).tokens)
+    return _compute_attention(network, part, load, length, keys, whole=whole)
+
+
+def _compute_attention(
+    network: Stacks, part: Attention, load: Workload, queries: int, keys: int, *, whole: bool
+) -> PassWork:
+    rows, others = load.micro * queries, load.micro * keys
+    pairs = load.micro * part.heads * queries * keys
+    flops = 2 * 2 * pairs * part.head_width
+    biased = bool(part.position_bias) or part.zero_bias
+    on_cpu = load.device == "cpu"
+    written_out = load.attention == "eager" or (on_cpu and (biased or not is_fused(load, part)))
+    hidden = part.causal and not (biased or load.documents)  # by a mask that a kernel knows: half of the pairs
+    traffic = int(_count_score_bytes(part, load) * pairs) if written_out else load.width * biased * pairs
+    traffic += load.width * 2 * rows * part.inner + _count_residual_bytes(network, load, rows)  # a copy, the residual
+    operations = 14 + 6 * written_out + load.dropout * (1 + written_out) + 10 * part.rotary
+    if load.compiled:
+        operations = 6 + written_out + len(_list_projections(network, part, 1, 1))
+    else:
+        traffic += load.width * ROTARY_PASSES * part.rotary * (rows * part.inner + others * part.key_inner)
+    products = _list_projections(network, part, rows, others)[: None if whole else -1]
+    found = PassWork(products, flops, traffic, operations, 0 if written_out else flops // (1 + hidden))
+    if written_out:
+        number = load.micro * part.heads
+        scores, values = Matmul(queries, part.head_width, keys, number), Matmul(queries, keys, part.head_width, number)
+        found = found._replace(batched=(scores, values))
+    return _compute_norm(network, load, rows).plus(found)
+
+
+def _count_score_bytes(part: Attention, load: Workload) -> float:
+    """Return the bytes that a pair of a query and a key moves between attention's two products, scores written out.
+
+    transformers scales scores, adds a bias, adds a mask where there is one, and takes softmax: each reads and writes.
+    Llama's softmax goes by fp32.
+    """
+    width, biased = load.width, bool(part.position_bias) or part.zero_bias
+    if load.device == "cpu":  # torch's own: the products' part is not in calibrated attention
+        return 8 * width + load.dropout * (2 * width + 1)
+    if load.compiled:
+        return (COMPILED_SCORES_PASSES + biased) * width + load.dropout
+    masked = part.causal or load.documents
+    by_fp32 = 2 * FULL * (part.rotary and width < FULL)
+    return (4 + 2 * biased + 2 * masked) * width + by_fp32 + load.dropout * (2 * width + 1)
+
+
+def _count_residual_bytes(network: Stacks, load: Workload, rows: int) -> int:
+    """Return the bytes of the sum behind a sub-layer, and of the dropout before it, whose mask has a byte each."""
+    unfused = load.dropout and not load.compiled
+    masks = load.dropout
+    passes = COMPILED_RESIDUAL_PASSES + 2 * unfused
+    return rows * network.width * (load.width * passes + masks)
+
+
+def _list_projections(network: Stacks, part: Attention, rows: int, others: int) -> tuple[Matmul, ...]:
+    width, inner = network.width, part.inner
+    last = Matmul(rows, inner, width)
+    if part.fused and part.over is None:
+        return Matmul(rows, width, inner + 2 * part.key_inner), last
+    key = part.key_inner
+    keys_and_values = Matmul(others, width, 2 * key) if part.fused else Matmul(others, width, key, 2)
+    return Matmul(rows, width, inner), keys_and_values, last
+
+
+def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool) -> PassWork:
+    first = Matmul(rows, network.width, part.inner, 2 if part.gated else 1)
+    products = (first, Matmul(rows, part.inner, network.width))[: 1 + whole]
+    passes = 2 + part.gated if load.compiled else ACTIVATION_PASSES[part.activation] + 3 * part.gated
+    traffic = load.width * passes * rows * part.inner + _count_residual_bytes(network, load, rows)
+    operations = 3 + len(products) + part.gated if load.compiled else 6 + passes // 2 + load.dropout
+    if load.dropout and part.inner_dropout:
+        traffic += rows * part.inner * (1 if load.compiled else 2 * load.width + 1)
+        operations += not load.compiled
+    return _compute_norm(network, load, rows).plus(PassWork(products, 0, traffic, operations))
+
+
+def _compute_norm(network: Stacks, load: Workload, rows: int) -> PassWork:
+    states = rows * network.width
+    if load.compiled:
+        return PassWork((), 0, states * COMPILED_NORM_PASSES * load.width, 1)
+    if network.norm == "layer":
+        return PassWork((), 0, states * LAYER_NORM_PASSES * load.width, 1)
+    converted = (2 * (load.width + FULL)) if load.width < FULL else 0
+    return PassWork((), 0, states * (RMS_PASSES * FULL + 3 * load.width + converted), 6 + 2 * (load.width < FULL))
+
+
+def _compute_head_and_loss(network: Stacks, load: Workload) -> PassWork:
+    rows = load.micro * load.tokens(network.stacks[-1].tokens)
+    logits = (FULL if network.full_loss else load.width) * rows * network.vocab
+    product = Matmul(rows, network.width, network.vocab)
+    return PassWork((product,), 0, 3 * logits, 6)  # log-softmax: read twice, written once
+
+
+class StepFlops(Frozen):
+    """Matmul FLOPs of one optimizer step over all ranks, padding computed like any token."""
+
+    model: int  # what the model needs: forward and backward
+    hardware: int  # what is run: recomputed activations as well
+
+
+def compute_flops_per_step(spec: RunSpec) -> StepFlops:
+    """Return the FLOPs of one optimizer step of `spec` over all ranks and micro-steps, exact by matmul.
+
+    Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown family, NoPrediction for
+    one that does not describe its network.
+    """
+    network, sample = get_network(spec), spec.sequence
+    model = spec.global_batch * compute_training_flops(network, sample)
+    if not spec.activation_checkpointing:
+        return StepFlops(model=model, hardware=model)
+    again = compute_recomputed_flops(
+        network,
+        sample,
+        dropout=spec.model.dropout,
+        precision=spec.precision,
+        compiled=spec.model.compile == "blocks",
+    )
+    return StepFlops(model=model, hardware=model + spec.global_batch * again)
+
+
+def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
+    """Return the matmul FLOPs of forward and backward for one sample, its tokens by kind: model FLOPs.
+
+    A multiply and an add are two FLOPs; element-wise work is left out; attention is counted over the full square,
+    masked or not, and once, although fused kernels compute scores again in backward (the convention of PaLM,
+    arXiv 2204.02311, appendix B). Backward has two matmuls, each as large, for every one of forward.
+    """
+    return _count_training_flops(network, tuple(sample.items()))
+
+
+def compute_recomputed_flops(
+    network: Stacks,
+    sample: Mapping[str, int],
+    *,
+    dropout: float = 0.0,
+    precision: Precision = "bf16",
+    compiled: bool = False,
+) -> int:
+    """Return the matmul FLOPs for one sample that checkpointing every block adds to `compute_training_flops`.
+
+    torch stops a recomputation at the last tensor that backward needs. That is the input of the block's last
+    matmul, which is not run again, unless something behind it keeps a tensor as well: the mask of dropout, or the
+    clamp with which transformers guards T5's fp16 activations; a `compiled` block is run again whole. Assumes weights
+    in `precision`, not autocast.
+    """
+    load = _build_one_sample(tuple(sample.items()), dropout=dropout, precision=precision)._replace(compiled=compiled)
+    return _count_recomputed_flops(network, load)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _count_training_flops(network: Stacks, lengths: Lengths) -> int:
+    return 3 * _count_flops(compute_forward(network, _build_one_sample(lengths)))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _count_recomputed_flops(network: Stacks, load: Workload) -> int:
+    return _count_flops(compute_recomputed(network, load))
+
+
+def _build_one_sample(lengths: Lengths, *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
+    """One checkpointed sample; what its FLOPs do not depend on is anything."""
+    return Workload(1, lengths, WIDTH[precision], "sdpa", dropout > 0, True, "cuda", precision == "fp16", None)
+
+
+def _count_flops(work: PassWork) -> int:
+    return work.matmul_flops + work.attention_flops

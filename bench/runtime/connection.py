@@ -67,7 +67,7 @@ class Connection:
         return self._parse(lines)
 
     def _receive(self, max_bytes: int) -> bool:
-        """Read up to `most` bytes; return whether there may be more."""
+        """Read up to `max_bytes`; return whether there may be more."""
         if self.closed:
             return False
         try:

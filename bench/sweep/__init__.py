@@ -1,6 +1,6 @@
 """A sweep as it stands on the disk, in the folder of its study: what was asked, what was submitted, what has an answer.
 
-`sweeps/<when>.json`           what was asked once, every point of it (`asked`)
+`sweeps/<when>.json`           what was asked once, every point of it (`definition`)
 `jobs/<name>/`                 one job: its points, its script, the scheduler's number for it (`jobs`)
 `excluded/<host>.json`         nodes that failed their health check
 `<config_id>/<repeat>.<n>/`    the attempts (`bench.store`)

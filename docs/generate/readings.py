@@ -14,8 +14,8 @@ from analysis.outcomes import OUTCOMES
 from bench.record import FINAL, OutcomeKind
 from docs.generate.markdown import code, plain, prose, table
 
-FACES = ("analysis", "bench.api")
-"""Modules for scripts and notebooks, those that there are."""
+FACES = ("zeroscale", "analysis", "bench.api")
+"""Modules for scripts and notebooks. The first offers what the other two define."""
 
 
 def columns_page() -> str:

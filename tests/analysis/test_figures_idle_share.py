@@ -12,7 +12,7 @@ from analysis.drawing import choose_looks
 from analysis.drawing.curves import ChartCurve, build_panels
 from analysis.figures import idle_share
 from analysis.report.texts import format_hover
-from bench.predict.step_time.idle import predict_idle_share
+from bench.predict.step_time.pipeline import predict_idle_share
 from bench.record import RunRecord
 from bench.spec import RunSpec
 

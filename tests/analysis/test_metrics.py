@@ -12,7 +12,7 @@ from analysis.prices import add_prices
 from analysis.table import list_rows
 from bench.cli import main
 from bench.errors import UserError
-from bench.predict.flops import compute_flops_per_step
+from bench.predict.work import compute_flops_per_step
 from bench.record import RankMemory, Tokens
 
 SECONDS = steps((0.1,) * 30)

@@ -12,7 +12,7 @@ from analysis.columns import LEARNED, SHOWN, list_columns
 from analysis.summary import summarise
 from analysis.table import list_rows
 from bench import plugins
-from bench.predict.flops import compute_flops_per_step
+from bench.predict.work import compute_flops_per_step
 from bench.record import Evaluation, Link, Outcome
 from bench.spec import RunSpec
 

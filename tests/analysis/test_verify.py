@@ -12,7 +12,7 @@ from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE, UNSUMMED_NORM_TOLE
 from bench import store
 from bench.engine_facts import SUMMED_STEPS
 from bench.engines import trained
-from bench.engines.precision.loss_scale import LossScale
+from bench.engines.precision.optimizer import LossScale
 from bench.engines.precision.update import Update
 from bench.models.t5 import build as t5
 from bench.record import RunRecord

@@ -1,5 +1,6 @@
 """The Python face as a notebook uses it: plain arguments in, values out, nothing printed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from started_runs import QUICK
 
+import analysis
 from bench import api, store
 from bench.config import compose
 from bench.sweep.planning.overrides import format_overrides
@@ -22,6 +24,18 @@ def _silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several would wait for each other by spinning
     yield
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_import_package_offers_both_faces_and_is_light() -> None:
+    import zeroscale
+
+    assert set(zeroscale.__all__) == {*api.__all__, *analysis.__all__}
+    assert zeroscale.plan is api.plan
+    assert zeroscale.open_study is analysis.open_study
+    code = "import sys, zeroscale; print(sorted({'torch', 'pandas', 'hydra', 'matplotlib'} & sys.modules.keys()))"
+    path = Path(str(zeroscale.__file__)).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(path)}, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"[]\n", b"")
 
 
 @pytest.mark.processes

@@ -14,8 +14,8 @@ from started_runs import PATIENCE_S, QUICK
 from test_allocation import Allocation, requested
 
 from bench import store
-from bench.predict.flops import compute_flops_per_step
 from bench.predict.memory import predict_memory
+from bench.predict.work import compute_flops_per_step
 from bench.record import RunRecord
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes, pytest.mark.timeout(900)]

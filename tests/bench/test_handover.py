@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.engines.deepspeed.config import build_deepspeed_config
+from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.options import Options
 from bench.spec import RunSpec
 

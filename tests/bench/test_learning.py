@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from bench import api, learning
 from bench.config import compose
-from bench.distributed.targets import count_targets
+from bench.distributed.ranks import count_targets
 from bench.errors import UserError
 from bench.objectives import causal_lm, causal_lm_documents, span_corruption
 from bench.spec import RunSpec, config_id

@@ -18,12 +18,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.distributed import random_state
-from bench.distributed.targets import weigh
+from bench.distributed.ranks import load_random_state, save_random_state, weigh
 from bench.engines import trained
 from bench.engines.ddp.options import Options, decode_options
-from bench.engines.precision import torch_dtype
-from bench.engines.precision.undivided import construction, parameter_count, whole
+from bench.engines.precision import construction, parameter_count, torch_dtype, whole
 from bench.engines.precision.update import Update
 from bench.spec import RunSpec
 
@@ -82,13 +80,13 @@ class DataParallel:
         folder.mkdir(parents=True, exist_ok=True)
         if dist.get_rank() == 0:  # every rank has the same
             torch.save({"update": self._update.state(), "steps": steps}, folder / _STATE)
-        random_state.save(folder)
+        save_random_state(folder)
         dist.barrier()
 
     def load(self, folder: Path) -> int:
         found = torch.load(folder / _STATE, map_location="cpu")
         self._update.load_state(found["update"])
-        random_state.load(folder)
+        load_random_state(folder)
         self._update.steps = int(found["steps"])
         return self._update.steps
 

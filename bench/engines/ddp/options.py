@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bench.engines.precision.loss_scale import LossScale
+from bench.engines.precision.optimizer import LossScale
 from bench.errors import UserError
 from bench.spec import Frozen, RunSpec
 

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from bench.distributed import random_state
-from bench.distributed.norm import sum_squares
-from bench.distributed.targets import weigh
+from bench.distributed.ranks import load_random_state, save_random_state, sum_squares, weigh
 from bench.engine_facts import SUMMED_STEPS
 from bench.engines import trained
-from bench.engines.deepspeed.config import build_deepspeed_config
+from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
 from bench.engines.deepspeed.options import decode_options
 from bench.engines.precision import on_device
@@ -109,11 +107,11 @@ class ZeroEngine:
 
     def save(self, folder: Path, steps: int) -> None:
         self._engine.save_checkpoint(str(folder), tag=_STATE, client_state={"steps": steps})
-        random_state.save(folder)
+        save_random_state(folder)
 
     def load(self, folder: Path) -> int:
         _, kept = self._engine.load_checkpoint(str(folder), tag=_STATE)
-        random_state.load(folder)
+        load_random_state(folder)
         self._steps = int(kept["steps"])
         return self._steps
 

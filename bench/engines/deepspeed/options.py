@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from bench.engines.precision.loss_scale import LossScale
+from bench.engines.precision.optimizer import LossScale
 from bench.spec import Frozen, Positive, Precision, RunSpec
 
 Share = Annotated[float, Field(ge=0, le=1)]

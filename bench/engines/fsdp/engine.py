@@ -11,17 +11,101 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import Module, ModuleList, Parameter
+from torch.optim import Optimizer
 
-from bench.distributed.targets import weigh
+from bench.distributed.ranks import load_random_state, save_random_state, sum_squares, weigh
+from bench.engine_facts import SUMMED_STEPS
 from bench.engines import trained
-from bench.engines.fsdp import checkpoint, shards
+from bench.engines.fsdp import shards
 from bench.engines.fsdp.options import Options, options_of, shard_ranks
-from bench.engines.fsdp.update import ShardedUpdate
+from bench.engines.fsdp.shards import SHARD
 from bench.engines.precision import torch_dtype
-from bench.spec import RunSpec
+from bench.spec import OptimizerSpec, RunSpec
+
+SMALLEST = 1e-6
+"""What torch.nn.utils.clip_grads_with_norm_ adds to a norm before it divides by it."""
+
+
+class ShardedUpdate:
+    """Updates `parameters` from their gradients, which FSDP has reduced and divided as it divided them."""
+
+    def __init__(self, parameters: Sequence[Parameter], optimizer: OptimizerSpec) -> None:
+        self._parameters = list(parameters)
+        self._clipping = optimizer.gradient_clipping
+        fused = optimizer.implementation == "fused"
+        on_gpu = self._parameters[0].device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=optimizer.lr,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            # on a GPU torch takes all tensors at once by itself, but not where they are DTensors
+            foreach=True if on_gpu and not fused else None,
+            fused=True if fused else None,
+        )
+        self.norm: Tensor | None = None  # of the last step, before clipping; 0-d
+        self.steps = 0  # so far, over all attempts at a training
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Update with another learning rate from now on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def __call__(self) -> None:
+        """Make one step."""
+        gradients = [_local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        self.norm = self._add_over_ranks(torch.nn.utils.get_total_norm(gradients).square()).sqrt()
+        summed = self._add_over_ranks(sum_squares(gradients)).sqrt() if self.steps < SUMMED_STEPS else self.norm
+        if self._clipping > 0:
+            factor = (self._clipping / (self.norm + SMALLEST)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.norm = summed
+        self.steps += 1
+
+    def _add_over_ranks(self, square: Tensor) -> Tensor:
+        """Return the sum of all ranks' squares: one call, where DTensor's own norm takes one for every parameter."""
+        mesh = _mesh(self._parameters[0])
+        square = square.to(mesh.device_type)
+        dist.all_reduce(square, group=mesh.get_group(SHARD))
+        return square
+
+
+def _mesh(parameter: Parameter) -> DeviceMesh:
+    assert isinstance(parameter, DTensor)
+    return parameter.device_mesh
+
+
+def _local(gradient: Tensor) -> Tensor:
+    assert isinstance(gradient, DTensor)
+    return gradient.to_local()
+
+
+def save_checkpoint(folder: Path, module: Module, optimizer: Optimizer, steps: int) -> None:
+    """Write weights, the optimizer's state, each rank's random state and `steps`. Collective."""
+    model, state = get_state_dict(module, optimizer)
+    state_dict_saver.save({"model": model, "optimizer": state, "steps": torch.tensor(steps)}, checkpoint_id=folder)
+    save_random_state(folder)
+
+
+def load_checkpoint(folder: Path, module: Module, optimizer: Optimizer) -> int:
+    """Load what `save_checkpoint` wrote, on as many ranks, and return its `steps`. Collective."""
+    model, state = get_state_dict(module, optimizer)
+    found: dict[str, Any] = {"model": model, "optimizer": state, "steps": torch.tensor(0)}
+    state_dict_loader.load(found, checkpoint_id=folder)
+    set_state_dict(module, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    load_random_state(folder)
+    return int(found["steps"])
 
 
 def construction(spec: RunSpec) -> AbstractContextManager[Any]:
@@ -98,10 +182,10 @@ class FullyShardedEngine:
         self._update.set_learning_rate(rate)
 
     def save(self, folder: Path, steps: int) -> None:
-        checkpoint.save(folder, self._module, self._update.optimizer, steps)
+        save_checkpoint(folder, self._module, self._update.optimizer, steps)
 
     def load(self, folder: Path) -> int:
-        self._update.steps = checkpoint.load(folder, self._module, self._update.optimizer)
+        self._update.steps = load_checkpoint(folder, self._module, self._update.optimizer)
         return self._update.steps
 
     def gradient_norm(self) -> Tensor | None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import StrictBool
 
-from bench.engines.precision.rules import check_unscaled
+from bench.engines.precision.optimizer import check_unscaled
 from bench.errors import UserError
 from bench.spec import Frozen, Positive, RunSpec
 

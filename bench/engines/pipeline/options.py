@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bench.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
-from bench.engines.precision.rules import check_unscaled
+from bench.engines.precision.optimizer import check_unscaled
 from bench.errors import UserError
 from bench.spec import Frozen, RunSpec
 

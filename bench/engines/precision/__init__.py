@@ -1,14 +1,17 @@
-"""What precision asks of every engine: where and in which type a model is built, and loss scaling for fp16."""
+"""What precision asks of every engine: where and in which type a model is built, and what that means for engines whose
+ranks hold parameters whole.
+"""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
-from bench.spec import Precision
+from bench.spec import Precision, RunSpec
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn import Parameter
 
 
 def torch_dtype(precision: Precision) -> "torch.dtype":
@@ -43,3 +46,19 @@ def _find_device() -> "torch.device":
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def construction(spec: RunSpec) -> AbstractContextManager[Any]:
+    """Return the context in which the model, or a part of it, is built: on this rank's device, in the run's
+    precision."""
+    return on_device(spec.precision)
+
+
+def whole(parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
+    """Return a context that does nothing: a rank holds every parameter that it has."""
+    return nullcontext()
+
+
+def parameter_count(parameters: "Iterable[Parameter]") -> int:
+    """Return the elements of all `parameters`."""
+    return sum(parameter.numel() for parameter in parameters)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.engine_facts import SUMMED_STEPS
-from bench.engines.precision.loss_scale import DynamicScale, LossScale
+from bench.engines.precision.optimizer import DynamicScale, LossScale
 from bench.spec import OptimizerSpec, Precision
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Update:
         """Make one step. fp16 alone reads a flag from the device: whether to step at all is decided on the host."""
         import torch
 
-        from bench.distributed.norm import sum_squares
+        from bench.distributed.ranks import sum_squares
 
         if self._separate:
             for master, parameter in zip(self._masters, self._parameters, strict=True):

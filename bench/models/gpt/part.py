@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from bench.distributed.slices import TensorRanks
-from bench.distributed.vocabulary import compute_sliced_loss
+from bench.distributed.slices import TensorRanks, compute_sliced_loss
 from bench.models.gpt.decoder import CausalLanguageModel
 from bench.models.gpt.shape import Shape
 from bench.models.gpt.slices import slice_part

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from bench.distributed.slices import SummedLinear, TensorRanks, cut_weights
-from bench.distributed.vocabulary import OwnTokensEmbedding, SlicedEmbedding
+from bench.distributed.slices import OwnTokensEmbedding, SlicedEmbedding, SummedLinear, TensorRanks, cut_weights
 from bench.models.gpt.decoder import Decoder, FeedForward, SelfAttention
 
 DIMENSIONS = {

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.distributed.slices import TensorRanks
-from bench.distributed.vocabulary import compute_sliced_loss
+from bench.distributed.slices import TensorRanks, compute_sliced_loss
 from bench.models.modules.chunked_loss import IGNORED, ChunkedHead
 from bench.models.modules.parts import NumberedBlocks
 from bench.models.t5.shape import Shape

@@ -4,8 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from bench.distributed.slices import SummedLinear, TensorRanks, cut_weights
-from bench.distributed.vocabulary import SlicedEmbedding
+from bench.distributed.slices import SlicedEmbedding, SummedLinear, TensorRanks, cut_weights
 
 DIMENSIONS = {
     "q": 0, "k": 0, "v": 0, "o": 1, "relative_attention_bias": 1, "wi": 0, "wi_0": 0, "wi_1": 0, "wo": 1,

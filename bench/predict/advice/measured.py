@@ -25,7 +25,7 @@ class TimedPoint(NamedTuple):
 
 
 class MeasuredPoints(NamedTuple):
-    """What is known of points on a machine, by `decisive`."""
+    """What is known of points on a machine, by the text of `format_decisive`."""
 
     timed: dict[str, TimedPoint] = {}
     out_of_memory: frozenset[str] = frozenset()

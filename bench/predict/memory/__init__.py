@@ -1,8 +1,9 @@
-"""Memory of one rank, by phase and by term, and the largest micro-batch that fits.
+"""Memory of one rank, by phase and by term, the largest micro-batch that fits, and the memory of a node's host.
 
 Tensor bytes follow from what torch and transformers allocate and from what engines say of themselves; nothing here is
 fitted to a measurement. What a process takes besides has names of its own below, a low and a high value each: between
-them lies the doubt.
+them lies the doubt. A host's memory is that of its processes and what their engine keeps there in place of the device,
+without loaders' own processes and the page cache.
 """
 
 import functools
@@ -10,13 +11,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.engine_costs import CUDA_BASE_BYTES, Array, BackwardWork, EngineMemory, SegmentBytes, Terms, sum_bytes
+from bench.engine_costs import (
+    CUDA_BASE_BYTES,
+    Array,
+    BackwardWork,
+    ByteRange,
+    EngineMemory,
+    SegmentBytes,
+    Terms,
+    sum_bytes,
+)
 from bench.errors import UserError
-from bench.predict.engine import predict_engine_memory, predict_pipeline
-from bench.predict.memory import activations
-from bench.predict.memory.pipeline import list_place_phases
-from bench.predict.memory.segments import Segment
-from bench.predict.workload import Workload, build_workload, get_network
+from bench.predict.memory.activations import Segment, list_segments
+from bench.predict.memory.stages import list_place_phases
+from bench.predict.workload import Workload, build_workload, get_network, predict_engine_memory, predict_pipeline
 from bench.spec import WIDTH, Batch, Device, RunSpec
 from bench.stacks import Stacks
 
@@ -24,6 +32,10 @@ FRAGMENTATION = (0.0, 0.1)
 """What torch's caching allocator reserves beyond live tensors, as a share of those that come and go: nothing at best;
 at worst a tenth, since blocks of at least 10 MiB are rounded to 2 MiB and differ in size from step to step."""
 LARGEST_MICRO_BATCH = 2**16
+PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}
+"""Resident set of a rank's process beside tensors: torch, DeepSpeed and transformers. Measured here with torch's CPU
+build: 0.44 to 0.60 GB after initialisation, up to 0.68 GB at the end, 74 recorded ranks. CUDA adds up to 2 GB where it
+loads all kernels at once (pytorch issues 12873, 19397), and little where it loads them when they are first used."""
 
 
 class MemoryPhase(NamedTuple):
@@ -136,7 +148,7 @@ def _stack_segments(network: Stacks, load: Workload) -> Array:
     """Return the fields of all segments in the order of forward, one row per field."""
     distinct: list[Segment] = []
     order: list[int] = []
-    for block, times in activations.list_segments(network, load):
+    for block, times in list_segments(network, load):
         order += list(range(len(distinct), len(distinct) + len(block))) * times
         distinct += block
     return np.array(distinct, np.int64)[order].T
@@ -208,3 +220,55 @@ def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = 
 def format_gigabytes(size_bytes: float) -> str:
     """Return 10^9 bytes in three digits, or in whole ones."""
     return f"{size_bytes / 1e9:.3g}" if size_bytes < 1e12 else f"{size_bytes / 1e9:,.0f}"
+
+
+class HostMemory(NamedTuple):
+    """What one node's host must have for all its ranks, in bytes by name, low and high."""
+
+    terms: dict[str, ByteRange]
+
+    @property
+    def low(self) -> int:
+        return sum(low for low, _ in self.terms.values())
+
+    @property
+    def high(self) -> int:
+        return sum(high for _, high in self.terms.values())
+
+    def fits(self, memory_bytes: int) -> bool | None:
+        """Whether this fits into a host's memory; None where the doubt is too large to say."""
+        return True if self.high <= memory_bytes else False if self.low > memory_bytes else None
+
+
+def predict_host_memory(spec: RunSpec, device: Device = "cuda", room: int | None = None) -> HostMemory | None:
+    """Return what each node's host needs if a device has `room` bytes; None where its engine cannot tell."""
+    ranks = spec.devices_per_node
+    terms = {"processes": _multiply(ranks, PROCESS_BYTES[device])}
+    if device == "cpu":  # host and device are the same memory
+        low, high = predict_memory(spec, device).device
+        return HostMemory(terms | {"tensors": (ranks * low, ranks * high)})
+    of_a_rank = {} if predict_pipeline(spec, device) else predict_engine_memory(spec, device, room).host()
+    if of_a_rank is None:
+        return None
+    return HostMemory(terms | {name: _multiply(ranks, span) for name, span in of_a_rank.items()})
+
+
+def format_host_memory(needed: HostMemory | None, ranks: int, room: int | None) -> str:
+    """Return a sentence or two for a reader; `room` is the host's memory in bytes, None where it is unknown."""
+    if needed is None:
+        return "What a node's host needs is unknown."
+    parts = ", ".join(f"{name} {_format_span(span)}" for name, span in needed.terms.items())
+    text = f"A node's host needs {_format_span((needed.low, needed.high))} GB for {ranks} ranks ({parts})."
+    if room is None:
+        return text
+    verdict = {True: "fits", False: "does not fit", None: "may fit"}[needed.fits(room)]
+    return f"{text[:-1]}; it has {format_gigabytes(room)} GB: {verdict}."
+
+
+def _multiply(count: int, span: ByteRange) -> ByteRange:
+    return count * span[0], count * span[1]
+
+
+def _format_span(span: ByteRange) -> str:
+    low, high = map(format_gigabytes, span)
+    return low if low == high else f"{low}–{high}"

@@ -1,23 +1,68 @@
-"""Memory of a pass through one stage of a pipeline: the segments of its units, and the states that come and go.
+"""Memory of the ranks of a pipeline, place by place.
+
+A rank has a network that is cut into stages and sliced: a network again, of less. A pass through a stage is the
+segments of its units, and the states that come and go. At each moment of the very schedule that runs, a place holds
+what the passes of its stages keep, what waits between stages, and what the engine has beside both.
 
 What a stage takes up and hands on are tensors of their own, which live longer than the pass: they are counted once, by
 `bench.engine_costs.StageMoment`, and not with what a pass keeps.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bench.predict.memory.activations import INDEX, list_segments
-from bench.predict.memory.segments import RepeatedSegments, Segment
-from bench.predict.parts import cut_network, ends_stack
+from bench.engine_costs import PipelineCosts, PlaceCosts, StageMoment, Terms
+from bench.predict.memory.activations import INDEX, RepeatedSegments, Segment, list_segments
 from bench.predict.workload import Workload
-from bench.spec import FULL
-from bench.stacks import Stack, Stacks
+from bench.spec import FULL, RunSpec
+from bench.stacks import Attention, Mlp, Stack, Stacks
 from bench.units import Part
+
+
+@functools.lru_cache(maxsize=4096)  # points of a sweep share it
+def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
+    """Return the network with the blocks of a part alone, of one of `tensor` slices: heads, the width between an MLP's
+    matrices and the vocabulary are divided, which they allow (bench.distributed.cut). A stack may have no block."""
+    blocks = part.blocks([stack.layers for stack in network.stacks])
+    stacks = tuple(
+        dataclasses.replace(stack, layers=len(here), block=tuple(_slice_part(one, tensor) for one in stack.block))
+        for stack, here in zip(network.stacks, blocks, strict=True)
+    )
+    return dataclasses.replace(network, stacks=stacks, vocab=network.vocab // tensor)
+
+
+@functools.lru_cache(maxsize=1024)
+def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
+    """Return for each stage the first one that is like it: with as many blocks of each stack, and the same ends of
+    stacks and of the model."""
+    first: dict[object, int] = {}
+    layers = [stack.layers for stack in network.stacks]
+    found = []
+    for number, part in enumerate(parts):
+        here = part.blocks(layers)
+        ends = [blocks.stop == count and len(blocks) > 0 for blocks, count in zip(here, layers, strict=True)]
+        like = (*map(len, here), *ends, part.first, part.last)
+        found.append(first.setdefault(like, number))
+    return tuple(found)
+
+
+def ends_stack(network: Stacks, part: Part, place: int) -> bool:
+    """Whether a part has the last block of the stack in this place, and so its last norm."""
+    layers = [stack.layers for stack in network.stacks]
+    return layers[place] - 1 in part.blocks(layers)[place]
+
+
+def _slice_part(part: Attention | Mlp, tensor: int) -> Attention | Mlp:
+    if isinstance(part, Mlp):
+        return dataclasses.replace(part, inner=part.inner // tensor)
+    groups = None if part.key_heads is None else part.key_heads // tensor
+    return dataclasses.replace(part, heads=part.heads // tensor, key_heads=groups)
 
 
 class TensorSlices(NamedTuple):
@@ -220,3 +265,113 @@ def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: Te
         backward=FULL * logits + (load.width if load.width < FULL else 0) * logits, logits=True,
     )  # fmt: skip
     return [head, loss]
+
+
+class PlacePhases(NamedTuple):
+    """What lives on the ranks of one place: bytes by term at the peak of each phase, and between two steps."""
+
+    initialisation: Terms
+    forward: Terms
+    backward: Terms
+    update: Terms
+    resident: Terms
+
+
+def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: PipelineCosts) -> list[PlacePhases]:
+    """Return the memory of every place."""
+    slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
+    states = count_state_bytes(network, load, slices)
+    # inputs and labels of all micro-batches, which every rank takes as it needs them
+    tokens = sum(length for _, length in load.lengths) * (1 + (len(load.lengths) == 1))
+    samples = INDEX * load.micro * spec.accumulation * tokens
+    alike = list_alike(network, costs.parts)
+    measured = {number: measure_stage(network, load, costs.parts[number], slices) for number in dict.fromkeys(alike)}
+    stages = [measured[number] for number in alike]
+    if len(costs.places) == 1:  # what a stage hands on as it came is the same tensor
+        stages = [
+            one._replace(takes=one.takes - count_passed_bytes(network, load, before, slices)) if number else one
+            for number, (one, before) in enumerate(zip(stages, (costs.parts[0], *costs.parts), strict=False))
+        ]
+    return [_find_phases(place, [stages[number] for number in place.stages], states, samples) for place in costs.places]
+
+
+def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
+    """Return the phases of a place, forward and backward each at the moment when most lives."""
+    moments = place.list_moments()
+    counts = _count_what_lives(moments, place.stages)
+    totals = counts.of_each @ np.array(_list_sizes(place, passes, states), np.float64)
+    forward_terms, backward_terms = (
+        _build_terms(place, passes, moments[at[int(np.argmax(totals[at]))]], states) | {"micro-batches": samples}
+        for at in (counts.forwards, counts.others)
+    )
+    return PlacePhases(place.initialisation, forward_terms, backward_terms, place.update, place.resident)
+
+
+class MomentCounts(NamedTuple):
+    """How many of what lives at each moment of a place."""
+
+    of_each: NDArray[np.float64]  # a row for each moment, a column for each of `_list_sizes`
+    forwards: NDArray[np.int64]  # rows of forwards
+    others: NDArray[np.int64]
+
+
+@functools.lru_cache(maxsize=4096)  # points of a sweep that differ in their model or micro-batch share it
+def _count_what_lives(moments: tuple[StageMoment, ...], stages: tuple[int, ...]) -> MomentCounts:
+    made = [(kind, stage) for kind in ("forward", "backward", "reduce") for stage in stages]
+    rows = [
+        (one.waiting + one.gradients + one.leaving, *one.kept, *one.whole, *one.unreduced, *one.reduced,
+         *((one.kind, one.stage) == other for other in made))
+        for one in moments
+    ]  # fmt: skip
+    forward = np.array([one.kind == "forward" for one in moments])
+    return MomentCounts(np.array(rows, np.float64), np.flatnonzero(forward), np.flatnonzero(~forward))
+
+
+def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list[int]:
+    """Return the bytes of one of each that lives at a moment beside what does between steps: with their numbers the sum
+    of `_build_terms`, for many moments."""
+    return [
+        states,
+        *(one.kept + one.takes for one in passes),
+        *(one.whole for one in place.by_stage),
+        *(one.unreduced for one in place.by_stage),
+        *(one.reduced for one in place.by_stage),
+        *(one.takes + one.forward.total for one in passes),
+        *(one.takes + one.backward.total for one in passes),
+        *(one.reducing for one in place.by_stage),
+    ]
+
+
+def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
+    at = place.stages.index(moment.stage)
+    own, taken = _choose_peak(passes[at], moment), passes[at].takes * (moment.kind != "reduce")
+    kept = sum(count * one.kept for count, one in zip(moment.kept, passes, strict=True))
+    came = sum(count * one.takes for count, one in zip(moment.kept, passes, strict=True))
+    wait = states * (moment.waiting + moment.gradients + moment.leaving)
+    gathered, gradients = _sum_divided(place, moment)
+    reducing = place.by_stage[at].reducing if moment.kind == "reduce" else 0
+    standing = place.resident
+    return standing | {
+        "gradients": standing.get("gradients", 0) + gradients + own.gradients,
+        "gathered layers": gathered,
+        "activations": kept + own.activations,
+        "states between stages": came + taken + wait,
+        "logits and loss": own.logits,
+        "working memory": own.working + reducing,
+    }
+
+
+def _choose_peak(one: StagePass, moment: StageMoment) -> PassPeak:
+    """Return what a pass needs at a moment; a reduction has none."""
+    if moment.kind == "reduce":
+        return PassPeak(0, 0, 0)
+    return one.forward if moment.kind == "forward" else one.backward
+
+
+def _sum_divided(place: PlaceCosts, moment: StageMoment) -> tuple[int, int]:
+    """Return the bytes of gathered weights, and of gradients whole or reduced."""
+    if not any(one.whole for one in place.by_stage):
+        return 0, 0
+    each = list(zip(place.by_stage, moment.whole, moment.unreduced, moment.reduced, strict=True))
+    gathered = sum(one.whole * whole for one, whole, _, _ in each)
+    return gathered, sum(one.unreduced * there + one.reduced * done for one, _, there, done in each)

@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 from bench.engine_costs import PlayedPass
 from bench.machine import Machine
-from bench.predict.engine import predict_engine_step, predict_pipeline
-from bench.predict.flops import StepFlops, compute_flops_per_step
-from bench.predict.step_time.compute import ComputeTime, predict_compute_time
-from bench.predict.step_time.network import MOVED
+from bench.predict.step_time.compute import ComputeTime, StepContext, predict_compute_time
+from bench.predict.step_time.network import MOVED, TransferTime, time_transfers
 from bench.predict.step_time.pipeline import list_pipeline_passes, time_pipeline
-from bench.predict.step_time.transfers import TransferTime, time_transfers
-from bench.predict.workload import OWN, Software
+from bench.predict.work import StepFlops, compute_flops_per_step
+from bench.predict.workload import OWN, Software, predict_engine_step, predict_pipeline
 from bench.spec import Device, RunSpec
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
@@ -63,7 +61,8 @@ def predict_step_time(
     compute time over the others', `data_wait_s` what a step waits for its batches, `software` what a published
     run had instead of this project's engines.
     """
-    own, moved, idle_s = _time_rank(spec, machine, device, rehearsed_s, software)
+    context = StepContext(spec=spec, machine=machine, device=device, software=software, rehearsed_s=rehearsed_s)
+    own, moved, idle_s = _time_rank(context)
     parts = {
         "forward": own.forward,
         "recomputation": own.recomputation,
@@ -101,20 +100,20 @@ def predict_passes(
     costs = predict_pipeline(spec, device) if spec.parallel.pipeline > 1 else None
     if costs is None or 2 * spec.accumulation * len(costs.parts) > most:
         return ()
-    return list_pipeline_passes(spec, costs, machine, device, rehearsed_s, software)
+    context = StepContext(spec=spec, machine=machine, device=device, software=software, rehearsed_s=rehearsed_s)
+    return list_pipeline_passes(context, costs)
 
 
-def _time_rank(
-    spec: RunSpec, machine: Machine, device: Device, rehearsed_s: float | None, software: Software
-) -> tuple[ComputeTime, list[TransferTime], float]:
+def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], float]:
     """Return what one rank computes and moves, and the seconds in which it waits for other stages: of a pipeline the
     rank that has most to do."""
-    if costs := predict_pipeline(spec, device):
-        found = time_pipeline(spec, costs, machine, device, rehearsed_s, software)
+    spec = context.spec
+    if costs := predict_pipeline(spec, context.device):
+        found = time_pipeline(context, costs)
         return found.own, found.moved, found.idle_s
-    added = predict_engine_step(spec, device)
-    own = predict_compute_time(spec, added.updated, machine, device, rehearsed_s, software)
-    return own, time_transfers(added.transfers, own, spec, machine, spec.accumulation), 0.0
+    added = predict_engine_step(spec, context.device)
+    own = predict_compute_time(context, added.updated)
+    return own, time_transfers(added.transfers, own, spec, context.machine, spec.accumulation), 0.0
 
 
 def _sum_exposed_by_kind(moved: list[TransferTime]) -> dict[str, float]:

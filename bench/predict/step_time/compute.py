@@ -1,12 +1,12 @@
 """Seconds that one rank computes in a step, pass by pass: from its work and the machine's rates, or a rehearsal."""
 
-from functools import lru_cache
+import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.machine import Machine
-from bench.predict.forward import compute_forward, compute_recomputed
 from bench.predict.step_time.rates import DeviceRates, read_rates
-from bench.predict.work import PassWork, compute_backward
+from bench.predict.work import PassWork, compute_backward, compute_forward, compute_recomputed
 from bench.predict.workload import OWN, Software, Workload, build_workload, get_network
 from bench.spec import FULL, WIDTH, Device, Precision, RunSpec
 from bench.stacks import Stacks
@@ -53,30 +53,57 @@ class ComputeTime(NamedTuple):
         )
 
 
-def predict_compute_time(
-    spec: RunSpec, updated: int, machine: Machine, device: Device, rehearsed_s: float | None = None,
-    software: Software = OWN,
-) -> ComputeTime:  # fmt: skip
-    """Return what one rank computes, which updates so many elements; `rehearsed_s` is the measured whole, which then is
-    divided among the passes as the rates have it. Raises UserError for a rate that is needed and not known."""
-    text = machine.model_dump_json()
-    known = read_rates(text, spec.precision, device, software)
-    found = _compute_by_rates(spec, updated, text, build_workload(spec, device, software))
-    found = found._replace(doubt=software.interval if known.shapes is None else CALIBRATED)
-    if rehearsed_s is not None:
-        found = found.scaled(rehearsed_s / found.total)._replace(doubt=REHEARSED)
-    return found.scaled(compute_contention(spec, machine, device))
+@dataclass(frozen=True, kw_only=True)
+class StepContext:
+    """A point and what its step is predicted from. Derived values are computed once."""
+
+    spec: RunSpec
+    machine: Machine
+    device: Device
+    software: Software = OWN
+    rehearsed_s: float | None = None  # computing time of the first rank in a step, by a rehearsal on this machine
+
+    @functools.cached_property
+    def machine_json(self) -> str:
+        """The machine as a key for caches."""
+        return self.machine.model_dump_json()
+
+    @functools.cached_property
+    def rates(self) -> DeviceRates:
+        """The device's rates; UserError for a rate that is needed and unknown."""
+        return read_rates(self.machine_json, self.spec.precision, self.device, self.software)
+
+    @functools.cached_property
+    def load(self) -> Workload:
+        """The work of one rank in a micro-step."""
+        return build_workload(self.spec, self.device, self.software)
+
+    @property
+    def doubt(self) -> tuple[float, float]:
+        """Computing time over its prediction, low and high."""
+        if self.rehearsed_s is not None:
+            return REHEARSED
+        return self.software.interval if self.rates.shapes is None else CALIBRATED
+
+    @property
+    def contention(self) -> float:
+        """Factor by which ranks that share a processor compute longer; 1 if that was not calibrated."""
+        slowdown = self.machine.calibration.slowdown if self.machine.calibration else ()
+        if self.device == "cuda" or not slowdown:
+            return 1.0
+        sharing = self.spec.world_size if self.machine.nodes_share_processor else self.spec.devices_per_node
+        if sharing <= len(slowdown):
+            return slowdown[sharing - 1]
+        return slowdown[-1] * sharing / len(slowdown)  # all processors are busy: the time grows with the ranks
 
 
-def compute_contention(spec: RunSpec, machine: Machine, device: Device) -> float:
-    """Return how much longer a rank computes because others share its processor; 1 where that was not calibrated."""
-    slowdown = machine.calibration.slowdown if machine.calibration else ()
-    if device == "cuda" or not slowdown:
-        return 1.0
-    sharing = spec.world_size if machine.nodes_share_processor else spec.devices_per_node
-    if sharing <= len(slowdown):
-        return slowdown[sharing - 1]
-    return slowdown[-1] * sharing / len(slowdown)  # all processors are busy: the time grows with the ranks
+def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
+    """Return the computing time of one rank, which updates so many elements. A rehearsed time is divided among the
+    passes in proportion to their predicted times. Raises UserError for a rate that is needed and unknown."""
+    found = _compute_by_rates(context, updated)._replace(doubt=context.doubt)
+    if context.rehearsed_s is not None:
+        found = found.scaled(context.rehearsed_s / found.total)
+    return found.scaled(context.contention)
 
 
 class PassTimes(NamedTuple):
@@ -88,10 +115,10 @@ class PassTimes(NamedTuple):
     kinds: dict[str, float]  # what they would take alone
 
 
-def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, load: Workload) -> ComputeTime:
-    known = read_rates(machine_json, spec.precision, load.device, load.software)
-    found = _compute_passes(get_network(spec), load, machine_json, spec.precision)
-    updating = compute_update_s(spec, updated, known)
+def _compute_by_rates(context: StepContext, updated: int) -> ComputeTime:
+    spec = context.spec
+    found = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
+    updating = compute_update_s(spec, updated, context.rates)
     kinds = found.kinds | {"memory traffic of the optimizer": updating / spec.accumulation}
     bound = max(kinds, key=lambda name: kinds[name])
     passes = found.forward, found.recomputation, found.backward
@@ -99,7 +126,7 @@ def _compute_by_rates(spec: RunSpec, updated: int, machine_json: str, load: Work
     return ComputeTime(forward, recomputation, backward_, updating, bound)
 
 
-@lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
+@functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
 def _compute_passes(network: Stacks, load: Workload, machine_json: str, precision: Precision) -> PassTimes:
     there, again = compute_forward(network, load), compute_recomputed(network, load)
     return time_passes(there, again, machine_json, precision, load.device, load.software)

@@ -1,6 +1,7 @@
-"""Seconds of a collective: from those calibrated on the machine, else from the links that a ring crosses.
+"""Seconds of a collective, and of the transfers of a step with how much of them nothing hides.
 
-A ring over n ranks sends (n - 1) / n of the payload over every link, an all-reduce twice that (Patarasuk and Yuan,
+A collective's time was calibrated on the machine, or follows from the links that a ring crosses. A ring over n ranks
+sends (n - 1) / n of the payload over every link, an all-reduce twice that (Patarasuk and Yuan,
 doi 10.1016/j.jpdc.2008.09.002; nccl-tests, doc/PERFORMANCE.md). It crosses the edge of a node once each way, however
 many devices the node has, so a node's network cards together carry what one device sends to the next.
 """
@@ -11,8 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.engine_costs import Transfer
 from bench.errors import UserError
 from bench.machine import Calibration, CollectiveKind, CollectiveTime, Machine
+from bench.predict.step_time.compute import ComputeTime
+from bench.spec import RunSpec
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 INSIDE_SPEED, INSIDE_REACHED = 300.0, (
@@ -137,3 +141,44 @@ def read_link_speed(machine: Machine) -> float | None:
     with contextlib.suppress(KeyError, ValueError):
         return float(machine.calibrated["inter_node_bytes_per_s"])
     return machine.inter_node_bytes_per_s
+
+
+class TransferTime(NamedTuple):
+    """Seconds of a transfer in a step."""
+
+    transfer: Transfer
+    whole_s: float
+    exposed_s: float
+
+
+def time_transfers(
+    found: list[Transfer], own: ComputeTime, spec: RunSpec, machine: Machine, micro_steps: int
+) -> list[TransferTime]:
+    """Return each transfer's seconds in a step of so many `micro_steps`. What overlaps in one pass shares its links,
+    and what the pass computes hides it: but for the first call of a gather or the last of a reduction, each call runs
+    beside its share of the pass."""
+    whole = {transfer: compute_transfer_s(transfer, spec, machine) for transfer in found}
+    computing = {"forward": own.forward, "backward": own.recomputation + own.backward}
+    moved = []
+    for transfer, seconds in whole.items():
+        if not transfer.overlaps:
+            moved.append(TransferTime(transfer, seconds, seconds))
+            continue
+        together = sum(s for other, s in whole.items() if other.overlaps and other.when == transfer.when)
+        room = computing[transfer.when] * transfer.passes / micro_steps
+        share = seconds / together if together else 0.0
+        alone = seconds * (
+            transfer.alone_bytes / transfer.payload_bytes if transfer.alone_bytes else 1 / transfer.calls
+        )
+        covered_s = share * room * (1 - 1 / transfer.calls)
+        moved.append(TransferTime(transfer, seconds, alone + max(0.0, seconds - alone - covered_s)))
+    return moved
+
+
+def compute_transfer_s(transfer: Transfer, spec: RunSpec, machine: Machine) -> float:
+    """Return the seconds of all calls in a step."""
+    nodes = transfer.nodes or max(1, -(-transfer.ranks // spec.devices_per_node))
+    calls = max(transfer.calls, 1)
+    span = RankSpan(min(nodes, spec.nodes), transfer.ranks)
+    payload = transfer.payload_bytes / calls * (transfer.at_once if nodes > 1 else 1)
+    return transfer.passes * calls * compute_collective_s(transfer.kind, payload, span, machine)

@@ -3,39 +3,68 @@ micro-batch. Behind the last pass come the reductions, a moment when all ranks h
 
 A tensor-parallel rank waits for each exchange at a region's edge: one all-reduce of the states where they are not
 divided by tokens (arXiv 1909.08053), else a gather and a reduce-scatter of as many bytes (arXiv 2205.05198).
+
+`predict_idle_share` depends on no machine: the backward of a stage has twice the FLOPs of its forward.
 """
 
 import functools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from bench.distributed.cut import count_unit_flops
 from bench.engine_costs import PipelineCosts, PlaceCosts, PlayedPass, StepPass, Transfer
-from bench.machine import CollectiveKind, Machine
-from bench.predict.forward import compute_blocks, compute_ends, compute_recomputed
-from bench.predict.memory.stages import TensorSlices, count_state_bytes
-from bench.predict.parts import cut_network, list_alike
-from bench.predict.step_time.compute import (
-    CALIBRATED,
-    REHEARSED,
-    ComputeTime,
-    PassTimes,
-    compute_contention,
-    compute_update_s,
-    time_passes,
-)
-from bench.predict.step_time.network import compute_hop_s
-from bench.predict.step_time.rates import DeviceRates, read_rates
-from bench.predict.step_time.transfers import TransferTime, compute_transfer_s, time_transfers
-from bench.predict.work import PassWork
-from bench.predict.workload import OWN, Software, Workload, build_workload, get_network
-from bench.spec import FULL, Device, Precision, RunSpec
+from bench.machine import CollectiveKind
+from bench.predict.memory.stages import TensorSlices, count_state_bytes, cut_network, list_alike
+from bench.predict.step_time.compute import ComputeTime, PassTimes, StepContext, compute_update_s, time_passes
+from bench.predict.step_time.network import TransferTime, compute_hop_s, compute_transfer_s, time_transfers
+from bench.predict.work import PassWork, compute_blocks, compute_ends, compute_recomputed
+from bench.predict.workload import Workload, get_network, predict_pipeline
+from bench.spec import FULL, Precision, RunSpec
 from bench.stacks import Attention, Stacks
 from bench.units import Part
 
+_BACKWARD = 2
+"""FLOPs over those of forward: a gradient of the inputs and one of the weights."""
 EXCHANGE_OPERATIONS = 2
 """What the host starts for one exchange of tensor parallelism: a function of autograd's, and the collective. Chosen as
 BESIDE of `rates` was: one or three would be plausible too."""
+
+
+def predict_idle_share(spec: RunSpec) -> float | None:
+    """Return the part of a step's passes in which a rank waits, mean over ranks; None where the engine divides no
+    layers among ranks. Stages take as long as their FLOPs say, transfers and the update no time. UserError for what
+    the engine cannot predict."""
+    if (costs := _find_costs(spec)) is None:
+        return None
+    forward, backward = _count_stage_flops(spec, costs)
+    end = max(costs.play(forward, backward, _move_at_once))
+    passes = [forward[stage] + backward[stage] for stage in range(len(costs.parts))]
+    busy = statistics.mean(spec.accumulation * sum(passes[stage] for stage in place.stages) for place in costs.places)
+    return 1 - busy / end
+
+
+def play_passes_by_flops(spec: RunSpec) -> Sequence[PlayedPass]:
+    """Return when each pass of such a step is made, in FLOPs of one sample in place of seconds; nothing where the
+    engine divides no layers among ranks. UserError as `predict_idle_share`."""
+    costs = _find_costs(spec)
+    return costs.list_passes(*_count_stage_flops(spec, costs), _move_at_once) if costs else ()
+
+
+def _find_costs(spec: RunSpec) -> PipelineCosts | None:
+    return predict_pipeline(spec, "cpu") if spec.parallel.pipeline > 1 else None
+
+
+def _count_stage_flops(spec: RunSpec, costs: PipelineCosts) -> tuple[list[float], list[float]]:
+    """Return by stage those of a forward and of a backward."""
+    flops = count_unit_flops(get_network(spec), dict(spec.sequence.items()))
+    forward = [float(sum(flops[part.begin : part.end])) for part in costs.parts]
+    return forward, [(_BACKWARD + spec.activation_checkpointing) * one for one in forward]
+
+
+def _move_at_once(source: int, target: int) -> float:
+    return 0.0
 
 
 class PipelineTime(NamedTuple):
@@ -69,13 +98,10 @@ class PlaceTime(NamedTuple):
         return self.own.total - self.own.optimizer + exchanged_s + self.reduced_s + self.updated_s
 
 
-def time_pipeline(
-    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None,
-    software: Software = OWN,
-) -> PipelineTime:  # fmt: skip
-    """Return the time of a step; `rehearsed_s` is what the first rank computes by a rehearsal."""
-    places, forward_s, backward_s = _time_places(spec, costs, machine, device, rehearsed_s, software)
-    ends_s = costs.play(forward_s, backward_s, _build_hop(spec, machine, device))
+def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
+    """Return the time of a step."""
+    places, forward_s, backward_s = _time_places(context, costs)
+    ends_s = costs.play(forward_s, backward_s, _build_hop(context))
     met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
     total_s = met_s + max(place.updated_s for place in places)
     most = max(places, key=lambda place: place.busy_s)
@@ -83,28 +109,20 @@ def time_pipeline(
     return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
 
 
-def list_pipeline_passes(
-    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None,
-    software: Software = OWN,
-) -> Sequence[PlayedPass]:  # fmt: skip
+def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[PlayedPass]:
     """Return when each pass of a step is made."""
-    _, forward_s, backward_s = _time_places(spec, costs, machine, device, rehearsed_s, software)
-    return costs.list_passes(forward_s, backward_s, _build_hop(spec, machine, device))
+    _, forward_s, backward_s = _time_places(context, costs)
+    return costs.list_passes(forward_s, backward_s, _build_hop(context))
 
 
-def _time_places(
-    spec: RunSpec, costs: PipelineCosts, machine: Machine, device: Device, rehearsed_s: float | None, software: Software
-) -> tuple[list[PlaceTime], list[float], list[float]]:
+def _time_places(context: StepContext, costs: PipelineCosts) -> tuple[list[PlaceTime], list[float], list[float]]:
     """Return what each place does in a step, and by stage the seconds of a forward and of a backward."""
-    passes, exchanges = _time_stages(spec, costs.parts, machine, build_workload(spec, device, software))
-    known = read_rates(machine.model_dump_json(), spec.precision, device, software)
-    uncertain = software.interval if known.shapes is None else CALIBRATED
-    places = [_time_place(spec, place, passes, exchanges, machine, known) for place in costs.places]
-    factor = 1.0 if rehearsed_s is None else rehearsed_s / places[0].own.total
-    factor *= compute_contention(spec, machine, device)
-    doubt = REHEARSED if rehearsed_s is not None else uncertain
+    passes, exchanges = _time_stages(context, costs.parts)
+    places = [_time_place(context, place, passes, exchanges) for place in costs.places]
+    factor = 1.0 if context.rehearsed_s is None else context.rehearsed_s / places[0].own.total
+    factor *= context.contention
     return (
-        [one._replace(own=one.own.scaled(factor)._replace(doubt=doubt)) for one in places],
+        [one._replace(own=one.own.scaled(factor)._replace(doubt=context.doubt)) for one in places],
         [factor * one.forward + _sum_s(found, "forward") for one, found in zip(passes, exchanges, strict=True)],
         [
             factor * (one.recomputation + one.backward) + _sum_s(found, "backward")
@@ -117,11 +135,10 @@ def _sum_s(found: list[TransferTime], when: StepPass) -> float:
     return sum(one.whole_s for one in found if one.transfer.when == when)
 
 
-def _time_stages(
-    spec: RunSpec, parts: tuple[Part, ...], machine: Machine, load: Workload
-) -> tuple[list[PassTimes], list[list[TransferTime]]]:
+def _time_stages(context: StepContext, parts: tuple[Part, ...]) -> tuple[list[PassTimes], list[list[TransferTime]]]:
     """Return what each stage computes for one micro-batch, and what its ranks exchange in it."""
-    network, text = get_network(spec), machine.model_dump_json()
+    spec, load = context.spec, context.load
+    network = get_network(spec)
     slices, seconds = TensorSlices(spec.parallel.tensor, spec.parallel.sequence), dict[Transfer, float]()
     passes, exchanges = list[PassTimes](), list[list[TransferTime]]()
     for number, first in enumerate(list_alike(network, parts)):
@@ -132,10 +149,10 @@ def _time_stages(
         part = parts[number]
         its = load._replace(checkpointing=load.checkpointing and (load.software.last_again or not part.last))
         found = list_exchanges(network, its, part, slices)
-        passes.append(_time_part(network, its, part, slices, text, spec.precision))
+        passes.append(_time_part(network, its, part, slices, context.machine_json, spec.precision))
         for one in found:
             if one not in seconds:
-                seconds[one] = compute_transfer_s(one, spec, machine)
+                seconds[one] = compute_transfer_s(one, spec, context.machine)
         exchanges.append([TransferTime(one, seconds[one], seconds[one]) for one in found])
     return passes, exchanges
 
@@ -205,15 +222,14 @@ def _build_exchange(kind: CollectiveKind, when: StepPass, payload: int, calls: i
 
 
 def _time_place(
-    spec: RunSpec, place: PlaceCosts, passes: list[PassTimes], exchanges: list[list[TransferTime]], machine: Machine,
-    known: DeviceRates,
-) -> PlaceTime:  # fmt: skip
-    micro_steps = spec.accumulation
+    context: StepContext, place: PlaceCosts, passes: list[PassTimes], exchanges: list[list[TransferTime]]
+) -> PlaceTime:
+    spec, micro_steps = context.spec, context.spec.accumulation
     mine = [passes[stage] for stage in place.stages]
     forward, again, backward = (
         micro_steps * sum(getattr(one, name) for one in mine) for name in ("forward", "recomputation", "backward")
     )
-    updating = compute_update_s(spec, place.step.updated, known)
+    updating = compute_update_s(spec, place.step.updated, context.rates)
     kinds = {name: sum(one.kinds[name] for one in mine) for name in mine[0].kinds}
     kinds["memory traffic of the optimizer"] = updating / micro_steps
     own = ComputeTime(forward, again, backward, updating, max(kinds, key=lambda name: kinds[name]))
@@ -222,14 +238,15 @@ def _time_place(
         for stage in place.stages
         for one in exchanges[stage]
     ]
-    return PlaceTime(own, exchanged, time_transfers(place.step.transfers, own, spec, machine, 1))
+    return PlaceTime(own, exchanged, time_transfers(place.step.transfers, own, spec, context.machine, 1))
 
 
-def _build_hop(spec: RunSpec, machine: Machine, device: Device) -> Callable[[int, int], float]:
+def _build_hop(context: StepContext) -> Callable[[int, int], float]:
     """Return the seconds of a transfer between two places. All ranks of a place send at once, and share the links of
     their nodes where these are others than the receivers'."""
+    spec = context.spec
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
-    payload = count_state_bytes(get_network(spec), build_workload(spec, device), slices)
+    payload = count_state_bytes(get_network(spec), context.load, slices)
     apart = spec.data_parallel * spec.parallel.tensor
 
     @functools.cache
@@ -238,6 +255,6 @@ def _build_hop(spec: RunSpec, machine: Machine, device: Device) -> Callable[[int
         moved = (target - source) * apart
         across = any(rank // spec.devices_per_node != (rank + moved) // spec.devices_per_node for rank in (first, last))
         together = min(apart, spec.devices_per_node) if across else 1
-        return compute_hop_s(together * payload, machine, between_nodes=across)
+        return compute_hop_s(together * payload, context.machine, between_nodes=across)
 
     return hop

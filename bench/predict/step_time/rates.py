@@ -1,11 +1,17 @@
 """Seconds of work on one device: from rates that were calibrated on the machine, else from its published ones.
 
 Products, attention, element-wise work and the optimizer run one after the other. Where shapes were not calibrated, a
-product takes the time of its tiles (bench.predict.step_time.tiles) or of its traffic, whichever is longer (the roofline
-model, doi 10.1145/1498765.1498785). On a GPU the host starts operations while others run, so a pass takes the longer of
-the two; on a CPU starting them is part of it.
+product takes the time of its tiles or of its traffic, whichever is longer (the roofline model,
+doi 10.1145/1498765.1498785). On a GPU the host starts operations while others run, so a pass takes the longer of the
+two; on a CPU starting them is part of it.
+
+A product on a GPU takes more than its FLOPs: tiles that are not full, waves of tiles that are not, and what begins and
+ends each tile. A library divides the result into tiles, one for each multiprocessor at a time (NVIDIA, Matrix
+Multiplication Background User's Guide: tile and wave quantization). It chooses the tile, and whether to divide k as
+well, for the shortest time; so does this.
 """
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,11 +20,25 @@ from numpy.typing import NDArray
 
 from bench.errors import UserError
 from bench.machine import Machine
-from bench.predict.step_time.tiles import count_tiled_flops
 from bench.predict.work import Matmul, PassWork
 from bench.predict.workload import OWN, Software
 from bench.spec import WIDTH, Device, Precision
 
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Rows and columns of the result: the sizes that the guide lists."""
+DIVISIONS = (1, 2, 4, 8)
+"""Parts that k is divided into."""
+NEEDED_INTENSITY = 43.0
+"""FLOPs that a tile must do for each byte that it loads, or it waits: an A100 does 221,184 in 16 bits per clock, and
+its L2 gives 5,120 bytes (NVIDIA, A100 white paper)."""
+STARTED_K = 160
+"""Elements of k in whose time a tile is begun and ended, of which a product of k = 1024 loses 14 %: its operands come
+from memory, its result goes back. 64 to 256 are plausible: 1.5 to 6 µs for the largest tile of an A100. Chosen in that
+range as BESIDE was."""
+ALIGNMENT_BYTES = 16
+"""A row of each operand starts at a multiple of these, or else tensor cores are fed element by element."""
+UNALIGNED = 3.0
+"""Times as long where it does not: 2 to 4 by the guide's figures for 16-bit operands."""
 NEIGHBOURS = 4
 """Calibrated shapes that a rate is interpolated from, weighted by inverse squared distance in log space."""
 CEILING_OF_PEAK: dict[Precision, float] = {"fp32": 0.93, "bf16": 0.8, "fp16": 0.8}
@@ -41,6 +61,33 @@ and each pass has both. Chosen on two thirds of the traces of GPT (analysis.pred
 BETWEEN_S = 1.5e-6
 """Seconds from the end of an operation to the begin of the next on a GPU whose queue is never empty: 1 to 2 µs (NVIDIA,
 Getting Started with CUDA Graphs)."""
+
+
+@lru_cache(maxsize=65536)  # points of a sweep share it
+def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) -> float:
+    """Return FLOPs that take as long at the rate of the best product; `width` in bytes per element.
+
+    Without `multiprocessors`, waves are taken to be full.
+    """
+    m, k, n, times = product
+    best = min(
+        _count_with_tile(m, k, n, tile, parts, width, multiprocessors)
+        for tile in TILES
+        for parts in (DIVISIONS if multiprocessors else (1,))
+    )
+    aligned = width >= 4 or not (k * width % ALIGNMENT_BYTES or n * width % ALIGNMENT_BYTES)
+    return times * best * (1.0 if aligned else UNALIGNED)
+
+
+def _count_with_tile(
+    m: int, k: int, n: int, tile: tuple[int, int], parts: int, width: int, multiprocessors: int | None
+) -> float:
+    rows, columns = tile
+    tiles: float = math.ceil(m / rows) * math.ceil(n / columns) * parts
+    if multiprocessors:
+        tiles = math.ceil(tiles / multiprocessors) * multiprocessors
+    reached = min(1.0, rows * columns / (rows + columns) / NEEDED_INTENSITY) if width < 4 else 1.0
+    return tiles * 2 * rows * columns * (k / parts + STARTED_K) / reached
 
 
 class CalibratedShapes(NamedTuple):
@@ -117,7 +164,7 @@ def find_lacking(machine: Machine, precision: Precision) -> str | None:
 
 @lru_cache(maxsize=64)  # points of a sweep share it
 def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
-    """Return what `machine` (as JSON, which can be cached by) does per second; UserError where it is not known. A
+    """Return the rates of the machine in `machine_json` (JSON, to cache calls); UserError for an unknown rate. A
     calibration on the machine replaces what is known of the class of software."""
     machine = Machine.model_validate_json(machine_json)
     if missing := find_lacking(machine, precision):

@@ -34,8 +34,8 @@ class MeasuredRun(NamedTuple):
 def run_attempt(
     requested: RequestedRun, study_folder: Path, follow: Callable[[Progress], None], *, new_repeat: bool = False
 ) -> MeasuredRun:
-    """Run one attempt to its end, after whoever measures here now; return its folder and its record. `follow` hears
-    how far it is.
+    """Run one attempt to its end, after whoever measures here now; return its folder and its record. `follow` is
+    called with its progress.
 
     Ctrl-C ends the attempt in good order, with a record `cancelled`, and is then raised again.
     """

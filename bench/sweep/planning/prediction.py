@@ -10,14 +10,14 @@ from bench.config.decode import check_rank
 from bench.engine_costs import PlayedPass
 from bench.errors import NoPrediction, UserError
 from bench.predict.memory import (
+    HostMemory,
     LargestMicroBatch,
     MemoryPrediction,
     find_largest_micro_batch,
     format_gigabytes,
-    host,
+    predict_host_memory,
     predict_memory,
 )
-from bench.predict.memory.host import HostMemory
 from bench.predict.step_time import StepTime, predict_passes, predict_step_time
 from bench.predict.workload import USUAL, Software, find_software
 from bench.spec import Batch, Device
@@ -66,7 +66,7 @@ class Prediction(NamedTuple):
 
     def host(self) -> HostMemory | None:
         """Return what a node's host needs, where something is kept there."""
-        return host.predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
+        return predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
 
     def list_passes(self) -> Sequence[PlayedPass]:
         """Return when each pass of a pipeline's step is made; nothing where there is none or no time is known."""

@@ -44,10 +44,10 @@ def check_devices(composed: Request) -> None:
 
 
 def choose_small(given: Sequence[str], composed: Request) -> list[Pair]:
-    """Return overrides that make `asked` a point of the smoke study's size, where it starts on the CPU that is here.
+    """Return overrides that make `composed` a point of the smoke study's size, if it starts on this machine's CPU.
 
-    `given` are the keys that were given: whoever gives a part of precision, sequence or measure gets the rest of it as
-    conf/config.yaml has it.
+    `given` are the keys that the user set. If they include a part of precision, sequence or measure, the rest of it
+    stays as in conf/config.yaml.
     """
     if launchers.load(composed.launcher).QUEUES or target.find_device(composed) != "cpu":
         return []

@@ -9,14 +9,14 @@ from bench.spec import Device
 
 
 def find_device(composed: Request) -> str | None:
-    """Return the kind of device that `asked` would run on, "cpu" or "cuda"; None where another machine decides it."""
+    """Return the kind of device that `composed` would run on, "cpu" or "cuda"; None if another machine decides it."""
     if composed.machine.device or launchers.load(composed.launcher).QUEUES:
         return composed.machine.device
     return find_local_device()
 
 
 def find_predicted_device(composed: Request) -> Device:
-    """Return the kind of device that `asked` is predicted for: where nobody says it, a GPU if there is one here."""
+    """Return the kind of device that `composed` is predicted for; if undecided, a GPU if this machine has one."""
     return "cpu" if (find_device(composed) or find_local_device()) == "cpu" else "cuda"
 
 

@@ -18,7 +18,7 @@ from bench.calibrate.request import SHARES, CalibrationRequest
 from bench.config.compose import compose_request
 from bench.machine import Machine, MatmulRate
 from bench.models.t5 import Shape, stacks
-from bench.predict.flops import compute_training_flops
+from bench.predict.work import compute_training_flops
 
 TINY = Shape.model_validate(compose_request([("model", "tiny")]).spec.model.shape)
 

@@ -23,8 +23,15 @@ from torch.nn import functional as F
 
 from bench.distributed.executor import Neighbours, ScheduleExecutor
 from bench.distributed.schedule import PipelineSize, ScheduleName, build_schedule
-from bench.distributed.slices import SummedLinear, TensorRanks, UnslicedGradients, cut_weights, mark_slices
-from bench.distributed.vocabulary import SlicedEmbedding, compute_sliced_loss
+from bench.distributed.slices import (
+    SlicedEmbedding,
+    SummedLinear,
+    TensorRanks,
+    UnslicedGradients,
+    compute_sliced_loss,
+    cut_weights,
+    mark_slices,
+)
 from bench.tokens import IGNORED
 
 RANKS, MICRO_BATCHES, SAMPLES, TOKENS, WIDTH, INNER, VOCABULARY = 2, 4, 3, 6, 8, 12, 10

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench import models
 from bench.distributed.cut import count_unit_flops, cut_units
-from bench.predict.flops import compute_training_flops
+from bench.predict.work import compute_training_flops
 from bench.spec import ModelSpec
 from bench.stacks import Stacks
 

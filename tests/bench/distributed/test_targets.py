@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from bench import data, objectives
-from bench.distributed.targets import count_targets, weigh
+from bench.distributed.ranks import count_targets, weigh
 from bench.engines.ddp.engine import build as build_ddp
 from bench.measure.collectives import CollectiveCounter
 from bench.models.t5 import build as t5

@@ -10,10 +10,9 @@ from bench import engines
 from bench.cli import main
 from bench.config import compose
 from bench.errors import NoPrediction
-from bench.predict.engine import predict_engine_memory, predict_engine_step
-from bench.predict.memory import find_largest_micro_batch, predict_memory
-from bench.predict.memory.host import predict_host_memory
+from bench.predict.memory import find_largest_micro_batch, predict_host_memory, predict_memory
 from bench.predict.step_time import predict_step_time
+from bench.predict.workload import predict_engine_memory, predict_engine_step
 from bench.spec import RunSpec
 from bench.sweep.forecast import Forecast, predict_forecast
 

@@ -7,8 +7,8 @@ import pytest
 from started_ranks import Seen, start_ranks
 from test_engines_agree import same, spec
 
-from bench.predict.engine import predict_engine_step
 from bench.predict.memory import predict_memory
+from bench.predict.workload import predict_engine_step
 from bench.spec import RunSpec
 
 RANKS = 4

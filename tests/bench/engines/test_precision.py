@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.engines.precision import on_device
-from bench.engines.precision.loss_scale import DynamicScale, LossScale
+from bench.engines.precision.optimizer import DynamicScale, LossScale
 
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import store
-from bench.predict.engine import predict_engine_step
+from bench.predict.workload import predict_engine_step
 from bench.record import RunRecord
 from bench.spec import RunSpec
 

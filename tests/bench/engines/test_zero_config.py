@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bench import engines
-from bench.engines.deepspeed.config import build_deepspeed_config
+from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.options import Options
 from bench.spec import RunSpec
 

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, GPTBigCodeConfig
 
 from bench import data, models, objectives, plugins
-from bench.predict.flops import compute_recomputed_flops, compute_training_flops
 from bench.predict.memory import activations
+from bench.predict.work import compute_recomputed_flops, compute_training_flops
 from bench.predict.workload import build_workload
 from bench.spec import RunSpec
 from bench.stacks import count_parameters

@@ -12,7 +12,7 @@ from bench.measure import memory
 from bench.models import t5
 from bench.models.modules.chunked_loss import IGNORED, ChunkedHead
 from bench.models.t5.build import build
-from bench.predict.flops import compute_training_flops
+from bench.predict.work import compute_training_flops
 from bench.spec import canonical, config_id
 
 CPU = torch.device("cpu")

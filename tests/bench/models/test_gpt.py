@@ -16,8 +16,8 @@ from bench.config import compose
 from bench.errors import UserError
 from bench.models import gpt
 from bench.models.gpt.build import build, initialise
-from bench.predict.flops import compute_recomputed_flops, compute_training_flops
 from bench.predict.memory import activations
+from bench.predict.work import compute_recomputed_flops, compute_training_flops
 from bench.predict.workload import build_workload
 from bench.spec import RunSpec
 from bench.stacks import count_parameters, list_modules, list_tensors

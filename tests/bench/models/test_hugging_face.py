@@ -10,7 +10,7 @@ from bench import models
 from bench.errors import NoPrediction, UserError
 from bench.measure.flops import count_flops
 from bench.models.hugging_face import build, check, from_hugging_face, token_kinds
-from bench.predict.flops import compute_flops_per_step, compute_training_flops
+from bench.predict.work import compute_flops_per_step, compute_training_flops
 from bench.spec import RunSpec
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}

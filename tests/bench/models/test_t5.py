@@ -16,7 +16,7 @@ from transformers import MT5Config, T5Config, T5ForConditionalGeneration, UMT5Co
 from bench.errors import UserError
 from bench.models import t5
 from bench.models.t5.build import build, initialise
-from bench.predict.flops import compute_recomputed_flops, compute_training_flops
+from bench.predict.work import compute_recomputed_flops, compute_training_flops
 from bench.spec import RunSpec
 from bench.stacks import count_parameters
 

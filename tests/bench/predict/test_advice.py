@@ -11,13 +11,19 @@ from bench import store
 from bench.config import compose
 from bench.predict.advice import AdviceQuestion, advise, rate_doubt
 from bench.predict.advice.candidates import Axes, Candidate, DeviceLimits, search_candidates
-from bench.predict.advice.choices import Choice, StepEstimate, choose
-from bench.predict.advice.difference import compute_extra_share, explain_difference, is_surely_faster
+from bench.predict.advice.choices import (
+    Choice,
+    StepEstimate,
+    choose,
+    compute_extra_share,
+    explain_difference,
+    is_surely_faster,
+)
 from bench.predict.advice.measured import MeasuredPoints, collect_measured
-from bench.predict.flops import StepFlops
 from bench.predict.memory import predict_memory
 from bench.predict.step_time import StepTime, predict_step_time
 from bench.predict.step_time.compute import CALIBRATED, REHEARSED
+from bench.predict.work import StepFlops
 from bench.record import RunRecord
 from bench.spec import Batch, EngineSpec, RunSpec
 

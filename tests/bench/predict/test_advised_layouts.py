@@ -6,7 +6,7 @@ import pytest
 
 from bench.cli import main
 from bench.config import compose
-from bench.predict.advice.layouts import ENOUGH, LayoutAxes, apply_layout, can_run, list_layouts
+from bench.predict.advice.candidates import ENOUGH, LayoutAxes, apply_layout, can_run, list_layouts
 from bench.spec import Parallel, RunSpec, config_id
 
 

@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from bench import models
 from bench.config import compose
 from bench.errors import NoPrediction
-from bench.predict.flops import compute_flops_per_step, compute_recomputed_flops, compute_training_flops
 from bench.predict.memory import activations, predict_memory
+from bench.predict.work import compute_flops_per_step, compute_recomputed_flops, compute_training_flops
 from bench.predict.workload import Workload
 from bench.spec import Precision, RunSpec
 from bench.stacks import Attention, Mlp, Stack, Stacks, count_parameters, list_matrices, list_modules, list_tensors

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.predict.flops import compute_flops_per_step, compute_training_flops
+from bench.predict.work import compute_flops_per_step, compute_training_flops
 from bench.predict.workload import get_network
 from bench.spec import RunSpec
 
@@ -42,5 +42,5 @@ def test_recomputation_is_hardware_work_only_and_more_of_it_with_dropout_or_fp16
 
 @pytest.mark.processes
 def test_predicting_flops_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, bench.predict.flops, bench.models.t5; sys.exit('torch' in sys.modules)"
+    code = "import sys, bench.predict.work, bench.models.t5; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

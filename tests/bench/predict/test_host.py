@@ -3,8 +3,7 @@
 import pytest
 
 from bench.config import compose
-from bench.predict.memory import predict_memory
-from bench.predict.memory.host import PROCESS_BYTES, HostMemory, format_host_memory, predict_host_memory
+from bench.predict.memory import PROCESS_BYTES, HostMemory, format_host_memory, predict_host_memory, predict_memory
 from bench.spec import RunSpec
 
 XXL = 12_921_057_280

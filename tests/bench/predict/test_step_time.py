@@ -5,8 +5,8 @@ import pytest
 from bench.config import compose
 from bench.errors import UserError
 from bench.machine import Calibration, CollectiveKind, CollectiveTime, Machine, MatmulRate
-from bench.predict.flops import compute_flops_per_step
 from bench.predict.step_time import StepTime, predict_step_time
+from bench.predict.work import compute_flops_per_step
 from bench.spec import RunSpec
 
 H200 = compose.compose_request([("machine", "h200"), ("devices_per_node", 8)], None).machine

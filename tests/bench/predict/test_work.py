@@ -10,9 +10,15 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.config import compose
 from bench.models.t5 import Shape
-from bench.predict.flops import compute_flops_per_step, compute_recomputed_flops
-from bench.predict.forward import compute_forward, compute_recomputed
-from bench.predict.work import Matmul, PassWork, compute_backward
+from bench.predict.work import (
+    Matmul,
+    PassWork,
+    compute_backward,
+    compute_flops_per_step,
+    compute_forward,
+    compute_recomputed,
+    compute_recomputed_flops,
+)
 from bench.predict.workload import build_workload, get_network
 from bench.spec import RunSpec
 

@@ -1,8 +1,19 @@
-"""Loss scaling for fp16: small gradients are lifted into fp16's range, and a step that overflowed is left out."""
+"""What engines share of the optimizer, without torch: loss scaling for fp16, rules, bytes of AdamW's temporaries.
+
+Small gradients are lifted into fp16's range, and a step that overflowed is left out.
+"""
+
+from collections.abc import Sequence
 
 from pydantic import Field
 
-from bench.spec import Frozen, Positive
+from bench.engine_costs import count_elements
+from bench.errors import UserError
+from bench.spec import FULL, Device, Frozen, OptimizerSpec, Positive, RunSpec
+from bench.stacks import EqualTensors
+
+SCARCE = 2
+"""Tensors of one size that are not neighbours: embedding and head, the position biases of two stacks."""
 
 
 class LossScale(Frozen):
@@ -54,3 +65,24 @@ class DynamicScale:
         if stable_steps > 0 and stable_steps % self._options.loss_scale_window == 0:
             self._hysteresis = self._options.hysteresis
             self.value *= 2
+
+
+def check_unscaled(spec: RunSpec) -> None:
+    """Raise UserError for what an engine cannot do that trains by torch's AdamW, and scales no loss."""
+    if spec.optimizer.implementation == "native":
+        rule = f"engine {spec.engine.name} has no optimizer of its own"
+        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
+    if spec.precision == "fp16":
+        rule = f"engine {spec.engine.name} has no loss scale"
+        raise UserError("precision=fp16", rule, "choose precision=bf16, or engine=ddp")
+
+
+def count_adamw_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[EqualTensors]) -> int:
+    """Return the bytes of AdamW's intermediates (torch 2.13): on a GPU torch's takes all square roots at once, on a CPU
+    one tensor's root and quotient, the last tensor's still beside them; fused kernels have none."""
+    if optimizer.implementation != "torch":
+        return 0
+    if device == "cuda":
+        return FULL * count_elements(sizes)
+    # embedding and head have small neighbours, a layer's matrices each other
+    return FULL * max((3 if size.number > SCARCE else 2) * size.elements for size in sizes)

@@ -6,8 +6,8 @@ Imports no torch. Formulas follow what flat tensors and AdamW allocate; nothing 
 
 import functools
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from bench.distributed.occupancy import list_moments
 from bench.distributed.schedule import (
     Order,
     PipelineSize,
@@ -17,7 +17,7 @@ from bench.distributed.schedule import (
     build_schedule,
     find_obstacle,
 )
-from bench.distributed.simulation import Hop, LinkedPass, link_passes, play_passes
+from bench.distributed.simulation import Hop, LinkedPass, link_passes, list_moments, play_passes
 from bench.engine_costs import (
     EngineStep,
     PipelineCosts,
@@ -27,22 +27,19 @@ from bench.engine_costs import (
     StageMoment,
     StepPass,
     Terms,
+    Transfer,
     sum_bytes,
 )
-from bench.engines.pipeline.costs.pipeline_run import FlatTensors, PipelineRun, build_run
-from bench.engines.pipeline.costs.transfers import (
-    GatheredStages,
-    list_gathers,
-    list_reductions,
-    list_sums,
-    list_unsliced,
-)
-from bench.engines.precision.costs import count_adamw_bytes
+from bench.engines.pipeline.options import decode_options, size_of
+from bench.engines.precision.optimizer import count_adamw_bytes
 from bench.errors import UserError
-from bench.spec import FULL, Device, RunSpec
+from bench.machine import CollectiveKind
+from bench.spec import FULL, WIDTH, Device, OptimizerSpec, RunSpec
 from bench.stacks import EqualTensors, Stacks, list_tensors, pad_elements
 from bench.units import Part, count_part_elements
 
+NORM_BYTES = 4
+"""The gradient's squared norm in fp32."""
 SETTLED, REPEATED = 3, 3
 """Groups of micro-batches, one for each rank, after which a schedule repeats itself, and those that are taken to be
 like all behind them. Of 300 random ones steps were exact where stages are alike, and within 1 % of the whole schedule
@@ -51,6 +48,125 @@ FILLED = 3
 """Groups after which no rank keeps more, where backwards begin as early as they can."""
 DRAWN_AT_ONCE = 2**24
 """Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
+
+
+class PipelineRun(NamedTuple):
+    """What of a pipeline's run decides its costs beside its passes."""
+
+    schedule: ScheduleName
+    size: PipelineSize
+    ahead: int | None  # stages whose weights are gathered while another one computes; None: none are divided
+    copies: int
+    tensor: int
+    sequence: bool
+    width: int  # bytes per element of weights and gradients
+    optimizer: OptimizerSpec
+    device: Device
+    gloo: bool  # gloo gathers and reduces: it works on a copy of the larger tensor
+    devices_per_node: int
+    world_size: int
+
+
+def build_run(spec: RunSpec, device: Device, *, rehearsed: bool) -> PipelineRun:
+    """Return what decides the costs of `spec`. Collectives that are only `rehearsed` need no memory of their own."""
+    options, copies = decode_options(spec), spec.data_parallel
+    return PipelineRun(
+        schedule=options.schedule,
+        size=size_of(spec),
+        ahead=options.gather_ahead if options.sharding == "zero3" and copies > 1 else None,
+        copies=copies,
+        tensor=spec.parallel.tensor,
+        sequence=spec.parallel.sequence,
+        width=WIDTH[spec.precision],
+        optimizer=spec.optimizer,
+        device=device,
+        gloo=device == "cpu" and not rehearsed and copies > 1,
+        devices_per_node=spec.devices_per_node,
+        world_size=spec.world_size,
+    )
+
+
+class FlatTensors(NamedTuple):
+    """The parameters of the ranks in one place: elements of the flat tensors, with as many for each copy."""
+
+    kept: tuple[int, ...]  # whole on every copy: of this place alone, then of each set of places that have the same
+    gathered: tuple[int, ...]  # by stage; 0 where nothing of it is divided
+    copies: int
+
+    @property
+    def own(self) -> list[int]:
+        """Elements that one rank updates, by tensor."""
+        return [size // self.copies for size in (*self.gathered, *self.kept) if size]
+
+
+class GatheredStages(NamedTuple):
+    """Whose weights are gathered in a step, by place among the rank's stages, in this order."""
+
+    early: tuple[int, ...]  # before the rank's first backward
+    late: tuple[int, ...]
+    ahead: bool  # while another stage computes
+
+
+def list_gathers(run: PipelineRun, flat: FlatTensors, stages: GatheredStages) -> list[Transfer]:
+    """Return the gathers of weights that copies divide, and the reductions of their gradients, for which the rank
+    waits. On a CPU nothing overlaps."""
+    width, found = run.width, list[Transfer]()
+    passes: tuple[tuple[StepPass, tuple[int, ...]], ...] = (("forward", stages.early), ("backward", stages.late))
+    for when, gathered in passes:
+        sizes = [width * flat.gathered[place] for place in gathered if flat.gathered[place]]
+        if sizes:
+            beside = stages.ahead and run.device == "cuda"
+            first = sizes[0] if when == "forward" else 0
+            found.append(_build(run, "all_gather", when, sum(sizes), len(sizes), beside, first))
+    if reduced := [width * size for size in flat.gathered if size]:
+        found.append(_build(run, "reduce_scatter", "backward", sum(reduced), len(reduced), False))
+    return found
+
+
+def list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
+    """Return what is moved behind the last pass: gradients of what every copy has whole, their norm over all ranks, the
+    updated weights."""
+    kept = [run.width * size for size in flat.kept if size]
+    found = [Transfer("all_reduce", "update", NORM_BYTES, 1, 1, False, run.world_size)]
+    if flat.copies > 1 and kept:
+        found.append(_build(run, "reduce_scatter", "backward", sum(kept), len(kept), False))
+        found.append(_build(run, "all_gather", "update", sum(kept), len(kept), False))
+    return found
+
+
+def list_sums(run: PipelineRun, flat: FlatTensors, sets: Sequence[Collection[int]]) -> list[Transfer]:
+    """Return the sums of gradients of what ranks in several places of a pipeline have, each of the part that a copy
+    updates; `sets` has the places of each of the tensors that several have."""
+    apart, found = run.copies * run.tensor, list[Transfer]()
+    together = min(apart, run.devices_per_node)
+    for size, places in zip(flat.kept[1:], sets, strict=True):
+        payload = run.width * size // flat.copies
+        nodes = len({place * apart // run.devices_per_node for place in places})
+        found.append(
+            Transfer("all_reduce", "backward", payload, 1, 1, False, len(places), nodes=nodes, at_once=together)
+        )
+    return found
+
+
+def list_unsliced(run: PipelineRun, elements: Sequence[int]) -> list[Transfer]:
+    """Return the sums over tensor-parallel ranks of gradients of what each has whole, where each has seen some of the
+    tokens: one for each flat tensor, of so many elements."""
+    if not run.sequence:
+        return []
+    payloads = [run.width * size for size in elements if size]
+    ranks = run.tensor
+    return [Transfer("all_reduce", "backward", sum(payloads), len(payloads), 1, False, ranks)] if payloads else []
+
+
+def _build(
+    run: PipelineRun, kind: CollectiveKind, when: StepPass, payload: int, calls: int, overlaps: bool, alone: int = 0
+) -> Transfer:
+    """A collective of the copies of a place: every `parallel.tensor`-th of neighbouring ranks, whose other slices move
+    theirs at the same time."""
+    copies, tensor = run.copies, run.tensor
+    nodes = min(copies, -(-copies * tensor // run.devices_per_node))
+    together = min(tensor, run.devices_per_node)
+    return Transfer(kind, when, payload, calls, 1, overlaps, copies, alone, nodes=nodes, at_once=together)
 
 
 def predict_pipeline(

@@ -1,0 +1,149 @@
+"""The answer of a set of runs in one to five sentences: at the end of a sweep, the head of a report, in a notebook.
+
+Ratios are times per sample over those of the fastest, with half the width of their 95 % intervals.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from analysis.flags import DISTURBED
+from analysis.questions import describe_differences, describe_series, format_ranks
+from analysis.results import Results
+from analysis.scaling.best import Best, best
+from analysis.scaling.ranking import Rival
+from analysis.stats.compare import EQUAL, LEAST_RUNS, NOT_DETECTED, TOO_FEW
+from analysis.summary import Row
+from bench.formatting import format_count
+
+_NAMED = 3
+"""Configurations of one verdict that a sentence names; more are counted."""
+_QUESTIONS = 3
+"""Questions that have a sentence each; of more, the engines that lead are counted."""
+
+
+def describe_answer(results: Results) -> tuple[str, ...]:
+    """Return the answer, most important sentence first; empty where nothing was measured."""
+    found = [one for one in best(results) if one.question["evidence"] == "measured"]
+    told = [one for one in found if one.fastest]
+    lines = [_describe_disturbed(results)]
+    if len(told) <= _QUESTIONS:
+        lines += [_describe_question(one, told) for one in told]
+    else:
+        lines.append(_count_leading(told))
+    lines += [_describe_few(told), _describe_failed(found)]
+    return tuple(line for line in lines if line)
+
+
+def _describe_disturbed(results: Results) -> str:
+    """Count the runs whose times decide nothing, because something outside of them had the machine."""
+    table = results.table
+    ok = table[(table["outcome"] == "ok") & (table["evidence"] == "measured")]
+    disturbed = ok["flags"].fillna("").str.split().map(lambda flags: not set(flags).isdisjoint(DISTURBED))
+    count, total = int(disturbed.sum()), len(ok)
+    if not count:
+        return ""
+    repeats = int(table["repeat"].max()) + 1 + LEAST_RUNS
+    runs = f"{count:,} of {format_count(total, 'run')} {'was' if count == 1 else 'were'} made on a busy machine"
+    return (
+        f"{runs}: times of such runs decide nothing; add quiet ones by --repeats {repeats} launcher.quiet_within_s=600."
+    )
+
+
+def _describe_question(one: Best, told: Sequence[Best]) -> str:
+    """Compare the fastest of one question with its rivals."""
+    fastest = one.fastest
+    assert fastest is not None
+    rows = [fastest, *(rival.row for rival in one.rivals)]
+    equal, tied, slower, undecided = (
+        [rival for rival in one.rivals if rival.verdict == verdict]
+        for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
+    )
+    names = _Names(rows)
+    where = _name_place(one, told)
+    if not one.rivals:
+        return f"{where}, {names.of(fastest)} is the only configuration with a time."
+    parts = []
+    if slower:
+        nearest, last = slower[0], slower[-1]
+        parts.append(f"{names.of(fastest)} is {_format_times(nearest)} times faster than {names.of(nearest.row)}")
+        if last is not nearest:
+            parts[0] += f" and {_format_times(last)} times faster than {names.of(last.row)}"
+            between = len(slower) - 2
+            parts[0] += f" ({format_count(between, 'configuration')} between them)" if between else ""
+    if equal:
+        parts.append(f"{names.join([fastest, *(rival.row for rival in equal)])} are equal within 3 %")
+    if tied:
+        parts.append(f"{names.join([fastest, *(rival.row for rival in tied)])} cannot be told apart yet")
+    if undecided:
+        near, far = undecided[0], undecided[-1]
+        ratios = f"{near.comparison.ratio:.2f}" + (f" to {far.comparison.ratio:.2f}" if far is not near else "")
+        parts.append(
+            f"{names.of(fastest)} was the fastest measured; {names.join([rival.row for rival in undecided])} took "
+            f"{ratios} times as long, which is indicative only"
+        )
+    return f"{where}, {'; '.join(parts)}."
+
+
+class _Names:
+    """Names of the configurations of one question: without the micro-batch where all have the same."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._with_micro = len({row["micro"] for row in rows}) > 1
+
+    def of(self, row: Row) -> str:
+        return describe_series(row) + (f" (micro {row['micro']})" if self._with_micro else "")
+
+    def join(self, rows: Sequence[Row]) -> str:
+        named = [self.of(row) for row in rows[:_NAMED]]
+        if more := len(rows) - len(named):
+            named.append(f"{more:,} more")
+        return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+
+
+def _name_place(one: Best, told: Sequence[Best]) -> str:
+    """Name where a question was asked: its ranks, its model and what sets it apart where there are several."""
+    models = len({other.question["model"] for other in told}) > 1
+    apart = [one.question["model"]] if models else []
+    apart += describe_differences(one.question, [other.question for other in told])
+    return f"On {format_ranks(one.question)}" + (f" ({', '.join(apart)})" if apart else "")
+
+
+def _format_times(rival: Rival) -> str:
+    """Write how many times as long a rival takes, with half the width of its interval, to the first digit of that."""
+    ratio, known = rival.comparison.ratio, rival.comparison.interval
+    margin = (known.high - known.low) / 2 if known else 0.0
+    if not margin:
+        return f"{ratio:.2f}"
+    decimals = min(max(-math.floor(math.log10(margin)), 1), 4)
+    return f"{ratio:.{decimals}f} ± {margin:.{decimals}f}"
+
+
+def _count_leading(told: Sequence[Best]) -> str:
+    """Count in how many questions each engine is the fastest, or is not slower than the fastest."""
+    leading = Counter(engine for one in told for engine in {row["engine"] for row in (one.fastest, *one.ties) if row})
+    (first, most), *others = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
+    rest = ", ".join(f"{engine} in {count:,}" for engine, count in others[:_NAMED])
+    of_all = f"all {len(told):,} questions" if most == len(told) else f"{most:,} of {len(told):,} questions"
+    verb = "was fastest as measured" if any(one.undecided for one in told) else "is fastest, or ties with the fastest,"
+    return f"{first} {verb} in {of_all}{f' ({rest})' if rest else ''}."
+
+
+def _describe_few(told: Sequence[Best]) -> str:
+    """Say why comparisons are only indicative, where they are for want of runs."""
+    rows = [row for one in told for row in (one.fastest, *(rival.row for rival in one.rivals)) if row]
+    if not any(one.undecided for one in told):
+        return ""
+    runs = max(row["n"] for row in rows)
+    had = "ran once" if runs == 1 else f"has at most {format_count(runs, 'run')}" if runs < LEAST_RUNS else ""
+    subject = f"Each configuration {had}" if had else f"Some configurations have fewer than {LEAST_RUNS} runs"
+    return f"{subject}; at least {LEAST_RUNS} are needed to compare them: add --repeats 5."
+
+
+def _describe_failed(found: Sequence[Best]) -> str:
+    """Count the configurations without a time by their outcomes."""
+    failed = Counter(row["outcome"] for one in found for row in one.failed)
+    if not failed:
+        return ""
+    kinds = ", ".join(f"{count:,} {outcome}" for outcome, count in failed.most_common())
+    return f"No time for {format_count(sum(failed.values()), 'configuration')}: {kinds}."

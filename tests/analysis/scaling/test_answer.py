@@ -1,0 +1,69 @@
+"""The answer in sentences: what is told first, and that nothing is claimed which runs do not decide."""
+
+import re
+from typing import Any
+
+import pytest
+from clusters import asked, measured, out_of_memory
+from records import results, run
+
+from analysis.answer import describe_answer
+from bench.record import NodeLoad, RunRecord
+
+
+def answer(*groups: list[RunRecord]) -> list[str]:
+    return list(describe_answer(results(*(record for group in groups for record in group))))
+
+
+def test_the_fastest_is_compared_with_the_next_and_the_slowest_and_ties_are_named() -> None:
+    told = answer(
+        measured(asked(1, engine="ddp"), 1.0),
+        measured(asked(1, engine="zero1"), 1.002),
+        measured(asked(1, engine="zero2"), 1.1),
+        measured(asked(1, engine="zero3"), 1.5),
+    )
+    (line,) = told
+    assert re.match(
+        r"On 2 ranks, ddp is 1\.100 ± 0\.00\d times faster than zero2 and 1\.500 ± 0\.00\d times faster than zero3; ",
+        line,
+    )
+    assert line.endswith("; ddp and zero1 are equal within 3 %.")
+
+
+@pytest.mark.parametrize(("runs", "had"), [([1.0], "ran once"), ([1.0, 1.01], "has at most 2 runs")])
+def test_fewer_than_three_runs_are_indicative_and_the_remedy_is_told(runs: list[float], had: str) -> None:
+    told = answer(measured(asked(1, engine="ddp"), runs), measured(asked(1, engine="zero1"), [2 * s for s in runs]))
+    assert told == [
+        "On 2 ranks, ddp was the fastest measured; zero1 took 2.00 times as long, which is indicative only.",
+        f"Each configuration {had}; at least 3 are needed to compare them: add --repeats 5.",
+    ]
+
+
+def test_runs_on_a_busy_machine_come_first_and_are_not_ranked() -> None:
+    loads: Any = (NodeLoad(node=0, others_share=0.4),)
+    busy = measured(asked(1, engine="zero1"), 0.5, load=loads)
+    told = answer(measured(asked(1, engine="ddp"), 1.0), busy)
+    assert told == [
+        "3 of 6 runs were made on a busy machine: times of such runs decide nothing; add quiet ones by --repeats 6 "
+        "launcher.quiet_within_s=600.",
+        "On 2 ranks, ddp is the only configuration with a time.",
+    ]
+
+
+def test_failures_are_counted_and_micro_batches_named_where_they_differ() -> None:
+    told = answer(measured(asked(1, micro=2), 1.0), measured(asked(1, micro=4), 1.5), out_of_memory(asked(1, micro=8)))
+    assert told[0].startswith("On 2 ranks, zero2 (micro 4) is 1.333 ± ")
+    assert told[1] == "No time for 1 configuration: 1 oom."
+
+
+def test_of_many_questions_the_engines_that_lead_are_counted() -> None:
+    groups = [
+        measured(asked(nodes, engine=engine), seconds)
+        for nodes in (1, 2, 3, 4)
+        for engine, seconds in (("ddp", 1.0 if nodes < 4 else 2.0), ("zero1", 1.2))
+    ]
+    assert answer(*groups) == ["ddp is fastest, or ties with the fastest, in 3 of 4 questions (zero1 in 1)."]
+
+
+def test_nothing_measured_has_no_answer() -> None:
+    assert answer([run(evidence="rehearsed")]) == []
