@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from analysis.summary import Row
+from analysis.summary import Row, is_disturbed
 
 INK = "#1b1b1d"
 """Of everything that is not data. The report replaces it by the page's own colour."""
@@ -62,6 +62,7 @@ _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
     "fsdp_no_reshard",
 )  # fmt: skip
+BUSY = "busy"
 _ENDED = {"oom": "OOM", "host_oom": "host OOM"}
 
 
@@ -206,14 +207,16 @@ def format_reason(row: Row | None) -> str:
     if row is None:
         return "not run"
     ended = str(row["outcome"])
-    return "unknown" if ended == "ok" else _ENDED.get(ended, ended.replace("_", " "))
+    if ended == "ok":
+        return BUSY if is_disturbed(row) else "unknown"
+    return _ENDED.get(ended, ended.replace("_", " "))
 
 
 def write_reason(axes: Axes, x: float, y: float, row: Row | None, room_in: float = math.inf) -> Text:
     """Write why there is no number at a place so wide: how the run ended, or that there was none."""
     text = format_reason(row)
     size = min(_REASON, max(_LEAST, _REASON * room_in / (_REASON_LETTER_IN * len(text))))
-    style: Any = {"alpha": 0.6} if row is None else {"fontweight": "bold"}
+    style: Any = {"alpha": 0.6} if row is None or text == BUSY else {"fontweight": "bold"}
     return axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)
 
 

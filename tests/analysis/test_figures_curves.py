@@ -281,3 +281,10 @@ def test_models_stand_in_the_order_of_their_size() -> None:
 def test_a_figure_for_print_says_a_single_value_beside_the_axis() -> None:
     drawn = draw(throughput, results(run(spec("ddp", 2), steps=steps(WINDOW))))
     assert (places(drawn.axes[0]), drawn.axes[0].get_xlabel()) == (["ddp"], "micro-batch 2")
+
+
+def test_a_busy_run_has_no_number_and_is_said_in_grey() -> None:
+    busy = run(spec("ddp"), load=({"node": 0, "others_share": 0.3},))
+    (axes,) = draw(throughput, results(busy, run())).axes
+    assert reasons(axes) == {("busy", "2")}
+    assert [text.get_alpha() for text in axes.texts] == [0.6]
