@@ -15,13 +15,13 @@ study: $(INSTALLED)
 testbed-study: $(INSTALLED)
 	$(BIN)/python slurm/testbed_study.py $(TESTBED_STUDY)
 
-# On a machine with a GPU; GPU_STUDY="sweep tuning --machine h200 --minutes 9" chooses parts, --trial tries all on a CPU.
+# On a machine with a GPU: GPU_STUDY="--machine h200" names its peak, --trial plans all of it on a CPU.
 gpu-study: $(INSTALLED)
-	$(BIN)/python -m bench.gpu_study $(GPU_STUDY)
+	$(BIN)/python slurm/gpu_study.py $(GPU_STUDY)
 
-# Into wheels/, for a machine without a network; WHEELS="--python 3.12 --have have.txt" says which.
+# Into wheels/, with torch, for a machine with this Python and without a network: pip install --no-index --find-links wheels 'zeroscale[run]'
 wheels: $(INSTALLED)
-	$(BIN)/python -m bench.gpu_study.wheels $(WHEELS)
+	$(BIN)/pip wheel --no-build-isolation --constraint constraints.txt --wheel-dir wheels '.[run]'
 
 # Tests start hundreds of interpreters, and each would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,7 +46,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy slurm/testbed slurm/testbed_study.py
+	$(BIN)/mypy slurm/testbed slurm/testbed_study.py slurm/gpu_study.py
 	$(BIN)/mypy -p docs.generate
 	$(BIN)/lint-imports
 
@@ -87,9 +87,9 @@ parity: $(INSTALLED)
 	cd tests/bench/engines && $(abspath $(BIN))/python -m parity $(PARITY)
 
 # Predictions beside what came true, anew: after formulas or recorded runs have changed. The rehearsals it reads take a quarter
-# of an hour more: python -m bench.prediction_inputs.rehearsals, and then .beside_real; those of Frontier six minutes: .frontier.
+# of an hour more: python -m tests.benchmarks.rehearsals rehearsed, and then beside_real; those of Frontier six minutes: frontier.
 predictions: $(INSTALLED)
-	$(BIN)/zeroscale predictions
+	$(BIN)/python -m analysis.validation
 
 # What the command answers, into golden/, and its digests anew: where an answer is meant to change, or to see how it did.
 golden: $(INSTALLED)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from analysis.flags import DISTURBED
 from analysis.questions import describe_differences, describe_series, format_ranks
 from analysis.results import Results
-from analysis.scaling.best import Best, best
-from analysis.scaling.ranking import Rival
+from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import EQUAL, LEAST_RUNS, NOT_DETECTED, TOO_FEW
 from analysis.summary import Row
 from bench.formatting import format_count

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.drawing import COLOURS, INK, Key, Panel, Picture, Space, choose_looks, get_room_in, mark, shorten_text
 from analysis.drawing.lanes import KEYS, build_lanes, compute_idle, draw_lanes
-from analysis.formats.pages import load_template
+from analysis.formats import load_template
 from analysis.report.page import Tips, render_figure
 from bench.formatting import describe_choice, describe_layout, describe_lengths, format_count, format_interval
 from bench.formatting import format_number as number

@@ -7,11 +7,9 @@ says how wide or how well known the interval is that stands beside it, which is 
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from analysis.observed import find_job, find_slowest_link, find_slowest_rank, get_window
 from analysis.stats import windows
-from analysis.stats.series import FEW, WIDE
+from analysis.stats.intervals import FEW, WIDE
 from bench.nodelist import find_foreign
 from bench.others import BUSY_SHARE, PRESSURE_SHARE, is_busy
 from bench.record import RunRecord
@@ -19,7 +17,7 @@ from bench.spec import AdaptiveMeasure, MeasureSpec
 
 _FULL = MeasureSpec()
 _SHORT_STEPS, _SHORT_S = _FULL.min_steps, _FULL.window_s
-_STALL_STEPS, _STALL_SHARE = 0.01, 0.02  # the longest steps, and the share of the window that they exceed the median by
+_STALL_SHARE = 0.02  # of a window: by which its longest steps exceed the median
 _DRIFT = 0.01
 
 
@@ -79,11 +77,7 @@ def _has_few_steps(record: RunRecord) -> bool:
 
 def _has_stall(record: RunRecord) -> bool:
     timed = get_window(record)
-    if timed is None:
-        return False
-    steps = np.asarray(timed.step_s)
-    longest = np.sort(steps)[-max(1, int(_STALL_STEPS * steps.size)) :]
-    return float((longest - np.median(steps)).sum()) > _STALL_SHARE * timed.seconds
+    return timed is not None and windows.of(timed.step_s).stall_s > _STALL_SHARE * timed.seconds
 
 
 def _has_skipped_steps(record: RunRecord) -> bool:
@@ -183,7 +177,7 @@ NOTES = {
         f"has steps worth fewer than {FEW} independent ones: its mean's 95 % interval covers less", _has_few_steps
     ),
     "stall": Flag(
-        f"has a stall: its longest {100 * _STALL_STEPS:g} % of steps exceed as many medians by more than "
+        f"has a stall: its longest {100 * windows.STALL_SHARE:g} % of steps exceed as many medians by more than "
         f"{100 * _STALL_SHARE:g} % of the window; `longest_step` is the longest, `step_s_max` its time",
         _has_stall,
     ),

@@ -2,14 +2,14 @@
 tell."""
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from analysis.stats import windows
-from analysis.stats.interval import Interval
-from analysis.stats.series import rate_of
+from analysis.stats.intervals import Interval, rate_of
 from bench.errors import NoPrediction, UserError
 from bench.predict.work import compute_flops_per_step
 from bench.record import Environment, RankMemory, RunRecord, ScheduledJob, Steps, Tokens
@@ -145,7 +145,6 @@ def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
 
 def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
     """Return every rank's `quantity`, a field of RankMemory; empty where one of them is unknown."""
-    assert quantity in RankMemory.model_fields
     return _list_memory(record.observations.memory)(quantity) if record.observations else ()
 
 
@@ -153,7 +152,7 @@ def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
 def _list_memory(ranks: tuple[RankMemory, ...]) -> Callable[[str], tuple[int, ...]]:
     @functools.cache
     def list_quantity(name: str) -> tuple[int, ...]:
-        values = tuple([getattr(rank, name) for rank in ranks])
+        values = tuple(map(operator.attrgetter(name), ranks))
         return () if None in values else values
 
     return list_quantity

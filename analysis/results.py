@@ -218,7 +218,7 @@ def warn(found: Reading | Results) -> None:
 
 
 def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
-    table, outcomes = judge_table(found.rows.core)
+    table, outcomes = judge_table(found.rows.core, load)
     return Results(table, found.skipped, found.unfinished, found.rows, outcomes, load)
 
 

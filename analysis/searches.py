@@ -1,15 +1,14 @@
 """The searches in results folders: their trials with what came of them, and how much each field matters."""
 
-import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from analysis.importance import FieldImportance, estimate_importances
 from bench.errors import UserError, make_printable
+from bench.files import exists, unpack
 from bench.quantities import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TRIALS, _RECORD_DEPTH = "trials", 2  # a record lies in <study>/<configuration>/<attempt>
-_MOST_POINTS, _DRAWS = 600, 400
-_MOST_LEVELS = 8  # of a field whose values have no end
-_LEAST_TRIALS = 6  # with an answer: from fewer nothing is said of fields
 
 
 class SearchTrial(NamedTuple):
@@ -37,16 +33,6 @@ class SearchTrial(NamedTuple):
     sample_node_s: float | None
     peak_bytes: int | None
     spent_node_hours: float  # by this trial and all before it
-
-
-class FieldImportance(NamedTuple):
-    """The part of the objective's variance over the space that a field alone explains, between 0 and 1; in 95 % of the
-    functions that the trials allow it lies between `low` and `high`."""
-
-    field: str
-    share: float
-    low: float
-    high: float
 
 
 class MeasuredSearch(NamedTuple):
@@ -68,14 +54,18 @@ class MeasuredSearch(NamedTuple):
 def find_searches(records: Iterable[Path]) -> tuple[MeasuredSearch, ...]:
     """Return the searches of the studies in whose folders records lie, in the order of these."""
     folders = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in records if len(file.parents) > _RECORD_DEPTH)
-    found = (_try_to_read(folder) for folder in folders if (folder / _TRIALS).is_dir())
+    found = (_try_to_read(folder) for folder in folders if exists(folder / _TRIALS))
     return tuple(search for search in found if search and search.trials)
 
 
 def _try_to_read(folder: Path) -> MeasuredSearch | None:
     """Return the search in a folder; None, and why on standard error, for one that cannot be read."""
     try:
-        return _read_search(folder)
+        if folder.is_dir():
+            return _read_search(folder)
+        with tempfile.TemporaryDirectory() as unpacked:  # what reads a sweep reads plain files
+            unpack(folder, Path(unpacked))
+            return _read_search(Path(unpacked))
     except UserError as error:
         _log.warning("its search is not shown: %s", make_printable(str(error)))
         return None
@@ -104,7 +94,7 @@ def _read_search(folder: Path) -> MeasuredSearch | None:
         OBJECTIVES[section.objective] == "least",
         tuple(section.space),
         tuple(trials),
-        _estimate_importances(section, results),
+        estimate_importances(section, results),
     )
 
 
@@ -124,62 +114,3 @@ def _build_trial(section: "SearchSection", result: "TrialResult", kept: bool, sp
         peak_bytes=measured.peak_bytes if measured else None,
         spent_node_hours=spent,
     )
-
-
-def _estimate_importances(section: "SearchSection", results: Sequence["TrialResult"]) -> tuple[FieldImportance, ...]:
-    """Return how much each field matters, by functions drawn from a Gaussian process through the trials' logarithms.
-
-    A functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of each function over the space: the
-    variance of its means by the field's values, over its variance.
-    """
-    from bench.search.costs import find_cost
-    from bench.search.space import SearchSpace, format_key
-    from bench.search.surrogate import Surrogate
-
-    costs = {format_key(one.trial.values): cost for one in results if (cost := find_cost(section, one)) is not None}
-    if len(costs) < _LEAST_TRIALS:
-        return ()
-    space = SearchSpace(section).list_candidates(section.seed, _MOST_POINTS)
-    points = {format_key(values): values for values in space}
-    points |= {key: values for one in results if (key := format_key(values := one.trial.values)) in costs}
-    places = {key: place for place, key in enumerate(points)}
-    surrogate, everything = Surrogate(list(points.values()), [None] * len(points)), np.arange(len(points))
-    drawn = surrogate.draw(
-        [places[key] for key in costs],
-        list(costs.values()),
-        (),
-        everything,
-        _DRAWS,
-        np.random.default_rng(section.seed),
-    )
-    fields = [key for key in section.space if len({_format_level(one.get(key)) for one in points.values()}) > 1]
-    found = []
-    for key in fields:
-        shares = explain_variance(drawn, number_levels([values.get(key) for values in points.values()]))
-        low, high = np.quantile(shares, (0.025, 0.975))
-        found.append(FieldImportance(key, float(shares.mean()), float(low), float(high)))
-    return tuple(sorted(found, key=lambda one: -one.share))
-
-
-def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return of each function, a row of its values at all points, which part of its variance lies between the means of
-    the levels; 0 of a constant one."""
-    total, counts = drawn.var(axis=1), np.bincount(levels)
-    means = np.stack([drawn[:, levels == level].mean(axis=1) for level in range(len(counts))])
-    between = (counts[:, None] * (means - drawn.mean(axis=1)) ** 2).sum(axis=0) / len(levels)
-    shares: NDArray[np.float64] = np.divide(between, total, out=np.zeros_like(total), where=total > 0)
-    return shares
-
-
-def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
-    """Return the level of each value: equal ones have the same; of many numbers, those that are near each other."""
-    texts = [_format_level(value) for value in column]
-    if len(set(texts)) > _MOST_LEVELS and all(isinstance(value, int | float) for value in column):
-        ranks = np.searchsorted(np.sort(np.array(column, dtype=float)), np.array(column, dtype=float))
-        texts = [str(rank * _MOST_LEVELS // len(column)) for rank in ranks]
-    known = {text: level for level, text in enumerate(dict.fromkeys(texts))}
-    return np.array([known[text] for text in texts])
-
-
-def _format_level(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)

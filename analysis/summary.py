@@ -36,8 +36,7 @@ import pandas as pd
 from analysis.columns import LATER, LEARNED, LEARNED_TIMES, Kind
 from analysis.flags import DISTURBED, NO_MEASUREMENT
 from analysis.stats.compare import enough
-from analysis.stats.interval import Interval
-from analysis.stats.repeats import median_interval
+from analysis.stats.intervals import Interval, repeats_interval
 from analysis.table import build_typed_frame, list_rows
 from bench.statistics import LEVEL
 
@@ -175,7 +174,7 @@ def _build_interval_cells(name: str, interval: Interval | None) -> Row:
 
 def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
     if len(allocations) != 1:
-        return median_interval(_compute_medians(allocations, name))
+        return repeats_interval(_compute_medians(allocations, name))
     (good,) = allocations
     ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
     if any(low is None for low, _ in ends):

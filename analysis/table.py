@@ -1,6 +1,5 @@
 """The run table: one row per run, also for those that failed. `analysis.columns` documents the columns."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,19 +9,15 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.columns import LATER, LEARNED, Column, Kind, list_all_columns, list_columns
-from analysis.csv_cells import parse_cell
+from analysis.columns import LATER, LEARNED, Kind, list_all_columns, list_columns
 from analysis.flags import FLAGS
-from analysis.reading.rows import build_cases
+from analysis.reading.rows import FILE, build_cases, compute_invalid_cells
 from analysis.verify import build_invalid_outcome, judge
-from bench.record import Outcome
+from bench.record import Outcome, RunRecord
+from bench.store import Unreadable
 
 _DTYPES: Mapping[Kind, str] = {"text": "string", "integer": "Int64", "number": "float64", "truth": "boolean"}
 _MISSING = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
-_PARSE: Mapping[Kind, Callable[[str], Any]] = {
-    "text": parse_cell, "integer": int, "number": float, "truth": "True".__eq__,
-}  # fmt: skip
-_NEVER_MISSING = ("reason", "flags", "notes")  # empty says that there is none
 
 
 class JudgedTable(NamedTuple):
@@ -32,8 +27,9 @@ class JudgedTable(NamedTuple):
     outcomes: dict[int, Outcome]
 
 
-def judge_table(core: pa.Table) -> JudgedTable:
-    """Return the run table of rows (`analysis.reading.rows`), judged beside each other."""
+def judge_table(core: pa.Table, load: Callable[[Path], RunRecord]) -> JudgedTable:
+    """Return the run table of rows (`analysis.reading.rows`), judged beside each other. Few runs are judged invalid:
+    what changes in their rows is worked out from their records, which `load` reads again."""
     unverified, mismatches = judge(build_cases(core))
     frame = core.select([*list_columns(), *_list_later_columns(core)]).to_pandas(types_mapper=_MISSING.get)
     frame["flags"] = _add_unverified_flags(core.column("flags"), unverified)
@@ -41,8 +37,16 @@ def judge_table(core: pa.Table) -> JudgedTable:
     for one in mismatches:
         outcome = build_invalid_outcome(one, frame["config_id"].iat[one.reference], frame["precision"].iat[one.place])
         outcomes[one.place] = outcome
-    _invalidate(frame, core.column("case_if_invalid"), outcomes)
+    changes = {place: _compute_changes(Path(core.column(FILE)[place].as_py()), load) for place in outcomes}
+    _invalidate(frame, changes, outcomes)
     return JudgedTable(frame, outcomes)
+
+
+def _compute_changes(file: Path, load: Callable[[Path], RunRecord]) -> dict[str, Any]:
+    try:
+        return compute_invalid_cells(load(file))
+    except (OSError, Unreadable):  # it is gone by now: no number in it may stand for a speed
+        return {name: None for name, column in list_all_columns().items() if column.kind == "number"}
 
 
 def _list_later_columns(core: pa.Table) -> list[str]:
@@ -61,24 +65,16 @@ def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]
     return pd.Series(pa.array([*known, *more], pa.string()).take(pa.array(places)).to_pandas(types_mapper=_MISSING.get))
 
 
-def _invalidate(frame: pd.DataFrame, changes: pa.ChunkedArray, outcomes: Mapping[int, Outcome]) -> None:
+def _invalidate(frame: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], outcomes: Mapping[int, Outcome]) -> None:
     """Write what becomes of runs that are judged invalid into the table: many change in the same way."""
-    places_by_change: dict[str, list[int]] = {}
-    for place in outcomes:
-        places_by_change.setdefault(changes[place].as_py(), []).append(place)
-    for text, places in places_by_change.items():
-        for name, cell in json.loads(text).items():
-            frame.loc[places, name] = cell
+    places_by_change: dict[tuple[str, Any], list[int]] = {}
+    for place, cells in changes.items():
+        for change in cells.items():
+            places_by_change.setdefault(change, []).append(place)
+    for (name, cell), places in places_by_change.items():
+        frame.loc[places, name] = cell
     frame.loc[list(outcomes), "outcome"] = "invalid"
     frame.loc[list(outcomes), "reason"] = [outcome.reason for outcome in outcomes.values()]
-
-
-def read_csv(path: Path) -> pd.DataFrame:
-    """Read the run table that `zeroscale table --format csv` wrote, exactly as it was."""
-    text = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""], lineterminator="\n")
-    known = list_all_columns()
-    cells = {name: _parse_cells(known[name], text[name]) for name in text.columns}
-    return build_typed_frame(cells)
 
 
 def build_typed_frame(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Kind] | None = None) -> pd.DataFrame:
@@ -99,9 +95,3 @@ def list_values(column: pd.Series) -> list[Any]:
     """Return a column as plain Python values, None where one is missing."""
     values: list[Any] = column.to_numpy(dtype=object, na_value=None).tolist()  # type: ignore[call-overload]
     return values
-
-
-def _parse_cells(column: Column, cells: pd.Series) -> list[Any]:
-    parse = _PARSE[column.kind]
-    empty = "" if column.name in _NEVER_MISSING else None
-    return [empty if pd.isna(cell) else parse(cell) for cell in cells]

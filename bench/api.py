@@ -159,9 +159,9 @@ def resume(
     searched = definition.find_search(sweeps)
     if launchers.load(str(sweeps[-1].launcher["name"])).QUEUES:
         if searched:
-            from bench.search import submission
+            from bench.search import planning
 
-            submission.add_trials(folder, searched)
+            planning.add_trials(folder, searched)
         return submit_pending(folder, autopilot=autopilot, notify=notify, patience_s=patience_s)
     if autopilot:
         raise UserError("--autopilot", "this sweep has no queue", "leave it out")
@@ -398,14 +398,12 @@ def advise(
     *,
     results: Folder | None = None,
     config_dir: Folder | None = None,
-    standalone: bool = False,
 ) -> "Answer":
     """Return which stage, micro-batch and node count to take, its rivals, and what was left out.
 
     `question` has overrides and the plain words of `zeroscale advise`: tokens, samples, loss, law, best,
     deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results`
-    on the same machine outrank formulas; by default those of results/runs, if any. `standalone` refuses a launcher
-    whose job scripts need zeroscale to start.
+    on the same machine outrank formulas; by default those of results/runs, if any.
     """
     from bench.advising import questions, search
     from bench.sweep.planning.overrides import format_overrides
@@ -414,5 +412,4 @@ def advise(
         questions.parse_query(format_overrides(question)),
         _convert_path(config_dir),
         _convert_path(results),
-        hand_over=standalone,
     )

@@ -78,9 +78,7 @@ class EngineFacts:
     divides_by_tokens: bool = False  # whether it obeys loss_mean=tokens (bench.distributed.ranks)
     compiled_ops: tuple[str, ...] = ()  # what a run loads, in an order in which they can be built (bench.extensions)
     works_on_host: bool = False  # beside the passes, for so long that no machine's rates tell a step's time well
-    deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = (
-        None  # what bench.training_export writes; None: nothing
-    )
+    deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # None: the engine is not DeepSpeed's
     memory: "Callable[[RunSpec, ModelSizes, Device, int | None, bool], EngineMemory] | None" = None
     """The engine's part of a rank's memory on a device of so many bytes, None if unknown; the last says whether its
     collectives are only pretended. Raises UserError for what it cannot predict."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.measure.environment import get_cache_folder, read_cpu_model, read_version
+from bench.files import get_cache_folder
+from bench.measure.environment import read_cpu_model, read_version
 
 FOLDER = "TORCH_EXTENSIONS_DIR"
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"

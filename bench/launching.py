@@ -24,13 +24,6 @@ class Work(NamedTuple):
     exclude: tuple[str, ...] = ()  # nodes that must not be used
 
 
-class StandaloneScript(NamedTuple):
-    """A job script `job.sh` that starts without this package."""
-
-    text: str
-    start: str  # how a person starts it, in Markdown
-
-
 class LaunchPlan(NamedTuple):
     """How work starts: a command, what is added to its environment, the folder it belongs to, and files to write.
 

@@ -26,7 +26,7 @@ class CollectiveTime(Frozen):
 
     kind: CollectiveKind
     nodes: Positive
-    ranks: Positive  # in all
+    ranks: Positive = Field(description="in all")
     payload_bytes: Positive
     s: float = Field(gt=0)
 
@@ -45,11 +45,13 @@ Table = BeforeValidator(_parse_rows)
 class Calibration(Frozen):
     """What `zeroscale calibrate` measured on a machine. Unknown is empty or None."""
 
-    made: dict[str, str | None] = {}  # date, device, versions
+    made: dict[str, str | None] = Field({}, description="date, device, versions")
     matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
-    attention_tflops: dict[Precision, float] = {}  # of T5's attention with its bias, forward
-    kernel_s: float | None = Field(None, gt=0)  # host's time to start one operation
-    slowdown: tuple[float, ...] = ()  # compute time with 1, 2, … ranks on one processor at once, over that of one
+    attention_tflops: dict[Precision, float] = Field({}, description="of T5's attention with its bias, forward")
+    kernel_s: float | None = Field(None, gt=0, description="host's time to start one operation")
+    slowdown: tuple[float, ...] = Field(
+        (), description="compute time with 1, 2, … ranks on one processor at once, over that of one"
+    )
     collectives: Annotated[tuple[CollectiveTime, ...], Table] = ()
 
 
@@ -57,28 +59,44 @@ class Machine(Frozen):
     """A node type of `conf/machine`. Peaks are dense (no sparsity), per device, in 10^12 FLOP/s."""
 
     name: Name
-    device: str | None = None  # "cpu" or "cuda"; None takes what is there
-    device_names: tuple[str, ...] = ()  # what the device may call itself; empty accepts any
+    device: str | None = Field(None, description='"cpu" or "cuda"; None takes what is there')
+    device_names: tuple[str, ...] = Field((), description="what the device may call itself; empty accepts any")
     devices_per_node: Positive | None = None
     peak_tflops: dict[Precision, float] = {}
     unsupported: tuple[Precision, ...] = ()
-    matmul_ceiling_tflops: dict[Precision, float] = {}  # burst: the best product seen, a bound closer than the peak
-    sustained_tflops: dict[Precision, float] = {}  # of large products throughout a training; predictions use it
-    attention_of_matmul: float | None = Field(None, gt=0, le=1)  # rate of attention in one kernel over that of products
-    multiprocessors: Positive | None = None  # per device: NVIDIA's SMs, AMD's compute units
-    memory_bytes: Positive | None = None  # per device, as its driver reports them: a card of 40 GB has 42.5e9
+    matmul_ceiling_tflops: dict[Precision, float] = Field(
+        {}, description="burst: the best product seen, a bound closer than the peak"
+    )
+    sustained_tflops: dict[Precision, float] = Field(
+        {}, description="of large products throughout a training; predictions use it"
+    )
+    attention_of_matmul: float | None = Field(
+        None, gt=0, le=1, description="rate of attention in one kernel over that of products"
+    )
+    multiprocessors: Positive | None = Field(None, description="per device: NVIDIA's SMs, AMD's compute units")
+    memory_bytes: Positive | None = Field(
+        None, description="per device, as its driver reports them: a card of 40 GB has 42.5e9"
+    )
     memory_bytes_per_s: float | None = Field(None, gt=0)
-    intra_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per device
-    inter_node_bytes_per_s: float | None = Field(None, gt=0)  # one way, per node, all its network cards together
-    inter_node_floor_bytes_per_s: float | None = Field(None, gt=0)  # one way, of one pair of ranks; less is `invalid`
-    nodes_share_processor: bool = False  # nodes that are namespaces of one machine: slurm/testbed
-    power_w: float | None = Field(None, gt=0)  # board limit per device
-    host_memory_bytes: Positive | None = None  # per node
-    host_link_bytes_per_s: float | None = Field(None, gt=0)  # one way, between one device and its host
-    calibration: Calibration | None = None  # not kept in records
-    price_per_device_hour: float | None = Field(None, gt=0)  # the user's, in a currency of their own; never built in
+    intra_node_bytes_per_s: float | None = Field(None, gt=0, description="one way, per device")
+    inter_node_bytes_per_s: float | None = Field(
+        None, gt=0, description="one way, per node, all its network cards together"
+    )
+    inter_node_floor_bytes_per_s: float | None = Field(
+        None, gt=0, description="one way, of one pair of ranks; less is `invalid`"
+    )
+    nodes_share_processor: bool = Field(False, description="nodes that are namespaces of one machine: slurm/testbed")
+    power_w: float | None = Field(None, gt=0, description="board limit per device")
+    host_memory_bytes: Positive | None = Field(None, description="per node")
+    host_link_bytes_per_s: float | None = Field(None, gt=0, description="one way, between one device and its host")
+    calibration: Calibration | None = Field(None, description="not kept in records")
+    price_per_device_hour: float | None = Field(
+        None, gt=0, description="the user's, in a currency of their own; never built in"
+    )
     source: str = ""
-    calibrated: dict[str, str] = {}  # fields whose number was measured here, and the published one that it replaced
+    calibrated: dict[str, str] = Field(
+        {}, description="fields whose number was measured here, and the published one that it replaced"
+    )
     note: str = ""
 
     def on(self, device: str | None) -> "Machine":

@@ -24,10 +24,10 @@ from pydantic import BaseModel
 
 from bench.engine_facts import EngineFacts
 from bench.errors import UserError, suggest_nearest
-from bench.launching import LaunchPlan, StandaloneScript, Work
+from bench.launching import LaunchPlan, Work
 from bench.record import Limits
 from bench.scheduling import ClusterLimits, JobContext, JobSetup, JobState, SchedulingOptions
-from bench.spec import Device, RunSpec
+from bench.spec import RunSpec
 from bench.stacks import Stacks
 from bench.tokens import TokenKind
 from bench.units import Part
@@ -375,15 +375,6 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         ...
 
 
-class StandaloneLauncherPlugin(QueueingLauncherPlugin, Protocol):
-    """A launcher that can besides write a job script which starts without this package, for `advise --export`."""
-
-    def standalone(self, command: Sequence[str], spec: RunSpec, options: Any, device: Device) -> StandaloneScript:
-        """Return the script that runs a command of Python's, such as `train.py --steps 10`, on every device that a spec
-        asks for; UserError for what cannot be handed over."""
-        ...
-
-
 class MetricPlugin(Protocol):
     """Quantities derived from one record: a file of analysis/metrics."""
 
@@ -420,9 +411,6 @@ DIVIDED_FAMILY_BUILDER: Kind[DividedFamilyBuilder] = Kind(*_FAMILY, DividedFamil
 OBJECTIVE: Kind[ObjectivePlugin] = Kind("objective", "bench.objectives", "objective.name", ObjectivePlugin)
 DATA: Kind[DataPlugin] = Kind("data", "bench.data", "data.source", DataPlugin, "source")
 HELD_OUT_DATA: Kind[HeldOutDataPlugin] = Kind("data", "bench.data", "data.source", HeldOutDataPlugin, "source")
-STANDALONE: Kind[StandaloneLauncherPlugin] = Kind(
-    "launcher", "bench.launchers", "launcher.name", StandaloneLauncherPlugin
-)
 METRIC: Kind[MetricPlugin] = Kind("metric", "analysis.metrics", "--columns", MetricPlugin)
 FIGURE: Kind[FigurePlugin] = Kind("figure", "analysis.figures", "figure", FigurePlugin)
 LAUNCHER: Kind[LauncherPlugin] = Kind("launcher", "bench.launchers", "launcher.name", LauncherPlugin)

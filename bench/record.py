@@ -38,24 +38,26 @@ class MemoryShortage(Frozen):
 
     rank: int
     where: Literal["device", "host"]
-    requested_bytes: int | None = None  # by the allocation that failed, in its exception's own words
-    lacking_bytes: int | None = None  # of those
-    free_bytes: int | None = None  # of the device; of the host or of the narrowest limit on this process
-    total_bytes: int | None = None  # of the same
-    live_bytes: int | None = None  # in tensors of this rank
-    peak_bytes: int | None = None  # the most that were live so far in this phase
-    reserved_bytes: int | None = None  # by the caching allocator, live ones included; None on a host
-    resident_bytes: int | None = None  # resident set of this rank; None on a device
-    others_bytes: int | None = None  # of processes on the device that are not of the run
+    requested_bytes: int | None = Field(None, description="by the allocation that failed, in its exception's own words")
+    lacking_bytes: int | None = Field(None, description="of those")
+    free_bytes: int | None = Field(
+        None, description="of the device; of the host or of the narrowest limit on this process"
+    )
+    total_bytes: int | None = Field(None, description="of the same")
+    live_bytes: int | None = Field(None, description="in tensors of this rank")
+    peak_bytes: int | None = Field(None, description="the most that were live so far in this phase")
+    reserved_bytes: int | None = Field(None, description="by the caching allocator, live ones included; None on a host")
+    resident_bytes: int | None = Field(None, description="resident set of this rank; None on a device")
+    others_bytes: int | None = Field(None, description="of processes on the device that are not of the run")
 
 
 class Outcome(Frozen):
     """How an attempt ended, and the typed evidence that this was decided from."""
 
     kind: OutcomeKind
-    reason: str = ""  # one line for the table; empty when ok
+    reason: str = Field("", description="one line for the table; empty when ok")
     evidence: dict[str, Any] = {}
-    shortage: MemoryShortage | None = None  # where memory ran out and the rank could still tell
+    shortage: MemoryShortage | None = Field(None, description="where memory ran out and the rank could still tell")
 
     @property
     def final(self) -> bool:
@@ -74,13 +76,19 @@ class Outcome(Frozen):
 class Limits(Frozen):
     """When a supervisor gives up on a run."""
 
-    time_limit_min: float | None = Field(None, gt=0)  # for the whole attempt; None waits for ever
-    hang_s: float = Field(300.0, gt=0)  # without a step, once steps are being made
-    startup_s: float = Field(1800.0, gt=0)  # in the first step, and in any one phase before and after the steps
-    silence_s: float = Field(30.0, gt=1)  # a node of a run that sent nothing for so long is lost …
-    agent_silence_s: float = Field(60.0, gt=1)  # … and so is the first node, for the others
-    # others have so long to leave the machine, else it is given up; None measures beside them, flagged `busy`
-    quiet_within_s: float | None = Field(None, ge=0)
+    time_limit_min: float | None = Field(None, gt=0, description="for the whole attempt; None waits for ever")
+    hang_s: float = Field(300.0, gt=0, description="without a step, once steps are being made")
+    startup_s: float = Field(
+        1800.0, gt=0, description="in the first step, and in any one phase before and after the steps"
+    )
+    silence_s: float = Field(30.0, gt=1, description="a node of a run that sent nothing for so long is lost …")
+    agent_silence_s: float = Field(60.0, gt=1, description="… and so is the first node, for the others")
+    quiet_within_s: float | None = Field(
+        None,
+        ge=0,
+        description="others have so long to leave the machine, else it is given up; None measures beside them, "
+        "flagged `busy`",
+    )
 
     @model_validator(mode="after")
     def _first_node_decides(self) -> Self:
@@ -93,9 +101,11 @@ class Limits(Frozen):
 class Network(Frozen):
     """How the nodes of a run reach each other. By default by host name, over whatever interface that resolves to."""
 
-    rendezvous_host: str = "{host}"  # of the first node; e.g. "{host}-ib0"
-    interface: str | None = None  # for gloo's and NCCL's sockets
-    expects: Literal["infiniband", "sockets"] | None = None  # between nodes; a run over anything else is `invalid`
+    rendezvous_host: str = Field("{host}", description='of the first node; e.g. "{host}-ib0"')
+    interface: str | None = Field(None, description="for gloo's and NCCL's sockets")
+    expects: Literal["infiniband", "sockets"] | None = Field(
+        None, description="between nodes; a run over anything else is `invalid`"
+    )
 
     def address(self, host: str) -> str:
         """Return the name under which the others reach `host`."""
@@ -106,19 +116,25 @@ class Circumstance(Frozen):
     """How and where an attempt was started: everything about it that is not its identity."""
 
     study: str
-    question: str = ""  # what the study asks, in its own words
+    question: str = Field("", description="what the study asks, in its own words")
     repeat: int = Field(ge=0)
     attempt: int = Field(ge=0)
     machine: Machine
-    launcher: dict[str, Any] = {}  # name and options
+    launcher: dict[str, Any] = Field({}, description="name and options")
     limits: Limits = Limits()
     network: Network = Network()
-    step_limit_s: float | None = Field(None, gt=0)  # the window ends once a step surely takes longer; None: never
-    goes_on_from: str | None = None  # config_id of the run whose checkpoint a training begins with; None: with none
-    rehearsed_rank: int | None = Field(None, ge=0)  # the only real rank of a rehearsal; None: all of them are real
-    shapes_only: bool = False  # rehearsed without doing what only makes values
-    overrides: tuple[str, ...] = ()  # what was asked, word for word
-    started_at: str = ""  # ISO 8601, UTC
+    step_limit_s: float | None = Field(
+        None, gt=0, description="the window ends once a step surely takes longer; None: never"
+    )
+    goes_on_from: str | None = Field(
+        None, description="config_id of the run whose checkpoint a training begins with; None: with none"
+    )
+    rehearsed_rank: int | None = Field(
+        None, ge=0, description="the only real rank of a rehearsal; None: all of them are real"
+    )
+    shapes_only: bool = Field(False, description="rehearsed without doing what only makes values")
+    overrides: tuple[str, ...] = Field((), description="what was asked, word for word")
+    started_at: str = Field("", description="ISO 8601, UTC")
 
     @model_serializer(mode="wrap")
     def _as_before_where_nothing_is_special(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -129,15 +145,15 @@ class Circumstance(Frozen):
 class EnvironmentClass(Frozen):
     """What decides whether two answers may be pooled; `environment_id` is its hash."""
 
-    device: str  # the device's own name
+    device: str = Field(description="the device's own name")
     devices_per_node: int
-    container: str | None = None  # image digest
-    versions: dict[str, str | None] = {}  # torch, cuda, nccl, driver, deepspeed, transformers
-    cores: int | None = None  # that its first rank may use
-    threads: int | None = None  # per rank
-    quota_cores: float | None = None  # processor time that the control group allows, in cores
-    openmp_wait: str | None = (
-        None  # how OpenMP threads of a rank on a CPU wait; None: of older records, or of one thread
+    container: str | None = Field(None, description="image digest")
+    versions: dict[str, str | None] = Field({}, description="torch, cuda, nccl, driver, deepspeed, transformers")
+    cores: int | None = Field(None, description="that its first rank may use")
+    threads: int | None = Field(None, description="per rank")
+    quota_cores: float | None = Field(None, description="processor time that the control group allows, in cores")
+    openmp_wait: str | None = Field(
+        None, description="how OpenMP threads of a rank on a CPU wait; None: of older records, or of one thread"
     )
 
 
@@ -145,9 +161,9 @@ class ScheduledJob(Frozen):
     """The job of a scheduler that an attempt ran in, whichever scheduler that is."""
 
     job_id: str
-    cluster: str = ""  # of several that number their jobs by themselves
-    restart: int = 0  # how often it had been put back into the queue
-    nodelist: str = ""  # its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where nobody says
+    cluster: str = Field("", description="of several that number their jobs by themselves")
+    restart: int = Field(0, description="how often it had been put back into the queue")
+    nodelist: str = Field("", description="its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where nobody says")
 
     @property
     def allocation(self) -> str | None:
@@ -161,15 +177,21 @@ class Environment(Frozen):
 
     environment_id: str
     classification: EnvironmentClass
-    versions: dict[str, str | None] = {}  # every package that takes part, Python and the operating system
-    git: dict[str, Any] | None = None  # commit, dirty
-    hosts: tuple[str, ...] = ()  # by node
-    cpus: dict[str, Any] = {}  # model, cores, affinity per rank, threads per rank
-    devices: tuple[dict[str, Any], ...] = ()  # per device: clocks, power cap, temperature, at the start …
-    devices_after: tuple[dict[str, Any], ...] = ()  # … and as the window ended
-    job: ScheduledJob | None = None  # None: in no job, or of a record that has `slurm` alone
-    slurm: dict[str, str] = {}  # variables of the scheduler whose job it was in, Slurm's or another's
-    variables: dict[str, str] = {}  # from an allow-list; never a secret
+    versions: dict[str, str | None] = Field(
+        {}, description="every package that takes part, Python and the operating system"
+    )
+    git: dict[str, Any] | None = Field(None, description="commit, dirty")
+    hosts: tuple[str, ...] = Field((), description="by node")
+    cpus: dict[str, Any] = Field({}, description="model, cores, affinity per rank, threads per rank")
+    devices: tuple[dict[str, Any], ...] = Field(
+        (), description="per device: clocks, power cap, temperature, at the start …"
+    )
+    devices_after: tuple[dict[str, Any], ...] = Field((), description="… and as the window ended")
+    job: ScheduledJob | None = Field(None, description="None: in no job, or of a record that has `slurm` alone")
+    slurm: dict[str, str] = Field(
+        {}, description="variables of the scheduler whose job it was in, Slurm's or another's"
+    )
+    variables: dict[str, str] = Field({}, description="from an allow-list; never a secret")
 
     @model_serializer(mode="wrap")
     def _as_before_where_there_is_no_job(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -181,18 +203,26 @@ class RankMemory(Frozen):
     wraps torch's own); `drift` is how far it is from the storages that Python can reach between steps, relative."""
 
     rank: int
-    init_peak_bytes: int | None = None  # while the model and the engine were built
-    warmup_peak_bytes: int | None = None  # from there to the window; the whole run's peak is the largest of the three
-    resident_bytes: int | None = None  # between steps
-    peak_allocated_bytes: int | None = None  # over steady steps
-    peak_reserved_bytes: int | None = None  # what the caching allocator holds; None on a CPU
-    device_used_bytes: int | None = None  # what the device says is in use, by all
-    init_reserved_bytes: int | None = None  # peak reserved while the model and the engine were built …
-    warmup_reserved_bytes: int | None = None  # … and from there to the window
-    device_peak_bytes: int | None = None  # highest use of the device by all processes
-    init_rss_bytes: int | None = None  # resident set of the process after initialisation, its peak so far
+    init_peak_bytes: int | None = Field(None, description="while the model and the engine were built")
+    warmup_peak_bytes: int | None = Field(
+        None, description="from there to the window; the whole run's peak is the largest of the three"
+    )
+    resident_bytes: int | None = Field(None, description="between steps")
+    peak_allocated_bytes: int | None = Field(None, description="over steady steps")
+    peak_reserved_bytes: int | None = Field(None, description="what the caching allocator holds; None on a CPU")
+    device_used_bytes: int | None = Field(None, description="what the device says is in use, by all")
+    init_reserved_bytes: int | None = Field(
+        None, description="peak reserved while the model and the engine were built …"
+    )
+    warmup_reserved_bytes: int | None = Field(None, description="… and from there to the window")
+    device_peak_bytes: int | None = Field(None, description="highest use of the device by all processes")
+    init_rss_bytes: int | None = Field(
+        None, description="resident set of the process after initialisation, its peak so far"
+    )
     peak_rss_bytes: int | None = None
-    loaders_rss_bytes: int | None = None  # resident sets of the rank's loader processes together, their peak
+    loaders_rss_bytes: int | None = Field(
+        None, description="resident sets of the rank's loader processes together, their peak"
+    )
     drift: float | None = None
 
 
@@ -247,23 +277,33 @@ class Link(Frozen):
     backend: str
     interfaces: tuple[str, ...] = ()
     payload_bytes: int
-    bus_bytes_per_s: float | None  # None for one rank
-    nodes_bytes_per_s: tuple[float | None, ...] = ()  # by node: the better of those with its two neighbours
-    ranks_bytes_per_s: tuple[float | None, ...] | None = None  # by rank: with the same local rank of a neighbour node
-    transport: str | None = None  # what carried the bytes, as counters tell it: infiniband, sockets, …
-    sent_bytes: dict[str, int] | None = None  # by interface or port, during the probe, over all nodes
+    bus_bytes_per_s: float | None = Field(description="None for one rank")
+    nodes_bytes_per_s: tuple[float | None, ...] = Field(
+        (), description="by node: the better of those with its two neighbours"
+    )
+    ranks_bytes_per_s: tuple[float | None, ...] | None = Field(
+        None, description="by rank: with the same local rank of a neighbour node"
+    )
+    transport: str | None = Field(
+        None, description="what carried the bytes, as counters tell it: infiniband, sockets, …"
+    )
+    sent_bytes: dict[str, int] | None = Field(
+        None, description="by interface or port, during the probe, over all nodes"
+    )
 
 
 class NodeLoad(Frozen):
     """What others took of one node during the window; a share is of the time of the cores that the run may use."""
 
     node: int
-    others_share: float | None = None  # processor time of processes that are not of this run
-    stolen_share: float | None = None  # taken by the hypervisor
-    throttled_s: float | None = None  # the control group's quota held this run's processes back
-    cpu_pressure_share: float | None = None  # of the window: some task, the run's too, waited for a core …
-    memory_pressure_share: float | None = None  # … for memory …
-    io_pressure_share: float | None = None  # … for a disk
+    others_share: float | None = Field(None, description="processor time of processes that are not of this run")
+    stolen_share: float | None = Field(None, description="taken by the hypervisor")
+    throttled_s: float | None = Field(None, description="the control group's quota held this run's processes back")
+    cpu_pressure_share: float | None = Field(
+        None, description="of the window: some task, the run's too, waited for a core …"
+    )
+    memory_pressure_share: float | None = Field(None, description="… for memory …")
+    io_pressure_share: float | None = Field(None, description="… for a disk")
 
 
 class DeviceUse(Frozen):
@@ -271,23 +311,25 @@ class DeviceUse(Frozen):
 
     rank: int
     uuid: str | None = None
-    clock_mhz: float | None = None  # median
-    power_w: float | None = None  # mean
-    temperature_c: float | None = None  # highest
+    clock_mhz: float | None = Field(None, description="median")
+    power_w: float | None = Field(None, description="mean")
+    temperature_c: float | None = Field(None, description="highest")
     power_throttled_s: float | None = None
     thermal_throttled_s: float | None = None
-    other_processes: int | None = None  # that are not of this run
-    other_bytes: int | None = None  # of their memory
+    other_processes: int | None = Field(None, description="that are not of this run")
+    other_bytes: int | None = Field(None, description="of their memory")
 
 
 class Evaluation(Frozen):
     """The loss on held-out data after so many optimizer steps."""
 
     step: int
-    loss: float | None  # mean per target token; None where it was not finite
+    loss: float | None = Field(description="mean per target token; None where it was not finite")
     target_tokens: int
-    seconds: float  # that it took
-    trained_s: float | None = None  # of the steps before it, those of the attempts that were gone on from included
+    seconds: float = Field(description="that it took")
+    trained_s: float | None = Field(
+        None, description="of the steps before it, those of the attempts that were gone on from included"
+    )
 
 
 class Checkpoint(Frozen):
@@ -296,7 +338,7 @@ class Checkpoint(Frozen):
     kind: Literal["save", "load"]
     step: int
     seconds: float
-    bytes: int  # over all ranks
+    bytes: int = Field(description="over all ranks")
 
 
 class ProfiledSteps(Frozen):
@@ -304,10 +346,12 @@ class ProfiledSteps(Frozen):
 
     ranks: tuple[int, ...]
     steps: int
-    files: tuple[str, ...] = ()  # in the run's folder
-    slowdown: float | None = None  # a profiled step over a timed one
-    exposed_s: dict[str, float] | None = None  # of a step, by kind of communication: nothing was computed meanwhile …
-    overlapped_s: dict[str, float] | None = None  # … or something was
+    files: tuple[str, ...] = Field((), description="in the run's folder")
+    slowdown: float | None = Field(None, description="a profiled step over a timed one")
+    exposed_s: dict[str, float] | None = Field(
+        None, description="of a step, by kind of communication: nothing was computed meanwhile …"
+    )
+    overlapped_s: dict[str, float] | None = Field(None, description="… or something was")
 
 
 class Steps(Frozen):
@@ -318,20 +362,33 @@ class Steps(Frozen):
     """
 
     cut: int
-    steady: bool | None = None  # before version 3: the warm-up ended by a test of its steps, not by its budget
-    # window: it has its seconds and steps; time: its most seconds came first; steps: the end of a training. Before
-    # version 3 steps was a budget as well, and width an interval as narrow as asked
-    stopped: Literal["window", "time", "steps", "slower", "width", "invalid"]
+    steady: bool | None = Field(
+        None, description="before version 3: the warm-up ended by a test of its steps, not by its budget"
+    )
+    stopped: Literal["window", "time", "steps", "slower", "width", "invalid"] = Field(
+        description="window: it has its seconds and steps; time: its most seconds came first; steps: the end of a "
+        "training. Before version 3 steps was a budget as well, and width an interval as narrow as asked"
+    )
     step_s: tuple[float, ...]
-    fastest_rank_s: tuple[float, ...] | None = None  # the least of the ranks' own seconds of each step …
-    slowest_rank_s: tuple[float, ...] | None = None  # … and the most
+    fastest_rank_s: tuple[float, ...] | None = Field(
+        None, description="the least of the ranks' own seconds of each step …"
+    )
+    slowest_rank_s: tuple[float, ...] | None = Field(None, description="… and the most")
     data_wait_s: tuple[float, ...]
-    loss: tuple[float | None, ...]  # mean over the ranks that have one; None where it was not finite
-    gradient_norm: tuple[float | None, ...] = ()  # before clipping; empty where the engine tells none
-    summed_norms: int = 0  # of them, those of the first updates, whose squares were summed in fp64
-    micro_gradient_norm: tuple[float | None, ...] | None = None  # of micro-batch gradients: root of their mean square
-    skipped: tuple[int, ...] = ()  # steps whose update was skipped (loss-scale overflow)
-    window_s: float  # from the first to the last step of the window, blocks added up, the gaps between them out
+    loss: tuple[float | None, ...] = Field(
+        description="mean over the ranks that have one; None where it was not finite"
+    )
+    gradient_norm: tuple[float | None, ...] = Field(
+        (), description="before clipping; empty where the engine tells none"
+    )
+    summed_norms: int = Field(0, description="of them, those of the first updates, whose squares were summed in fp64")
+    micro_gradient_norm: tuple[float | None, ...] | None = Field(
+        None, description="of micro-batch gradients: root of their mean square"
+    )
+    skipped: tuple[int, ...] = Field((), description="steps whose update was skipped (loss-scale overflow)")
+    window_s: float = Field(
+        description="from the first to the last step of the window, blocks added up, the gaps between them out"
+    )
 
 
 class TimedPass(NamedTuple):
@@ -347,32 +404,48 @@ class TimedPass(NamedTuple):
 class Observations(Frozen):
     """Everything measured in one attempt, unreduced but for the maximum over ranks."""
 
-    parameters: Positive  # counted on the built model, partitions included
-    trainable_parameters: int | None = None  # those of them that are trained
-    engine_config: dict[str, Any]  # what the engine was really given, nothing left to its silent defaults
-    phases_s: dict[str, float] = {}  # start to first step, by part
+    parameters: Positive = Field(description="counted on the built model, partitions included")
+    trainable_parameters: int | None = Field(None, description="those of them that are trained")
+    engine_config: dict[str, Any] = Field(
+        description="what the engine was really given, nothing left to its silent defaults"
+    )
+    phases_s: dict[str, float] = Field({}, description="start to first step, by part")
     steps: Steps | None = None
     tokens: Tokens | None = None
     memory: tuple[RankMemory, ...] = ()
     collectives: dict[str, Collective] | None = None
-    outside_collectives_s: tuple[float, ...] = ()  # per rank: an untimed step less its collectives and waited transfers
-    counted_flops: int | None = None  # of a step over all ranks, recomputation included, where no formula tells them
-    uninspected: str | None = None  # why the untimed look after the window failed; None where it did not
-    compute_s: tuple[float, ...] = ()  # rehearsed: of the window's steps, communication absent
-    step_phases_s: dict[str, tuple[float, ...]] | None = None  # of a step, per rank, by phase: forward, backward, …
-    idle_s: tuple[float | None, ...] | None = None  # of a step, per rank: waiting for its turn in a schedule
-    passes: tuple[tuple[TimedPass, ...], ...] | None = None  # of one untimed step, by place of a pipeline: first rank
+    outside_collectives_s: tuple[float, ...] = Field(
+        (), description="per rank: an untimed step less its collectives and waited transfers"
+    )
+    counted_flops: int | None = Field(
+        None, description="of a step over all ranks, recomputation included, where no formula tells them"
+    )
+    uninspected: str | None = Field(
+        None, description="why the untimed look after the window failed; None where it did not"
+    )
+    compute_s: tuple[float, ...] = Field((), description="rehearsed: of the window's steps, communication absent")
+    step_phases_s: dict[str, tuple[float, ...]] | None = Field(
+        None, description="of a step, per rank, by phase: forward, backward, …"
+    )
+    idle_s: tuple[float | None, ...] | None = Field(
+        None, description="of a step, per rank: waiting for its turn in a schedule"
+    )
+    passes: tuple[tuple[TimedPass, ...], ...] | None = Field(
+        None, description="of one untimed step, by place of a pipeline: first rank"
+    )
     link: Link | None = None
-    load: tuple[NodeLoad, ...] | None = None  # by node
-    device_use: tuple[DeviceUse, ...] | None = None  # by rank
-    known_busy: str | None = None  # how a person knows that the machine was busy, where no load was recorded
-    energy_j: tuple[float | None, ...] = ()  # per device …
-    energy_s: tuple[float | None, ...] | None = None  # … over so many seconds
+    load: tuple[NodeLoad, ...] | None = Field(None, description="by node")
+    device_use: tuple[DeviceUse, ...] | None = Field(None, description="by rank")
+    known_busy: str | None = Field(
+        None, description="how a person knows that the machine was busy, where no load was recorded"
+    )
+    energy_j: tuple[float | None, ...] = Field((), description="per device …")
+    energy_s: tuple[float | None, ...] | None = Field(None, description="… over so many seconds")
     evaluations: tuple[Evaluation, ...] | None = None
     checkpoints: tuple[Checkpoint, ...] | None = None
     trace: ProfiledSteps | None = None
-    data: dict[str, Any] = {}  # what the source says of itself: corpus hash, tokenizer
-    drill: str | None = None  # a fault planted on purpose; never a measurement
+    data: dict[str, Any] = Field({}, description="what the source says of itself: corpus hash, tokenizer")
+    drill: str | None = Field(None, description="a fault planted on purpose; never a measurement")
 
 
 class RunRecord(Frozen):

@@ -23,14 +23,18 @@ class SchedulingOptions(Limits):
     """How a sweep becomes jobs and how these behave, whatever scheduler has them. A launcher that queues adds the
     options of its site."""
 
-    setup_min: float = Field(10.0, ge=0)  # what a start may take, added to the time of a point
+    setup_min: float = Field(10.0, ge=0, description="what a start may take, added to the time of a point")
     network: Network = Network()
     span: Span = "node"
     mode: Mode = "packed"
-    job_max_min: Positive = 240  # a packed job is no longer than this
-    throttle: Positive | None = None  # so many jobs, or tasks of an array, of a sweep may run at a time
-    max_queued: Positive | None = None  # so many jobs of a sweep may be in the queue at a time
-    warning_s: int = Field(60, ge=0)  # so long before its end every process of a job gets SIGTERM; 0: none does
+    job_max_min: Positive = Field(240, description="a packed job is no longer than this")
+    throttle: Positive | None = Field(
+        None, description="so many jobs, or tasks of an array, of a sweep may run at a time"
+    )
+    max_queued: Positive | None = Field(None, description="so many jobs of a sweep may be in the queue at a time")
+    warning_s: int = Field(
+        60, ge=0, description="so long before its end every process of a job gets SIGTERM; 0: none does"
+    )
 
     @model_validator(mode="after")
     def _there_is_time_after_the_warning(self) -> Self:

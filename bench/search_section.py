@@ -12,7 +12,7 @@ from bench.errors import suggest_nearest
 from bench.quantities import OBJECTIVES, QUANTITIES
 from bench.spec import Frozen, Positive
 
-SamplerName = Literal["prior", "grid", "random", "tpe", "gp", "cma_es", "nsga2", "qmc"]
+SamplerName = Literal["gp", "tpe", "grid", "random", "cma_es", "nsga2", "qmc"]
 SAMPLERS: tuple[str, ...] = get_args(SamplerName)
 MOST_LISTED = 5_000
 """Values of a space, or of one range, that are all considered. A larger one is drawn from."""
@@ -21,12 +21,16 @@ MOST_LISTED = 5_000
 class Dimension(Frozen):
     """One field of a point that varies: over `values`, or from `from` to `to`; whole numbers where both are."""
 
-    values: tuple[Any, ...] | None = None  # a value that is a mapping stands for several fields that go together
+    values: tuple[Any, ...] | None = Field(
+        None, description="a value that is a mapping stands for several fields that go together"
+    )
     from_: float | None = Field(None, alias="from")
     to: float | None = None
     step: float | None = Field(None, gt=0)
-    log: bool = False  # equal ratios are equally likely, and a grid begins with each value's double
-    when: dict[str, tuple[Any, ...]] = {}  # set only where fields that stand before it have one of these values
+    log: bool = Field(False, description="equal ratios are equally likely, and a grid begins with each value's double")
+    when: dict[str, tuple[Any, ...]] = Field(
+        {}, description="set only where fields that stand before it have one of these values"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -122,9 +126,9 @@ class RungSection(Frozen):
     """Where trainings may stop, for the best of them to go on: behind a `factor`-th of their tokens, a `factor`-th of
     those, and so on, but never behind fewer than `least`."""
 
-    least: Positive  # tokens
-    factor: int = Field(3, ge=2)  # one of so many goes on, to so many times the tokens
-    brackets: Positive = 1  # rungs at which trainings begin; with 1 all begin at the lowest
+    least: Positive = Field(description="tokens")
+    factor: int = Field(3, ge=2, description="one of so many goes on, to so many times the tokens")
+    brackets: Positive = Field(1, description="rungs at which trainings begin; with 1 all begin at the lowest")
 
 
 class SearchSection(Frozen):
@@ -132,14 +136,16 @@ class SearchSection(Frozen):
 
     space: dict[str, Dimension]
     objective: str
-    constraints: dict[str, Bound] = {}  # by measured quantity; rules over fields stand in the study's `exclude`
-    sampler: SamplerName = "prior"
-    trials: Positive = 50  # at the most
-    node_hours: float | None = Field(None, gt=0)  # of all trials together; None: no limit
-    gain: float = Field(0.01, ge=0)  # the search ends where the next trial is expected to gain less, relative
-    parallel: Positive = 4  # trials that a queue has at a time
+    constraints: dict[str, Bound] = Field(
+        {}, description="by measured quantity; rules over fields stand in the study's `exclude`"
+    )
+    sampler: SamplerName = "gp"
+    trials: Positive = Field(50, description="at the most")
+    node_hours: float | None = Field(None, gt=0, description="of all trials together; None: no limit")
+    gain: float = Field(0.01, ge=0, description="the search ends once 20 trials in a row gain less together, relative")
+    parallel: Positive = Field(4, description="trials that a queue has at a time")
     seed: int = Field(0, ge=0)
-    rungs: RungSection | None = None  # None: every training goes to its end at once
+    rungs: RungSection | None = Field(None, description="None: every training goes to its end at once")
 
     @model_validator(mode="before")
     @classmethod
@@ -161,6 +167,8 @@ class SearchSection(Frozen):
     @field_validator("sampler", mode="before")
     @classmethod
     def _known_sampler(cls, name: Any) -> Any:
+        if name == "prior":  # the former default, of searches that were begun with it
+            return "gp"
         if name not in SAMPLERS:
             raise ValueError(f"no such sampler; {suggest_nearest(str(name), SAMPLERS)}")
         return name

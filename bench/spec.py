@@ -57,14 +57,19 @@ class ModelSpec(Frozen):
     name: Name
     family: Name = "t5"
     shape: dict[str, Any]
-    parameters: Positive | None = None  # published count, asserted before a run; None for a model of one's own
+    parameters: Positive | None = Field(
+        None, description="published count, asserted before a run; None for a model of one's own"
+    )
     attention: Literal["sdpa", "eager", "flex"] = "sdpa"
     dropout: float = Field(0.0, ge=0, lt=1)
-    # head and loss together, so many tokens of a rank at a time: the logits of a large vocabulary never live at once,
-    # and the loss is fp32. None: all logits at once, the loss in the run's precision, as transformers has it
-    loss_chunk_tokens: Positive | None = None
-    compile: Literal["none", "blocks"] = "none"  # by torch.compile, each block of layers by itself
-    source: str = ""  # where shape and count come from; not part of the identity
+    loss_chunk_tokens: Positive | None = Field(
+        None,
+        description="head and loss together, so many tokens of a rank at a time: the logits of a large vocabulary "
+        "never live at once, and the loss is fp32. None: all logits at once, the loss in the run's "
+        "precision, as transformers has it",
+    )
+    compile: Literal["none", "blocks"] = Field("none", description="by torch.compile, each block of layers by itself")
+    source: str = Field("", description="where shape and count come from; not part of the identity")
 
 
 class EngineSpec(Frozen):
@@ -80,8 +85,8 @@ class DataSpec(Frozen):
 
     name: Name
     source: Name
-    workers: int = Field(0, ge=0)  # loader processes per rank; 0 loads in the training process
-    prefetch: Positive = 2  # batches each loader process keeps ready; unused without workers
+    workers: int = Field(0, ge=0, description="loader processes per rank; 0 loads in the training process")
+    prefetch: Positive = Field(2, description="batches each loader process keeps ready; unused without workers")
     pin_memory: bool = False
     options: dict[str, Any] = {}
 
@@ -107,10 +112,14 @@ in a spec: `config_id` then depends on no plug-in's defaults."""
 class Parallel(Frozen):
     """How ranks share one copy of the model. With ones there is a copy, or a share of ZeRO's, on every rank."""
 
-    tensor: Positive = 1  # ranks that share each matrix
-    pipeline: Positive = 1  # ranks that the layers are divided among
-    stages_per_rank: Positive = 1  # parts of the layers on each of them; more: looped placement, stage % pipeline
-    sequence: bool = False  # activations divided by tokens between tensor-parallel regions (arXiv 2205.05198)
+    tensor: Positive = Field(1, description="ranks that share each matrix")
+    pipeline: Positive = Field(1, description="ranks that the layers are divided among")
+    stages_per_rank: Positive = Field(
+        1, description="parts of the layers on each of them; more: looped placement, stage % pipeline"
+    )
+    sequence: bool = Field(
+        False, description="activations divided by tokens between tensor-parallel regions (arXiv 2205.05198)"
+    )
 
     @property
     def ranks(self) -> int:
@@ -128,27 +137,31 @@ class OptimizerSpec(Frozen):
     """AdamW with everything written out that an engine would otherwise choose silently."""
 
     name: Literal["adamw"] = "adamw"
-    # torch: torch.optim.AdamW in every engine, so that engines compare; fused: torch's fused kernel;
-    # native: the engine's own (DeepSpeed's FusedAdam or CPUAdam)
-    implementation: Literal["torch", "fused", "native"] = "torch"
+    implementation: Literal["torch", "fused", "native"] = Field(
+        "torch",
+        description="torch: torch.optim.AdamW in every engine, so that engines compare; fused: torch's fused kernel; "
+        "native: the engine's own (DeepSpeed's FusedAdam or CPUAdam)",
+    )
     lr: float = Field(1e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.01, ge=0)
-    gradient_clipping: float = Field(1.0, ge=0)  # global L2 norm; 0 clips nothing
+    gradient_clipping: float = Field(1.0, ge=0, description="global L2 norm; 0 clips nothing")
 
 
 class MeasureSpec(Frozen):
     """The measurement protocol: a warm-up and a window whose lengths are fixed before the run. Steps are optimizer
     steps."""
 
-    warmup_steps: Positive = 10  # never measured
-    gpu_warmup_s: float = Field(30.0, ge=0)  # on a GPU the warm-up takes at least so long: its clock settles with heat
-    block_steps: Positive = 5  # rank 0 decides between blocks whether to go on
-    window_s: float = Field(60.0, ge=0)  # the window lasts at least so long …
-    min_steps: Positive = 30  # … and has at least so many steps
-    max_s: float = Field(300.0, gt=0)  # it ends after so many seconds all the same, flagged `short`
-    inspect: bool = True  # untimed steps after the window: memory by event, bytes per collective
+    warmup_steps: Positive = Field(10, description="never measured")
+    gpu_warmup_s: float = Field(
+        30.0, ge=0, description="on a GPU the warm-up takes at least so long: its clock settles with heat"
+    )
+    block_steps: Positive = Field(5, description="rank 0 decides between blocks whether to go on")
+    window_s: float = Field(60.0, ge=0, description="the window lasts at least so long …")
+    min_steps: Positive = Field(30, description="… and has at least so many steps")
+    max_s: float = Field(300.0, gt=0, description="it ends after so many seconds all the same, flagged `short`")
+    inspect: bool = Field(True, description="untimed steps after the window: memory by event, bytes per collective")
 
 
 class AdaptiveMeasure(MeasureSpec):
@@ -156,13 +169,13 @@ class AdaptiveMeasure(MeasureSpec):
     once its median was known well enough, a warm-up once two blocks of steps agreed. It is only read: no run is
     measured by it any more."""
 
-    gpu_warmup_s: float = Field(0.0, exclude=True)  # follows from min_s
-    window_s: float = Field(0.0, exclude=True)  # is min_s
+    gpu_warmup_s: float = Field(0.0, exclude=True, description="follows from min_s")
+    window_s: float = Field(0.0, exclude=True, description="is min_s")
     warmup_steps: Positive = 5
     warmup_max_steps: Positive = 60
     min_s: float = Field(20.0, ge=0)
     max_steps: Positive = 500
-    width: float = Field(0.02, gt=0)  # of the median's 95 % interval, relative to the median
+    width: float = Field(0.02, gt=0, description="of the median's 95 % interval, relative to the median")
 
     @model_validator(mode="after")
     def _derive_seconds(self) -> Self:
@@ -194,17 +207,28 @@ class LearningSpec(Frozen):
     steps is measured instead. Tokens are of all kinds, padding included; what is counted in them is rounded up to whole
     optimizer steps."""
 
-    tokens: Positive | None = None  # to train on
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate behind its warm-up
-    warmup_tokens: int = Field(0, ge=0)  # over which the learning rate rises in equal parts to optimizer.lr
-    final_lr: float = Field(0.0, ge=0, le=1)  # where linear and cosine end, as a share of optimizer.lr
-    evaluate_every: Positive | None = None  # tokens between evaluations; None: before the first step and after the last
-    evaluation_samples: Positive = 64  # of the held-out text, the same each time
-    held_out: float = Field(0.05, gt=0, lt=1)  # share of the text that is only evaluated on, in whole documents
-    held_out_seed: int = Field(0, ge=0)  # by which these documents are drawn; not `seed`, so that seeds compare
-    checkpoint_every: Positive | None = None  # tokens between checkpoints; None: no checkpoints
-    # tokens behind which a run ends with a checkpoint, in the middle of its schedule: another may go on from there
-    stop_after: Positive | None = None
+    tokens: Positive | None = Field(None, description="to train on")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="of the learning rate behind its warm-up"
+    )
+    warmup_tokens: int = Field(0, ge=0, description="over which the learning rate rises in equal parts to optimizer.lr")
+    final_lr: float = Field(0.0, ge=0, le=1, description="where linear and cosine end, as a share of optimizer.lr")
+    evaluate_every: Positive | None = Field(
+        None, description="tokens between evaluations; None: before the first step and after the last"
+    )
+    evaluation_samples: Positive = Field(64, description="of the held-out text, the same each time")
+    held_out: float = Field(
+        0.05, gt=0, lt=1, description="share of the text that is only evaluated on, in whole documents"
+    )
+    held_out_seed: int = Field(
+        0, ge=0, description="by which these documents are drawn; not `seed`, so that seeds compare"
+    )
+    checkpoint_every: Positive | None = Field(None, description="tokens between checkpoints; None: no checkpoints")
+    stop_after: Positive | None = Field(
+        None,
+        description="tokens behind which a run ends with a checkpoint, in the middle of its schedule: another may go "
+        "on from there",
+    )
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:
@@ -245,16 +269,20 @@ class RunSpec(Frozen):
     batch: Batch
     nodes: Positive = 1
     devices_per_node: Positive = 1
-    objective: Name = OBJECTIVE  # a file in bench/objectives
-    sequence: dict[Name, Positive] = LENGTHS  # tokens per sample by kind, in the objective's order, padding included
+    objective: Name = Field(OBJECTIVE, description="a file in bench/objectives")
+    sequence: dict[Name, Positive] = Field(
+        LENGTHS, description="tokens per sample by kind, in the objective's order, padding included"
+    )
     parallel: Parallel = Parallel()
     precision: Precision = "bf16"
     activation_checkpointing: bool = False
     optimizer: OptimizerSpec = OptimizerSpec()
     learning: LearningSpec = LearningSpec()
-    # what a step's loss is a mean of: all its target tokens, or its micro-batches, each the mean of its own tokens.
-    # With as many target tokens in each micro-batch both are the same
-    loss_mean: Literal["tokens", "micro_batches"] = "tokens"
+    loss_mean: Literal["tokens", "micro_batches"] = Field(
+        "tokens",
+        description="what a step's loss is a mean of: all its target tokens, or its micro-batches, each the mean of "
+        "its own tokens. With as many target tokens in each micro-batch both are the same",
+    )
     seed: int = Field(0, ge=0, lt=2**31)
     measure: Annotated[
         SerializeAsAny[MeasureSpec],

@@ -5,15 +5,17 @@ exclusive `mkdir`, so that two processes cannot own the same attempt.
 """
 
 import contextlib
+import functools
 import os
 import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
+import pydantic
 import pydantic_core
 from pydantic import BaseModel, ValidationError
 
@@ -43,6 +45,9 @@ _OUTCOMES = frozenset(get_args(OutcomeKind))
 _RESERVE_LIMIT_BYTES = 4 * 2**20  # a longer series has to find its space when it is written
 _USUAL_STEPS = 1000  # of a window of 60 s with steps of 60 ms
 
+_SPEC_BEGIN, _SPEC_END = b'\n "spec": {', b"\n },"
+_SPEC_READ = secrets.token_hex(16).encode()
+_WithoutSpec = pydantic.create_model("_WithoutSpec", __base__=RunRecord, spec=(str, ...))
 _OF_TODAY = re.compile(rb'\s*\{\s*"schema_version"\s*:\s*%d\s*,' % SCHEMA_VERSION)
 
 
@@ -357,11 +362,27 @@ def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord
 
 
 def find_records(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield every `record.json` at or below `paths`, sorted within each; UserError for a path that is not there."""
+    """Yield every `record.json` at or below `paths`, those in archives too, sorted within each; UserError for a path
+    that is not there."""
     for path in paths:
-        if not path.exists():
+        if not files.exists(path):
             raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
-        yield from [path] if path.is_file() else sorted(path.rglob(RECORD))
+        if files.split_archive(path)[0]:
+            yield from _find_packed(path, files.list_members)
+        elif path.is_file():
+            yield path
+        else:
+            archives = filter(Path.is_file, path.rglob(f"*{files.ARCHIVE}"))
+            packed = (found for one in archives for found in _find_packed(one, files.list_packed))
+            yield from sorted([*path.rglob(RECORD), *packed])
+
+
+def _find_packed(path: Path, list_files: Callable[[Path], Iterable[str]]) -> list[Path]:
+    try:
+        names = list(list_files(path))
+    except OSError:
+        return [path]  # reading it says why nothing can be found in it
+    return [path / name for name in names if name.rpartition("/")[2] in (RECORD, "")]
 
 
 def read_record(path: Path) -> RunRecord:
@@ -369,7 +390,7 @@ def read_record(path: Path) -> RunRecord:
     content = _read_content(path)
     try:
         if _OF_TODAY.match(content):
-            record = RunRecord.model_validate_json(content)  # far quicker than through plain values
+            record = _validate(content)
         else:
             record = RunRecord.model_validate(_migrate_content(content, path))
     except ValidationError as error:
@@ -377,6 +398,29 @@ def read_record(path: Path) -> RunRecord:
     if rule := find_broken_rule(record):
         raise Unreadable(path, rule)
     return record
+
+
+def _validate(content: bytes) -> RunRecord:
+    """Return the record that a text of today's version holds; ValidationError for none.
+
+    The text of a spec that was read before is not read again, for repeats of a configuration lie beside each other. It
+    is found by its indentation, for a line break cannot stand within a JSON string, and a word that nobody can know is
+    read in its place: where that is not what the record has as its `spec`, all of it is read.
+    """
+    begin = content.find(_SPEC_BEGIN) + len(_SPEC_BEGIN) - 1
+    end = content.find(_SPEC_END, begin) + len(_SPEC_END) - 1
+    if len(_SPEC_BEGIN) <= begin < end:
+        with contextlib.suppress(ValidationError):
+            spec = _read_spec(content[begin:end])
+            rest = _WithoutSpec.model_validate_json(b'%b"%b"%b' % (content[:begin], _SPEC_READ, content[end:]))
+            if vars(rest)["spec"] == _SPEC_READ.decode():
+                return RunRecord.model_construct(rest.model_fields_set, **{**vars(rest), "spec": spec})
+    return RunRecord.model_validate_json(content)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_spec(text: bytes) -> RunSpec:
+    return RunSpec.model_validate_json(text)
 
 
 def read_value(path: Path, kind: type[_Value]) -> _Value:

@@ -23,8 +23,8 @@ Overrides = Sequence[tuple[str, list[Any]]]
 class Budget(Frozen):
     """What a study may cost before it ends by itself."""
 
-    node_hours: float | None = Field(None, gt=0)  # of all runs together; None: no limit
-    attempts: Positive = 3  # of one repeat, before a failure that may pass counts as its answer
+    node_hours: float | None = Field(None, gt=0, description="of all runs together; None: no limit")
+    attempts: Positive = Field(3, description="of one repeat, before a failure that may pass counts as its answer")
 
 
 class Study(Frozen):
@@ -35,15 +35,19 @@ class Study(Frozen):
     question: str = ""
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
-    exclude: tuple[
-        str, ...
-    ] = ()  # rules of bench.config.exclude_rules: a point for which one of them holds is left out
-    first: tuple[str, ...] = ()  # rules of the same kind: points for which the first holds run first, and so on
-    control: dict[str, Any] = {}  # the control point, on top of `base`, nodes left to its caller; empty: there is none
+    exclude: tuple[str, ...] = Field(
+        (), description="rules of bench.config.exclude_rules: a point for which one of them holds is left out"
+    )
+    first: tuple[str, ...] = Field(
+        (), description="rules of the same kind: points for which the first holds run first, and so on"
+    )
+    control: dict[str, Any] = Field(
+        {}, description="the control point, on top of `base`, nodes left to its caller; empty: there is none"
+    )
     repeats: Positive = 1
-    seed: int = Field(0, ge=0)  # of the order
+    seed: int = Field(0, ge=0, description="of the order")
     budget: Budget = Budget()
-    search: SearchSection | None = None  # of `zeroscale search`; None: the axes are all there is
+    search: SearchSection | None = Field(None, description="of `zeroscale search`; None: the axes are all there is")
 
     @field_validator("axes")
     @classmethod

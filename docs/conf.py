@@ -30,7 +30,7 @@ from docs.generate import notebooks  # noqa: E402
 _COPIES = {
     "slurm/README.md": "slurm.md",
     "slurm/testbed/README.md": "testbed.md",
-    "tests/data/README.md": "recorded_runs.md",
+    "results/measured/README.md": "recorded_runs.md",
     "results/predictions/README.md": "predictions.md",
     "results/published/README.md": "published.md",
 }

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 warm.install()
 
 SLURM = Path(__file__).parent / "slurm"
-LONG = ("test_golden.py", "test_docs.py", "test_bundle.py", "test_t5.py", "test_consolidated.py", "test_report.py")
+LONG = ("test_golden.py", "test_docs.py", "test_t5.py", "test_consolidated.py", "test_report.py")
 """Files without processes that take ten seconds or more."""
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from bench import cli
+from bench import cli, files
 from bench.errors import UserError
 from docs.generate import FOLDER, pages, verbs
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MADE = ("_site", "_pages")
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if not {*MADE} & {*page.parts})]
-BESIDE = [ROOT / "slurm" / "README.md", ROOT / "slurm" / "testbed" / "README.md", ROOT / "tests" / "data" / "README.md"]
+BESIDE = [ROOT / folder / "README.md" for folder in ("slurm", "slurm/testbed", "tests/data", "results/measured")]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -123,7 +123,6 @@ NEEDS = {
     "ab": "two revisions, and minutes",
     "prepare": "minutes, and a corpus",
     "report": "ten seconds",
-    "predictions": "ten seconds",
     "export": "the extra `mlflow`",
 }
 """Verbs whose commands are only read, and what running one takes; tests of their own run them."""
@@ -139,12 +138,10 @@ _MT5 = {
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that the pages speak of."""
     folder = tmp_path_factory.mktemp("house")
-    recorded = ROOT / "tests" / "data" / "runs"
-    shutil.copytree(recorded, folder / "tests" / "data" / "runs", ignore=shutil.ignore_patterns("peaks", "step_time"))
-    for name, runs in {"smoke": "smoke", "paper": "testbed"}.items():
-        shutil.copytree(recorded / runs, folder / "results" / "runs" / name)
-    shutil.copytree(recorded / "smoke", folder / "results" / "before")
-    shutil.copytree(recorded / "smoke", folder / "results" / "after")
+    recorded = ROOT / "results" / "measured"
+    shutil.copytree(recorded, folder / "results" / "measured")
+    for name, runs in {"runs/smoke": "smoke", "runs/paper": "testbed", "before": "smoke", "after": "smoke"}.items():
+        files.unpack(recorded / "two_cores.zip" / runs, folder / "results" / name)
     shutil.copytree(ROOT / "results" / "predictions", folder / "results" / "predictions")
     (folder / "my" / "launcher").mkdir(parents=True)
     shutil.copy(ROOT / "conf" / "launcher" / "slurm.yaml", folder / "my" / "launcher" / "slurm_mine.yaml")

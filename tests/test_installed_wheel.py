@@ -43,30 +43,11 @@ def called(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=cwd, env=environment)
 
 
-def test_a_wheel_puts_predictions_beside_what_came_true_in_a_folder_of_results(installed: Path, tmp_path: Path) -> None:
-    told = called(installed, tmp_path, "bench.cli", "predictions", str(ROOT / "results"), "--out", "new")
-    assert told.returncode == 0, told.stderr
-    committed = ROOT / "results" / "predictions"
-    written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
-    assert written == {path.name: path.read_bytes() for path in committed.iterdir() if path.is_file()}
-
-
-def test_a_wheel_without_a_folder_of_results_says_what_is_missing(installed: Path, tmp_path: Path) -> None:
+def test_a_wheel_leaves_out_what_reads_the_runs_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    assert not (installed / "analysis" / "validation").exists()
     told = called(installed, tmp_path, "bench.cli", "predictions")
-    assert told.returncode == 2
-    assert told.stderr == (
-        "zeroscale: results: holds no measured/two_cores, with which predictions are compared; "
-        "give the folder `results` of a checkout of the repository\n"
-    )
-
-
-def test_a_wheel_runs_the_study_on_one_gpu(installed: Path, tmp_path: Path) -> None:
-    told = called(installed, tmp_path, "bench.gpu_study", "check", "--trial")
-    assert told.returncode == 1
-    assert "check: needs tests/bench/test_cuda.py, which an installed package does not hold" in told.stdout
-    told = called(installed, tmp_path, "bench.gpu_study", "xxl", "--trial")
-    assert told.returncode == 0, told.stderr
-    assert "nothing submitted" in told.stdout
+    remedy = "call `python -m analysis.validation` in a checkout of the repository"
+    assert (told.returncode, told.stderr) == (2, f"zeroscale: predictions: no such verb any more; {remedy}\n")
 
 
 def test_a_wheel_writes_the_page_of_a_prediction(installed: Path, tmp_path: Path) -> None:
@@ -82,8 +63,6 @@ def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> N
         "bench/record.schema.json",
         "bench/conf/config.yaml",
         "bench/slurm/job.sh.j2",
-        "bench/training_export/files/train.py",
-        "bench/launchers/slurm/standalone.sh.j2",
         "zeroscale/__init__.py",
         "analysis/published/claims.csv",
         "analysis/report/templates/report.html.j2",

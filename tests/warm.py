@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import importlib
 import io
 import json
@@ -166,6 +167,8 @@ def main() -> None:
 
 
 def _serve(connection: socket.socket) -> None:
+    from bench.runtime import fork_server
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     asker = os.getppid()
@@ -176,41 +179,16 @@ def _serve(connection: socket.socket) -> None:
         with os.fdopen(descriptors.pop(0), "rb") as file:
             file.seek(0)
             request = json.load(file)
-        connection.send(str(_fork(request, descriptors, asker)).encode())
+        become = functools.partial(_become, request, descriptors)
+        death_signal = _ENDS_WITH_PARENT.get(request.get("module"), 0)
+        connection.send(str(fork_server.fork(become, asker, death_signal)).encode())
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _fork(request: dict[str, Any], descriptors: Sequence[int], asker: int) -> int:
-    """Fork twice, so that the requesting process adopts the new one. Return its id."""
-    ours, theirs = os.pipe()
-    middle = os.fork()
-    if middle == 0:
-        itself = os.getpid()
-        child = os.fork()
-        if child == 0:
-            try:
-                _become(request, descriptors, itself, asker)
-            finally:
-                os._exit(70)
-        os.write(theirs, str(child).encode())
-        os._exit(0)
-    os.close(theirs)
-    answer = os.read(ours, 32)
-    os.close(ours)
-    os.waitpid(middle, 0)
-    return int(answer)
-
-
-def _become(request: dict[str, Any], descriptors: Sequence[int], middle: int, asker: int) -> NoReturn:
+def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     """Run the requested module or script as a fresh interpreter would, and exit."""
-    while os.getppid() == middle:
-        threading.Event().wait(0.001)
     module = request.get("module", "")
-    if number := _ENDS_WITH_PARENT.get(module):
-        _libc.prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != asker:
-            os._exit(1)
     if request["session"]:
         os.setsid()
     _take_descriptors(descriptors, request["targets"])

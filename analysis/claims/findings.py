@@ -30,7 +30,7 @@ def find_findings(results: Results) -> list[ClaimFinding]:
     compared between two node counts or on several nodes."""
     find_start = functools.cache(functools.partial(_find_start, results))  # reads a record
     places: dict[tuple[str, str], list[ClaimSide]] = {}
-    for row in _measured(list_rows(results.summary)):
+    for row in drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"]):
         places.setdefault((row["machine"], row["model"]), []).append(ClaimSide(row, results.specs[row["config_id"]]))
     found = [
         _findings(machine, model, sides, claims, results, find_start)
@@ -46,12 +46,6 @@ def as_table(found: Sequence[ClaimFinding]) -> pd.DataFrame:
     step times (or of another quantity) with its own, and the effect."""
     rows = [_plain(finding, comparison) for finding in found for comparison in finding.comparisons]
     return pd.DataFrame(rows)
-
-
-def _measured(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that can be compared: a rehearsal communicates nothing, and early failures of what was tried
-    again say nothing."""
-    return drop_retried([row for row in rows if row["evidence"] == "measured"])
 
 
 def _findings(

@@ -1,13 +1,20 @@
-"""The rule that decides when a set of runs tests a claim; what falls short of it is an analogue."""
+"""The rule that decides when a set of runs tests a claim, and what of a study's settings a set covers.
 
-from collections.abc import Iterable, Iterator
+What falls short of the rule is an analogue.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any
 
 from analysis.claims import ClaimComparison, ClaimFinding, Starts
-from analysis.claims.published import read
-from analysis.claims.sources import STUDY
-from analysis.formats.numbers import format_significant
+from analysis.claims.sources import STUDY, read_published
+from analysis.formats import format_significant
+from analysis.results import Results
 from analysis.stats.compare import INTEREST, LEAST_RUNS
 from analysis.summary import Row
+from analysis.table import list_rows
+from bench.spec import RunSpec
 
 SMALLEST, LARGEST = 580e6, 13e9
 """Parameters of the study's models, by its abstract."""
@@ -60,7 +67,9 @@ def obstacles(finding: ClaimFinding) -> list[str]:
 
 def studied(parameters: int | None) -> str | None:
     """Return the mT5 model within the study's range that has so many parameters; None if there is none."""
-    shapes = {row["parameters"]: row["model"] for row in read("t5_shapes").rows if row["model"].startswith("mt5_")}
+    shapes = {
+        row["parameters"]: row["model"] for row in read_published("t5_shapes").rows if row["model"].startswith("mt5_")
+    }
     return shapes.get(str(parameters)) if SMALLEST <= (parameters or 0) <= LARGEST else None
 
 
@@ -75,7 +84,8 @@ def _obstacles(finding: ClaimFinding) -> Iterator[str]:
     if not tests:
         yield from dict.fromkeys(list_rejected(finding))
         return
-    if len(_nodes(tests)) < 2 and finding.claim.source == STUDY:
+    nodes = {row["nodes"] for comparison in tests for row in _sides(comparison)}
+    if len(nodes) < 2 and finding.claim.source == STUDY:
         yield "one node count only"
     if not any(map(repeated, tests)):
         yield f"fewer than {LEAST_RUNS} independent repeats a side"
@@ -135,9 +145,30 @@ def _explain_times_apart(before: Starts, after: Starts) -> str:
     return "" if first <= end and begin <= last else "one side ran before the other"
 
 
-def _nodes(comparisons: Iterable[ClaimComparison]) -> set[int]:
-    return {row["nodes"] for comparison in comparisons for row in _sides(comparison)}
-
-
 def _sides(comparison: ClaimComparison) -> tuple[Row, Row]:
     return comparison.before, comparison.after
+
+
+def covered(claim: str, results: Results) -> str:
+    """Return what of the setting that a claim states was measured; empty for a claim that nothing is known of."""
+    measured = [row for row in list_rows(results.table) if row["evidence"] == "measured"]
+    specs = [results.specs[row["config_id"]] for row in measured]
+    if claim == "C4":
+        return _models({row["model"]: row["parameters"] for row in measured})
+    values = {name: sorted(set(map(of, specs))) for name, of in _SETTINGS.get(claim, {}).items()}
+    return "; ".join(f"{name} {', '.join(map(str, found)) or 'none'}" for name, found in values.items())
+
+
+def _models(counts: Mapping[str, int | None]) -> str:
+    within = [name for name, count in counts.items() if studied(count)]
+    models = ", ".join(f"{name} ({millions(count)})" for name, count in counts.items())
+    return f"{models or 'no model'}; of the mT5 models from 580M to 13B: {', '.join(within) or 'none'}"
+
+
+_SETTINGS: Mapping[str, Mapping[str, Callable[[RunSpec], Any]]] = {
+    "C5": {
+        "micro-batch": attrgetter("batch.micro"), "samples per step": attrgetter("global_batch"),
+        "learning rate": attrgetter("optimizer.lr"), "precision": attrgetter("precision"),
+    },
+    "C6": {"data": attrgetter("data.name"), "loader workers": attrgetter("data.workers")},
+}  # fmt: skip

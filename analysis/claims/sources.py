@@ -1,12 +1,45 @@
-"""The claims by their source, and which configurations speak for or against each: as `results/published` has them."""
+"""Numbers and claims of papers (`results/published`), and which configurations speak for or against each claim."""
 
+import csv
 import itertools
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 from analysis import engines
 from analysis.claims import Claim, Effect, Verdict
+from bench.errors import UserError, suggest_nearest
 from bench.formatting import format_count
 from bench.spec import Batch, EngineSpec, Parallel, RunSpec, canonical
+
+
+class Published(NamedTuple):
+    """One file: where its numbers come from and in which setting, and its cells as they are printed there."""
+
+    source: str
+    rows: tuple[dict[str, str], ...]
+
+
+def find_published_folder() -> Path:
+    """Return the folder of the files: in a checkout beside the packages, in a wheel inside `analysis`."""
+    inside = Path(__file__).parents[1] / "published"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "results" / "published"
+
+
+def list_published() -> list[str]:
+    """Return the names of the files, without their ending."""
+    return sorted(path.stem for path in find_published_folder().glob("*.csv"))
+
+
+def read_published(name: str) -> Published:
+    """Read one file by its name; comment lines at its head are its source. UserError where there is none."""
+    path = find_published_folder() / f"{name}.csv"
+    if not path.is_file():
+        raise UserError(name, f"no such file in {find_published_folder()}", suggest_nearest(name, list_published()))
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comments = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    return Published(" ".join(comments), tuple(csv.DictReader(lines[len(comments) :])))
+
 
 STUDY = "arXiv 2310.05350"
 """Of whose tables of results none is at hand, so that no number of its is shown."""

@@ -1,9 +1,10 @@
-"""Each claim of the sources beside what was measured, with a verdict and why.
+"""Each claim of the sources beside what was measured, with a verdict and why; as text for documents and programs.
 
 An analogue, such as a tiny model on a CPU, is never called a reproduction: `analysis.claims.rule` says what tests a
 claim.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -11,10 +12,10 @@ from typing import Literal, NamedTuple, get_args
 import pandas as pd
 
 from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect, rule
-from analysis.claims.coverage import covered
 from analysis.claims.findings import find_findings, name_effects
-from analysis.claims.published import read
-from analysis.claims.sources import CLAIMS, SMALL, STUDY
+from analysis.claims.rule import covered
+from analysis.claims.sources import CLAIMS, SMALL, STUDY, read_published
+from analysis.formats import MISSING, format_markdown_table
 from analysis.results import Results
 from analysis.stats import compare as stats
 from bench.formatting import format_count
@@ -47,7 +48,7 @@ def judge(results: Results) -> list[Entry]:
     found = find_findings(results)
     weighed = {claim.id: claim for claims in CLAIMS.values() for claim in claims}
     entries: list[Entry] = []
-    for row in read("claims").rows:
+    for row in read_published("claims").rows:
         head = (row["id"], row["claim"], row["source"])
         if row["kind"] == "setting":
             why = "says what was studied, nothing that could be measured"
@@ -107,3 +108,27 @@ def _counts(counts: Counter[Effect]) -> str:
 
 def _joined(short: dict[str, list[str]]) -> str:
     return "; ".join(dict.fromkeys(why for whys in short.values() for why in whys))
+
+
+HEAD = ("Claim", "The source", "Machine", "Measured", "Verdict", "Why")
+
+
+def cells(entry: Entry) -> tuple[str, ...]:
+    """Return an entry in the columns of HEAD."""
+    words = (entry.claim, entry.text, entry.machine, entry.measured, entry.verdict, entry.why)
+    return tuple(word or MISSING for word in words)
+
+
+def to_markdown(entries: Sequence[Entry]) -> str:
+    """Return the rule and a Markdown table."""
+    return f"{rule.TEXT}\n\n{format_markdown_table(HEAD, [cells(entry) for entry in entries], [False] * len(HEAD))}"
+
+
+def to_csv(entries: Sequence[Entry]) -> str:
+    """Return CSV with a header; what does not apply is empty."""
+    return as_table(entries).to_csv(index=False, lineterminator="\n")
+
+
+def to_json(entries: Sequence[Entry]) -> str:
+    """Return a list of objects, one per entry."""
+    return json.dumps([entry._asdict() for entry in entries], indent=1, ensure_ascii=False) + "\n"

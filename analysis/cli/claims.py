@@ -29,14 +29,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, whatever the verdicts are; what is no record is named on standard error."""
-    from analysis.claims import forms
-    from analysis.claims.verdicts import judge
+    from analysis.claims import verdicts
 
-    entries = judge(records.read(args.paths))
+    entries = verdicts.judge(records.read(args.paths))
     if args.format == "text":
         _print(entries)
     else:
-        written = {"md": forms.to_markdown, "csv": forms.to_csv, "json": forms.to_json}[args.format](entries)
+        written = {"md": verdicts.to_markdown, "csv": verdicts.to_csv, "json": verdicts.to_json}[args.format](entries)
         sys.stdout.write(written)
     return 0
 
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(entries: "Sequence[Entry]") -> None:
     """Print the rule and the entries, a line for each thing that is said of one."""
     from analysis.claims import rule
-    from analysis.claims.forms import HEAD, cells
+    from analysis.claims.verdicts import HEAD, cells
 
     print(_wrapped(rule.TEXT))
     for entry in entries:

@@ -78,13 +78,20 @@ def percentage(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Return 1 if the gate fails, 3 if nobody can say whether it does."""
-    from analysis.compare import EXIT_CODES
+    from analysis.compare import EXIT_CODES, output
     from analysis.compare.phrases import format_headline
 
     compared = judge(args)
-    written = _written(compared, args.format)
+    written = {
+        "text": output.to_text, "md": output.to_markdown, "json": output.to_json, "csv": output.to_csv,
+        "junit": output.to_junit,
+    }[args.format](compared)  # fmt: skip
     if args.out:
-        _write(args.out, written)
+        try:
+            store.write_atomically(args.out, written.encode())
+        except OSError as error:
+            remedy = "choose another file"
+            raise UserError(f"--out {args.out}", f"cannot be written ({error.strerror})", remedy) from error
         print(format_headline(compared))
         print(args.out)
     else:
@@ -122,7 +129,7 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
 
 def _allowed(args: argparse.Namespace) -> frozenset[str]:
     """Return the quantities that may change; UserError for what is none."""
-    from analysis.compare.quantities import FIXED, is_quantity
+    from analysis.compare.judging import FIXED, is_quantity
 
     names = frozenset(name.strip() for name in args.allow.split(",")) if args.allow else frozenset()
     for name in names:
@@ -130,19 +137,3 @@ def _allowed(args: argparse.Namespace) -> frozenset[str]:
             rule = "not a count or an amount of bytes that should not change"
             raise UserError(f"--allow {name}", rule, suggest_nearest(name, FIXED))
     return names
-
-
-def _written(compared: "SetComparison", form: str) -> str:
-    from analysis.compare import junit, markdown, plain, text
-
-    return {
-        "text": text.to_text, "md": markdown.to_markdown, "json": plain.to_json, "csv": plain.to_csv,
-        "junit": junit.to_junit,
-    }[form](compared)  # fmt: skip
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        store.write_atomically(path, text.encode())
-    except OSError as error:
-        raise UserError(f"--out {path}", f"cannot be written ({error.strerror})", "choose another file") from error

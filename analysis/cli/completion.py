@@ -1,19 +1,15 @@
-"""Print a script by which bash or zsh completes verbs, options, config groups with their files, keys and names.
+"""Print a script by which bash or zsh completes verbs, options, keys of the config and their files.
 
   zeroscale completion bash > ~/.local/share/bash-completion/completions/zeroscale
-  zeroscale completion zsh > ~/.zeroscale.zsh                # and `source ~/.zeroscale.zsh` in ~/.zshrc
+  zeroscale completion zsh > ~/.zfunc/_zeroscale             # a folder of fpath
 
-Print it again after the package or its plug-ins have changed. Files of your own folders are not in it.
+Print it again after the package or its plug-ins have changed. It needs shtab: `pip install shtab`.
 """
 
 import argparse
 import importlib
-from collections.abc import Iterator
-from pathlib import Path
 
-from bench import reference
-
-_TEMPLATE = Path(reference.__file__).parent / "shells" / "completion.bash.j2"
+from bench.errors import UserError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,48 +22,59 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+_BASH = """
+_zeroscale_{name}() {{  # bash takes KEY=VALUE apart
+    local key="" word="$1"
+    [ "$word" = "=" ] && {{ key="${{COMP_WORDS[COMP_CWORD-1]}}="; word=""; }}
+    [ "${{COMP_WORDS[COMP_CWORD-1]}}" = "=" ] && key="${{COMP_WORDS[COMP_CWORD-2]}}="
+    compgen -W "{words}" -- "$key$word" | while read -r found; do echo "${{found#"$key"}}"; done
+}}
+"""
+_BASH_END = """
+_zeroscale() {  # no space follows KEY=
+    _shtab_zeroscale "$@"
+    [[ "${COMPREPLY[0]}" != *= ]] || compopt -o nospace
+}
+complete -o bashdefault -F _zeroscale zeroscale"""
+_ZSH = "_zeroscale_{name}() {{ compadd -S '' -- {words} }}\n"
+
+
 def build_script(shell: str) -> str:
     """Return the script for a shell."""
-    import jinja2
-
-    from analysis.explanations import list_explanations
     from bench.cli import VERBS
+
+    try:
+        import shtab
+    except ImportError as error:
+        raise UserError("completion", "needs the package shtab", "install it: pip install shtab") from error
+    words = {"overrides": _list_overrides(), "names": _list_names()}
+    parser = argparse.ArgumentParser("zeroscale")
+    verbs = parser.add_subparsers()
+    for name, verb in VERBS.items():
+        module, verb_parser = importlib.import_module(verb.module), verbs.add_parser(name, help=verb.summary)
+        module.arguments(verb_parser)
+        for action in verb_parser._actions:
+            if action.dest in words and action.choices is None:
+                vars(action)["complete"] = dict.fromkeys(("bash", "zsh"), f"_zeroscale_{action.dest}")
+    preamble = {
+        language: "".join(form.format(name=name, words=" ".join(known)) for name, known in words.items())
+        for language, form in (("bash", _BASH), ("zsh", _ZSH))
+    }
+    script: str = shtab.complete(parser, shell, preamble=preamble)
+    return script + _BASH_END * (shell == "bash")
+
+
+def _list_overrides() -> list[str]:
+    """Return `KEY=` for every key of a run, and `GROUP=FILE` for every file of conf/."""
     from bench.reference.config import GROUPS, list_group_files, list_sections
 
-    parsers = {verb: _build_parser(VERBS[verb].module) for verb in VERBS}
     keys = [key.path for section in list_sections() if section.group != "study" for key in section.keys]
-    values = {group: list_group_files(group) for group in GROUPS}
-    for verb, parser in parsers.items():
-        values |= dict(_list_choices(verb, parser))
-    template = jinja2.Environment(autoescape=False).from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
-        shell=shell,
-        verbs=list(VERBS),
-        values=values,
-        options={verb: _list_options(parser) for verb, parser in parsers.items()},
-        keys=sorted({f"{key}=" for key in (*keys, *GROUPS)}),
-        configured=[verb for verb, parser in parsers.items() if _takes_overrides(parser)],
-        names=sorted({one.name for one in list_explanations()} | set(VERBS)),
-    )
+    files = [f"{group}={file}" for group in GROUPS for file in list_group_files(group)]
+    return sorted({*(f"{key}=" for key in (*keys, *GROUPS)), *files})
 
 
-def _build_parser(module: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser()
-    importlib.import_module(module).arguments(parser)
-    return parser
+def _list_names() -> list[str]:
+    from analysis.explanations import list_explanations
+    from bench.cli import VERBS
 
-
-def _list_options(parser: argparse.ArgumentParser) -> list[str]:
-    return [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
-
-
-def _list_choices(verb: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
-    """Yield the values of options that have few, by verb and option."""
-    for action in parser._actions:
-        if action.choices:
-            names = action.option_strings or [""]  # of a positional one: of the word after the verb
-            yield from ((f"{verb}{name or verb}", list(map(str, action.choices))) for name in names)
-
-
-def _takes_overrides(parser: argparse.ArgumentParser) -> bool:
-    return any(action.dest == "overrides" for action in parser._actions)
+    return sorted({one.name for one in list_explanations()} | set(VERBS))

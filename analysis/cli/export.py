@@ -31,30 +31,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 when every record that could be read is there."""
-    if args.to == "optuna":
-        return _write_journal(args)
-    import importlib
+    """Return 0 when every record that could be read, or the trials of every folder, are there."""
+    from analysis import export
 
-    from analysis.export.run import list_exported_runs
-
-    found = records.read(args.paths)
-    exported = list_exported_runs(found)
+    exported = [] if args.to == "optuna" else export.list_exported_runs(records.read(args.paths))
     try:
-        written = importlib.import_module(f"analysis.export.{args.to}").write(exported, args.out)
+        if args.to == "optuna":
+            told = f"{export.write_journal(args.paths, args.out)} trials written"
+        else:
+            write = export.write_mlflow if args.to == "mlflow" else export.write_tensorboard
+            written = write(exported, args.out)
+            told = f"{written} runs written, {len(exported) - written} unchanged"
     except OSError as error:
         raise UserError(str(args.out), f"cannot be written ({error.strerror})", "choose another --out") from error
-    print(f"{written} runs written, {len(exported) - written} unchanged; {_SHOWN_BY[args.to].format(out=args.out)}")
-    return 0
-
-
-def _write_journal(args: argparse.Namespace) -> int:
-    """Return 0 when the trials of every folder are there."""
-    from analysis.export.optuna import write_journal
-
-    try:
-        written = write_journal(args.paths, args.out)
-    except OSError as error:
-        raise UserError(str(args.out), f"cannot be written ({error.strerror})", "choose another --out") from error
-    print(f"{written} trials written; {_SHOWN_BY[args.to].format(out=args.out)}")
+    print(f"{told}; {_SHOWN_BY[args.to].format(out=args.out)}")
     return 0

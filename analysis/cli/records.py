@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folders to read."""
-    help_text = f"default: {RESULTS}"
+    help_text = f"results folders, or zip archives of them; default: {RESULTS}"
     parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help=help_text)
 
 
@@ -26,15 +26,14 @@ def read(paths: Sequence[Path], show: Callable[[terminal.Progress], None] | None
     from analysis import results
 
     with contextlib.nullcontext(show) if show else terminal.progress(quiet=False) as follow:
-        found = results.read(paths, lambda read, files: follow(_describe_progress(read, files)))
+        found = results.read(
+            paths,
+            lambda read, files: follow(terminal.Progress(f"reading {read:,} of {files:,} records", read / files)),
+        )
     results.warn(found)
     if found.table.empty:
         raise missing(paths)
     return found
-
-
-def _describe_progress(read: int, files: int) -> terminal.Progress:
-    return terminal.Progress(f"reading {read:,} of {files:,} records", read / files)
 
 
 def missing(paths: Sequence[Path]) -> UserError:

@@ -71,7 +71,7 @@ def _print(frame: "DataFrame") -> None:
     from rich.text import Text
 
     from analysis.columns import list_all_columns
-    from analysis.formats.numbers import format_cell
+    from analysis.formats import format_cell
     from analysis.table import list_rows
 
     known = list_all_columns()

@@ -1,12 +1,10 @@
 """Two sets of results, configuration by configuration: faster, slower, the same or not comparable.
 
-fields      what sets configurations apart, and which differences are the question
-pairing     which configuration of A is set against which of B
-quantities  what does not vary from run to run
-judging     what a pair says, and the gate
-labels      names of pairs
-phrases     a pair's result in words
-text, markdown, junit, plain   the forms
+fields   what sets configurations apart, and which differences are the question
+pairing  which configuration of A is set against which of B, and what people call a pair
+judging  what a pair says, counts and bytes among it, and the gate
+phrases  how a pair is told in words
+output   text, Markdown, JUnit XML, JSON and CSV
 """
 
 from collections.abc import Mapping
@@ -14,8 +12,7 @@ from typing import Literal, NamedTuple
 
 from analysis.compare.fields import VariedField
 from analysis.compare.judging import Gate, PairResult, lines
-from analysis.compare.labels import label_pairs
-from analysis.compare.pairing import describe_nearest_miss, list_configurations, pair_configurations
+from analysis.compare.pairing import describe_nearest_miss, label_pairs, list_configurations, pair_configurations
 from analysis.results import Results
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]

@@ -48,7 +48,7 @@ def list_fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -
     if environment:
         met |= environment.model_dump(mode="json", include=set(_ENVIRONMENT))
     flat = flatten(plain | met)
-    return {name: _text(value) for name, value in flat if value is not None}
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat if value is not None}
 
 
 def parse_across(text: str) -> tuple[VariedField, ...]:
@@ -76,7 +76,8 @@ def build_pairing_key(one: Fields, across: Iterable[VariedField]) -> tuple[tuple
     across = tuple(across)
     return tuple(sorted(
         (field, value) for field, value in one.items()
-        if not _is_condition(field) and not any(part.covers(field) for part in across)
+        if not any(_is_at_or_below(field, part) for part in (*_CIRCUMSTANCE, *_ENVIRONMENT))
+        and not any(part.covers(field) for part in across)
     ))  # fmt: skip
 
 
@@ -115,10 +116,6 @@ def _parse_varied_field(part: str) -> VariedField:
     return VariedField(name, (a, b))
 
 
-def _is_condition(field: str) -> bool:
-    return any(_is_at_or_below(field, part) for part in (*_CIRCUMSTANCE, *_ENVIRONMENT))
-
-
 def _has_environment(one: Fields) -> bool:
     return "device" in one
 
@@ -130,7 +127,3 @@ def _is_at_or_below(field: str, name: str) -> bool:
 def _list_prefixes(field: str) -> Iterator[str]:
     parts = field.split(".")
     yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -6,10 +6,9 @@ from typing import get_args
 
 from analysis.compare import SetComparison
 from analysis.compare.fields import name_across
-from analysis.compare.judging import PairResult, Status, percent
+from analysis.compare.judging import PairResult, QuantityChange, Status, percent
 from analysis.compare.pairing import ComparedConfiguration
-from analysis.compare.quantities import QuantityChange
-from analysis.formats.numbers import MISSING, format_ratio_change, format_significant, format_size
+from analysis.formats import MISSING, format_ratio_change, format_significant, format_size
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import is_disturbed
 from bench.statistics import LEVEL

@@ -19,12 +19,10 @@ from analysis.drawing import (
     mark,
     shorten_text,
 )
-from analysis.formats.effects import format_effect
-from analysis.formats.numbers import format_ratio_change, format_significant
+from analysis.formats import format_effect, format_ratio_change, format_significant
 from analysis.questions import describe_choice, name_question
 from analysis.results import Results
-from analysis.scaling.best import Best, best
-from analysis.scaling.ranking import Rival
+from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from analysis.drawing import INK, Panel, Picture, Space, get_room_in, groups, mark, shorten_text, write_reason
-from analysis.formats.numbers import format_significant
+from analysis.formats import format_significant
 from analysis.questions import Question, describe_differences, describe_series
 from analysis.results import Results
 from analysis.scaling.best import Best, best

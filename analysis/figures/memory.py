@@ -2,7 +2,7 @@
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture
-from analysis.formats.numbers import UNITS, find_unit_power
+from analysis.formats import UNITS, find_unit_power
 from analysis.results import Results
 
 TITLE = "Memory by engine and micro-batch"

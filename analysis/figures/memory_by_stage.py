@@ -24,7 +24,7 @@ from analysis.drawing import (
     write_reason,
 )
 from analysis.drawing.groups import QuestionGroup
-from analysis.formats.numbers import UNITS, find_unit_power, format_size
+from analysis.formats import UNITS, find_unit_power, format_size
 from analysis.questions import describe_series
 from analysis.results import Results
 from analysis.summary import Row

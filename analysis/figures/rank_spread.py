@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from analysis.drawing import COLOURS, INK, Key, Panel, Picture, Space, get_room_in, groups, mark, shorten_text
 from analysis.flags import NO_MEASUREMENT
-from analysis.formats.numbers import UNITS, find_unit_power
+from analysis.formats import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
 from analysis.results import Results
 from bench.record import RunRecord

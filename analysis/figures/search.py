@@ -9,8 +9,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from analysis.drawing import Key, Look, Panel, Picture, Space, draw_names, mark, measure_names
+from analysis.importance import FieldImportance
 from analysis.results import Results
-from analysis.searches import FieldImportance, MeasuredSearch, SearchTrial
+from analysis.searches import MeasuredSearch, SearchTrial
 
 TITLE = "The search"
 ALT = (

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import COLOURS, INK, Key, Panel, Picture, groups, mark
 from analysis.flags import NO_MEASUREMENT
-from analysis.formats.numbers import format_significant
+from analysis.formats import format_significant
 from analysis.results import Results
 from analysis.summary import Row
 from bench.record import RunRecord

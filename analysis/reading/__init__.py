@@ -13,6 +13,7 @@ from analysis.reading.extraction import Follow, extract
 from analysis.reading.rows import FILE, RecordFile, RecordRows
 from analysis.reading.walk import is_utf8
 from bench.errors import UserError
+from bench.files import exists, is_folder
 from bench.record import RunRecord
 from bench.store import Unreadable, read_record
 
@@ -34,19 +35,17 @@ class FoundRows(NamedTuple):
 
 
 def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) -> FoundRows:
-    """Read every `record.json` at or below `paths`, each file once; `follow` hears how many of those of a folder that
-    were not read before. UserError for a path that is not there."""
-    given = list(paths)
+    """Read every `record.json` at or below `paths`, those in archives too, each file once; `follow` hears how many of
+    those of a folder that were not read before. UserError for a path that is not there."""
+    given = [Path(os.path.realpath(path)) if path.is_symlink() and not path.is_dir() else path for path in paths]
     for path in given:
-        if not path.exists():
+        if not exists(path):
             raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
         if not is_utf8(str(path)):
             raise UserError(repr(str(path)), "a name that is not UTF-8", "rename it")
-    files = [Path(os.path.realpath(path)) if path.is_symlink() else path for path in given if not path.is_dir()]
-    parts = [
-        *(_find_below(path, follow) for path in given if path.is_dir()),
-        *([_read_single_files(files)] if files else []),
-    ]
+    folders = list(filter(is_folder, given))
+    files = [path for path in given if path not in folders]
+    parts = [*(_find_below(path, follow) for path in folders), *([_read_single_files(files)] if files else [])]
     together = rows.join_rows([part.rows for part in parts])
     if len(given) > 1:
         together = together.take(_select_unique(together.core))
@@ -92,6 +91,6 @@ def _select_unique(core: pa.Table) -> "pa.Array":
 def _build_file_key(path: Path) -> object:
     try:
         info = path.stat()
-    except FileNotFoundError:  # it was read and is gone
-        return path
+    except (FileNotFoundError, NotADirectoryError):  # it was read and is gone, or lies in an archive
+        return os.path.realpath(path)
     return info.st_dev, info.st_ino

@@ -1,8 +1,8 @@
-"""The rows of a results folder kept in one Parquet file beside its records, so that they are read once.
+"""The rows of a results folder or archive kept in one Parquet file in the user's cache, so that they are read once.
 
 It holds nothing that the records do not: it is made again where it is missing, torn, of another version of zeroscale or
-of other formulas, and a record that has changed since is read again. In a folder that cannot be written it lies in the
-user's cache. Small folders are read as quickly without one.
+of other formulas, and a record that has changed since is read again. Nothing is written into the folder that is read.
+Small folders are read as quickly without one.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import scipy
 
-import analysis
 import bench
 from analysis.columns import list_all_columns
 from analysis.reading import rows
 from analysis.reading.extraction import Follow, extract
 from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, RecordFile, RecordRows
-from analysis.reading.walk import CONSOLIDATED, FolderTree, is_unchanged, walk
+from analysis.reading.walk import FolderTree, is_unchanged, walk
 from bench import plugins
+from bench.files import get_cache_folder
 from bench.store import write_atomically
 
 LEAST = 200
@@ -37,9 +37,9 @@ LEAST = 200
 
 _ABOUT = b"zeroscale"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
-_FORMULAS = (
-    ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"),
-    (
+_FORMULAS = {
+    Path(__file__).parents[1]: ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"),
+    Path(str(bench.__file__)).parent: (
         "*.py",
         "predict/*.py",
         "models/*.py",
@@ -48,7 +48,7 @@ _FORMULAS = (
         "engines/*/facts.py",
         "engines/*/options.py",
     ),
-)
+}
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def read_folder(root: Path, follow: Follow) -> FolderRows:
     """Return what a folder holds, from its consolidated file where that is as new as the records; `follow` hears of the
     others."""
     kept = _load(root)
-    if kept and is_unchanged(root, kept.tree.names, kept.tree.folders, kept.files()):
+    if kept and is_unchanged(root, kept.tree, kept.files()):
         again = extract(root, [RecordFile(path) for path in kept.skipped])  # what kept it from being read may be over
         if not len(again.table):
             return FolderRows(kept.rows, again.skipped | kept.tree.closed, kept.tree.unfinished)
@@ -104,17 +104,17 @@ def _build_table(
 
 def _load(root: Path) -> _CachedRows | None:
     """Return what was kept of a folder; None for nothing, or nothing that this version would have kept."""
-    for path in sorted((root / CONSOLIDATED, _build_cache_path(root)), key=_read_mtime, reverse=True):
-        try:
-            file = pq.ParquetFile(path, page_checksum_verification=True)
-            about = _unseal(file.schema_arrow.metadata[_ABOUT])
-            if about["formulas"] == _formulas() and file.schema_arrow.equals(rows.build_schema()):
-                core = _read_columns(file, [name for name in file.schema_arrow.names if name not in TRACES])
-                tree = FolderTree([], about["folders"], about["names"], about["unfinished"], about["closed"])
-                traces = functools.partial(_read_traces, root, path, file, core.column(FILE))
-                return _CachedRows(RecordRows(core, functools.cache(traces)), tree, about["skipped"])
-        except _UNREADABLE as error:
-            _log.debug("%s: %s", path, error)
+    path = _build_cache_path(root)
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        about = _unseal(file.schema_arrow.metadata[_ABOUT])
+        if about["formulas"] == _formulas() and file.schema_arrow.equals(rows.build_schema()):
+            core = _read_columns(file, [name for name in file.schema_arrow.names if name not in TRACES])
+            traces = functools.partial(_read_traces, root, path, file, core.column(FILE))
+            tree = FolderTree([], *(about[name] for name in FolderTree._fields[1:]))
+            return _CachedRows(RecordRows(core, functools.cache(traces)), tree, about["skipped"])
+    except _UNREADABLE as error:
+        _log.debug("%s: %s", path, error)
     return None
 
 
@@ -136,20 +136,18 @@ def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
 
 
 def _write_cache(root: Path, found: RecordRows, tree: FolderTree, skipped: Sequence[str]) -> None:
-    """Write what was found beside the records, or else into the cache; where neither can be written, it is read again
-    next time."""
+    """Write what was found into the cache; where that cannot be written, it is read again next time."""
     about = {"formulas": _formulas(), "skipped": skipped} | tree._replace(files=[])._asdict()
     table = found.whole().replace_schema_metadata({_ABOUT: _seal(about)})
     text_columns = [field.name for field in table.schema if str(field.type).endswith("string")]
     content = io.BytesIO()
     pq.write_table(table, content, compression="zstd", use_dictionary=text_columns, write_page_checksum=True)
-    for path in (root / CONSOLIDATED, _build_cache_path(root)):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content.getvalue())
-            return
-        except OSError as error:
-            _log.debug("%s: %s", path, error)
+    path = _build_cache_path(root)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.getvalue())
+    except OSError as error:
+        _log.debug("%s: %s", path, error)
 
 
 def _seal(about: dict[str, Any]) -> bytes:
@@ -167,16 +165,8 @@ def _unseal(sealed: bytes) -> dict[str, Any]:
 
 
 def _build_cache_path(root: Path) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
-    return cache / "zeroscale" / "consolidated" / f"{name}.parquet"
-
-
-def _read_mtime(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return get_cache_folder(os.environ) / "consolidated" / f"{name}.parquet"
 
 
 def _formulas() -> str:
@@ -184,8 +174,7 @@ def _formulas() -> str:
     the installed packages with metrics, families and engines of their own."""
     versions = [numpy.__version__, scipy.__version__, *list_all_columns()]
     digest = hashlib.sha256(json.dumps(versions).encode())
-    for package, patterns in zip((analysis, bench), _FORMULAS, strict=True):
-        folder = Path(str(package.__file__)).parent
+    for folder, patterns in _FORMULAS.items():
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
             digest.update(path.read_bytes())
     for kind in (plugins.METRIC, plugins.FAMILY, plugins.ENGINE):

@@ -57,8 +57,9 @@ def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda rea
     read = [0] * processes
 
     def extract_share(place: int) -> list[_Batch]:
-        share, batches = files[place::processes], []
-        for batch in extract_batches(root, share):
+        begins = range(place * _BATCH, len(files), processes * _BATCH)  # repeats, which are neighbours, stay together
+        batches: list[_Batch] = []
+        for batch in extract_batches(root, [file for begin in begins for file in files[begin : begin + _BATCH]]):
             batches.append(batch)
             read[place] += batch.files
             follow(sum(read), len(files))

@@ -4,7 +4,6 @@ A row is all that the analysis needs of a record. So a record is read once, by o
 kept (`analysis.reading.consolidated`): a set that was read and one that was kept are the same values.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,13 +29,13 @@ _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
 _CASE = {
     "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
     "case_summed": pa.bool_(),
-    "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(), "case_if_invalid": pa.string(),
+    "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(),
 }  # fmt: skip
-"""`analysis.verify.VerificationCase`, and the cells that change where the run is judged invalid, in JSON."""
+"""`analysis.verify.VerificationCase`."""
 _TYPES: Mapping[Kind, pa.DataType] = {
     "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
 }  # fmt: skip
-_latest_spec: dict[str, RunSpec] = {}  # by its text
+_latest_spec: list[tuple[RunSpec, str]] = []  # and its text
 _INVALID = Outcome(kind="invalid")
 _PLACE = (
     "study", "model", "nodes", "devices_per_node", "precision", "engine", "micro", "accumulation", "config_id",
@@ -101,10 +100,10 @@ def build_schema() -> pa.Schema:
 def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
     """Return the row of a record; `known` are the columns of the run table. ArithmeticError or ValueError for a record
     with numbers that no column can hold."""
-    text = record.spec.model_dump_json()
-    record = record.model_copy(update={"spec": _share_spec(text, record.spec)})
+    spec, text = _share_spec(record.spec)
+    if spec is not record.spec:
+        record = record.model_copy(update={"spec": spec})
     cells, case = _compute_cells(record, known), verify.build_case(record)
-    judged = {} if case.question is None or case.reference else _compute_invalid_cells(record, known, cells)
     return {
         **dict(zip(_FILE, file, strict=True)),
         **cells,
@@ -114,7 +113,6 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
         "case_summed": case.summed,
         "case_losses": case.losses,
         "case_updates": case.updates,
-        "case_if_invalid": json.dumps(judged),
         **_build_traces(record, text),
     }
 
@@ -152,24 +150,31 @@ def _list_tolerances(precision: "pa.DictionaryArray", by_precision: Mapping[str,
 def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
     cells = {name: column.value(record) for name, column in known.items()}
     cells["flags"], cells["notes"] = " ".join(list_flags(record)), " ".join(list_notes(record))
-    return {n: float(v) if known[n].kind == "number" and v is not None else v for n, v in cells.items()}
+    for name, cell in cells.items():
+        if type(cell) is not float and cell is not None and known[name].kind == "number":
+            cells[name] = float(cell)
+    return cells
 
 
-def _compute_invalid_cells(record: RunRecord, known: Mapping[str, Column], cells: Mapping[str, Any]) -> dict[str, Any]:
+def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
     """Return the cells that change when the run turns out to have trained another model: it then shows no speed, and
     nothing that it has not shown before."""
+    known = list_all_columns()
+    cells = _compute_cells(record, known)
     shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}
     invalid = _compute_cells(record.model_copy(update={"outcome": _INVALID}), shown)
     return {name: cell for name, cell in invalid.items() if cell != cells[name]}
 
 
-def _share_spec(text: str, spec: RunSpec) -> RunSpec:
-    """Return the spec of the record before where it is the same, as `text` says: repeats of a configuration follow each
-    other, and what was worked out of a spec is known by what it is (`analysis.observed.remember_latest`)."""
-    if text not in _latest_spec:
-        _latest_spec.clear()
-        _latest_spec[text] = spec
-    return _latest_spec[text]
+def _share_spec(spec: RunSpec) -> tuple[RunSpec, str]:
+    """Return a spec with its text; it is that of the record before where that has the same text: repeats of a
+    configuration follow each other, and what was worked out of a spec is known by what it is
+    (`analysis.observed.remember_latest`)."""
+    if not _latest_spec or _latest_spec[0][0] is not spec:
+        text = spec.model_dump_json()
+        if not _latest_spec or _latest_spec[0][1] != text:
+            _latest_spec[:] = [(spec, text)]
+    return _latest_spec[0]
 
 
 def _build_traces(record: RunRecord, spec: str) -> dict[str, Any]:

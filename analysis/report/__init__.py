@@ -10,8 +10,7 @@ from analysis import formats
 from analysis.claims import ClaimFinding
 from analysis.claims.findings import find_findings
 from analysis.claims.sources import STUDY
-from analysis.formats.latex import to_latex
-from analysis.formats.markdown import to_markdown
+from analysis.formats import format_markdown_table, to_latex
 from analysis.report import tables
 from analysis.report.analogue import build_analogue, render_claim_tables
 from analysis.report.contents import select_failures, select_runs
@@ -99,7 +98,7 @@ def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
     head, right = [heading.text for heading in table.head], [heading.number for heading in table.head]
     more = all_rows - len(rows)
     said = f"{more:,} more rows stand in {table.name}.csv." if more else ""
-    markdown, latex = to_markdown(head, rows, right), to_latex(head, rows, right)
+    markdown, latex = format_markdown_table(head, rows, right), to_latex(head, rows, right)
     return {
         f"{table.name}.md": f"{markdown}\n{said}\n".encode() if more else markdown.encode(),
         f"{table.name}.tex": f"% {said}\n{latex}".encode() if more else latex.encode(),

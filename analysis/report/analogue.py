@@ -7,7 +7,7 @@ from analysis import formats
 from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect
 from analysis.claims.findings import as_table
 from analysis.claims.sources import STUDY
-from analysis.formats.numbers import MISSING, format_interval_of, format_significant, format_within
+from analysis.formats import MISSING, format_interval_of, format_significant, format_within
 from analysis.stats import compare as stats
 from analysis.stats.compare import Comparison as Tested
 from analysis.summary import Row

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.flags import FLAGS, NOTES
-from analysis.formats.numbers import format_significant
+from analysis.formats import format_significant
 from analysis.questions import describe_choice
 from analysis.report.provenance import Provenance
 from analysis.report.texts import format_outcomes
@@ -19,6 +19,7 @@ from analysis.summary import Row
 from analysis.table import list_rows
 from analysis.verify import is_reference
 from bench.engines import REFERENCE
+from bench.formatting import format_count
 
 
 class ControlPointDrift(NamedTuple):
@@ -54,6 +55,7 @@ def list_caveats(
     references = {one for one, spec in results.specs.items() if is_reference(spec)}
     return [
         *_list_repeat_caveats(summary),
+        *_list_host_caveats(results),
         *_list_comparison_caveats(found),
         *_list_drift_caveats(drifted),
         *_list_failure_caveats(summary),
@@ -74,6 +76,18 @@ def _list_repeat_caveats(summary: Sequence[Row]) -> Iterable[str]:
         yield (
             f"Configurations ran {min(counts)} to {max(counts)} times: below 6 repeats no 95 % interval between them "
             "exists, and their range is shown with its own level."
+        )
+
+
+def _list_host_caveats(results: Results) -> Iterable[str]:
+    rows = [row for row in list_rows(results.summary) if row["n"] > 1 and row["evidence"] == "measured"]
+    found = [list(results.find_hosts(row).values()) for row in rows]
+    # an empty set of hosts is an unknown one
+    alike = sum(len(hosts) > 1 and all(hosts) and all(one == hosts[0] for one in hosts) for hosts in found)
+    if alike:
+        yield (
+            f"{format_count(alike, 'configuration')} had the same nodes in all allocations: intervals between these "
+            "hold for those nodes, and not for others."
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from analysis.columns import list_all_columns, list_columns
-from analysis.formats.numbers import format_cell
+from analysis.formats import format_cell
 from analysis.questions import describe_choice, format_ranks
 from analysis.report.evidence import Evidence, format_record
 from analysis.report.tables import ColumnHeading, TableCell, TextTable

@@ -10,7 +10,7 @@ import pydantic_core
 
 from analysis.results import Results
 from bench.errors import make_printable
-from bench.files import open_regular
+from bench.files import open_regular, read_regular
 from bench.record import RunRecord
 from bench.store import LOG, Unreadable
 
@@ -42,14 +42,24 @@ def read_evidence(results: Results, row: int) -> Evidence:
 def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
     """Return the last lines of a log without what steers a terminal; empty where there is none."""
     try:
+        size, content = _read_end(log)
+    except OSError:
+        return ""
+    text = content.decode(errors="replace").splitlines()
+    whole = text if size <= _TAIL_BYTES else text[1:]
+    return "\n".join(map(make_printable, whole[-lines:]))
+
+
+def _read_end(log: Path) -> tuple[int, bytes]:
+    """Return the size of a log and its last bytes."""
+    try:
         with open(log, "rb", opener=open_regular) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    whole = text.splitlines() if size <= _TAIL_BYTES else text.splitlines()[1:]
-    return "\n".join(map(make_printable, whole[-lines:]))
+            return size, file.read()
+    except NotADirectoryError:  # it lies in an archive
+        content = read_regular(log)
+        return len(content), content[-_TAIL_BYTES:]
 
 
 def format_record(record: RunRecord) -> str:

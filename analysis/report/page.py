@@ -11,7 +11,7 @@ from analysis.drawing import Picture
 from analysis.drawing.svg import Describe, render_key, render_panel
 from analysis.figures import list_figures
 from analysis.flags import FLAGS, NOTES, Flag
-from analysis.formats.pages import load_template
+from analysis.formats import load_template
 from analysis.questions import describe_choice, format_ranks
 from analysis.report import tables
 from analysis.report.analogue import HEAD, Analogue

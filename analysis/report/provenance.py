@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from analysis.formats.numbers import MISSING
+from analysis.formats import MISSING
 from analysis.observed import find_job
 from analysis.results import Results
 from bench.machine import Machine

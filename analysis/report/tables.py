@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from analysis.columns import Column, list_columns
-from analysis.formats.numbers import (
+from analysis.formats import (
     MISSING,
     UNITS,
     find_unit_power,

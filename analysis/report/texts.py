@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 from analysis.columns import list_columns
 from analysis.drawing import format_reason
-from analysis.formats.effects import format_effect
-from analysis.formats.numbers import MISSING, format_cell, format_significant, format_size, format_within
+from analysis.formats import MISSING, format_cell, format_effect, format_significant, format_size, format_within
 from analysis.questions import describe_choice, format_ranks, name_question
-from analysis.scaling.best import Best
-from analysis.scaling.ranking import Rival
+from analysis.scaling.best import Best, Rival
 from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW
 from analysis.summary import Row
 from bench.formatting import format_count

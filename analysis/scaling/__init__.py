@@ -4,14 +4,11 @@
 
     curves.build_curves(results)         strong and weak, at equal and at the best micro-batch
     crossover.find_crossovers(results)   where one stage overtakes another
-    best.best(results)                   per question: the fastest, its ties, the Pareto front of speed and memory
-    curves.build_curve_table(…), crossover.build_crossover_table(…), best.as_table(…)    the same as DataFrames
+    best.best(results)                   per question: the fastest, its ties, the Pareto front of throughput and memory
+    build_curve_table(…), build_crossover_table(…), best.as_table(…) of these modules are the same as DataFrames
 
-time_per_sample  a configuration's seconds per sample, and how two of them compare
+time_per_sample  a configuration's seconds per sample, how two of them compare, and what the tables share
 comparable       which rows of the summary differ in nodes and batch only
-ranking          the fastest of several configurations, and which of the others are detectably slower
-cached           what several tables and figures need, computed once
-columns          columns that the tables share
 
 Everything is told from seconds per sample over the whole window, which slow steps lengthen: that makes one formula of
 all efficiencies, E(n) = pace(n0) n0 / (pace(n) n). Only measured runs take part; failures stay as rows.

@@ -11,7 +11,7 @@ from analysis import engines
 from analysis.early_failures import assign_environments, drop_retried, may_be_same
 from analysis.questions import describe_series
 from analysis.results import Results
-from analysis.scaling.cached import read_once
+from analysis.scaling.time_per_sample import read_once
 from analysis.summary import Row
 from analysis.table import list_rows
 from bench.formatting import format_count
@@ -85,7 +85,9 @@ def list_families(results: Results) -> list[list[Row]]:
     Early failures stand with those that asked the same (`analysis.early_failures`).
     """
     measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
-    family_keys = {row["config_id"]: _build_family_key(results.specs[row["config_id"]]) for row in measured}
+    family_keys = {
+        row["config_id"]: canonical(_drop_nodes_and_batch(results.specs[row["config_id"]])) for row in measured
+    }
     groups: dict[tuple[str | None, ...], list[Row]] = {}
     for row, environment_id in assign_environments(
         measured, lambda row: (row["machine"], family_keys[row["config_id"]])

@@ -13,10 +13,19 @@ import pandas as pd
 
 from analysis import engines
 from analysis.results import Results
-from analysis.scaling.columns import BASIS, BATCH, add_interval_names, build_basis_cells, build_frame, build_ratio_cells
+from analysis.scaling.best import compare_fastest, ranked
 from analysis.scaling.comparable import BatchChoice, Law, Track, differ_in_engine, list_tracks
-from analysis.scaling.ranking import compare_fastest, ranked
-from analysis.scaling.time_per_sample import Pace, Paces, paces
+from analysis.scaling.time_per_sample import (
+    BASIS,
+    BATCH,
+    Pace,
+    Paces,
+    add_interval_names,
+    build_basis_cells,
+    build_frame,
+    build_ratio_cells,
+    paces,
+)
 from analysis.stats.compare import TOO_FEW, Comparison, Verdict, judge_interval, verdicts
 from analysis.summary import Row
 from bench.statistics import LEVEL

@@ -16,21 +16,25 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.results import Results
-from analysis.scaling.cached import read_once
-from analysis.scaling.columns import (
+from analysis.scaling.best import Ranking, compare_fastest, ranked
+from analysis.scaling.comparable import BatchChoice, Law, Track, list_tracks
+from analysis.scaling.time_per_sample import (
     BASIS,
     PLACE,
     TIME,
     WHERE,
+    IntervalEstimate,
+    Pace,
+    Paces,
     add_interval_names,
     build_basis_cells,
     build_frame,
     build_interval_cells,
     join_numbers,
+    paces,
+    read_once,
+    scaled,
 )
-from analysis.scaling.comparable import BatchChoice, Law, Track, list_tracks
-from analysis.scaling.ranking import Ranking, compare_fastest, ranked
-from analysis.scaling.time_per_sample import IntervalEstimate, Pace, Paces, paces, scaled
 from analysis.summary import Row
 
 _CURVE = ("law", "batch", "curve")
@@ -129,13 +133,9 @@ def _compute_scaling(
 def _build_point_cells(curve: ScalingCurve, point: CurvePoint) -> Row:
     base = curve.base.row if curve.base else {}
     return {
-        **point.row, **_build_name_cells(curve),
+        **point.row, "law": curve.law, "batch": curve.batch, "curve": curve.name,
         "micros": join_numbers(point.micros), "tied_micros": join_numbers(row["micro"] for row in point.tied),
         "base_nodes": base.get("nodes"), **{f"base_{name}": base.get(name) for name in add_interval_names("step_s")},
         **build_interval_cells("speedup", point.speedup), **build_interval_cells("efficiency", point.efficiency),
         **build_interval_cells("serial_fraction", point.serial_fraction), **build_basis_cells(point.speedup),
     }  # fmt: skip
-
-
-def _build_name_cells(curve: ScalingCurve) -> Row:
-    return {"law": curve.law, "batch": curve.batch, "curve": curve.name}

@@ -1,13 +1,9 @@
 """How sure the numbers are. Every interval states its kind, level and n.
 
-interval    what all of them return
-repeats     the median of independent repeats
-series      median, mean and rate of one run's autocorrelated steps
-windows     intervals of the steps of many runs at once
-ratio       one configuration's step time over another's
-compare     verdicts on many such pairs
-family      many configurations or pairs judged together, so that all verdicts hold at once
-detectable  what repeats could have shown, and how many more show a smaller difference
-levels      variance between allocations, runs and steps, and which further runs narrow an interval most
-drift       what the machine did meanwhile, from its control points
+intervals      an interval, and those of one run's autocorrelated steps and of independent repeats
+windows        the same of many runs at once
+compare        one configuration's time over another's, verdicts on many such pairs, what more repeats could show
+family         many configurations or pairs judged together, so that all verdicts hold at once
+drift          what the machine did meanwhile, from its control points
+change_points  where the level of a series changed
 """

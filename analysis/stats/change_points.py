@@ -19,7 +19,7 @@ import numpy as np
 import scipy.special
 from numpy.typing import NDArray
 
-from analysis.stats.interval import Interval
+from analysis.stats.intervals import Interval
 from bench.statistics import LEVEL, Array, quantile
 
 LEAST_PLACES = 8

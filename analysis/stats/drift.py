@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.stats.interval import Interval
-from analysis.stats.ratio import Runs
+from analysis.stats.compare import Runs
+from analysis.stats.intervals import Interval
 from bench.statistics import LEVEL, quantile
 
 LEAST_CONTROLS = 4

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.stats.interval import Interval
-from analysis.stats.series import FEW
+from analysis.stats.intervals import FEW, Interval
 from bench.statistics import (
     LEAST,
     LEVEL,
@@ -27,19 +26,22 @@ SHARES = (0.95, 0.99)
 """Of a window's steps: the step times that these stay below are known of each."""
 
 
+STALL_SHARE = 0.01
+"""Of a window's steps: the longest, at least one."""
+
 CHANGE = 0.02
 """Difference between the means of a window's first and last third, over its mean, that does not matter."""
 
 
 class StepIntervals(NamedTuple):
-    """The intervals of the median and of the mean of a run's steps, as `analysis.stats.series` has them, and what else
-    is asked of every window."""
+    """Intervals of a run's steps, as `analysis.stats.intervals` has them, and facts of its window."""
 
     median: Interval | None
     mean: Interval | None
-    few: bool  # `analysis.stats.series.few`
+    few: bool  # `intervals.few`
     changed: bool  # the means of its first and last third differ by more than `CHANGE`, and their intervals do not meet
     quantiles: tuple[float, ...]  # by SHARES
+    stall_s: float  # by which its longest steps, `STALL_SHARE` of them, exceed the median, all together
 
 
 def of(step_s: Steps) -> StepIntervals:
@@ -56,7 +58,7 @@ def prepare(windows: Iterable[Steps]) -> None:
         lengths.setdefault(len(step_s), []).append(step_s)
     _known.clear()
     for n, equal_length in lengths.items():
-        found = _describe_windows(np.array(equal_length)) if n else [StepIntervals(None, None, False, False, ())]
+        found = _describe_windows(np.array(equal_length)) if n else [StepIntervals(None, None, False, False, (), 0.0)]
         _known.update(zip(equal_length, found, strict=True))
 
 
@@ -69,8 +71,11 @@ def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
         medians, means = list(_intervals(median_bounds(steps), steps)), list(_intervals(mean_bounds(steps), steps))
         few = effective_size(steps) < FEW
     changed = _find_changed(steps) if n >= 3 * LEAST else np.zeros(runs, bool)
-    quantiles = np.quantile(steps, SHARES, axis=-1).T
-    yield from map(StepIntervals, medians, means, few.tolist(), changed.tolist(), map(tuple, quantiles.tolist()))
+    ordered = np.sort(steps, axis=-1)
+    quantiles = map(tuple, np.quantile(ordered, SHARES, axis=-1).T.tolist())
+    longest = ordered[:, -max(1, int(STALL_SHARE * n)) :]
+    stall_s = (longest - np.median(ordered, axis=-1, keepdims=True)).sum(axis=-1)
+    yield from map(StepIntervals, medians, means, few.tolist(), changed.tolist(), quantiles, stall_s.tolist())
 
 
 def _find_changed(steps: Array) -> NDArray[np.bool_]:

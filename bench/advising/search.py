@@ -15,7 +15,6 @@ from bench.config.compose import Request
 from bench.errors import UserError
 from bench.files import RESULTS
 from bench.formatting import format_count
-from bench.plugins import StandaloneLauncherPlugin
 from bench.predict.advice import Advice, advise, format_hours, measured, rate_doubt
 from bench.predict.advice.candidates import Candidate, DeviceLimits, apply_layout, list_layouts, search_candidates
 from bench.predict.advice.choices import Choice, choose
@@ -40,13 +39,11 @@ class Answer(NamedTuple):
     device: Device  # that times are predicted for
 
 
-def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None, *, hand_over: bool) -> Answer:
-    """Return the advice on a question; UserError where there is none, or none that can be handed over."""
+def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None) -> Answer:
+    """Return the advice on a question; UserError where there is none."""
     rejected: list[Rejected] = []
     requests = _compose_requests(query, config_dir, rejected)
     first = next(iter(requests.values()))
-    if hand_over:
-        load_standalone(first)
     query = query._replace(price=query.price or first.machine.price_per_device_hour)
     device = target.find_predicted_device(first)
     query = complete_query(query, first, device, rejected)
@@ -66,18 +63,6 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
     advice = _build_advice(query, made)
     check_progress(advice)
     return Answer(advice, first, query, rejected, len(found.candidates), made, device)
-
-
-def load_standalone(query: Request) -> StandaloneLauncherPlugin:
-    """Return the launcher that writes the job script of a handover; UserError for one that writes none."""
-    launcher = launchers.load_standalone(query.launcher)
-    if not launcher:
-        rule, remedy = (
-            "writes no job script that starts without zeroscale",
-            f"choose launcher={launchers.find_cluster()}",
-        )
-        raise UserError(f"launcher={query.launcher}", rule, f"leave out --export, or {remedy}")
-    return launcher
 
 
 def _compose_requests(query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]) -> dict[str, Request]:

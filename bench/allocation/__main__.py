@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bench import job_context
-from bench.allocation.agent import JobAgent
+from bench.allocation.agents import JobAgent
 from bench.allocation.leader import JobLeader
 from bench.errors import UserError
 from bench.files import is_disk_full

@@ -1,25 +1,34 @@
-"""How the conductor tells the other nodes which point to run, and hears that they are ready for the next.
+"""The other supervisors of an allocation: the leader's lines to them, and what each of them does.
 
-They meet at a port that the conductor names in the job's folder. All tasks of an array share that folder, and a job
-that was put back into the queue finds it as it was, so the file has the name of its allocation, and whoever comes has
-to be of the same one.
+The leader tells them which point to run, and they report that they are ready for the next. They meet at a port that the
+leader writes into the job's folder. All tasks of an array share that folder, and a job that was put back into the queue
+finds it as it was, so the file has the name of its allocation, and whoever comes has to be of the same one.
 """
 
+import contextlib
 import json
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bench import store
-from bench.runtime.connection import Connection, TokenListener
-from bench.runtime.transport import Rendezvous
+from bench.files import is_disk_full
+from bench.measure.environment import find_device_kind
+from bench.runtime.node import NodeAgent
+from bench.runtime.process import ForkServer
+from bench.runtime.transport import Connection, Rendezvous, TokenListener
+from bench.scheduling import JobContext
+from bench.sweep import jobs
 
 _POLL_S = 0.1
 _READY_S = 30.0  # after a point, for a node's ranks to be gone
 _RESTART_S = 300.0  # for a fork server's imports
+_ORDERS_POLL_S = 0.05
 
 
 def build_meeting_path(folder: Path, allocation: str) -> Path:
@@ -119,3 +128,68 @@ def join_leader(
         else:
             connection.send({"token": point["token"], "allocation": allocation, "number": number, "host": host})
             return connection
+
+
+class JobAgent:
+    """Runs what the conductor says, until it says no more or is gone."""
+
+    def __init__(self, folder: Path, context: JobContext) -> None:
+        self._job, self._context = jobs.read(folder), context
+        first = self._job.points[0].circumstance
+        self._folder, self._patience_s = folder, first.limits.startup_s
+        self._agent: NodeAgent | None = None
+        self._interrupted = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+        self._server = ForkServer(first.machine.device or find_device_kind(), self._job.list_specs(context.task))
+
+    def run(self) -> int:
+        """Return 0 when the conductor has no more to do, or somebody has ended the allocation. srun ends with the
+        highest code of all its tasks, so that a disk found full on any node is the job's reason."""
+        try:
+            return self._handle_orders()
+        except OSError as error:  # the fork server is gone, say
+            if not self._interrupted:
+                print(f"{socket.gethostname()} leaves the allocation: {error}", file=sys.stderr, flush=True)
+            return 0 if self._interrupted else jobs.EXIT_LATER if is_disk_full(error) else 1
+
+    def _handle_orders(self) -> int:
+        with contextlib.closing(self._server):
+            self._server.wait_until_ready()
+            place = self._context.allocation, self._context.number, socket.gethostname()
+            connection = join_leader(self._folder, *place, self._patience_s, lambda: self._interrupted)
+            while not self._interrupted and not connection.closed:
+                for order in connection.take():
+                    if "end" in order:
+                        return 0
+                    if "run" in order:
+                        self._restart_server(connection)  # killed just now: a killed process takes a moment to end
+                        self._run(Path(order["run"]), Rendezvous(**order["point"]))
+                        self._restart_server(connection)  # already here, where no point's start-up has to wait for it
+                        connection.send({"ready": True})
+                time.sleep(_ORDERS_POLL_S)
+        return 0 if self._interrupted else 1
+
+    def _restart_server(self, connection: Connection) -> None:
+        """Start the fork server again if it has ended, and say so: its imports take a while."""
+        if self._server.has_ended and not self._interrupted:
+            connection.send({"restarting": True})
+            self._server.restart()
+
+    def _run(self, folder: Path, rendezvous: Rendezvous) -> None:
+        self._agent = NodeAgent(
+            folder,
+            self._context.number,
+            rendezvous,
+            span=self._job.span,
+            start=self._server.start,
+            handle_signals=False,
+        )
+        self._agent.run()
+        self._agent = None
+        self._server.reap()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        if self._agent:
+            self._agent.interrupt(number)

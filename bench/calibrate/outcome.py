@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from bench import terminal
-from bench.calibrate.request import CalibrationResult
+from bench.calibrate import CalibrationResult
 from bench.machine import Calibration, CollectiveTime, Machine
 from bench.spec import Precision
 

@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import store
-from bench.calibrate import attention, collectives, contention, host_link, launches, matmul, memory
-from bench.calibrate.request import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult, Part
+from bench.calibrate import (
+    DOING,
+    FAILURE,
+    MEASURED,
+    REQUEST,
+    CalibrationRequest,
+    CalibrationResult,
+    Part,
+    collectives,
+    rates,
+)
 from bench.machine import Calibration
 from bench.measure.environment import classify, name_collectives, read_version
 from bench.measure.failures import Refused
@@ -61,16 +70,18 @@ def measure(folder: Path) -> None:
 def _list_measurements(request: CalibrationRequest, device: "torch.device") -> dict[Part, Callable[[float], Any]]:
     """Return how each part is measured within some seconds, as far as it has a use for them."""
     return {
-        "matmul": lambda seconds: matmul.measure(request.machine, request.products, device, seconds),
+        "matmul": lambda seconds: rates.measure_matmul(request.machine, request.products, device, seconds),
         "attention": lambda _: {
-            precision: attention.measure(precision, device)
-            for precision in matmul.list_precisions(request.machine, device)
+            precision: rates.measure_attention(precision, device)
+            for precision in rates.list_precisions(request.machine, device)
         },
-        "memory": lambda _: memory.measure(device),
-        "launches": lambda _: launches.measure(device),
-        "host_link": lambda _: host_link.measure(device),
-        "contention": lambda seconds: contention.measure(request, device, seconds),
-        "collectives": lambda seconds: collectives.measure(device, request.nodes, request.ranks_per_node, seconds),
+        "memory": lambda _: rates.measure_memory(device),
+        "launches": lambda _: rates.measure_launches(device),
+        "host_link": lambda _: rates.measure_host_link(device),
+        "contention": lambda seconds: collectives.measure_contention(request, device, seconds),
+        "collectives": lambda seconds: collectives.measure_collectives(
+            device, request.nodes, request.ranks_per_node, seconds
+        ),
     }
 
 
@@ -85,8 +96,8 @@ def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "
         "ranks": f"{request.nodes} × {request.ranks_per_node}",
         "threads": str(torch.get_num_threads()),  # of each rank; OMP_NUM_THREADS decides
         "parts": ", ".join(request.parts),
-        "not_measured": matmul.describe_unmeasured(
-            request.products, matmul.list_precisions(request.machine, device), found["matmul"]
+        "not_measured": rates.describe_unmeasured(
+            request.products, rates.list_precisions(request.machine, device), found["matmul"]
         )
         if "matmul" in found
         else None,

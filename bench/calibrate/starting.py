@@ -4,7 +4,9 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -12,13 +14,73 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench import job_context, store
-from bench.calibrate import node
-from bench.calibrate.request import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult
+from bench.calibrate import DOING, FAILURE, MEASURED, REQUEST, CalibrationRequest, CalibrationResult
 from bench.errors import UserError
 from bench.formatting import duration
+from bench.measure.channel import LISTENER
+from bench.measure.environment import choose_openmp_variables
 from bench.processes import build_module_command
-from bench.runtime.process import set_parent_death_signal
+from bench.runtime.process import install_handlers, set_parent_death_signal, start_process
+from bench.runtime.transport import Rendezvous
 from bench.terminal import Progress
+
+_RANKS_POLL_S = 0.1
+_STARTUP_S = 300.0  # between the first node's start and the others'
+
+
+def run_node(folder: Path, number: int) -> bool:
+    """Run the ranks of node `number` to their end; return whether all of them ended well. An exception, of a signal's
+    handler say, ends them."""
+    request = CalibrationRequest.model_validate_json((folder / REQUEST).read_bytes())
+    far = request.nodes > 1
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((folder / f"ranks.{number}.log").open("wb"))
+        listener = None
+        if number == 0:
+            address = ("" if far else "127.0.0.1", 0)
+            listener = stack.enter_context(socket.create_server(address, backlog=request.world_size))
+            host = request.network.address(socket.gethostname()) if far else "127.0.0.1"
+            Rendezvous(host, listener.getsockname()[1], 0, "").write(folder)
+        rendezvous = Rendezvous.wait(folder, _STARTUP_S)
+        ranks: list[subprocess.Popen[bytes]] = []
+        stack.callback(_kill_ranks, ranks)
+        for local in range(request.ranks_per_node):
+            environment = _build_environment(request, rendezvous) | {"LOCAL_RANK": str(local)}
+            environment["RANK"] = str(number * request.ranks_per_node + local)
+            first = {LISTENER: listener.fileno()} if listener and local == 0 else {}
+            command = build_module_command("bench.calibrate.rank", str(folder))
+            ranks.append(start_process(command, environment, first, log.fileno()))
+        return _wait_for_ranks(ranks)
+
+
+def _wait_for_ranks(ranks: list[subprocess.Popen[bytes]]) -> bool:
+    """Wait until every rank has ended, or one as none should: its peers would wait for it."""
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        if any(codes) or None not in codes:
+            return not any(codes)
+        time.sleep(_RANKS_POLL_S)
+
+
+def _kill_ranks(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)
+        rank.wait()
+
+
+def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> dict[str, str]:
+    """The ranks' environment: the user's own, and what a run would get, where he did not choose."""
+    chosen = choose_openmp_variables(request.device, request.ranks_per_node)
+    if request.nodes == 1:
+        chosen["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve must not matter
+    elif interface := request.network.interface:
+        chosen |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    given = {"MASTER_ADDR": rendezvous.host, "MASTER_PORT": str(rendezvous.ranks_port), "PYTHONUNBUFFERED": "1"}
+    if request.device == "cpu":
+        given["CUDA_VISIBLE_DEVICES"] = ""
+    return chosen | dict(os.environ) | given
+
 
 _POLL_S = 0.5
 _LOG = "nodes.log"
@@ -30,7 +92,7 @@ def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progres
     again. Raises UserError with the reason of the first rank that failed. A Ctrl-C ends every process."""
     with _create_folder(parent, request) as folder, _raise_interrupt_on_sigterm():
         with _show_progress(folder, request.seconds, follow):
-            ended_well = node.run(folder, 0) if request.nodes == 1 else _run_on_nodes(folder, request.nodes)
+            ended_well = run_node(folder, 0) if request.nodes == 1 else _run_on_nodes(folder, request.nodes)
         if not ended_well or not (folder / MEASURED).exists():
             raise UserError(f"machine={request.machine.name}", f"the calibration failed ({_read_reason(folder)})")
         return CalibrationResult.model_validate_json((folder / MEASURED).read_bytes())
@@ -40,7 +102,7 @@ def _run_on_nodes(folder: Path, nodes: int) -> bool:
     """Run one process per node; return whether all ended well. What ends this ends them, and waits until they are."""
     launcher = job_context.find_job(os.environ).launcher
     assert launcher, "several nodes are those of a job"
-    command = launcher.spread(build_module_command("bench.calibrate", str(folder)), nodes)
+    command = launcher.spread(build_module_command("bench.calibrate.starting", str(folder)), nodes)
     with (folder / _LOG).open("wb") as log:
         try:
             process = subprocess.Popen(
@@ -118,3 +180,8 @@ def _read_reason(folder: Path) -> str:
     logs = [*sorted(folder.glob("ranks.*.log")), folder / _LOG]
     lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines() if line]
     return lines[-1] if lines else "its processes ended without a word"
+
+
+if __name__ == "__main__":  # once per node of a job, as its launcher spreads it
+    install_handlers(sys.exit)  # as an exception, so that the ranks are ended
+    sys.exit(0 if run_node(Path(sys.argv[1]), job_context.find_job(os.environ).context.number) else 1)

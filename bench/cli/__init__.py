@@ -58,15 +58,18 @@ VERBS = {
     "history": Verb("analysis.cli.history", "where times changed over commits, versions or dates, as text and a page"),
     "ab": Verb("bench.cli.ab", "measure two git revisions or two environments in turn, and compare them"),
     "claims": Verb("analysis.cli.claims", "the study's claims beside what was measured, with verdicts"),
-    "predictions": Verb("analysis.cli.predictions", "every prediction beside what came true, as a page with tables"),
-    "bundle": Verb("analysis.cli.bundle", "a study in one file: to redraw every figure, to repeat any point"),
+    "pack": Verb("analysis.cli.pack", "the records of a study in one archive that names nobody"),
     "export": Verb("analysis.cli.export", "one run per record for TensorBoard or MLflow"),
 }
 _USAGE_ERROR = 2
 _GARBAGE = 50_000, 20, 50
 """A command makes millions of small values that live as long as they are used, and hardly a circle among them: half the
 time of a large plan went into the search for garbage. A rank is a process of its own, and keeps Python's thresholds."""
-_FORMER = "ledger"  # the verb that claims and predictions were
+_FORMER = {
+    "ledger": "call `zeroscale claims`",
+    "predictions": "call `python -m analysis.validation` in a checkout of the repository",
+}
+"""Verbs of earlier versions, and what has taken their place."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,9 +118,8 @@ def _format_version() -> str:
 
 
 def _run_verb(name: str, words: list[str]) -> int:
-    if name == _FORMER:
-        new = "predictions" if "--predictions" in words else "claims"
-        raise UserError(name, "no such verb any more", f"call `zeroscale {new}`")
+    if name in _FORMER:
+        raise UserError(name, "no such verb any more", _FORMER[name])
     if name not in VERBS:
         raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)

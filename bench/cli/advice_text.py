@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bench import terminal
+from bench.advising.length import LAW
 from bench.advising.search import Answer
-from bench.cli import advice_length
 from bench.formatting import (
     describe_choice,
     describe_layout,
@@ -17,10 +17,11 @@ from bench.formatting import (
     format_percent,
     list_overrides,
 )
-from bench.predict.advice import CLOSE, Advice, format_hours_interval, rate_doubt
+from bench.predict.advice import CLOSE, Advice, AdviceQuestion, format_hours, format_hours_interval, rate_doubt
 from bench.predict.advice.candidates import Axes
 from bench.predict.advice.choices import Choice, explain_difference
 from bench.predict.memory import format_gigabytes, format_host_memory, predict_host_memory
+from bench.predict.scaling_laws import KAPLAN, find_law
 from bench.predict.workload import format_class, get_network
 from bench.spec import RunSpec
 from bench.stacks import Attention, count_parameters
@@ -44,6 +45,8 @@ REFERENCE_BATCHES = {
 (arXiv 2010.11934), Llama 2 (2307.09288), GPT-3 (2005.14165, table 2.1)."""
 _FAR = 2
 """Times the usual from which a batch is named."""
+_NEAR = 0.25
+"""Of an interval's width: what lies so near to its fast end is nearly the best case."""
 
 
 class AdviceText(NamedTuple):
@@ -132,7 +135,7 @@ def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
         return []
     rows = [
         ("steps", f"{question.steps(winner):,}"),
-        *advice_length.list_rows(question, winner),
+        *list_length_rows(question, winner),
         ("time", format_hours_interval(*hours)),
         *_list_promise(answer),
         ("node-hours", format_interval(*(spec.nodes * value for value in hours))),
@@ -199,10 +202,9 @@ def list_caveats(answer: Answer) -> list[str]:
     lines = [f"The time of a step is {_format_evidence(winner)}; formulas stand on {basis}."]
     if winner.estimate.evidence == "predicted" and not answer.request.machine.calibration and answer.device == "cuda":
         lines.append(format_class(answer.query.software))
-    if _is_near_best_case(winner):
-        lines.append(
-            f"Most of the doubt is on the slow side: plan with {format_number(winner.estimate.high_s)} s a step."
-        )
+    step_s, low_s, high_s = winner.estimate[:3]
+    if high_s > 1.1 * step_s and step_s - low_s < _NEAR * (high_s - low_s):  # hardly faster, perhaps far slower
+        lines.append(f"Most of the doubt is on the slow side: plan with {format_number(high_s)} s a step.")
     if rate_doubt(winner, advice.question) == 1:
         lines.append("Within the limits only if all goes well: the slow end of the interval is beyond them.")
     if winner.candidate.fits is None:
@@ -224,23 +226,13 @@ def list_caveats(answer: Answer) -> list[str]:
         *_list_batch_caveats(winner),
         *_list_precision_caveats(winner),
         *_list_host_caveats(answer),
-        *advice_length.list_caveats(answer),
+        *list_length_caveats(answer),
     ]
     if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
         lines.append("Accumulation was not tried, for it makes the global batch larger: say max_global_batch=2048.")
     if winner.estimate.evidence != "measured":
         lines.append(f"To be surer: {shlex.join(['zeroscale', 'sweep', *_list_measuring_overrides(answer)])}")
     return lines
-
-
-_NEAR = 0.25
-"""Of an interval's width: what lies so near to its fast end is nearly the best case."""
-
-
-def _is_near_best_case(choice: Choice) -> bool:
-    """Whether a choice can hardly be faster than expected, and may be slower by a tenth at least."""
-    step_s, low_s, high_s = choice.estimate[:3]
-    return high_s > 1.1 * step_s and step_s - low_s < _NEAR * (high_s - low_s)
 
 
 def _list_ties(advice: Advice) -> list[str]:
@@ -324,3 +316,41 @@ def _list_measuring_overrides(answer: Answer) -> list[str]:
 
 def _format_evidence(choice: Choice) -> str:
     return _EVIDENCE[choice.estimate.evidence].format(runs=choice.estimate.runs)
+
+
+_LONG_H = 24
+"""Hours from which a training on GPUs is said to be without failures where these are not counted."""
+
+
+def list_length_rows(question: AdviceQuestion, winner: Choice) -> list[tuple[str, str]]:
+    """Return rows on tokens, where they follow from a loss, and on goodput, where it is known."""
+    rows, need, goodput = [], question.need, question.predict_goodput(winner)
+    if need:
+        tokens = f"{need.compute_tokens(winner.time.tokens):.3g}, {need.least_tokens:.3g} with tiny batches"
+        batch = f"{winner.time.tokens:,} tokens of {need.critical_batch:,.0f}, the critical one"
+        rows += [("tokens", tokens), ("batch", batch)]
+    if goodput:
+        share = format_interval(*(100 * part for part in (goodput.share, goodput.low, goodput.high)))
+        interval = f"a checkpoint every {_format_time(goodput.interval_s)}"
+        rows.append(("goodput", f"{share} %, {interval}, a failure every {_format_time(goodput.mtbf_s)}"))
+    return rows
+
+
+def list_length_caveats(answer: Answer) -> Iterator[str]:
+    """Yield what tokens and hours stand on."""
+    question, winner = answer.query.question, answer.advice.winner
+    if question.need:
+        law = find_law(answer.query.training.law or LAW)
+        batch = "" if law is KAPLAN else f", the critical batch by {KAPLAN.source}"
+        yield f"Tokens to a loss are by {law.source}{batch}: of decoders, on their text with their tokenizer."
+        if len(get_network(winner.spec).stacks) > 1:
+            yield "No law of these is of an encoder with a decoder: a rough guess here."
+    hours = question.predict_hours(winner)
+    if (goodput := question.predict_goodput(winner)) is not None:
+        yield f"Goodput is by the failure rate of {goodput.source}; hours and costs are with failures."
+    elif hours and hours.likely >= _LONG_H and target.find_predicted_device(answer.request) == "cuda":
+        yield "Hours are those of a job that never fails: say storage=2e9, in bytes per second, to count failures."
+
+
+def _format_time(seconds: float) -> str:
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else format_hours(seconds / 3600)

@@ -3,7 +3,7 @@
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8
   zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=40d price=2
   zeroscale advise model=gpt2_xl machine=h100 devices_per_node=8 loss=2.6 best=shortest storage=2e9
-  zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048 --export handover
+  zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
 
 Not given, these are searched, and a comma list narrows them: engine, nodes, batch.micro, batch.accumulation (with
@@ -19,16 +19,21 @@ nodes, then the largest micro-batch. Runs in --results on the same machine outra
 """
 
 import argparse
+import json
+import math
 import shlex
 from pathlib import Path
+from typing import Any
 
-from bench import api, training_export
-from bench.advising import questions, search
+from bench import api
+from bench.advising import questions
 from bench.advising.search import Answer
 from bench.cli import advice_text, options, pages
-from bench.cli.advice_json import format_json
+from bench.cli.advice_text import list_caveats
 from bench.files import RESULTS
-from bench.sweep.planning import target
+from bench.formatting import list_overrides
+from bench.predict.advice.choices import Choice
+from bench.spec import config_id
 
 __doc__ = __doc__.format(words=questions.format_help())
 
@@ -39,25 +44,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config_dir(parser)
     pages.add_page(parser)
     parser.add_argument("--results", type=Path, metavar="DIR", help=f"measured runs, default: {RESULTS}")
-    parser.add_argument(
-        "--export", type=Path, metavar="DIR", help="hand the winner over: a new folder that starts alone"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if there is an answer."""
     if args.page:
         pages.check_path(args.page)
-    if args.export:
-        training_export.check_free(args.export)
-    answer = api.advise(
-        args.overrides, results=args.results, config_dir=args.config_dir, standalone=args.export is not None
-    )
-    if args.export:
-        _export_winner(answer, args.export)
+    answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)
     print(format_json(answer) if args.json else advice_text.format_text(answer))
-    if args.export and not args.json:
-        print(f"\nhanded over in {args.export}; its README.md says how to start")
     if args.page:
         from analysis.answer_page import render_advice_page
 
@@ -73,14 +67,72 @@ def _format_command(args: argparse.Namespace) -> str:
     return shlex.join(["zeroscale", "advise", *args.overrides, *given])
 
 
-def _export_winner(answer: Answer, folder: Path) -> None:
-    """Write the winner down in a new folder, as something that starts alone."""
-    advice, composed = answer.advice, answer.request
-    steps = advice.question.steps(advice.winner)
-    how = search.load_standalone(composed), composed.launcher_options, target.find_predicted_device(composed)
-    training_export.write_files(
-        folder,
-        training_export.build_files(
-            training_export.TrainingExport(advice.winner.spec, *how, steps, advice_text.format_text(answer))
-        ),
-    )
+def format_json(answer: Answer) -> str:
+    """Return the answer as JSON."""
+    advice, question = answer.advice, answer.query.question
+    plain = {
+        "asked": _build_question(answer),
+        "objective": question.objective,
+        "candidates": answer.looked_at,
+        "winner": _build_choice(advice.winner, answer),
+        "engines": [_build_choice(choice, answer) for choice in advice.engines],
+        "nodes": [_build_choice(choice, answer) for choice in advice.nodes],
+        "perhaps_better": _build_choice(advice.perhaps, answer) if advice.perhaps else None,
+        "left_out": [item._asdict() for item in answer.rejected],
+        "doubts": list_caveats(answer),
+    }
+    return json.dumps(plain, indent=1)
+
+
+def _build_question(answer: Answer) -> dict[str, Any]:
+    """Return what was asked; what is said of losses and failures where it was."""
+    question, query = answer.query.question, answer.query
+    given = {"tokens": question.tokens, "deadline_h": question.deadline_h, "node_hours": question.node_hours}
+    named = given | {"price": query.price, "max_global_batch": query.axes.max_global_batch}
+    named |= {name: value for name, value in query.training._asdict().items() if value is not None}
+    return {**named, "software": query.software.name}
+
+
+def _build_choice(choice: Choice, answer: Answer) -> dict[str, Any]:
+    spec, (low, high) = choice.spec, choice.candidate.memory.device
+    return {
+        "config_id": config_id(spec),
+        "overrides": [f"engine={spec.engine.name}", *list_overrides(spec)],
+        "engine": spec.engine.name,
+        "nodes": spec.nodes,
+        "devices_per_node": spec.devices_per_node,
+        **spec.parallel.model_dump(exclude_defaults=True),
+        "micro_batch": spec.batch.micro,
+        "accumulation": spec.accumulation,
+        "global_batch": spec.global_batch,
+        "activation_checkpointing": spec.activation_checkpointing,
+        "step": choice.estimate._asdict(),
+        "predicted_parts_s": choice.time.parts,
+        "bound": choice.time.bound,
+        "tokens_per_s": choice.time.tokens / choice.estimate.step_s,
+        "mfu": None if choice.time.mfu is None else choice.time.mfu / choice.scale,
+        "device_bytes": {"low": low, "high": high},
+        "fits": choice.candidate.fits,
+        **_build_training(choice, answer),
+        "within_limits": answer.query.question.kept(choice),
+        "surely_worse": None if choice is answer.advice.winner else answer.advice.is_distinct(choice),
+    }
+
+
+def _build_training(choice: Choice, answer: Answer) -> dict[str, float | None]:
+    """Return what the whole training takes; None where no tokens were asked for, or where
+    it never ends."""
+    spec, price = choice.spec, answer.query.price
+    hours = answer.query.question.hours(choice, choice.estimate.step_s)
+    if hours is None or math.isinf(hours):
+        return {"hours": None, "node_hours": None, "cost": None}
+    taken = {"hours": hours, "node_hours": hours * spec.nodes, "cost": price and hours * spec.world_size * price}
+    question, goodput = answer.query.question, answer.query.question.predict_goodput(choice)
+    if question.need:
+        taken |= {"tokens": question.count_tokens(choice), "critical_batch_tokens": question.need.critical_batch}
+    if goodput:
+        taken |= {f"goodput_{name}" if name != "share" else "goodput": getattr(goodput, name) for name in _GOODPUT}
+    return taken
+
+
+_GOODPUT = ("share", "low", "high", "interval_s", "mtbf_s")

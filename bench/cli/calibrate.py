@@ -24,9 +24,8 @@ import yaml
 from pydantic import ValidationError
 
 from bench import job_context, models, store, terminal
-from bench.calibrate import outcome, starting
-from bench.calibrate.matmul import list_products
-from bench.calibrate.request import ELSEWHERE, CalibrationRequest, Part
+from bench.calibrate import ELSEWHERE, CalibrationRequest, Part, outcome, starting
+from bench.calibrate.rates import list_products
 from bench.cli import options
 from bench.config import compose
 from bench.config.compose import Request

@@ -37,7 +37,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 when every file is written."""
     folder: Path = args.folder
-    schemas = {f"schema/{group}.json": schema.to_json(built) for group, built in _build_schemas().items()}
+    built = schema.build_schemas()
+    schemas = {f"schema/{group}.json": schema.to_json(built[group]) for group in built if group in _EDITED}
     files = {} if args.schema else {f"launcher/{_SITE}.yaml": _write_site(), f"study/{_STUDY}.yaml": _write_study()}
     if not args.schema:
         _check_absent(folder, [*files, *schemas])
@@ -49,10 +50,6 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(folder), f"cannot be written ({error.strerror})", "choose another folder") from error
     print(_format_written(folder, [*files, *schemas]))
     return 0
-
-
-def _build_schemas() -> dict[str, schema.Schema]:
-    return {group: built for group, built in schema.build_schemas().items() if group in _EDITED}
 
 
 def _check_absent(folder: Path, names: list[str]) -> None:

@@ -86,7 +86,8 @@ def _find_attempts(point: Point, folder: Path) -> list[Path]:
     """Return the folders of the attempts at a point, oldest first; UserError where it is not one point."""
     if not folder.is_dir():
         raise UserError(str(folder), "no such folder", f"give the folder of a study, or {RESULTS}")
-    found = [path for study in _list_studies(folder) for path in study.glob(f"{point.beginning}*") if _is_point(path)]
+    named = [path for study in _list_studies(folder) for path in study.glob(f"{point.beginning}*")]
+    found = [path for path in named if path.is_dir() and re.fullmatch(r"[0-9a-f]{10}", path.name)]
     if len(names := {path.name for path in found}) > 1:
         raise UserError(point.beginning, f"{len(names)} points begin so", f"choose from {', '.join(sorted(names)[:5])}")
     attempts = [made.folder for path in found for made in store.list_attempts(path)]
@@ -97,10 +98,6 @@ def _find_attempts(point: Point, folder: Path) -> list[Path]:
 def _list_studies(folder: Path) -> list[Path]:
     """Return the folder itself and those in it: one of them is a study's."""
     return [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-
-
-def _is_point(path: Path) -> bool:
-    return path.is_dir() and re.fullmatch(r"[0-9a-f]{10}", path.name) is not None
 
 
 def _list_logs(attempt: Path) -> Iterator[Path]:

@@ -1,12 +1,22 @@
-"""Arguments that several verbs take, each declared once."""
+"""Arguments that several verbs take, each declared once, and what several verbs print."""
 
 import argparse
+import json
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bench.errors import UserError
+from bench.errors import UserError, make_printable
 from bench.files import RESULTS
+from bench.formatting import describe_point, format_count
+from bench.spec import config_id
+
+if TYPE_CHECKING:
+    from bench.config.compose import Request
+    from bench.store import Unreadable
+    from bench.study import Pair
 
 JSON = "print JSON for another program"
 
@@ -75,3 +85,45 @@ def check_notify(args: argparse.Namespace) -> None:
         shlex.split(args.notify)
     except ValueError as error:
         raise UserError(f"--notify {args.notify}", str(error).lower(), "quote it as for a shell") from error
+
+
+def format_point(composed: "Request") -> str:
+    """Describe a point in one line."""
+    return describe_point(composed.spec, config_id(composed.spec))
+
+
+def format_point_json(composed: "Request") -> str:
+    """Return a point with its machine and launcher, for another program."""
+    plain = {
+        "config_id": config_id(composed.spec),
+        "spec": composed.spec.model_dump(mode="json", by_alias=True),
+        "machine": composed.machine.model_dump(mode="json"),
+        "launcher": {"name": composed.launcher, **composed.launcher_options.model_dump(mode="json")},
+    }
+    return json.dumps(plain, indent=1)
+
+
+def print_chosen(chosen: "Sequence[Pair]") -> None:
+    """Say what was chosen for a point that runs on a CPU."""
+    if chosen:
+        shown = " ".join(f"{key}={value}" for key, value in chosen)
+        print(f"on a CPU, where nothing else is given: {shown}", file=sys.stderr, flush=True)
+
+
+def print_unreadable(found: "Sequence[Unreadable]") -> None:
+    """Say which files count as not there."""
+    if found:
+        print(
+            f"zeroscale: cannot be read, and counts as not there: {format_count(len(found), 'file')}", file=sys.stderr
+        )
+    for error in found:
+        print(f"  {make_printable(str(error))}", file=sys.stderr)
+
+
+def print_answer(folder: Path) -> None:
+    """Print the answer of a study in one to five sentences, runs of earlier sweeps included."""
+    from analysis import results
+    from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
+
+    for line in describe_answer(results.read([folder])):
+        print(line)

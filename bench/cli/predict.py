@@ -15,11 +15,11 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bench import api, terminal
-from bench.cli import common_arguments, options, pages
+from bench.cli import options, pages
 from bench.errors import NoPrediction
 from bench.formatting import describe_point, format_count, format_interval
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
@@ -38,6 +38,23 @@ Least sure is what lies beside tensors: {base} GB for the CUDA context, librarie
   the allocator may hold in pieces. No GPU run stands behind any of it yet."""
 
 
+def _parse_number(accept: Callable[[float], bool], rule: str) -> Callable[[str], float]:
+    """Return the type of an option that takes a finite number."""
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if accept(number := float(text)) and number < math.inf:
+                return number
+        raise argparse.ArgumentTypeError(f"{text}: not {rule}")
+
+    return parse
+
+
+_FACTOR = _parse_number(lambda number: number >= 1, "a factor of at least 1; give for example 1.1")
+_SECONDS = _parse_number(lambda number: number > 0, "a number of seconds above 0; give for example 0.01")
+_RATE = _parse_number(lambda number: number > 0, "a number of bytes per second above 0; give for example 2e9")
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_overrides(parser, "override of conf/config.yaml, study=NAME, or software=eager|usual|fused")
     options.add_json(parser, f"{options.JSON}; bytes, not GB")
@@ -45,23 +62,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     pages.add_page(parser)
     parser.add_argument(
         "--straggler",
-        type=_parse_factor,
+        type=_FACTOR,
         default=1.0,
         metavar="F",
         help="the slowest rank computes F times as long",
     )
     parser.add_argument(
-        "--data-wait", type=_parse_seconds, default=0.0, metavar="S", help="seconds that a step waits for its batches"
+        "--data-wait", type=_SECONDS, default=0.0, metavar="S", help="seconds that a step waits for its batches"
     )
     parser.add_argument(
         "--rehearsed",
-        type=_parse_seconds,
+        type=_SECONDS,
         metavar="S",
         help="what a step computes by `zeroscale rehearse`, on this machine",
     )
     parser.add_argument(
         "--storage",
-        type=_parse_rate,
+        type=_RATE,
         metavar="B",
         help="bytes per second that a checkpoint is written with: goodput under failures, on GPUs",
     )
@@ -134,7 +151,7 @@ def _format_command(args: argparse.Namespace) -> str:
 
 
 def _format_single(one: Prediction, storage: float | None) -> str:
-    shown, unknown = common_arguments.format_line(one.point.composed), one.memory_unknown
+    shown, unknown = options.format_point(one.point.composed), one.memory_unknown
     if one.memory:
         try:
             time = "\n".join([_format_time(one), *_list_goodput(one, storage)])
@@ -142,27 +159,6 @@ def _format_single(one: Prediction, storage: float | None) -> str:
         except NoPrediction as error:
             unknown = str(error)
     return f"{shown}\n{unknown}"
-
-
-def _parse_factor(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 1 <= (number := float(text)) < math.inf:
-            return number
-    raise argparse.ArgumentTypeError(f"{text}: not a factor of at least 1; give for example 1.1")
-
-
-def _parse_seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (number := float(text)) < math.inf:
-            return number
-    raise argparse.ArgumentTypeError(f"{text}: not a number of seconds above 0; give for example 0.01")
-
-
-def _parse_rate(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (number := float(text)) < math.inf:
-            return number
-    raise argparse.ArgumentTypeError(f"{text}: not a number of bytes per second above 0; give for example 2e9")
 
 
 def _format_host(one: Prediction) -> str:
@@ -239,13 +235,9 @@ def _format_table(one: Prediction, needed: MemoryPrediction) -> str:
     rows.append(["tensors in all", *(format_gigabytes(phase.total) for phase in needed.phases)])
     phases = range(1, len(needed.phases) + 1)
     text = terminal.align(rows, right=phases, least=(18, *(16 for _ in phases)), gap=0)
-    head = f"{common_arguments.format_line(one.point.composed)}\nGB per rank at the peak of each phase"
-    return "\n\n".join([head, text, _format_verdict(one, needed)])
-
-
-def _format_verdict(one: Prediction, needed: MemoryPrediction) -> str:
-    """Return what the device must have, what fits, and which terms to trust."""
-    return "\n".join([*_list_needed(one, needed), *_list_doubts(one, needed)])
+    head = f"{options.format_point(one.point.composed)}\nGB per rank at the peak of each phase"
+    told = "\n".join([*_list_needed(one, needed), *_list_doubts(one, needed)])
+    return "\n\n".join([head, text, told])
 
 
 def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:
@@ -279,7 +271,7 @@ def _list_doubts(one: Prediction, needed: MemoryPrediction) -> list[str]:
 
 
 def _build_json(one: Prediction, storage: float | None, *, alone: bool) -> dict[str, Any]:
-    named = {"config_id": one.point.config_id, "point": common_arguments.format_line(one.point.composed)}
+    named = {"config_id": one.point.config_id, "point": options.format_point(one.point.composed)}
     unknown = one.memory_unknown
     if one.memory:
         try:
@@ -310,13 +302,13 @@ def _build_predicted(
         "fits": one.fits,
         "largest_micro_batch": micro._asdict() if micro else None,
         "host_bytes": {"low": on_host.low, "high": on_host.high} if on_host else None,  # of a node
-        "time": _build_time(one.time) | {"software": one.software.name} if one.time else None,
+        "time": _build_time(one.time, one.software.name) if one.time else None,
         "time_unknown": None if one.time else one.time_unknown,
         "would_fit": one.describe_remedy() or None if alone else None,
         "goodput": goodput._asdict() if goodput else None,
     }
 
 
-def _build_time(time: StepTime) -> dict[str, Any]:
-    fields = {name: getattr(time, name) for name in ("step_s", "low_s", "high_s", "hidden_s", "parts", "bound")}
-    return fields | {"tokens_per_s": time.tokens_per_s, "mfu": time.mfu, "model_flops": time.flops.model}
+def _build_time(time: StepTime, software: str) -> dict[str, Any]:
+    names = ("step_s", "low_s", "high_s", "hidden_s", "parts", "bound", "tokens_per_s", "mfu")
+    return {name: getattr(time, name) for name in names} | {"model_flops": time.flops.model, "software": software}

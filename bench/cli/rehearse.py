@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 
 from bench import api, terminal
-from bench.cli import common_arguments, options
+from bench.cli import options
 from bench.errors import UserError
 from bench.record import RunRecord
 from bench.sweep import definition
@@ -38,12 +38,12 @@ def run(args: argparse.Namespace) -> int:
     made = api.rehearsal(
         args.overrides, rank=args.rank, shapes_only=args.shapes_only, study=args.study, config_dir=args.config_dir
     )
-    line, ranks = common_arguments.format_line(made.composed), made.composed.spec.world_size
+    line, ranks = options.format_point(made.composed), made.composed.spec.world_size
     if any((args.results / args.study / definition.FOLDER).glob("*.json")):
         rule = "is the folder of a sweep, which would count the rehearsal as a run"
         raise UserError(f"--study {args.study}", rule, "choose another name")
     if args.dry_run:
-        print(common_arguments.format_json(made.composed) if args.json else line)
+        print(options.format_point_json(made.composed) if args.json else line)
         return 0
     if not args.json:
         print(f"{line}\nrank {args.rank} of {ranks}, the others pretended", flush=True)

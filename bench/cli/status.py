@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import api, terminal
-from bench.cli import notes, options
+from bench.cli import options
 from bench.errors import make_printable
 from bench.formatting import format_count
 from bench.scheduling import JobState
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every point is answered."""
     status = _wait(args.folder, quiet=args.json) if args.wait else _read_status(args.folder)
-    notes.print_unreadable(status.view.seen.unreadable)
+    options.print_unreadable(status.view.seen.unreadable)
     print(_format_json(status) if args.json else _format_text(status.view, every=args.all))
     return 0 if status.answered else 1
 
@@ -73,7 +73,7 @@ def _format_text(view: StudyState, *, every: bool) -> str:
     lines = [_format_line(one) for one in view.statuses if every or not (one.final and one.outcome == "ok")]
     lines += [
         f"node {found.host} is not used any more: {found.reason} (runs {', '.join(found.runs)})"
-        for found in exclusions.read(view.folder)
+        for found in exclusions.read_exclusions(view.folder)
     ]
     lines += [make_printable(line) for line in _list_job_lines(view)]
     return "\n".join([*lines, format_summary(view)])
@@ -120,7 +120,7 @@ def _format_json(status: api.Status) -> str:
         "queue": None
         if status.scheduler_away
         else [_build_plain_job(view, job, state) for job, state in view.list_live()],
-        "excluded_nodes": [found.model_dump() for found in exclusions.read(view.folder)],
+        "excluded_nodes": [found.model_dump() for found in exclusions.read_exclusions(view.folder)],
         "unreadable": [{"file": str(error.path), "why": error.why} for error in view.seen.unreadable],
         "points": [
             {
@@ -128,7 +128,7 @@ def _format_json(status: api.Status) -> str:
                 "state": point_status.state,
                 "outcome": point_status.outcome or None,
                 "why": point_status.why,
-                "job": _find_number(view, point_status),
+                "job": (state := view.queue.get((point_status.job, point_status.task))) and state.number,
                 "attempts": point_status.attempts,
                 "run": point_status.folder or None,
                 "line": point_status.point.line,
@@ -152,8 +152,3 @@ def _build_plain_job(view: StudyState, job: SubmittedJob, state: JobState) -> di
         "starts_at": starts_at,  # or started
         "log": str(log) if log and log.exists() else None,
     }
-
-
-def _find_number(view: StudyState, point_status: PointStatus) -> str | None:
-    state = view.queue.get((point_status.job, point_status.task))
-    return state.number if state else None

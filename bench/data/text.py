@@ -12,10 +12,8 @@ from pydantic import Field
 from bench import objectives
 from bench.data import MicroBatch, vocabulary
 from bench.data.pipeline import corpus, tokenizer
-from bench.data.pipeline.corpus import Corpus
-from bench.data.pipeline.held_out import divide
-from bench.data.pipeline.samples import CorruptedText, PlainText, ShuffledPieces
-from bench.data.pipeline.spans import SpanCorruption
+from bench.data.pipeline.corpus import Corpus, divide
+from bench.data.pipeline.spans import CorruptedText, PlainText, ShuffledPieces, SpanCorruption
 from bench.data.pipeline.tokenizer import Tokenizer
 from bench.errors import UserError
 from bench.spec import Frozen, RunSpec

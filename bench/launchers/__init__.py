@@ -1,9 +1,10 @@
 """Launchers, one file or package each; `bench.plugins` says what each of them defines."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from bench import plugins
-from bench.plugins import LauncherPlugin, QueueingLauncherPlugin, StandaloneLauncherPlugin, StartingLauncherPlugin
+from bench.plugins import LauncherPlugin, QueueingLauncherPlugin, StartingLauncherPlugin
 
 
 def load(name: str) -> LauncherPlugin:
@@ -21,15 +22,10 @@ def load_starting(name: str) -> StartingLauncherPlugin:
     return plugins.load(plugins.STARTING, name)
 
 
-def load_standalone(name: str) -> StandaloneLauncherPlugin | None:
-    """Return the launcher named `name`, or None if it writes no job script that starts without this package."""
-    return plugins.load(plugins.STANDALONE, name) if hasattr(load(name), "standalone") else None
-
-
 def find_cluster() -> str:
-    """Return the launcher that is meant where a cluster is and none is named: the first, by name, that writes such a
-    script. One ships."""
-    return next(name for name in _list_queueing() if load_standalone(name))
+    """Return the launcher that is meant where a cluster is and none is named: the first that queues, of those that
+    ship."""
+    return next(name for name in _list_queueing() if find_spec(f"{__name__}.{name}"))
 
 
 def format_queueing() -> str:

@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,6 @@ def count_local_devices(kind: str) -> int | None:
         return 0
     visible = _count_visible()
     return min([devices.count_devices(), *([] if visible is None else [visible])]) or None
-
-
-def get_cache_folder(variables: Mapping[str, str]) -> Path:
-    """Return the folder for what is compiled once. A relative one is ignored, as its standard wants: what is loaded
-    from there would depend on the current folder."""
-    given = Path(variables.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "zeroscale"
 
 
 def read_device_name(kind: str) -> str | None:

@@ -1,22 +1,109 @@
-"""The measured loop: warm-up, window, and what every rank saw of each step."""
+"""The measured loop: warm-up, window, and what every rank saw of each step.
+
+Both lengths are fixed before the run. An end that looks at the data biases the mean by which everything is ranked: a
+window that met a stall would be prolonged and diluted, one that met none would not.
+
+Rank 0 asks between blocks of steps and tells the others; a decision per rank would leave some waiting for ever.
+
+The copy of a micro-batch beside the compute stream follows torch's notes on CUDA semantics, and was not tried on a GPU
+yet.
+"""
 
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import torch
 
 from bench.data import MicroBatch
 from bench.engines import Engine
-from bench.measure.batch_copy import create_batch_copy
 from bench.measure.clock import Clock, ReadBlock
 from bench.measure.failures import Refused
 from bench.measure.peers import Peers
-from bench.measure.window import find_stop_reason, is_slower, is_warmup_done
 from bench.spec import MeasureSpec, RunSpec
+from bench.statistics import series_interval
 from bench.step_times import StepTimes
+
+
+class BatchCopy(Protocol):
+    """Brings micro-batches to a device."""
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors on the device, ready for what is launched next."""
+        ...
+
+
+class StreamCopy:
+    """Copies on the stream that computes. From pageable memory the driver first takes a copy of its own, and may wait
+    for the stream (CUDA driver API, "API synchronization behavior"): then the host cannot run ahead."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
+
+
+class SideStreamCopy:
+    """Copies from page-locked memory on a stream of its own, while the device computes what it was given before; only
+    what is launched next waits for the copy. The allocator is told that the computing stream uses the tensors too,
+    since it would else give their memory to the next copy while they are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        computing = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            copied = {name: self._copy(tensor) for name, tensor in tensors.items()}
+        computing.wait_stream(self._stream)  # the device does; the host goes on
+        for tensor in copied.values():
+            tensor.record_stream(computing)
+        return copied
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on its way to the device. Its page-locked memory is not given away before it has left it: the
+        allocator of such memory notes the copy."""
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self._device, non_blocking=True)
+
+
+def create_batch_copy(device: torch.device, *, pinned: bool) -> BatchCopy:
+    """Return the way to `device` of batches that the spec wants `pinned`, which on a CPU says nothing."""
+    return SideStreamCopy(device) if device.type == "cuda" and pinned else StreamCopy(device)
+
+
+WindowEnd = Literal["window", "time", "slower"]
+_SLOWER_LEVEL = 0.998  # of the interval by which a trial is ended: it is looked at after every block
+
+
+def is_warmup_done(steps: int, elapsed_s: float, protocol: MeasureSpec, *, on_gpu: bool) -> bool:
+    """Whether the warm-up has its steps and, on a GPU, its seconds: under load a GPU's clock settles with its
+    temperature, in half a minute and more."""
+    return steps >= protocol.warmup_steps and (not on_gpu or elapsed_s >= protocol.gpu_warmup_s)
+
+
+def is_slower(step_s: Sequence[float], than_s: float, block: int) -> bool:
+    """Whether steps take surely longer than `than_s`. It is asked after every block, so each answer has to be surer
+    than an interval that is looked at once; the first comes after two blocks."""
+    interval = series_interval(step_s, _SLOWER_LEVEL) if len(step_s) >= 2 * block else None
+    return interval is not None and interval[0] > than_s
+
+
+def find_stop_reason(steps: int, elapsed_s: float, protocol: MeasureSpec) -> WindowEnd | None:
+    """Return why the window ends now, or None.
+
+    `steps` are those of the window, launched ones included, `elapsed_s` its seconds so far. A window has at least the
+    protocol's seconds and steps; where steps are too long for that, it ends at the most seconds that it may take.
+    """
+    if elapsed_s >= protocol.window_s and steps >= protocol.min_steps:
+        return "window"
+    return "time" if elapsed_s >= protocol.max_s else None
+
 
 Reading = torch.Tensor | float | None
 """A loss or a norm of one step, perhaps still on its way from the device."""

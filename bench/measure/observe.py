@@ -1,25 +1,133 @@
-"""From what every rank saw to one attempt's Observations, and every rank's own steps as a Parquet table."""
+"""From what every rank saw to one attempt's Observations, and every rank's own steps as a Parquet table.
+
+Untimed steps after the window show what a rank does in a step: bytes per collective, the time outside of them
+(collectives make everybody wait, so stragglers do not show in step times), FLOPs where no formula tells them, and what
+its engine tells of a step.
+"""
 
 import io
 import math
-from dataclasses import dataclass
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from bench.engine_facts import SUMMED_STEPS
-from bench.engines import facts
+from bench.engine_facts import SUMMED_STEPS, Member
+from bench.engines import OptionalMembers, facts
 from bench.measure import memory
-from bench.measure.inspection import Inspection
-from bench.measure.loop import Series
+from bench.measure.collectives import CollectiveCounter, wait_for
+from bench.measure.loop import Series, Trainer
 from bench.measure.memory import MemoryTrace, PhasePeaks
 from bench.measure.surroundings import Surrounded
 from bench.measure.training import Training
 from bench.record import Collective, Link, Observations, Outcome, RankMemory, Steps, TimedPass, Tokens
 from bench.spec import RunSpec
+
+_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+
+
+def count_flops(run: Callable[[], object]) -> int:
+    """Return the matmul FLOPs of what `run` does on this rank, recomputed activations included.
+
+    Fused attention counts over the full square, and its backward as two matmuls for each of forward although it
+    computes scores again, as in bench.predict.work; torch's own counter takes them in, and knows no kernel of a CPU.
+    """
+    attention = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}") for name in _KERNELS}
+    backward = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward") for name in _KERNELS}
+    formulas = dict.fromkeys(attention.values(), _count_forward_flops) | dict.fromkeys(
+        backward.values(), _count_backward_flops
+    )
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    with counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def _count_forward_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """Return the FLOPs of scores and weighted values, from shapes (samples, heads, tokens, width of a head)."""
+    samples, heads, tokens, width = query
+    return 2 * samples * heads * tokens * key[-2] * (width + value[-1])
+
+
+def _count_backward_flops(gradient: Sequence[int], *forward: Any, **__: Any) -> int:
+    return 2 * _count_forward_flops(*forward)
+
+
+_STEPS = 3
+
+
+@dataclass
+class Inspection:
+    """What this rank saw of itself."""
+
+    collectives: dict[str, Collective] = field(default_factory=dict)  # of one step
+    outside_collectives_s: float = 0.0  # of one step: waiting for its data included, for transfers of neighbours not
+    flops: int | None = None  # of one step, if they were to be counted
+    idle_s: float | None = None  # of one step; None where the engine does not tell
+    passes: list[TimedPass] = field(default_factory=list)  # of one step; empty where the engine does not tell
+    step_phases_s: dict[str, float] = field(default_factory=dict)  # of one step; empty where the engine does not tell
+
+
+def inspect(
+    trainer: Trainer, engine: OptionalMembers, members: Collection[Member], device: torch.device, *, counts_flops: bool
+) -> Inspection:
+    """Make a few more optimizer steps under observation; none of them is timed as a step. `members` are those that the
+    engine has."""
+    seen, outside = Inspection(), []
+    for _ in range(_STEPS):
+        wait_for(device)
+        trainer.peers.barrier()
+        counter, begin = CollectiveCounter(lambda: wait_for(device)), time.perf_counter()
+        with counter:
+            trainer.step()
+        wait_for(device)
+        own_s = time.perf_counter() - begin - counter.inside_s
+        outside.append(max(0.0, own_s - _ask_transfer_wait_s(engine, members)))
+        seen.collectives = {
+            kind: Collective(calls=calls, payload_bytes=counter.payload_bytes[kind])
+            for kind, calls in sorted(counter.calls.items())
+        }
+    seen.outside_collectives_s = statistics.median(outside)
+    _ask_engine(trainer, engine, members, device, seen)
+    if counts_flops:
+        seen.flops = count_flops(trainer.step)
+    return seen
+
+
+def _ask_transfer_wait_s(engine: OptionalMembers, members: Collection[Member]) -> float:
+    """Return what the engine tells of waiting that is in no collective: who waits for a neighbour would look as slow as
+    whom it waits for."""
+    if "transfer_wait_s" in members:
+        return engine.transfer_wait_s()
+    return engine.idle_s() if "idle_s" in members else 0.0
+
+
+def _ask_engine(
+    trainer: Trainer, engine: OptionalMembers, members: Collection[Member], device: torch.device, seen: Inspection
+) -> None:
+    """Add what the engine tells of a few steps that nothing else observes."""
+    idle, phases = list[float](), []
+    for _ in range(_STEPS if {"idle_s", "step_phases_s"}.intersection(members) else 0):
+        trainer.peers.barrier()
+        trainer.step()
+        wait_for(device)
+        if "idle_s" in members:
+            idle.append(engine.idle_s())
+        if "step_phases_s" in members:
+            phases.append(engine.step_phases_s())
+    if idle and "list_passes" in members:
+        seen.passes = engine.list_passes()
+    seen.idle_s = statistics.median(idle) if idle else None
+    names = phases[0] if phases else {}
+    seen.step_phases_s = {name: statistics.median(step[name] for step in phases) for name in names}
+
 
 MOST_PASSES = 4096
 """Of a step that a record holds one by one."""

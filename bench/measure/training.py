@@ -13,10 +13,9 @@ from bench.data import MicroBatch
 from bench.distributed.ranks import count_targets
 from bench.engines import OptionalMembers
 from bench.measure import checkpoints
-from bench.measure.batch_copy import create_batch_copy
 from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
-from bench.measure.loop import Series, Trainer
+from bench.measure.loop import Series, Trainer, create_batch_copy
 from bench.record import Checkpoint, Evaluation
 from bench.spec import RunSpec
 

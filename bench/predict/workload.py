@@ -32,7 +32,7 @@ the middle of that range is taken."""
 EAGER = Software("eager", start_s=30e-6, pace=1.25, interval=(0.78, 1.3))
 """Transformers with DeepSpeed, and stacks of 2021. The pace is the geometric mean over two sources: DeepSpeed 0.14 on 8
 A800, and BLOOM's trials of Megatron-DeepSpeed. The host's time was chosen on traces of PyTorch modules
-(analysis.predictions.published_times)."""
+(analysis.validation.published_times)."""
 FUSED = Software("fused", fused=True, pace=0.955, interval=(0.82, 1.22))
 """Stacks that their makers tuned, with kernels made by hand. The pace is the geometric mean over three sources of
 NVIDIA: T5-3B and mT5-3B by NeMo, GPT by Megatron (arXiv 2205.05198)."""

@@ -1,26 +1,25 @@
 """JSON schemas of the files that a user writes, by which an editor completes, explains and checks them.
 
-They are made from the classes that decode those files, with every reference written out, and from the comments that
-stand beside their fields or in the files that ship. Keys of installed plug-ins are in them.
+They are made from the classes that decode those files, with every reference written out, and from the comments in the
+files that ship. Keys of installed plug-ins are in them.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from bench import plugins
-from bench.config.decode import list_models
 from bench.machine import Machine
 from bench.presets import find_conf_folder
-from bench.reference.comments import read_field_comments, read_key_comments
 from bench.reference.config import (
     GROUPS,
     PLUGIN_GROUPS,
     PluginGroup,
     list_group_files,
     load_options,
+    read_key_comments,
     read_plugin_comments,
 )
 from bench.spec import MeasureSpec, RunSpec
@@ -74,52 +73,34 @@ def _build_object(properties: Schema, description: str, patterns: Schema | None 
 
 
 def _inline(kind: type[BaseModel]) -> Schema:
-    """Return the schema of a class with references written out and comments as descriptions."""
+    """Return the schema of a class with references written out."""
     schema = kind.model_json_schema(by_alias=True)
-    definitions = schema.pop("$defs", {})
-    classes = {one.__name__: one for one in _list_inner_models(kind)}
-    inlined: Schema = _resolve(schema, definitions, classes, kind)
+    inlined: Schema = _resolve(schema, schema.pop("$defs", {}))
     return inlined
 
 
-def _resolve(node: Any, definitions: Schema, classes: Mapping[str, type[BaseModel]], kind: Any = None) -> Any:
-    """Return a part of a schema; `kind` is the class that it describes, if it is one's."""
+def _resolve(node: Any, definitions: Schema) -> Any:
+    """Return a part of a schema without references, titles and required keys."""
     if isinstance(node, list):
-        return [_resolve(one, definitions, classes) for one in node]
+        return [_resolve(one, definitions) for one in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        name = node["$ref"].rpartition("/")[2]
         beside = {key: value for key, value in node.items() if key != "$ref"}
-        inlined: Schema = _resolve(definitions[name], definitions, classes, classes.get(name))
+        inlined: Schema = _resolve(definitions[node["$ref"].rpartition("/")[2]], definitions)
         return inlined | beside
     found = {
-        key: value if key in ("default", "const", "enum") else _resolve(value, definitions, classes)
+        key: value if key in ("default", "const", "enum") else _resolve(value, definitions)
         for key, value in node.items()
         if key not in ("title", "properties", "required")
     }
     if "properties" in node:
-        notes = read_field_comments(kind) if kind else {}
-        found["properties"] = {
-            name: _describe(_resolve(part, definitions, classes), notes.get(name.removesuffix("_"), ""))
-            for name, part in node["properties"].items()
-        }
+        found["properties"] = {name: _resolve(part, definitions) for name, part in node["properties"].items()}
     return found
 
 
 def _describe(schema: Schema, meaning: str) -> Schema:
     return {**schema, "description": meaning} if meaning else schema
-
-
-def _list_inner_models(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield a class and every class of values that stands in it, however deep."""
-    yield kind
-    annotations = [field.annotation for field in kind.model_fields.values()]
-    while annotations:
-        annotation = annotations.pop()
-        annotations += getattr(annotation, "__args__", ())
-        for inner in list_models(annotation)[:1]:
-            yield from _list_inner_models(inner)
 
 
 # ---------------------------------------- groups with plug-ins

@@ -6,8 +6,8 @@ The exit code is 0 if the attempt in FOLDER ended `ok`, on other nodes if their 
 import sys
 from pathlib import Path
 
-from bench.runtime.agent import NodeAgent
 from bench.runtime.coordinator import RunCoordinator
+from bench.runtime.node import NodeAgent
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
 if number:

@@ -10,14 +10,19 @@ from pathlib import Path
 
 from bench import store
 from bench.record import Circumstance, RunRecord
-from bench.runtime import signals
-from bench.runtime.async_writer import AsyncWriter
-from bench.runtime.heartbeat import HeartbeatWriter, format_now
-from bench.runtime.log import RankLog
 from bench.runtime.node import POLL_S, NodeRanks, count_supervisors
-from bench.runtime.outcome import RankState, StopReason, classify_outcome, format_furthest_behind, note_pause
-from bench.runtime.pauses import PauseTotals
-from bench.runtime.process import StartRank, start_process
+from bench.runtime.outcome import (
+    AsyncWriter,
+    HeartbeatWriter,
+    PauseTotals,
+    RankState,
+    StopReason,
+    classify_outcome,
+    format_furthest_behind,
+    format_now,
+    note_pause,
+)
+from bench.runtime.process import RankLog, StartRank, install_handlers, start_process
 from bench.runtime.transport import CoordinatorServer, Rendezvous
 from bench.scheduling import Span
 from bench.spec import RunSpec
@@ -68,7 +73,7 @@ class RunCoordinator:
         self._asking, self._lost_reason = AsyncWriter(), ""
         self._interrupted_by: signal.Signals | None = None
         if handle_signals:
-            signals.install_handlers(self.interrupt)
+            install_handlers(self.interrupt)
 
     def run(self) -> RunRecord | None:
         """Start the ranks, watch all of them to their end, and return the record, which is on the disk by then; None if

@@ -8,6 +8,7 @@ inherits, and every child would hang.
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -15,8 +16,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Sequence
-from typing import Any, NoReturn
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from bench import plugins
 from bench.engines.deepspeed.library import preload_deepspeed
@@ -46,7 +48,8 @@ def main() -> None:
         with os.fdopen(descriptors.pop(0), "rb") as file:
             file.seek(0)
             request = json.load(file)
-        connection.send(json.dumps({"pid": fork(request, descriptors)}).encode())
+        rank = fork(functools.partial(_become_rank, request, descriptors), os.getppid())
+        connection.send(json.dumps({"pid": rank}).encode())
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -56,7 +59,7 @@ def preload(device: str, backends: Collection[str] | None = None, families: Coll
     the libraries of some take seconds."""
     os.environ["DS_ACCELERATOR"] = device
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks the driver's library and starts no CUDA context
-    measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "inspection", "loop", "observe")]
+    measuring = [f"bench.measure.{name}" for name in ("link", "memory", "device", "loop", "observe")]
     with importing():  # nor does a page have to be copied only because a child's collector looks at it
         for kind in _LIGHT:
             list(plugins.list_usable(kind))
@@ -75,18 +78,27 @@ def _load_builders(kind: plugins.Kind[Any], names: Collection[str] | None) -> No
             plugins.load(kind, name)
 
 
-def fork(request: dict[str, Any], descriptors: Sequence[int]) -> int:
-    """Start a rank and return its process id. It is forked twice, so that it becomes a child of the supervisor (which
-    adopts orphans) and can be waited for there."""
+def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGKILL) -> int:
+    """Start `run`, which never returns, in a new child of `parent` and return its process id. `parent` adopts orphans:
+    the process is forked twice, so that it becomes a child of `parent` and can be waited for there. The kernel sends it
+    `death_signal` when `parent` dies; 0 for none."""
     ours, theirs = os.pipe()
-    supervisor = os.getppid()
     middle = os.fork()
     if middle == 0:
-        itself = os.getpid()  # asked for here: the rank may be adopted before it could ask who its parent is
-        rank = os.fork()
-        if rank == 0:
-            _become_rank(request, descriptors, itself, supervisor)
-        os.write(theirs, str(rank).encode())
+        itself = os.getpid()  # asked for here: the child may be adopted before it could ask who its parent is
+        child = os.fork()
+        if child == 0:
+            try:
+                while os.getppid() == itself:  # until it is adopted
+                    time.sleep(0.001)
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
+                if os.getppid() == parent or not death_signal:  # else it died before it could take this process along
+                    run()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        os.write(theirs, str(child).encode())
         os._exit(0)
     os.close(theirs)
     answer = os.read(ours, 32)
@@ -95,13 +107,8 @@ def fork(request: dict[str, Any], descriptors: Sequence[int]) -> int:
     return int(answer)
 
 
-def _become_rank(request: dict[str, Any], descriptors: Sequence[int], middle: int, supervisor: int) -> NoReturn:
+def _become_rank(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     """Run the worker in this process as if it had been started with its environment and descriptors."""
-    while os.getppid() == middle:  # until the supervisor has adopted it
-        time.sleep(0.001)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:
-        os._exit(1)  # it died before it could take this process with it
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -114,8 +121,7 @@ def _become_rank(request: dict[str, Any], descriptors: Sequence[int], middle: in
     os.environ.update({name: str(number) for name, number in zip(request["descriptors"], others, strict=True)})
     sys.argv = ["bench.runtime.worker", *request["arguments"]]
     _apply_environment()
-    worker.main()
-    os._exit(1)  # the worker ends the process itself
+    worker.main()  # which ends the process
 
 
 def _apply_environment() -> None:

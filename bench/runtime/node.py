@@ -7,16 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import engines, extensions
+from bench import engines, extensions, store
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, SharedHeartbeat, strip_folders
 from bench.measure.environment import choose_openmp_variables, find_device_kind
 from bench.measure.failures import count_oom_kills
 from bench.processes import build_module_command
 from bench.record import Circumstance
-from bench.runtime.outcome import RankState
-from bench.runtime.pauses import PauseWatch
-from bench.runtime.process import RankProcess, StartRank, start_process
-from bench.runtime.transport import Rendezvous
+from bench.runtime.outcome import PauseWatch, RankState
+from bench.runtime.process import RankProcess, StartRank, install_handlers, start_process
+from bench.runtime.transport import AgentClient, Rendezvous
 from bench.scheduling import Span
 from bench.spec import RunSpec
 
@@ -189,3 +188,75 @@ def _list_ranks(spec: RunSpec, circumstance: Circumstance, span: Span, number: i
         return range(circumstance.rehearsed_rank, circumstance.rehearsed_rank + 1)
     own = spec.devices_per_node if span == "node" else 1
     return range(number * own, (number + 1) * own)
+
+
+class NodeAgent:
+    """One following node of one attempt."""
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        rendezvous: Rendezvous | None = None,
+        *,
+        span: Span = "node",
+        start: StartRank = start_process,
+        handle_signals: bool = True,
+    ) -> None:
+        """`number` is this supervisor's among those of the run. Without a `rendezvous` it waits for the lead's file."""
+        spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
+        circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
+        self._output: list[tuple[int, str]] = []
+        self.node = NodeRanks(folder, spec, circumstance, number, self._collect_output, span, start)
+        self.rendezvous = rendezvous or Rendezvous.wait(folder, circumstance.limits.startup_s)
+        self.client = AgentClient(self.rendezvous, number, socket.gethostname(), circumstance.limits.agent_silence_s)
+        self._interrupted_by: int | None = None
+        if handle_signals:
+            install_handlers(self.interrupt)
+
+    def run(self) -> bool:
+        """Return whether every rank of this node ended as it should."""
+        try:
+            self.node.start(self.rendezvous, None)
+            stacks = self._watch()
+            if self._interrupted_by:
+                self._report()  # before it ends its ranks, so that the lead does not take that for a loss
+            self.node.end(stacks=stacks)
+            self._report(done=True)
+        except BaseException:
+            self.node.end(stacks=False)  # and says nothing more: the lead sees a node that is lost
+            raise
+        finally:
+            self.client.close()
+            self.node.close()
+        return not self.node.lost
+
+    def interrupt(self, number: int) -> None:
+        """End this node's ranks because of a signal; the lead hears of it. A signal handler may call this."""
+        self._interrupted_by = number
+
+    def _watch(self) -> bool:
+        """Return when the ranks have ended or are to be ended; True if they are to print their stacks first."""
+        is_loss_reported = False
+        while self.node.running and not self._interrupted_by:
+            time.sleep(POLL_S)
+            paused = self.node.look_for_pauses() > 0
+            if paused:
+                self.client.forgive_silence()
+            if order := self.client.stop_request():
+                return bool(order["stacks"])
+            self.node.drain()
+            if self.client.due() or paused or (self.node.lost and not is_loss_reported):
+                self._report()
+                is_loss_reported = self.node.lost
+        return False
+
+    def _report(self, *, done: bool = False) -> None:
+        paused = self.node.pauses.totals
+        self.client.report(
+            self.node.states(), self._output, done=done, interrupted_by=self._interrupted_by, paused=paused
+        )
+        self._output = []
+
+    def _collect_output(self, rank: int, line: bytes) -> None:
+        self._output.append((rank, line.decode(errors="replace")))

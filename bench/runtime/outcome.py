@@ -1,15 +1,109 @@
-"""From typed evidence to an outcome: pure, so that every case is a line in a test."""
+"""What a run's ranks show: their states, pauses of their processes, `heartbeat.json` for readers, and the outcome.
 
+A suspended job, SIGSTOP or a machine that slept pauses a node's processes. A paused supervisor finds after the pause
+that far more time has passed than it asked to sleep. Time in which it was computing, or waited for a core next to other
+processes, is no pause: the kernel counts both.
+"""
+
+import contextlib
 import errno
+import json
+import os
 import signal
-from collections.abc import Sequence
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from bench import store
 from bench.formatting import describe_shortage
+from bench.processes import identify_process
 from bench.record import MemoryShortage, Outcome, OutcomeKind
-from bench.runtime.pauses import PauseTotals
 
+GAP_S = 2.0
+"""A supervisor asks to sleep for 0.2 s; a gap shorter than this is ordinary delay."""
+_RANK_S = 1.0  # a rank that was stopped for less, by a debugger that took its stacks say, was not paused
+_STOPPED = frozenset("Tt")  # states of a process: by a signal, or by a debugger
 StopReason = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
+
+
+class Moment(NamedTuple):
+    """Seconds since the boot, sleep of the machine included, and seconds that this thread computed or waited for a
+    core."""
+
+    at: float
+    active: float
+
+
+class PauseTotals(NamedTuple):
+    """Seconds of pauses on one node: since the start of the ranks, and those while a rank was making steps."""
+
+    all_s: float = 0.0
+    in_steps_s: float = 0.0
+
+    def combine(self, other: "PauseTotals") -> "PauseTotals":
+        """Return the longer of two nodes' pauses: a job is suspended on all its nodes at once."""
+        return PauseTotals(max(self.all_s, other.all_s), max(self.in_steps_s, other.in_steps_s))
+
+
+class PauseWatch:
+    """Pauses of one supervisor and of its ranks, seen by looking a few times per second."""
+
+    def __init__(self, read_moment: Callable[[], Moment] | None = None) -> None:
+        self._read_moment = read_moment or _read_moment
+        self._last = self._read_moment()
+        self._was_in_steps = False
+        self._own = PauseTotals()
+        self._ranks: dict[int, PauseTotals] = {}  # by process id
+        self.stopped: frozenset[int] = frozenset()  # process ids of ranks that are stopped now
+
+    def restart(self) -> None:
+        """Begin the next interval now: what this thread did since the last look was asked of it."""
+        self._last = self._read_moment()
+
+    def look(self, pids: Iterable[int], *, in_steps: bool) -> float:
+        """Return the seconds for which this supervisor itself was paused since the last look, 0 for none. `pids` are
+        its running ranks, `in_steps` is whether any of them makes steps."""
+        last, self._last = self._last, self._read_moment()
+        elapsed_s = self._last.at - last.at
+        gap_s = elapsed_s - (self._last.active - last.active)
+        paused_s = gap_s if gap_s > GAP_S else 0.0
+        # A window whose time is over ends with the first step after a pause, perhaps before this supervisor looks.
+        touched_steps, self._was_in_steps = in_steps or self._was_in_steps, in_steps
+        self._own = _add(self._own, paused_s, touched_steps)
+        self.stopped = frozenset(pid for pid in pids if _read_state(pid) in _STOPPED)
+        for pid in () if paused_s else self.stopped:
+            self._ranks[pid] = _add(self._ranks.get(pid, PauseTotals()), elapsed_s, touched_steps)
+        return paused_s
+
+    @property
+    def totals(self) -> PauseTotals:
+        """Pauses so far: those of the supervisor, and those of the rank that was stopped longest."""
+        longest = max(self._ranks.values(), default=PauseTotals())
+        ranks = longest if longest.all_s >= _RANK_S else PauseTotals()
+        return PauseTotals(self._own.all_s + ranks.all_s, self._own.in_steps_s + ranks.in_steps_s)
+
+
+def _add(totals: PauseTotals, seconds: float, in_steps: bool) -> PauseTotals:
+    return PauseTotals(totals.all_s + seconds, totals.in_steps_s + (seconds if in_steps else 0.0))
+
+
+def _read_moment() -> Moment:
+    active = 0.0  # of a kernel without these counts
+    with contextlib.suppress(OSError, ValueError):
+        computed_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
+        active = (int(computed_ns) + int(waited_ns)) / 1e9
+    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), active)
+
+
+def _read_state(pid: int) -> str:
+    """Return the state of a process in the kernel's letters; empty for one that has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 class RankState(NamedTuple):
@@ -145,3 +239,96 @@ def _build_rank_evidence(state: RankState) -> dict[str, Any]:
     code = state.exit_code
     how = {"signal": signal.Signals(-code).name} if code is not None and code < 0 else {"exit_code": code}
     return {"rank": state.rank, **how, "phase": state.phase, "step": state.step, **failure_fields}
+
+
+class AsyncWriter:
+    """Does one write at a time on a thread of its own; what cannot be written is given up. So a file system that stalls
+    delays no rank, and looks like no hang and no lost node."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, write: Callable[[], object]) -> bool:
+        """Begin to write, unless the last write is still under way; return whether it was begun."""
+        if self.busy:
+            return False
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                write()
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Give what is under way some time."""
+        if self._thread:
+            self._thread.join(seconds)
+
+
+class HeartbeatWriter:
+    """Kept fresh every `every_s`. Where the file system stalls it grows old: a beat that cannot be written is skipped,
+    the next one knows more."""
+
+    def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] | None = None) -> None:
+        """`replace(path, content)` writes the file whole; it may take as long as it likes."""
+        self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace or _replace_file
+        self._writer = AsyncWriter()
+        self._at = -every_s
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._at >= self.every_s
+
+    def show(self, state: str, ranks: Sequence[RankState]) -> None:
+        """Begin to write how the run is."""
+        self._at = time.monotonic()
+        content = build_heartbeat(state, ranks)
+        self._writer.start(lambda: self._replace(self._path, content))
+
+    def end(self, ranks: Sequence[RankState], patience_s: float) -> None:
+        """Write the last one, waiting so long for the file system at most."""
+        self._writer.wait(patience_s / 2)
+        self.show("ended", ranks)
+        self._writer.wait(patience_s / 2)
+
+
+def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
+    """Return what `heartbeat.json` says of an attempt that this process claims or supervises."""
+    process = identify_process(os.getpid())
+    plain = {
+        "state": state,
+        "at": format_now(),
+        "host": socket.gethostname(),
+        "supervisor": os.getpid(),
+        "process": process._asdict() if process else None,
+        "ranks": [_build_rank_entry(rank) for rank in ranks],
+    }
+    return json.dumps(plain, indent=1).encode()
+
+
+def format_now() -> str:
+    """Return the time as it stands in the supervisors' files: ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _build_rank_entry(rank: RankState) -> dict[str, Any]:
+    silent_s = round(rank.silent_s, 1)
+    return {"rank": rank.rank, "pid": rank.pid, "phase": rank.phase, "step": rank.step, "silent_s": silent_s}
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    """A reader sees a whole file, the old or the new one. Nothing is forced to the disk: a heartbeat need not outlive
+    the machine."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_bytes(content)
+        new.replace(path)
+    except OSError:  # the disk is full, say
+        new.unlink(missing_ok=True)
+        raise

@@ -16,18 +16,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from bench import data, engines, job_context, layout, models, store
-from bench.measure import allocation, devices, environment, rendezvous
+from bench.measure import devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
-from bench.measure.failures import Refused
-from bench.measure.faults import InjectedFault
+from bench.measure.failures import InjectedFault, Refused
 from bench.processes import importing
 from bench.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
 from bench.spec import RunSpec, config_id
 from bench.units import count_part_elements
 
 if TYPE_CHECKING:
-    from bench.measure.inspection import Inspection
     from bench.measure.loop import Series
+    from bench.measure.observe import Inspection
     from bench.measure.training import Training
 
 
@@ -265,20 +264,20 @@ class RankWorker:
     def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
         """Return what fills the memory that has run out; None of a device that does not answer."""
         with contextlib.suppress(Exception):
-            from bench.measure import shortage
+            from bench.measure import memory
 
             if kind == "oom":
-                return shortage.of_device(self.rank, self.device, error, self.surroundings.other_bytes())
-            return shortage.of_host(self.rank, self.device, error)
+                return memory.read_device_shortage(self.rank, self.device, error, self.surroundings.other_bytes())
+            return memory.read_host_shortage(self.rank, self.device, error)
         return None
 
     def inspect(self) -> "Inspection":
         """Look closer at a few untimed steps."""
-        from bench.measure import inspection
+        from bench.measure import observe
 
         self.channel.beat("inspection")
         members, unknown = engines.facts(self.spec).members, models.build_network(self.spec.model) is None
-        return inspection.inspect(self.trainer, self.engine, members, self.device, counts_flops=unknown)
+        return observe.inspect(self.trainer, self.engine, members, self.device, counts_flops=unknown)
 
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
         """Gather what every rank saw on rank 0, which writes it down; `uninspected` is why there was no closer look."""
@@ -344,7 +343,7 @@ class RankWorker:
         }
         ranks: list[dict[str, Any]] = self.peers.gather(position)
         job = job_context.find_job(os.environ).context
-        places: list[allocation.RankPlace] = self.peers.gather(allocation.RankPlace.of(position["host"], job))
+        places: list[rendezvous.RankPlace] = self.peers.gather(rendezvous.RankPlace.of(position["host"], job))
         found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_uuid())
         classes: list[EnvironmentClass] = self.peers.gather(found)
         if self.peers.is_main:
@@ -352,7 +351,7 @@ class RankWorker:
             description = environment.probe(found, hosts, {"ranks": ranks}, job)
             store.write_json(self.folder / store.ENVIRONMENT, description)
             self.environment = description
-            allocation.check(places, job.nodelist)
+            rendezvous.check_places(places, job.nodelist)
             environment.check_alike(classes)
 
     def check_parameters(self, module: Any) -> int:

@@ -15,11 +15,6 @@ def compute_cost(objective: str, value: float | None) -> float | None:
     return math.log(value) if OBJECTIVES[objective] == "least" else -math.log(value)
 
 
-def compute_objective(objective: str, cost: float) -> float:
-    """Return the value that a cost stands for."""
-    return math.exp(cost if OBJECTIVES[objective] == "least" else -cost)
-
-
 def find_cost(section: SearchSection, result: TrialResult) -> float | None:
     """Return what a trial cost; None for one that failed, that keeps not to the constraints, or that has no answer."""
     if result.quantities is None or not keeps_constraints(section, result):

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.errors import UserError
-from bench.search.candidates import CandidatePool
-from bench.search.costs import find_cost
-from bench.search.proposers import ListProposer, is_spent
+from bench.search.candidates import CandidatePool, SearchCandidate
+from bench.search.costs import compute_cost, find_cost
+from bench.search.proposers import is_settled, is_spent
 from bench.search.space import Values
 from bench.search_section import Dimension
 from bench.sweep.policy import Proposal, TrialResult
 
 _STUDY = "zeroscale"
-_MOST_CALLS = 5  # of a sampler before a point is taken at random: it may name those that were tried for ever
+_ENQUEUED = 10  # predicted best points that come first: as many as these samplers draw at random otherwise
 _MOST_FITTED = 60  # trials that a Gaussian process is fitted to: seconds go with their number's third power
 _PENALTY = 1.0  # in log: what failed counts as e times worse than the worst that ran
 _CONSTRAINT = "runs"
@@ -28,7 +28,8 @@ _PER_TRIAL, _PER_STUDY = "trial", "study"
 
 
 class OptunaProposer:
-    """What one of Optuna's samplers asks for."""
+    """The predicted best points, then what one of Optuna's samplers asks for. A suggestion that cannot run, or was
+    tried, is replaced by the nearest point that was not."""
 
     def __init__(self, pool: CandidatePool) -> None:
         """UserError where Optuna is not installed, or what the sampler needs besides."""
@@ -37,33 +38,59 @@ class OptunaProposer:
         self._knows_constraints = self._section.sampler in ("tpe", "gp", "nsga2")
         self._ordinal = self._section.sampler in ("qmc", "cma_es")  # which draw no categories together
         self._distributions = {key: self._build_distribution(one) for key, one in pool.space.dimensions.items()}
+        self._candidates = [one for one in pool.list_all() if one.may_fit]
+        self._enqueued = self._list_enqueued()
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return what the sampler asks for; None where the budget is spent or every point was tried."""
-        if is_spent(self._section, results):
+        """Return the predicted best points and then what the sampler asks for; None where the budget is spent, where
+        nothing more is gained, or where every point was tried."""
+        if is_spent(self._section, results) or is_settled(self._section, results):
             return None
-        study = self.build_study(self._select_fitted(results))
-        storage, identity = study[1], study[2]
-        by_id = {result.trial.point.config_id: result for result in results}
-        worst = _find_worst(self._list_costs(results))
-        for _ in range(_MOST_CALLS):
-            trial = study[0].ask()
-            values = self._suggest(trial)
-            candidate = self._pool.find(values)
-            if candidate and candidate.may_fit and candidate.point.config_id not in by_id:
-                kept = {
-                    _PER_TRIAL: dict(study[0].trials[trial.number].system_attrs),
-                    _PER_STUDY: dict(storage.get_study_system_attrs(identity)),
-                }
-                return Proposal(candidate.point, values, sampler_state=kept)
-            known = by_id.get(candidate.point.config_id) if candidate else None
-            cost = find_cost(self._section, known) if known else None
-            if self._knows_constraints:
-                trial.set_constraint(_CONSTRAINT, 1.0 if cost is None else -1.0)
-            study[0].tell(trial, worst + _PENALTY if cost is None else cost)
-        if self._pool.space.iterate() is None:
-            return None
-        return ListProposer(self._pool, at_random=True).propose(results)
+        tried = {result.trial.point.config_id for result in results}
+        left = [one for one in self._candidates if one.point.config_id not in tried]
+        enqueued = [one for one in self._enqueued if one.point.config_id not in tried]
+        if enqueued:
+            return Proposal(enqueued[0].point, enqueued[0].values, "among the predicted best")
+        study, storage, identity = self.build_study(self._select_fitted(results))
+        trial = study.ask()
+        values = self._suggest(trial)
+        found = self._pool.find(values)
+        if found is None or not found.may_fit or found.point.config_id in tried:
+            if not left:
+                return None
+            found = min(left, key=lambda one: self._compute_distance(one.values, values))
+        kept = {
+            _PER_TRIAL: dict(study.trials[trial.number].system_attrs),
+            _PER_STUDY: dict(storage.get_study_system_attrs(identity)),
+        }
+        return Proposal(found.point, found.values, sampler_state=kept)
+
+    def _list_enqueued(self) -> list[SearchCandidate]:
+        """Return the predicted best point of each technique, the best first, and then the best of the rest."""
+        known = [
+            (cost, place, one) for place, one in enumerate(self._candidates)
+            if (cost := compute_cost(self._section.objective, one.predicted)) is not None
+        ]  # fmt: skip
+        ordered = [one for _, _, one in sorted(known)]
+        firsts = {one.point.spec["engine"]["name"]: one for one in reversed(ordered)}
+        begin = [one for one in ordered if firsts[one.point.spec["engine"]["name"]] is one]
+        return [*begin, *(one for one in ordered if one not in begin)][: max(_ENQUEUED, len(begin))]
+
+    def _compute_distance(self, one: Values, other: Values) -> float:
+        """Return how far apart two points are: each field adds between 0 and 1, and 1 where it has no order."""
+        apart, codes, others = 0.0, self._encode(one), self._encode(other)
+        for key in dict.fromkeys([*codes, *others]):  # in an order that is the same in every process
+            if key not in codes or key not in others:
+                apart += 1
+                continue
+            (here, distribution), (there, _) = codes[key], others[key]
+            if isinstance(distribution, self._optuna.distributions.CategoricalDistribution):
+                apart += here != there
+            elif here != there:
+                ends = distribution.low, distribution.high, here, there
+                low, high, here, there = map(math.log, ends) if distribution.log else ends
+                apart += abs(here - there) / (high - low)
+        return apart
 
     def _select_fitted(self, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
         """Return the trials that a sampler is told of: for `gp` the latest, and of those before the best."""
@@ -183,7 +210,7 @@ def _import_optuna(sampler: str) -> Any:
             importlib.import_module(name)
         except ImportError as error:
             extra = "run" if name == "torch" else "search"
-            remedy = f"pip install 'zeroscale[{extra}]', or search.sampler=prior"
+            remedy = f"pip install 'zeroscale[{extra}]', or search.sampler={'tpe' if name == 'torch' else 'random'}"
             raise UserError(f"search.sampler={sampler}", f"needs {name}, which is not installed", remedy) from error
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

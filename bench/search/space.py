@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.search_section import MOST_LISTED, Dimension, SearchSection
-from bench.sweep.planning.search_plan import list_pairs
+from bench.study import Pair
 
 Values = dict[str, Any]
 """By dimension, one of its values; a dimension whose condition does not hold is left out."""
@@ -75,6 +75,12 @@ class SearchSpace:
     def compute_share(self, values: Mapping[str, Any]) -> float:
         """Return how likely values are to be drawn, relative to other values of a listed space."""
         return math.prod(self.dimensions[key].compute_share(value) for key, value in values.items())
+
+
+def list_pairs(values: Mapping[str, Any]) -> list[Pair]:
+    """Return the overrides that values of a space stand for; a mapping stands for several."""
+    several = (value if isinstance(value, Mapping) else {key: value} for key, value in values.items())
+    return [pair for fields in several for pair in fields.items()]
 
 
 def format_key(values: Mapping[str, Any]) -> str:

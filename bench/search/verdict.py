@@ -1,29 +1,15 @@
-"""What a search found: the best, what cannot be told apart from it, what it cost, and what may be left to gain."""
+"""What a search found: the best, what cannot be told apart from it, and what it cost."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from bench.search.candidates import CandidatePool
 from bench.search.costs import find_cost
 from bench.search.halving import HalvingProposer, find_end, select_furthest
-from bench.search.proposers import ListProposer, PriorProposer, is_spent
-from bench.search.surrogate import compute_expected_gains
+from bench.search.proposers import ListProposer, is_settled, is_spent
 from bench.search_section import SearchSection
 from bench.sweep.policy import TrialResult
-
-_MOST_SAMPLED = 400  # candidates that may gain most
-_SAMPLES = 1_000
-
-
-class SearchRegret(NamedTuple):
-    """What the best of all candidates may be better by than the best that was found, relative."""
-
-    next_gain: float  # that the likeliest next trial is expected to bring
-    expected: float
-    high: float  # in 95 % of cases it is less
 
 
 class SearchVerdict(NamedTuple):
@@ -39,7 +25,7 @@ class SearchVerdict(NamedTuple):
     candidates: int | None  # points of the space that may fit; None where they are too many to list
     never_feasible: int
     cannot_run: int
-    regret: SearchRegret | None  # None: nothing is known of the rest
+    is_settled: bool  # ended since its last trials gained too little
     is_spent: bool  # ended by its budget
     reached: dict[int, int]  # trainings that ended well after this many tokens; empty of a search without rungs
     whole_tokens: int | None  # of a training that comes to its end; None of a search without rungs
@@ -48,7 +34,7 @@ class SearchVerdict(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be tried: the budget is spent, or the rest gains too little."""
-        return not self.pending and (self.is_spent or self._is_settled)
+        return not self.pending and (self.is_spent or self._is_finished)
 
     @property
     def none_ended(self) -> bool:
@@ -56,11 +42,10 @@ class SearchVerdict(NamedTuple):
         return self.whole_tokens is not None and self.whole_tokens not in self.reached
 
     @property
-    def _is_settled(self) -> bool:
+    def _is_finished(self) -> bool:
         if self.section.rungs:
             return self.is_exhausted
-        settled = self.regret is not None and self.regret.next_gain < self.section.gain
-        return settled if self.section.sampler == "prior" else self.candidates == sum(self.outcomes.values())
+        return self.is_settled or self.candidates == sum(self.outcomes.values())
 
 
 def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
@@ -82,7 +67,7 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         candidates=sum(candidate.may_fit for candidate in listed) if listed is not None else None,
         never_feasible=sum(not candidate.may_fit for candidate in listed or ()),
         cannot_run=len(pool.explain_left_out()),
-        regret=_estimate_regret(pool, results) if best and not section.rungs else None,
+        is_settled=is_settled(section, results),
         is_spent=is_spent(section, results),
         reached=_count_reached(section, results),
         whole_tokens=_find_whole_tokens(section, results),
@@ -121,23 +106,3 @@ def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, f
 def _overlap(section: SearchSection, one: TrialResult, other: TrialResult) -> bool:
     (low, high), (other_low, other_high) = find_interval(section, one), find_interval(section, other)
     return low <= other_high and other_low <= high
-
-
-def _estimate_regret(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchRegret | None:
-    """Return what may be left to gain, by what predictions and trials together say of every candidate."""
-    proposer = PriorProposer(pool)
-    best, belief = proposer.find_best_cost(results), proposer.believe(results)
-    if best is None:
-        return None
-    gains, chances = compute_expected_gains(belief, best), proposer.compute_chances(results)
-    likely = np.argsort(-gains * chances)[:_MOST_SAMPLED]
-    likely = likely[chances[likely] > 0]
-    if not len(likely):
-        return SearchRegret(0.0, 0.0, 0.0)
-    generator = np.random.default_rng(pool.section.seed)
-    drawn = proposer.draw_costs(results, likely, _SAMPLES, generator)
-    runs = generator.random(drawn.shape) < chances[likely]
-    left = np.maximum(best - np.where(runs, drawn, np.inf).min(axis=1), 0.0)
-    return SearchRegret(
-        float((gains * chances).max()), float(-np.expm1(-left).mean()), float(-np.expm1(-np.quantile(left, 0.95)))
-    )

@@ -11,8 +11,8 @@ and the slowest of the recorded runs, from cold. How long models of billions of 
 measured."""
 MARGIN = 3.0
 """A time limit holds if steps take this many times as long as the high end of the prediction. Of 36 runs of the testbed
-with fifteen other processes on its two cores, 28 took up to 3 times as long as on quiet ones, the worst 8.7 times
-(tests/data/runs); a point whose time runs out all the same has the longest limit in its next attempt."""
+with fifteen other processes on its two cores, 28 took up to 3 times as long as on quiet ones, the worst 8.7 times;
+a point whose time runs out all the same has the longest limit in its next attempt."""
 LEAST_MIN = 2.0
 """No predicted limit is shorter: a cold start takes 9 s, and building an op for the first time 30 s more."""
 _INSPECTED = 3  # untimed steps after the window

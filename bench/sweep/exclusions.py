@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from bench import store
 from bench.spec import Frozen
 
-FOLDER = "excluded"
+EXCLUDED = "excluded"
 
 
 class Exclusion(Frozen):
@@ -19,16 +19,16 @@ class Exclusion(Frozen):
     at: str  # ISO 8601, UTC
 
 
-def write(study_folder: Path, found: Exclusion) -> None:
+def write_exclusion(study_folder: Path, found: Exclusion) -> None:
     """Put a node on the study's list."""
-    (study_folder / FOLDER).mkdir(exist_ok=True)
-    store.write_json(study_folder / FOLDER / f"{found.host}.json", found)
+    (study_folder / EXCLUDED).mkdir(exist_ok=True)
+    store.write_json(study_folder / EXCLUDED / f"{found.host}.json", found)
 
 
-def read(study_folder: Path) -> list[Exclusion]:
+def read_exclusions(study_folder: Path) -> list[Exclusion]:
     """Return the study's list; to use a node again, remove its file."""
     found = []
-    for path in sorted((study_folder / FOLDER).glob("*.json")):
+    for path in sorted((study_folder / EXCLUDED).glob("*.json")):
         try:
             found.append(Exclusion.model_validate_json(path.read_bytes()))
         except (OSError, ValidationError):

@@ -12,13 +12,14 @@ from bench.formatting import format_count
 from bench.machine import Machine
 from bench.predict.neighbours import UNCORRECTED, Correction
 from bench.quantities import RunQuantities
-from bench.record import Outcome, OutcomeKind
+from bench.record import FINAL, Outcome, OutcomeKind
 from bench.store import RunAttempt
 from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint, Trial
 from bench.sweep.feasible import find_infeasible_outcome, is_far_out_of_memory
 from bench.sweep.pruning import Siblings, Tried, find_pruned_outcome, is_to_confirm
-from bench.sweep.skipped import NEVER_RAN, list_accepted_outcomes
 
+NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
+"""Outcomes without a run: `pruned` by what other runs show, `infeasible` by a prediction."""
 TOTAL_ATTEMPTS_FACTOR = 5
 """So many times the attempts allowed end a point, where the failures were not its own fault."""
 
@@ -113,30 +114,18 @@ class AddTrial(NamedTuple):
 Decision = StartRun | RecordWithoutRun | PostponeRun | SkipRun
 
 
-def _find_no_correction(point: SweepPoint) -> Correction:
-    return UNCORRECTED
-
-
-def _list_no_results() -> Sequence[TrialResult]:
-    return ()
-
-
-def _find_no_holder(key: RunKey) -> str:
-    return ""
-
-
 class Snapshot(NamedTuple):
     """What folder, scheduler and clock show at one moment."""
 
     tried: Tried
-    correction: Callable[[SweepPoint], Correction] = _find_no_correction  # of predictions, by measured neighbours
-    busy: Callable[[RunKey], str] = _find_no_holder  # who has a point now, in words; empty: nobody
+    correction: Callable[[SweepPoint], Correction] = lambda point: UNCORRECTED  # of predictions, by measured neighbours
+    busy: Callable[[RunKey], str] = lambda key: ""  # who has a point now, in words; empty: nobody
     submitted: Mapping[RunKey, int] = {}  # number of jobs that have had a point …
     failed_starts: Mapping[RunKey, Sequence[str]] = {}  # … and how those ended that failed before any attempt, in words
     left_s: float | None = None  # of the allocation; None: it has no end
     spent_node_hours: float = 0.0
     passed: Sequence[Decision] = ()  # of this pass, oldest first
-    results: Callable[[], Sequence[TrialResult]] = _list_no_results  # of a search's trials, in order
+    results: Callable[[], Sequence[TrialResult]] = lambda: ()  # of a search's trials, in order
 
 
 def build_planned_run(
@@ -229,7 +218,7 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
 def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
     """Return the attempt that answers a point for good: a real run before one that needed none, and never one with an
     injected fault. A run that was paused has no valid times, and runs again."""
-    accept = list_accepted_outcomes(prune=prune)
+    accept = FINAL if prune else FINAL - NEVER_RAN  # where everything is to be measured, real runs alone
     answers = [
         attempt
         for attempt in done

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bench.record import Outcome
 from bench.spec import Frozen
 from bench.store import RunAttempt
+
+if TYPE_CHECKING:
+    from bench.sweep.definition import RunKey
 
 CONFIRMED = 2
 """So many runs out of memory, and no other answer, before anything is concluded from them."""
@@ -32,16 +35,7 @@ class Siblings(Frozen):
     larger: tuple[Sibling, ...] = ()
 
 
-class _RunKeyLike(Protocol):
-    @property
-    def config_id(self) -> str: ...
-    @property
-    def machine(self) -> str: ...
-    @property
-    def repeat(self) -> int: ...
-
-
-def find_siblings(wanted: Iterable[tuple[_RunKeyLike, Mapping[str, Any]]]) -> dict[tuple[str, str], Siblings]:
+def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[tuple[str, str], Siblings]:
     """Return the kin of every configuration on every machine, from what is wanted and its spec in plain types."""
     repeats: dict[tuple[str, str], list[int]] = {}
     specs: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -51,7 +45,8 @@ def find_siblings(wanted: Iterable[tuple[_RunKeyLike, Mapping[str, Any]]]) -> di
         specs[place] = spec
     families: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for place, spec in specs.items():
-        families.setdefault((_format_family(spec), place[1]), []).append(place)
+        family = {**spec, "batch": {"accumulation": spec["batch"]["accumulation"]}}
+        families.setdefault((json.dumps(family, sort_keys=True), place[1]), []).append(place)
     found = {}
     for places in families.values():
         places.sort(key=lambda place: int(specs[place]["batch"]["micro"]))
@@ -63,10 +58,6 @@ def find_siblings(wanted: Iterable[tuple[_RunKeyLike, Mapping[str, Any]]]) -> di
             smaller, larger = tuple(members[:index]), tuple(members[index + 1 :])
             found[place] = Siblings(machine=place[1], itself=itself, smaller=smaller, larger=larger)
     return found
-
-
-def _format_family(spec: Mapping[str, Any]) -> str:
-    return json.dumps({**spec, "batch": {"accumulation": spec["batch"]["accumulation"]}}, sort_keys=True)
 
 
 def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:

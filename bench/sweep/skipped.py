@@ -3,15 +3,8 @@
 from pathlib import Path
 
 from bench import store
-from bench.record import FINAL, Outcome, OutcomeKind
+from bench.record import Outcome
 from bench.sweep.definition import RequestedRun
-
-NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
-
-
-def list_accepted_outcomes(*, prune: bool) -> frozenset[OutcomeKind]:
-    """Return the outcomes that answer a point for good; where everything is to be measured, those of real runs."""
-    return FINAL if prune else FINAL - NEVER_RAN
 
 
 def write_outcome(study_folder: Path, requested: RequestedRun, outcome: Outcome) -> None:

@@ -21,7 +21,7 @@ FRESH_S = 90.0
 _CLAIM_S = 3.0  # between claiming a folder and saying for what, on a slow file system
 REPORT = "report"
 """Folder of what the autopilot writes at its end."""
-_NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, exclusions.FOLDER, REPORT)
+_NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, exclusions.EXCLUDED, REPORT)
 
 
 class HeartbeatRank(BaseModel):
@@ -183,15 +183,11 @@ def read_heartbeat(folder: Path) -> LastHeartbeat | None:
     return None
 
 
-def _is_not_ours(attempt: UnfinishedAttempt) -> bool:
-    return False
-
-
 def find_rival_attempt(
     config_folder: Path,
     key: RunKey,
     before: int | None = None,
-    ours: Callable[[UnfinishedAttempt], bool] = _is_not_ours,
+    ours: Callable[[UnfinishedAttempt], bool] = lambda attempt: False,
 ) -> UnfinishedAttempt | None:
     """Return another attempt at a point that is under way, none of `ours`; of those claimed `before` the one that the
     caller has claimed if that is given."""

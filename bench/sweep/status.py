@@ -59,13 +59,11 @@ def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnap
     for job in seen.jobs:
         for key, task in job.points:
             end = seen.ends.get((job.name, task))
-            if end and end.faulty and key in sweeps and end.ended_at >= _parse_seconds(sweeps[key].asked_at):
+            if not end or not end.faulty or key not in sweeps:
+                continue
+            if end.ended_at >= datetime.fromisoformat(sweeps[key].asked_at).timestamp():
                 found.setdefault(key, []).append(end.describe())
     return found
-
-
-def _parse_seconds(when: str) -> float:
-    return datetime.fromisoformat(when).timestamp()
 
 
 class _StatusReader:
@@ -117,9 +115,11 @@ class _StatusReader:
             return "answered", ""
         for attempt in self._seen.open.get(key, ()):
             if self._alive(attempt):
-                return "running", self._running(attempt)
+                job = self._queue.get((attempt.job, attempt.task)) if attempt.job else None
+                return "running", f"in job {job.number}: {attempt.doing()}" if job else attempt.doing()
         if place:
-            return "pending", self._pending(place)
+            job = self._queue[place]
+            return "pending", f"in job {job.number}: {describe_wait(job) if job.pending else 'its turn comes'}"
         if not self._is_reached and (in_job := self._explain_unknown(key)):
             return "unknown", in_job
         failed_starts = self._failed_starts.get(key, ())
@@ -137,14 +137,6 @@ class _StatusReader:
         if state is None:
             return attempt.fresh
         return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
-
-    def _running(self, attempt: UnfinishedAttempt) -> str:
-        state = self._queue.get((attempt.job, attempt.task)) if attempt.job else None
-        return f"in job {state.number}: {attempt.doing()}" if state else attempt.doing()
-
-    def _pending(self, place: JobTask) -> str:
-        state = self._queue[place]
-        return f"in job {state.number}: {describe_wait(state) if state.pending else 'its turn comes'}"
 
     def _explain_last_job(self, key: RunKey) -> str:
         """Return how the last job of a point ended that came to no attempt at it; empty where there is no such job."""

@@ -8,8 +8,15 @@ from pydantic import BaseModel
 
 from bench.machine import Machine
 from bench.record import RunRecord
-from bench.reference.config import GROUPS, PLUGIN_GROUPS, KeySection, list_group_files, list_sections
-from bench.reference.keys import ConfigKey, list_keys
+from bench.reference.config import (
+    GROUPS,
+    PLUGIN_GROUPS,
+    ConfigKey,
+    KeySection,
+    list_group_files,
+    list_keys,
+    list_sections,
+)
 from bench.spec import DataSpec, EngineSpec, ModelSpec
 from bench.study import Study
 from docs.generate.markdown import code, plain, table

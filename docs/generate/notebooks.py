@@ -7,7 +7,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
-RECORDED = ROOT / "results" / "measured" / "two_cores"
+RECORDED = ROOT / "results" / "measured" / "two_cores.zip"
 
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "first_look": {"RUNS": "testbed"},

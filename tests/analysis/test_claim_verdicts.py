@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from records import failed, memory, results, run, save, spec, steps
 
-from analysis.claims import published
+from analysis.claims import sources
 from analysis.claims.sources import CLAIMS
 from analysis.claims.verdicts import Entry, judge
 from bench.cli import main
@@ -320,14 +320,14 @@ def test_the_settings_say_what_of_them_is_covered() -> None:
 
 
 def test_the_claims_are_word_for_word_those_carried_over() -> None:
-    rows = {row["id"]: row["claim"] for row in published.read("claims").rows}
+    rows = {row["id"]: row["claim"] for row in sources.read_published("claims").rows}
     weighed = {claim.id: claim.text for claims in CLAIMS.values() for claim in claims}
     assert weighed == {name: text for name, text in rows.items() if name not in ("C4", "C5", "C6")}
 
 
-@pytest.mark.parametrize("name", published.names())
+@pytest.mark.parametrize("name", sources.list_published())
 def test_published_numbers_name_their_source_and_are_whole(name: str) -> None:
-    found = published.read(name)
+    found = sources.read_published(name)
     assert found.source and found.rows
     assert all(None not in row and None not in row.values() for row in found.rows)
 

@@ -15,11 +15,10 @@ from analysis.compare import ComparisonSetup, compare
 from analysis.compare.judging import Gate
 from analysis.compare.phrases import format_headline, list_remarks
 from analysis.stats import compare as stats
-from analysis.stats.compare import EQUAL, TOO_FEW
-from analysis.stats.detectable import missing, smallest
+from analysis.stats.compare import EQUAL, TOO_FEW, count_missing_repeats, find_smallest_slowdown
 from bench.record import Collective, Link, RunRecord
 
-SMOKE = Path(__file__).parents[1] / "data" / "runs" / "smoke"
+SMOKE = Path(__file__).parents[1] / "data" / "runs.zip" / "smoke"
 GLOO = Link(backend="gloo", payload_bytes=8, bus_bytes_per_s=1.0)
 
 
@@ -192,15 +191,15 @@ def test_as_many_repeats_as_are_missing_see_the_slowdown_four_times_in_five() ->
     three = [stats.compare([[s] for s in drawn[i]], [[s] for s in drawn[i + 10]]) for i in range(10)]
     noise = float(np.mean([one.variance for pair in three for one in pair.noises]))
     three = [pair._replace(noises=tuple(one._replace(variance=noise) for one in pair.noises)) for pair in three]
-    more = missing(three[0], 0.03, 10)
+    more = count_missing_repeats(three[0], 0.03, 10)
     for _ in range(60):
         times = np.exp(np.sqrt(noise) * rng.standard_normal((20, 3 + more)))
         times[0] *= 1.03
         pairs = [stats.compare([[s] for s in times[i]], [[s] for s in times[i + 10]]) for i in range(10)]
         found.append(stats.verdicts(pairs)[0] == "slower")
     assert 0.65 <= np.mean(found) <= 0.98
-    assert smallest(three[0], 10) > 0.03
-    assert smallest(three[0]._replace(unit="step"), 10) is None
+    assert find_smallest_slowdown(three[0], 10) > 0.03
+    assert find_smallest_slowdown(three[0]._replace(unit="step"), 10) is None
 
 
 @pytest.mark.parametrize(

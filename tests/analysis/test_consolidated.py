@@ -18,7 +18,7 @@ from analysis.reading import consolidated, extraction, walk
 from analysis.results import Results
 from bench import plugins, store
 
-NAME = walk.CONSOLIDATED
+kept_file = consolidated._build_cache_path
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,21 @@ def test_a_later_read_finds_the_same_and_opens_no_record(runs: Path, opened: lis
     assert opened == ["foreign/record.json"], "it may be readable by now"
     assert_same(kept, first)
     assert len(kept.skipped) == len(kept.unfinished) == 1
+
+
+def test_an_invalid_run_whose_record_is_gone_by_then_shows_no_speed(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wrong,) = (row for _, row in results.read([runs]).table.iterrows() if row["outcome"] == "invalid")
+
+    def gone(path: Path) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(results, "read_record", gone)
+    (row,) = (row for _, row in results.read([runs]).table.iterrows() if row["outcome"] == "invalid")
+    assert row["config_id"] == wrong["config_id"]
+    assert row[["sample_s", "step_s", "tokens_per_s", "mfu"]].isna().all()
+    assert wrong[["sample_s", "step_s", "tokens_per_s", "mfu"]].isna().all() and wrong["peak_allocated_bytes"] > 0
 
 
 def first_record(folder: Path) -> Path:
@@ -192,7 +207,7 @@ def test_what_has_only_just_changed_is_not_trusted(
 )
 def test_a_spoilt_file_is_made_again(spoil: Callable[[bytes], bytes], runs: Path) -> None:
     first = results.read([runs])
-    path = runs / NAME
+    path = kept_file(runs)
     path.write_bytes(spoil(path.read_bytes()))
     assert_same(results.read([runs]), first)
     assert_same(results.read([runs]), first)
@@ -205,7 +220,7 @@ def _flipped(content: bytes, at: float) -> bytes:
 
 def test_somebody_elses_parquet_is_no_consolidated_file(runs: Path) -> None:
     first = results.read([runs])
-    pd.DataFrame({"file": ["a"]}).to_parquet(runs / NAME)
+    pd.DataFrame({"file": ["a"]}).to_parquet(kept_file(runs))
     assert_same(results.read([runs]), first)
 
 
@@ -232,22 +247,16 @@ def test_another_version_of_an_installed_metric_reads_every_record_again(
     assert len(opened) == 8
 
 
-def test_where_the_folder_cannot_be_written_the_cache_holds_it(
-    runs: Path, tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = consolidated.write_atomically
+def test_nothing_is_written_into_the_folder_that_is_read(runs: Path, tmp_path: Path, opened: list[str]) -> None:
+    def look() -> dict[Path, tuple[int, int]]:
+        return {path: (path.stat().st_ctime_ns, path.stat().st_size) for path in (runs, *runs.rglob("*"))}
 
-    def refused(path: Path, content: bytes) -> None:
-        if runs in path.parents:
-            raise PermissionError(13, "Permission denied")
-        write(path, content)
-
-    monkeypatch.setattr(consolidated, "write_atomically", refused)
+    before = look()
     first = results.read([runs])
     opened.clear()
     assert_same(results.read([runs]), first)
     assert opened == ["foreign/record.json"]
-    assert not (runs / NAME).exists()
+    assert look() == before
     assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 1
 
 
@@ -262,7 +271,7 @@ def test_where_nothing_can_be_written_it_is_read_all_the_same(runs: Path, monkey
 def test_a_folder_of_few_records_gets_no_file(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consolidated, "LEAST", 8)
     results.read([runs])
-    assert not (runs / NAME).exists()
+    assert not (kept_file(runs)).exists()
 
 
 def test_folders_with_a_file_each_are_judged_together(tmp_path: Path, opened: list[str]) -> None:
@@ -276,12 +285,12 @@ def test_folders_with_a_file_each_are_judged_together(tmp_path: Path, opened: li
     assert "unverified" not in together.table["flags"][1].split()
 
 
-def test_a_folder_that_was_moved_keeps_its_file(runs: Path, opened: list[str]) -> None:
+def test_another_folder_at_the_same_path_is_another(runs: Path) -> None:
     results.read([runs])
-    opened.clear()
-    moved = runs.rename(runs.with_name("moved"))
-    assert str(results.read([moved]).traces["file"][0]).startswith(str(moved))
-    assert opened == ["foreign/record.json"]
+    runs.rename(runs.with_name("moved"))
+    save(runs, run(spec(micro=64)))
+    assert list(results.read([runs]).table["micro"]) == [64]
+    assert_same(results.read([runs.with_name("moved")]), anew(runs.with_name("moved")))
 
 
 def test_several_may_read_at_once(runs: Path) -> None:
@@ -289,7 +298,7 @@ def test_several_may_read_at_once(runs: Path) -> None:
         found = list(pool.map(lambda _: results.read([runs]), range(8)))
     for one in found:
         assert_same(one, found[0])
-    assert not [path for path in runs.iterdir() if path.name.startswith(".")]
+    assert list(kept_file(runs).parent.iterdir()) == [kept_file(runs)]
 
 
 def test_who_follows_hears_how_many_of_the_new_files_are_read(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

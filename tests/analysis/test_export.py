@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from records import LOSSES, failed, results, run, save, spec, steps
 
-from analysis.export.run import list_exported_runs
+from analysis.export import list_exported_runs
 from bench.cli import main
 
 TO = ("tensorboard", "mlflow")

@@ -6,7 +6,7 @@ from records import failed, results, run, scattered, spec, steps
 
 from analysis.figures import best_configurations, strong_scaling, weak_scaling
 from analysis.results import Results
-from analysis.stats.series import rate_interval
+from analysis.stats.intervals import rate_interval
 
 
 def weak(*, engine: str = "zero1", micro: int = 2, **step_s: float) -> list:

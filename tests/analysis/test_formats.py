@@ -10,15 +10,16 @@ from records import failed, run, run_table, save, spec, steps
 
 from analysis import formats
 from analysis.columns import list_columns
-from analysis.formats.numbers import (
+from analysis.formats import (
     MISSING,
     format_cell,
     format_interval_of,
     format_ratio_change,
     format_significant,
     format_size,
+    read_csv,
 )
-from analysis.table import list_rows, read_csv
+from analysis.table import list_rows
 from bench.cli import main
 
 NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'

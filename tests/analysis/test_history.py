@@ -9,9 +9,8 @@ import pytest
 from records import failed, run, save, scattered, spec, steps
 
 from analysis import results
-from analysis.history.axis import Origin, build_axis
-from analysis.history.page import render_page
-from analysis.history.series import History, build_history
+from analysis.history.output import render_page
+from analysis.history.series import History, Origin, build_axis, build_history
 from bench.cli import main
 from bench.record import RunRecord
 

@@ -12,15 +12,17 @@ import pytest
 from records import failed, plain, run, save, spec
 
 from analysis import formats, reading, results
-from analysis.compare import ComparisonSetup, compare, text
+from analysis.compare import ComparisonSetup, compare
+from analysis.compare.output import to_text
 from analysis.figures import step_series
 from analysis.report.findings import compute_findings
 from bench import store
 from bench.cli import main
+from bench.files import read_regular
 from bench.record import RunRecord
 from bench.sweep.snapshot import read_snapshot
 
-RECORDED = Path(__file__).parents[1] / "data" / "runs"
+RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 GOOD = (run(spec("ddp")), run(), failed("oom", spec(micro=4)))
 Plain = dict[str, Any]
 
@@ -125,11 +127,16 @@ def test_a_folder_whose_name_is_not_utf_8_is_named_and_left_out(
     assert "a name that is not UTF-8" in capfd.readouterr().err
 
 
+def find_rehearsal() -> Path:
+    found = store.find_records([RECORDED])
+    return next(path for path in found if store.read_record(path).evidence == "rehearsed")
+
+
 def test_rehearsals_beside_each_other_have_no_step_times_to_compare() -> None:
-    path = next(path for path in sorted(RECORDED.rglob(store.RECORD)) if '"evidence": "rehearsed"' in path.read_text())
+    path = find_rehearsal()
     found = results.read([path])
     compared = compare(found, found, ComparisonSetup(("a", "b"), (), None, False))
-    assert "not comparable" in text.to_text(compared)
+    assert "not comparable" in to_text(compared)
 
 
 # -- any record, changed anywhere
@@ -156,7 +163,7 @@ def mutants(count: int, seed: int) -> Iterator[str]:
     """Yield records in each of which one value, chosen by chance, is another one or gone."""
     rng = random.Random(seed)
     measured = run(spec(nodes=2), environment={"hosts": ("a", "b"), "git": {"commit": "abc", "dirty": False}})
-    old = json.loads(next(iter(sorted((RECORDED / "smoke").rglob(store.RECORD)))).read_text())
+    old = json.loads(read_regular(next(store.find_records([RECORDED / "smoke"]))))
     wholes = [(whole, list(places(whole))) for whole in (plain(measured), plain(failed("oom")), old)]
     for _ in range(count):
         whole, ways = rng.choice(wholes)
@@ -210,9 +217,9 @@ def test_a_record_that_is_read_is_written_and_read_again(tmp_path: Path) -> None
 
 
 def test_a_rehearsal_beside_runs_is_not_drawn_as_steps(tmp_path: Path) -> None:
-    path = next(path for path in sorted(RECORDED.rglob(store.RECORD)) if '"evidence": "rehearsed"' in path.read_text())
+    path = find_rehearsal()
     save(tmp_path, *GOOD)
-    put(tmp_path / "rehearsed", path.read_text())
+    put(tmp_path / "rehearsed", read_regular(path).decode())
     found = results.read([tmp_path])
     places, _ = step_series._select_runs(found)
     assert places and found.table["step_s"].iloc[places].notna().all()

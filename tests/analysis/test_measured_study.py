@@ -13,7 +13,7 @@ from analysis.columns import list_all_columns
 from analysis.measured_study import MeasuredStudy
 from bench.errors import UserError
 
-RECORDED = Path(__file__).parents[1] / "data" / "runs"
+RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 
 
 @pytest.fixture(scope="module")

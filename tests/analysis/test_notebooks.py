@@ -10,7 +10,7 @@ import analysis
 from analysis import results
 from docs.generate.notebooks import RUNS, run_notebook
 
-RECORDED = Path(__file__).parents[1] / "data" / "runs"
+RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 NOTEBOOKS = sorted(Path(analysis.__file__).parent.glob("notebooks/*.ipynb"))
 
 

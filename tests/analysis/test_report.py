@@ -131,7 +131,7 @@ def test_environments_say_what_differs(page: Page) -> None:
 
 
 def test_the_page_is_below_a_megabyte(tmp_path: Path) -> None:
-    page = report.write_report(results.read(["tests/data/runs/smoke"]), tmp_path)
+    page = report.write_report(results.read(["results/measured/two_cores.zip/smoke"]), tmp_path)
     assert page.stat().st_size < 1_000_000
 
 
@@ -196,7 +196,7 @@ def test_a_file_in_the_way_is_said(runs: Path, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_terminal_shows_what_is_under_way_and_a_log_only_where_the_page_is(tmp_path: Path) -> None:
     report = "import sys; from bench.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", report, "report", "tests/data/runs/smoke", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", report, "report", "tests/data/runs.zip/smoke", "--out", str(tmp_path)]
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as running:

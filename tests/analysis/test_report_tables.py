@@ -8,9 +8,7 @@ import pytest
 from records import MIB, failed, memory, results, run, save, scattered, spec, steps
 
 from analysis import results as reading
-from analysis.formats.latex import LONG, to_latex
-from analysis.formats.markdown import to_markdown
-from analysis.formats.numbers import format_short
+from analysis.formats import LONG, format_markdown_table, format_short, read_csv, to_latex
 from analysis.report import contents, render_tables
 from analysis.report.contents import build_details, build_page_table, find_facets, find_place, select_runs
 from analysis.report.evidence import Evidence, format_record, read_evidence, read_tail
@@ -20,7 +18,8 @@ from analysis.report.tables import build_best_table, build_configurations_table
 from analysis.report.texts import describe_answers
 from analysis.results import Results
 from analysis.scaling.best import best
-from analysis.table import list_rows, read_csv
+from analysis.table import list_rows
+from bench.files import pack
 from bench.spec import RunSpec
 
 QUIET = steps(scattered(0.09, 0.1, 0.11))
@@ -159,7 +158,7 @@ def test_a_long_latex_table_breaks_over_pages() -> None:
 
 
 def test_a_markdown_cell_stays_one_cell_and_its_text_text() -> None:
-    assert to_markdown(["a"], [["x | <b>\ny"]], [True]) == "| a |\n| ---: |\n| x \\| \\<b\\> y |\n"
+    assert format_markdown_table(["a"], [["x | <b>\ny"]], [True]) == "| a |\n| ---: |\n| x \\| \\<b\\> y |\n"
 
 
 def test_the_tail_of_a_log_is_its_last_lines_whole(tmp_path: Path) -> None:
@@ -168,6 +167,8 @@ def test_the_tail_of_a_log_is_its_last_lines_whole(tmp_path: Path) -> None:
     assert read_tail(log, 2) == "49998 \ufffd\n49999 \ufffd"
     assert read_tail(log, 10**6).splitlines()[0].split()[0].isdigit()
     assert read_tail(tmp_path / "none") == ""
+    (tmp_path / "log.zip").write_bytes(pack({"run.log": log.read_bytes()}))
+    assert read_tail(tmp_path / "log.zip" / "run.log", 10**6) == read_tail(log, 10**6)
 
 
 def test_a_record_is_read_with_series_on_one_line_and_long_ones_cut() -> None:

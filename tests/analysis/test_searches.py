@@ -10,9 +10,10 @@ from records import failed, run, save, scattered, spec, steps
 
 from analysis.figures import build_pictures, search
 from analysis.figures.search import find_front, list_levels, trace_best
+from analysis.importance import explain_variance, number_levels
 from analysis.results import Results, read
-from analysis.searches import explain_variance, number_levels
 from bench.cli import main
+from bench.files import pack, read_whole
 from bench.machine import Machine
 from bench.search_section import SearchSection
 from bench.study import Study
@@ -125,6 +126,12 @@ def test_a_search_is_drawn_over_trials_hours_and_each_field_with_its_importance_
     (line,) = joins(front)
     pairs = [(one.sample_s, one.peak_bytes / 2**30) for one in found.trials if one.sample_s and one.peak_bytes]
     assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == find_front(pairs)
+
+
+def test_an_archive_of_a_search_tells_the_same(searched: Results, tmp_path: Path) -> None:
+    folder = searched.get_file(0).parents[3]
+    (tmp_path / "searched.zip").write_bytes(pack(read_whole(folder)))
+    assert read([tmp_path / "searched.zip"]).searches == searched.searches
 
 
 def test_a_search_that_cannot_be_read_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

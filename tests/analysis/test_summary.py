@@ -5,7 +5,7 @@ import pytest
 from records import MIB, failed, memory, run, run_table, scattered, spec, steps
 
 from analysis.questions import group_by_question, name_question
-from analysis.stats.series import rate_interval
+from analysis.stats.intervals import rate_interval
 from analysis.summary import COLUMNS, summarise
 from analysis.table import list_rows
 from bench.record import NodeLoad

@@ -7,8 +7,6 @@ from bench.machine import Machine
 from bench.quantities import RunQuantities
 from bench.record import OutcomeKind
 from bench.search.candidates import CandidatePool
-from bench.search.optuna_proposer import OptunaProposer
-from bench.search.proposers import ListProposer, PriorProposer
 from bench.search.space import SearchSpace, format_key
 from bench.search_section import SearchSection
 from bench.spec import RunSpec
@@ -56,15 +54,6 @@ def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | No
         )
 
     return CandidatePool(asked, SearchSpace(asked), build, Machine(name="cpu", device="cpu"))
-
-
-def proposer(candidates: CandidatePool) -> Proposer:
-    match candidates.section.sampler:
-        case "prior":
-            return PriorProposer(candidates)
-        case "grid" | "random":
-            return ListProposer(candidates, at_random=candidates.section.sampler == "random")
-    return OptunaProposer(candidates)
 
 
 def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:

@@ -154,7 +154,7 @@ def test_a_model_that_learns_otherwise_has_its_own_lengths() -> None:
     assert "sequence.encoder=128" in _list_small_overrides(["model=no_such"]), "the sides say what is wrong with it"
 
 
-RECORDED = Path(__file__).parents[1] / "data/runs/smoke"
+RECORDED = Path(__file__).parents[1] / "data/runs.zip/smoke"
 SCRIPTED = """#!/bin/sh
 # Runs nothing: makes the next of the records that are listed in this folder for its study the next repeat.
 here=$(dirname "$0")
@@ -187,7 +187,7 @@ def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
     python = tmp_path / "python"
     python.write_text(SCRIPTED)
     python.chmod(0o755)
-    record = store.read_record(next(RECORDED.glob("*/*/record.json")))
+    record = store.read_record(next(store.find_records([RECORDED])))
     loads = {"quiet": {"others_share": 0.01}, "busy": {"others_share": 0.3}, "waiting": {"memory_pressure_share": 0.2}}
     for name, load in loads.items():
         plain = record.model_dump(mode="json", by_alias=True)
@@ -218,7 +218,7 @@ def test_rounds_on_a_machine_that_is_always_busy_give_a_verdict_that_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Each round takes half as long again as the one before, which both of its sides share."""
-    plain = store.read_record(next(RECORDED.glob("*/*/record.json"))).model_dump(mode="json", by_alias=True)
+    plain = store.read_record(next(store.find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
     plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
     for side, by in (("one", 1.0), ("two", slower)):
         python = tmp_path / side / "bin" / "python"

@@ -11,6 +11,8 @@ import pytest
 from bench.cli import main
 from bench.cli.advice_text import find_reference_batch
 from bench.config import compose
+from bench.files import read_regular
+from bench.store import find_records
 
 XL = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "nodes=1", "batch.micro=8,16")
 ROOT = Path(__file__).parents[2]
@@ -197,8 +199,8 @@ def test_an_engine_that_cannot_be_is_left_out_unless_it_was_named(ask: Ask, refu
 
 
 def test_a_measured_run_of_the_same_machine_outranks_the_formula(ask: Ask) -> None:
-    runs = ROOT / "tests/data/runs/smoke"
-    records = [json.loads(path.read_text()) for path in runs.rglob("record.json")]
+    runs = ROOT / "tests/data/runs.zip/smoke"
+    records = [json.loads(read_regular(path)) for path in find_records([runs])]
     (record,) = [r for r in records if r["outcome"]["kind"] == "ok" and r["spec"]["engine"]["name"] == "zero1"
                  and r["spec"]["devices_per_node"] == 2 and r["spec"]["batch"]["micro"] == 4]  # fmt: skip
     given = [text for text in record["circumstance"]["overrides"] if text.partition("=")[0] not in ("engine", "study")]

@@ -115,7 +115,7 @@ def test_a_wrong_option_is_one_line(words: list[str], told: str, capsys: pytest.
     assert error.count("\n") == 1
 
 
-SMOKE = str(Path(__file__).parents[1] / "data" / "runs" / "smoke")
+SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
 
 
 @pytest.mark.parametrize(("words", "told"), [
@@ -126,7 +126,7 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs" / "smoke")
     (["table", SMOKE, "--price", "nan"], "price nan: not positive; "),
     (["report", SMOKE, "--out", " "], "--out: followed by an empty word; "),
     (["report", SMOKE, "--price", "0"], "price 0: not positive; "),
-    (["bundle", "nowhere"], "nowhere: no such file or folder; "),
+    (["pack", "nowhere"], "nowhere: no such file or folder; "),
     (["export", SMOKE, "--to", "nothing", "--out", "x"], "export: argument --to: invalid choice: 'nothing'"),
     (["export", SMOKE, "--to", "mlflow"], "export: the following arguments are required: --out; "),
     (["compare", SMOKE, ""], "compare: followed by an empty word; "),
@@ -136,13 +136,11 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs" / "smoke")
     (["compare", SMOKE, SMOKE, "--gate", "3%", "--allow", "resident_byte"],
      "--allow resident_byte: not a count or an amount of bytes that should not change; did you mean resident_bytes?"),
     (["claims", "nowhere"], "nowhere: no such file or folder; "),
-    (["predictions", "nowhere"], "nowhere: holds no measured/two_cores, "),
     (["predict", "model=tiny", "--straggler", "0"], "predict: argument --straggler: 0: not a factor of at least 1; "),
     (["predict", "model=tiny", "--data-wait", "-1"], "predict: argument --data-wait: -1: not a number of seconds "),
     (["predict", "model=tiny", "--rehearsed", "nan"], "predict: argument --rehearsed: nan: not a number of seconds "),
     (["predict", "model=tiny", "--config-dir", "nowhere"], "--config-dir nowhere: no such folder; "),
     (["advise", "model=tiny", "tokens="], "tokens=: not a number above 0; write for example tokens=1e12"),
-    (["advise", "model=tiny", "--export", "/"], "--export /: is there already, and nothing is overwritten; "),
     (["run", "--study", "a/b", "--dry-run"], "--study a/b: a name is made of letters, digits, "),
     (["sweep", "--max-queued", "x"], "--max-queued x: not a positive number; one is the least"),
     (["sweep", "--nice", "x"], "sweep: argument --nice: invalid int value: 'x'; "),

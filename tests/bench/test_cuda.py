@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from bench.config import compose
-from bench.measure import devices, link, memory, shortage
-from bench.measure.batch_copy import create_batch_copy
+from bench.measure import devices, link, memory
 from bench.measure.clock import DeviceClock, ReadBlock, create_clock
 from bench.measure.collectives import CollectiveCounter, wait_for
 from bench.measure.device import find_device
 from bench.measure.environment import classify, find_device_kind
 from bench.measure.failures import Refused, classify_error
+from bench.measure.loop import create_batch_copy
 from bench.measure.peers import ProcessGroupPeers
 
 REQUIRED = "ZEROSCALE_REQUIRE_CUDA" in os.environ
@@ -190,7 +190,7 @@ def test_the_allocators_own_exception_is_out_of_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2**50, dtype=torch.uint8, device=GPU)
     assert classify_error(caught.value)[0] == "oom"
-    found = shortage.of_device(0, GPU, caught.value, others_bytes=0)
+    found = memory.read_device_shortage(0, GPU, caught.value, others_bytes=0)
     _, total = torch.cuda.mem_get_info(GPU)
     assert (found.where, found.requested_bytes, found.total_bytes) == ("device", 2**50, total)
     assert found.free_bytes is not None and found.lacking_bytes == 2**50 - found.free_bytes

@@ -19,7 +19,7 @@ from bench.config import compose
 from bench.predict.memory import predict_memory as predicted
 from bench.record import Circumstance, RunRecord
 from bench.runtime.coordinator import RunCoordinator
-from bench.runtime.fork_client import ForkServer
+from bench.runtime.process import ForkServer
 from bench.spec import RunSpec
 
 pytestmark = [

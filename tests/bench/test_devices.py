@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from bench.measure import device, devices, environment
-from bench.measure.amd_driver import AmdDriver
-from bench.measure.device_driver import Question
-from bench.measure.device_use import DeviceWatch, compute_shares
-from bench.measure.nvidia_driver import NvidiaDriver
+from bench.measure.devices import AmdDriver, NvidiaDriver, Question
+from bench.measure.surroundings import DeviceWatch, compute_shares
 
 
 class NvmlError(Exception):

@@ -290,12 +290,6 @@ def test_what_a_launcher_cannot_do_is_refused_in_one_line(house: House, words: t
     assert line in told
 
 
-def test_a_launcher_without_a_script_of_its_own_hands_none_over(house: House, tmp_path: Path) -> None:
-    words = ("model=mt5_base", "machine=h200", "devices_per_node=8", "nodes=1", "engine=zero2", "launcher=spool")
-    told = house.zeroscale("advise", *words, "--export", str(tmp_path / "new"), code=2)
-    assert "launcher=spool: writes no job script that starts without zeroscale" in told
-
-
 def test_queued_runs_are_rows_of_the_table_in_the_jobs_that_ran_them(house: House, spool: Path, queued: Path) -> None:
     text = house.zeroscale("table", str(queued), "--columns", "micro,outcome,allocation,step_s", "--format", "csv")
     table = pd.read_csv(io.StringIO(text))

@@ -43,7 +43,7 @@ def test_a_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) ->
     record = run.record()
     assert record.outcome.kind == "error"
     assert record.outcome.reason == "rank 1 in fetch at step 2: RuntimeError: drill: rank 1 raises at step 2"
-    assert 'File "bench/measure/faults.py", line' in record.outcome.evidence["traceback"]
+    assert 'File "bench/measure/failures.py", line' in record.outcome.evidence["traceback"]
 
 
 def test_a_run_that_is_lost_after_its_window_is_measured_and_says_that_nobody_looked_closer(

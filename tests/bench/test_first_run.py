@@ -10,7 +10,8 @@ from started_runs import PATIENCE_S, Command
 
 from analysis import flags
 from bench import store
-from bench.cli import answer_text, main
+from bench.cli import main
+from bench.cli.run import format_answer
 from bench.config import compose
 from bench.errors import UserError
 from bench.measure import environment
@@ -212,10 +213,10 @@ def test_the_next_command_repeats_the_folders_and_the_study_and_works(
     (own / "model").mkdir(parents=True)
     (own / "model" / "mine.yaml").write_text(Path("conf/model/tiny.yaml").read_text())
     given = ["--config-dir", str(own), "--study", "mine", "--results", str(tmp_path / "my results")]
-    record = next(record for record in map(store.read_record, store.find_records([Path("tests/data/runs/smoke")]))
+    record = next(record for record in map(store.read_record, store.find_records([Path("tests/data/runs.zip/smoke")]))
                   if record.spec.engine.name == "zero1" and record.outcome.kind == "ok")  # fmt: skip
     folder = tmp_path / "my results" / "mine" / "point" / "0.0"
-    lines = answer_text.format_answer(record, folder, ["model=mine", "engine=zero1"], given)
+    lines = format_answer(record, folder, ["model=mine", "engine=zero1"], given)
     [line] = [line for line in lines if line.startswith("next:")]
     program, *words = shlex.split(line.removeprefix("next:"), comments=True)
     assert (program, words) == ("zeroscale", ["run", "engine=ddp", "model=mine", *given])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.allocation.health import find_defects
+from bench.allocation.leader import find_defects
 from bench.machine import Machine
 from bench.record import Circumstance, DeviceUse, Environment, EnvironmentClass, Observations, Outcome, RunRecord, Steps
 from bench.spec import RunSpec

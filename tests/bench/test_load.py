@@ -14,7 +14,7 @@ from started_runs import QUICK, Command
 
 from analysis.flags import list_flags
 from bench.measure.control_group import quota_cores, throttled_s
-from bench.measure.load import Monitor, Whereabouts, between
+from bench.measure.surroundings import Monitor, Whereabouts, between
 from bench.others import BUSY_SHARE, taken
 from bench.record import NodeLoad, RunRecord
 from tests import warm

@@ -13,7 +13,7 @@ from started_runs import PATIENCE_S, QUICK
 from bench import store
 from bench.sweep.local import lock
 
-HOLD = "from bench.sweep.local import lock\nwith lock.alone(print):\n    print('held', flush=True)\n    input()"
+HOLD = "from bench.sweep.local.lock import alone\nwith alone(print):\n    print('held', flush=True)\n    input()"
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.errors import UserError
+from bench.files import get_cache_folder
 from bench.formatting import describe_shortage
 from bench.machine import Machine
-from bench.measure import environment, memory, shortage
+from bench.measure import memory
 from bench.measure.channel import SharedHeartbeat
 from bench.measure.collectives import CollectiveCounter
 from bench.measure.environment import select_variables
-from bench.measure.faults import InjectedFault
+from bench.measure.failures import InjectedFault
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -245,7 +246,7 @@ def test_a_drill_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.M
 def test_what_is_compiled_is_loaded_from_no_folder_that_depends_on_the_current_one(
     given: dict[str, str], folder: str | None
 ) -> None:
-    assert environment.get_cache_folder(given) == Path(folder or Path.home() / ".cache" / "zeroscale")
+    assert get_cache_folder(given) == Path(folder or Path.home() / ".cache" / "zeroscale")
 
 
 def hold(megabytes: int, ready: Queue, end: Event) -> None:
@@ -287,7 +288,7 @@ def test_loaders_are_counted_by_the_resident_sets_that_they_have_had() -> None:
     ],
 )
 def test_an_allocators_message_tells_what_was_asked_for(message: str, asked: int | None) -> None:
-    assert shortage.parse_requested_bytes(message) == asked
+    assert memory.parse_requested_bytes(message) == asked
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ def test_what_is_free_of_a_host_is_what_its_narrowest_limit_leaves(
     (group / "memory.current").write_text(f"{4 * GIB}\n")
     (group / "memory.max").write_text("max\n" if limit is None else f"{limit}\n")
     error = RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {7 * GIB} bytes.")
-    found = shortage.of_host(3, CPU, error, tmp_path)
+    found = memory.read_host_shortage(3, CPU, error, tmp_path)
     assert (found.free_bytes, found.total_bytes, found.requested_bytes) == (free, total, 7 * GIB)
     assert (found.lacking_bytes, found.resident_bytes) == (7 * GIB - free, 2 * 2**20)
     assert f"host memory: asked for 7 GiB, {7 - free / GIB:.3g} lacking" in describe_shortage(found)

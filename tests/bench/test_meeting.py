@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from bench.allocation.agents import JobAgents, build_meeting_path, join_leader
-from bench.measure.allocation import RankPlace, check
 from bench.measure.failures import Refused
-from bench.runtime import connection
-from bench.runtime.connection import TokenListener
-from bench.runtime.pauses import PauseTotals
-from bench.runtime.transport import AgentClient, CoordinatorServer, Rendezvous
+from bench.measure.rendezvous import RankPlace, check_places
+from bench.runtime import transport
+from bench.runtime.outcome import PauseTotals
+from bench.runtime.transport import AgentClient, CoordinatorServer, Rendezvous, TokenListener
 
 pytestmark = pytest.mark.processes
 
@@ -48,7 +47,7 @@ def test_allocations_that_share_a_jobs_folder_meet_by_themselves(tmp_path: Path,
     def conduct(allocation: str) -> Future[JobAgents]:
         return pool.submit(JobAgents, 2, "127.0.0.1", tmp_path, allocation, PATIENCE_S)
 
-    def join(allocation: str, number: int) -> Future[connection.Connection]:
+    def join(allocation: str, number: int) -> Future[transport.Connection]:
         return pool.submit(join_leader, tmp_path, allocation, number, f"{allocation}/{number}", PATIENCE_S)
 
     conducting = {allocation: conduct(allocation) for allocation in allocations}
@@ -82,10 +81,10 @@ SEATS = [RankPlace("hg1", "37"), RankPlace("hg1", "37"), RankPlace("hg2", "37")]
 
 
 def test_ranks_of_one_allocation_may_measure() -> None:
-    check(SEATS, "hg[1-2]")
-    check(SEATS, "")
-    check([RankPlace("here", "")], "")
-    check([RankPlace("login", "37")], "hg[1-2]")  # Slurm's nodes have other names
+    check_places(SEATS, "hg[1-2]")
+    check_places(SEATS, "")
+    check_places([RankPlace("here", "")], "")
+    check_places([RankPlace("login", "37")], "hg[1-2]")  # Slurm's nodes have other names
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_ranks_of_one_allocation_may_measure() -> None:
 )
 def test_a_run_over_two_allocations_is_refused(stranger: RankPlace, nodelist: str, why: str) -> None:
     with pytest.raises(Refused, match=why):
-        check([*SEATS, stranger], nodelist)
+        check_places([*SEATS, stranger], nodelist)
 
 
 # -- strangers
@@ -204,7 +203,7 @@ def test_a_member_that_says_much_at_once_is_understood_from_its_first_word_on(le
 
 
 def test_a_silent_stranger_is_dropped_after_a_while(lead: CoordinatorServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_HELLO_S", 0.5)
+    monkeypatch.setattr(transport, "_HELLO_S", 0.5)
     with knock(lead) as silent, knock(lead) as slow:
         began = time.monotonic()
         while not hung_up(silent):

@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench import store
+from bench.files import list_members, read_regular
 from bench.record import SCHEMA_VERSION, RunRecord, Steps
 
-RECORDED = Path(__file__).parents[1] / "data" / "runs"
+RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 OLD = RECORDED / "smoke"
 
 OWN_S = [[1.0, 1.2], [1.2, 1.0], [1.1, 1.1], [1.0, 1.4], [1.4, 1.0], [1.0, 1.0]]
@@ -21,8 +22,8 @@ OWN_S = [[1.0, 1.2], [1.2, 1.0], [1.1, 1.1], [1.0, 1.4], [1.4, 1.0], [1.0, 1.0]]
 @pytest.fixture
 def old() -> dict[str, Any]:
     """A run of version 1 of two ranks: six steps in blocks of two, of which the first two are its warm-up."""
-    path = next(path for path in sorted(OLD.rglob(store.RECORD)) if json.loads(path.read_text())["spec"]["nodes"] == 1)
-    plain: dict[str, Any] = json.loads(path.read_text())
+    plains = (json.loads(read_regular(path)) for path in store.find_records([OLD]))
+    plain: dict[str, Any] = next(plain for plain in plains if plain["spec"]["nodes"] == 1)
     plain["spec"] |= {"nodes": 1, "devices_per_node": 2, "batch": {"micro": 2}}
     plain["spec"]["measure"] = plain["spec"].get("measure", {}) | {"block_steps": 2}
     series = {"step_s": [max(own) for own in OWN_S], "data_wait_s": [0.0] * 6, "loss": [1.0] * 6}
@@ -84,7 +85,10 @@ def test_the_steps_of_one_rank_were_right(tmp_path: Path, old: dict[str, Any]) -
     assert kept.step_s == kept.slowest_rank_s == kept.fastest_rank_s
 
 
-@pytest.mark.parametrize("path", sorted(RECORDED.rglob(store.STEPS)), ids=lambda path: "/".join(path.parts[-3:-1]))
+SERIES = [RECORDED / name for name in list_members(RECORDED) if name.endswith(store.STEPS)]
+
+
+@pytest.mark.parametrize("path", SERIES, ids=lambda path: "/".join(path.parts[-3:-1]))
 def test_the_steps_of_recorded_windows_add_up_to_them(path: Path) -> None:
     found = steps(store.read_record(path.with_name(store.RECORD)))
     if found.cut and found.stopped != "invalid":

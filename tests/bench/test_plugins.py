@@ -40,7 +40,6 @@ def test_every_plug_in_that_ships_defines_all_that_its_kind_does(kind: plugins.K
     some_do = (
         plugins.STARTING,
         plugins.QUEUEING,
-        plugins.STANDALONE,
         plugins.DIVIDED_FAMILY_BUILDER,
         plugins.HELD_OUT_DATA,
     )
@@ -57,7 +56,6 @@ def test_a_launcher_starts_work_at_once_or_queues_it() -> None:
 def test_what_is_said_of_a_cluster_where_no_launcher_is_named_comes_from_those_that_there_are() -> None:
     assert launchers.format_queueing() == "launcher=slurm"
     assert launchers.find_cluster() == "slurm"
-    assert launchers.load_standalone("slurm") and not launchers.load_standalone("local")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

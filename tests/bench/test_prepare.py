@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from bench import cli, engines, extensions
+from bench import cli, engines, extensions, preparation
 from bench.config import compose
 from bench.config.compose import Request
 from bench.errors import UserError
-from bench.preparation import needs, process
 
 TOKENIZER = "somebody/small-t5"
 TEXT = ("machine=cpu", "data=text", "sequence.encoder=64", "sequence.decoder=32")
@@ -113,7 +112,7 @@ def test_what_was_staged_suffices_without_a_network(tmp_path: Path, hub: Hub) ->
     asked = hub.asked
     checked = Prepared(tmp_path, *words, "--offline", HF_ENDPOINT=hub.address)
     assert (checked.code, hub.asked) == (0, asked)
-    network = "ok" if process.find_network_isolation() else "note"
+    network = "ok" if preparation.find_network_isolation() else "note"
     assert checked.states() == [
         ("network", network), ("libraries", "ok"), ("model tiny", "ok"), ("data text", "ok"),
         ("CPU memory counter", "ok"),
@@ -216,14 +215,14 @@ def test_what_contradicts_itself_is_refused(
 def test_an_architecture_that_jobs_would_not_look_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
     with pytest.raises(UserError, match=r"jobs will find TORCH_CUDA_ARCH_LIST=8\.0;9\.0"):
-        needs.architectures(["9.0"], asked())
+        preparation.architectures(["9.0"], asked())
 
 
 def test_one_folder_of_builds_is_not_for_two_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/mine")
-    assert needs.architectures(["9.0"], asked()) == ["9.0"]
+    assert preparation.architectures(["9.0"], asked()) == ["9.0"]
     with pytest.raises(UserError, match="TORCH_EXTENSIONS_DIR=/mine holds the builds for one"):
-        needs.architectures(["8.0", "9.0"], asked())
+        preparation.architectures(["8.0", "9.0"], asked())
 
 
 def asked(*overrides: str) -> Request:
@@ -239,7 +238,7 @@ def test_points_that_need_the_same_are_asked_for_once() -> None:
         for micro in (1, 2)
         for how in ("torch", "native")
     ]
-    found = needs.collect_needs(points, ["8.0", "9.0"])
+    found = preparation.collect_needs(points, ["8.0", "9.0"])
     assert [(kind.device, kind.operations, kind.architecture) for kind in found] == [
         ("cuda", (), None),
         ("cuda", ("FusedAdam",), "8.0"),
@@ -250,7 +249,7 @@ def test_points_that_need_the_same_are_asked_for_once() -> None:
 
 def test_another_text_length_or_vocabulary_is_another_need() -> None:
     points = [asked("data=text"), asked("data=text", "sequence.encoder=64"), asked("data=text", "model=mt5_small")]
-    (kind,) = needs.collect_needs(points)
+    (kind,) = preparation.collect_needs(points)
     assert (len(kind.data), len(kind.models)) == (3, 2)
 
 

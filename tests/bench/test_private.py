@@ -10,7 +10,7 @@ from bench.launchers.slurm.options import Options
 from bench.measure.environment import select_variables
 from bench.private import is_secret, mask_tokens
 from bench.record import Outcome
-from bench.runtime.log import RankLog
+from bench.runtime.process import RankLog
 from bench.store import to_json
 from bench.sweep.job_logs import find_last_line
 

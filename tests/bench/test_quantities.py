@@ -7,7 +7,7 @@ from bench.invariants import find_broken_rule
 from bench.quantities import derive_quantities
 from bench.record import Evaluation, NodeLoad
 
-RECORD = next(iter(store.find_records([Path(__file__).parents[1] / "data/runs/smoke"])))
+RECORD = next(iter(store.find_records([Path(__file__).parents[1] / "data/runs.zip/smoke"])))
 
 
 def test_the_loss_of_a_training_is_that_of_its_last_evaluation() -> None:

@@ -6,11 +6,12 @@ import jsonschema
 
 import bench
 from bench import store
+from bench.files import read_regular
 from bench.migrations import migrate
 from bench.record import RunRecord
 
 SCHEMA = Path(bench.__file__).parent / "record.schema.json"
-RECORDED = sorted((Path(__file__).parents[1] / "data" / "runs").rglob(store.RECORD))
+RECORDED = list(store.find_records([Path(__file__).parents[1] / "data" / "runs.zip"]))
 
 
 def test_the_published_schema_is_that_of_the_records() -> None:
@@ -20,7 +21,7 @@ def test_the_published_schema_is_that_of_the_records() -> None:
 def test_recorded_runs_of_any_version_read_as_the_published_schema_says_and_lose_nothing() -> None:
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
     for path in RECORDED:
-        plain = migrate(json.loads(path.read_text()), path.with_name(store.STEPS))
+        plain = migrate(json.loads(read_regular(path)), path.with_name(store.STEPS))
         read = json.loads(store.to_json(store.read_record(path)))
         validator.validate(read)
         assert holds(read, plain), path

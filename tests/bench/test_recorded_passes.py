@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from bench.measure import observe
-from bench.measure.inspection import Inspection
-from bench.measure.observe import select_passes
+from bench.measure.observe import Inspection, select_passes
 from bench.record import TimedPass
 from bench.spec import RunSpec
 

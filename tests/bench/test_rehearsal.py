@@ -61,7 +61,7 @@ FORKED = """
 import json, sys
 from pathlib import Path
 from bench.config import compose
-from bench.prediction_inputs.rehearsals import rehearse
+from tests.benchmarks.rehearsals import rehearse
 from bench.runtime import fork_server
 fork_server.preload("cpu")
 for name, words in json.loads(sys.argv[1]).items():

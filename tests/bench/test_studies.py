@@ -10,7 +10,7 @@ from bench import api, store
 from bench.config import compose
 from bench.config.compose import Expansion
 from bench.errors import UserError
-from bench.measure.window import find_stop_reason
+from bench.measure.loop import find_stop_reason
 from bench.spec import MeasureSpec, config_id
 from bench.study import list_control_pairs
 
@@ -30,7 +30,7 @@ ON_A_CLUSTER = [
     "strong_scaling",
     "weak_scaling",
 ]
-SMOKE_RECORDS = Path(__file__).parents[1] / "data/runs/smoke"
+SMOKE_RECORDS = Path(__file__).parents[1] / "data/runs.zip/smoke"
 
 
 def least_s(protocol: MeasureSpec) -> float:
@@ -153,7 +153,7 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
 
 def test_the_smoke_study_still_asks_for_what_was_recorded() -> None:
     """The recorded runs had windows that looked at their steps, and a mean of means as loss; all else is the same."""
-    recorded = [store.read_record(path) for path in SMOKE_RECORDS.glob("*/*/record.json")]
+    recorded = [store.read_record(path) for path in store.find_records([SMOKE_RECORDS])]
     [protocol] = {record.spec.measure for record in recorded}
     before = {"measure": protocol, "loss_mean": "micro_batches"}
     asked = [point.composed.spec.model_copy(update=before) for point in points_of("smoke").points]

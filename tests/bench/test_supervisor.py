@@ -24,9 +24,9 @@ from bench.config import compose
 from bench.processes import build_module_command
 from bench.record import Circumstance, Limits, Network, RunRecord
 from bench.runtime import node
-from bench.runtime.agent import NodeAgent
 from bench.runtime.coordinator import RunCoordinator
-from bench.runtime.heartbeat import HeartbeatWriter
+from bench.runtime.node import NodeAgent
+from bench.runtime.outcome import HeartbeatWriter
 from bench.runtime.process import StartRank, start_process
 from bench.runtime.transport import Rendezvous
 
@@ -253,7 +253,7 @@ def test_a_rank_that_stays_stopped_is_named(tmp_path: Path) -> None:
 
 _LOOKS = """
 import time
-from bench.runtime.pauses import PauseWatch
+from bench.runtime.outcome import PauseWatch
 watch = PauseWatch()
 print("looks", flush=True)
 while not (paused_s := watch.look((), in_steps=True)):

@@ -12,10 +12,8 @@ from typing import BinaryIO
 import pytest
 
 from bench import store
-from bench.runtime.heartbeat import HeartbeatWriter
-from bench.runtime.log import RankLog
-from bench.runtime.outcome import RankState
-from bench.runtime.process import RankProcess, start_process
+from bench.runtime.outcome import HeartbeatWriter, RankState
+from bench.runtime.process import RankLog, RankProcess, start_process
 
 pytestmark = pytest.mark.processes
 

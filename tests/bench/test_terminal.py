@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import terminal
-from bench.calibrate import starting
-from bench.calibrate.request import DOING
+from bench.calibrate import DOING, starting
 from bench.spec import MeasureSpec
 from bench.sweep.local.watching import AttemptWatch
 from bench.terminal import Progress

@@ -11,11 +11,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.allocation.health import NodeHealth
+from bench.allocation.leader import NodeHealth
 from bench.measure.failures import Refused, classify_error, count_oom_kills
 from bench.record import MemoryShortage, Outcome, OutcomeKind
-from bench.runtime.outcome import RankState, classify_outcome, format_furthest_behind, note_pause
-from bench.runtime.pauses import Moment, PauseTotals, PauseWatch
+from bench.runtime.outcome import (
+    Moment,
+    PauseTotals,
+    PauseWatch,
+    RankState,
+    classify_outcome,
+    format_furthest_behind,
+    note_pause,
+)
 from bench.sweep import exclusions
 
 
@@ -55,10 +62,12 @@ def test_a_gap_is_a_pause_unless_the_supervisor_computed_or_waited_for_a_core() 
 def test_a_node_where_a_rank_cannot_be_ended_is_left_out_at_once(tmp_path: Path) -> None:
     health, run = NodeHealth(tmp_path), tmp_path / "0a1b2c3d4e" / "0.0"
     health.examine(None, [], run)
-    assert health.format_excluded() is None and exclusions.read(tmp_path) == []
+    assert health.format_excluded() is None and exclusions.read_exclusions(tmp_path) == []
     health.examine(None, [ending(1, None, stopped=True, survived=True, pid=77, host="gpu3")], run)
     assert health.format_excluded() == "gpu3: process 77, rank 1 of a run, cannot be ended"
-    assert [(found.host, found.runs) for found in exclusions.read(tmp_path)] == [("gpu3", ("0a1b2c3d4e/0.0",))]
+    assert [(found.host, found.runs) for found in exclusions.read_exclusions(tmp_path)] == [
+        ("gpu3", ("0a1b2c3d4e/0.0",))
+    ]
 
 
 KILLED = -signal.SIGKILL

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.measure.window import find_stop_reason, is_slower, is_warmup_done
+from bench.measure.loop import find_stop_reason, is_slower, is_warmup_done
 from bench.spec import MeasureSpec
 from bench.statistics import median_interval
 

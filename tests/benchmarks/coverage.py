@@ -20,7 +20,7 @@ import numpy as np
 import scipy.fft
 from scipy import stats
 
-from analysis.stats.ratio import of_steps
+from analysis.stats.compare import ratio_of_steps
 from bench.statistics import autocorrelation, effective_size, mean_bounds, median_bounds, signs
 from tests.analysis.stats.simulated import PROCESSES, TAILED
 
@@ -210,7 +210,7 @@ def pairs(count: int) -> None:
     for name in ("independent, lognormal", "AR(1) 0.5, lognormal"):
         for n in (30, 100, 300, 1000):
             one, other = (np.exp(PROCESSES[name].draw(rng, count, n) / 10) for _ in range(2))
-            called = np.mean([of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
+            called = np.mean([ratio_of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
             print(f"{n:>5} steps each, {name:<24}{100 * called:5.1f}", flush=True)
 
 

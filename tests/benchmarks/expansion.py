@@ -60,7 +60,7 @@ def fresh(study: Path, folder: Path) -> dict[str, float]:
 
 def parts(path: str) -> dict[str, float]:
     """Return the seconds of each part, and of the 25 composes that the first contains."""
-    from bench.cli import common_arguments
+    from bench.cli import options
     from bench.config import compose
     from bench.study import expand_study
 
@@ -71,7 +71,7 @@ def parts(path: str) -> dict[str, float]:
     marks.append(time.perf_counter())
     points = compose.compose_points(study, []).points
     marks.append(time.perf_counter())
-    lines = [common_arguments.format_line(point.composed) for point in points]
+    lines = [options.format_point(point.composed) for point in points]
     marks.append(time.perf_counter())
     composing, rest, describing = (end - begin for begin, end in itertools.pairwise(marks))
     return {

@@ -27,7 +27,7 @@ from analysis.report.findings import compute_findings
 from analysis.report.page import Tips, render_figure
 from bench.record import RunRecord
 from bench.spec import RunSpec, config_id
-from bench.store import read_record
+from bench.store import find_records, read_record
 
 MODELS = ("synthetic_a", "synthetic_b", "synthetic_c", "synthetic_d", "synthetic_e")
 ENGINES = ("ddp", "zero0", "zero1", "zero2", "zero3")
@@ -36,7 +36,7 @@ NODES = (1, 2, 4, 8)
 DEVICES = 8
 STEPS, CUT = 60, 10
 SERIES = ("step_s", "data_wait_s", "loss", "gradient_norm")
-RECORDED = Path("tests/data/runs/smoke")
+RECORDED = Path("tests/data/runs.zip/smoke")
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def text(record: RunRecord) -> str:
 
 
 def configurations() -> Iterator[RunRecord]:
-    recorded = read_record(next(RECORDED.rglob("record.json"))).model_dump(mode="json", by_alias=True)
+    recorded = read_record(next(find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
     for model, engine, micro, nodes in itertools.product(MODELS, ENGINES, MICROS, NODES):
         yield record(recorded, model, engine, micro, nodes)
 

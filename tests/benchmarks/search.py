@@ -1,40 +1,42 @@
-"""How many trials a search takes, and how long it thinks: replays on published steps, beside random search.
+"""How many trials a search takes, and how long it thinks: replays on published steps.
 
-python -m tests.benchmarks.search [--seeds 200] [--trials 200] [--ways random]
+python -m tests.benchmarks.search [--seeds 60] [--trials 120] [--samplers gp tpe] [--predictions off none]
 
 The grids are the 720 published steps of GPT on 2 to 8 A100 (results/published/gpt_single_node_a100.csv and the rows set
 aside from it) beside their predictions: one grid for each width, over layers, tensor, pipeline, data, micro-batch and
 accumulation. Sought are the most layers times samples by GPU and second. Every replay measures each point with noise of
-its own, as wide as the intervals of the runs in results/measured/two_cores/step_time. Counted are the trials until a
-point was tried whose published step is within 2 % of the grid's best.
+its own, as wide as the intervals of the runs in results/measured/two_cores.zip/step_time. Counted are the trials until
+a point was tried whose published step is within 2 % of the grid's best.
 
-Two thirds of these rows were looked at when the formulas were made, so the same is told of predictions that are off by
-a factor drawn for each technique, normal in log with a deviation of 0.5, and without any predictions.
+Two thirds of these rows were looked at when the formulas were made. So every sampler is also replayed with predictions
+that are wrong by a factor for each technique (`off`: normal in log, deviation 0.5), with predictions that are wrong by
+a factor for each point too (`rough`: deviation 0.3 more), and without any predictions (`none`).
 """
 
 import argparse
 import csv
+import importlib
 import math
 import random
 import re
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import store
+from bench.errors import UserError
 from bench.machine import Machine
 from bench.quantities import RunQuantities, derive_quantities
 from bench.search.candidates import CandidatePool
-from bench.search.planning import build_proposer
-from bench.search.proposers import ListProposer, PriorProposer
+from bench.search.planning import build_proposer, build_sampler
 from bench.search.space import SearchSpace, format_key
 from bench.search_section import SAMPLERS, SearchSection
 from bench.spec import RunSpec
 from bench.sweep.definition import SweepPoint, Trial
 from bench.sweep.forecast import Forecast, StepForecast
-from bench.sweep.policy import Proposer, TrialResult
+from bench.sweep.policy import TrialResult
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = ("gpt_times.csv", "gpt_times_aside.csv")
@@ -45,7 +47,8 @@ WHAT = re.compile(
 CLOSE = 0.02
 TECHNIQUES = ("ddp", "tensor", "pipeline")
 MACHINE = Machine(name="a100", device="cuda")
-WAYS = ("predictions", "predictions off", "no predictions", "random")
+REPLAYED = ("gp", "tpe", "random")
+PREDICTIONS = ("published", "off", "rough", "none")
 
 
 class Row(NamedTuple):
@@ -63,33 +66,53 @@ class Row(NamedTuple):
         return float(at["micro"] * at["accumulation"] * at["data"] / self.measured_s / gpus)
 
 
+class Replay(NamedTuple):
+    """What one search came to."""
+
+    close_after: int | None  # trials; None: no point close to the best was tried
+    trials: int
+    cpu_s: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--trials", type=int, default=200, help="of a replay, at the most")
-    parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS, help="of searching")
+    parser.add_argument("--seeds", type=int, default=60)
+    parser.add_argument("--trials", type=int, default=120, help="of a replay, at the most; random: all points")
+    parser.add_argument("--samplers", nargs="*", default=REPLAYED, choices=SAMPLERS)
+    parser.add_argument("--predictions", nargs="*", default=PREDICTIONS, choices=PREDICTIONS)
+    parser.add_argument("--skip", nargs="*", default=(), choices=("steps", "trainings", "proposals"))
     args = parser.parse_args()
-    noise = read_noise()
-    print(f"noise of a run: {100 * noise:.2g} %, half the width of the median interval of recorded runs")
-    for width, rows in read_grids().items():
-        close = sum(row.rate >= (1 - CLOSE) * max(one.rate for one in rows.values()) for row in rows.values())
-        print(f"width {width}: {len(rows)} points, {close} of them within {100 * CLOSE:g} % of the best")
-        for way in args.ways:
-            counts = [replay(rows, way, seed, noise, args.trials) for seed in range(args.seeds)]
-            print(f"  {way:<22}{describe(counts, len(rows))}", flush=True)
-    for sampler in SAMPLERS:
+    if "steps" not in args.skip:
+        compare_on_steps(args.samplers, args.predictions, args.seeds, args.trials)
+    if "trainings" not in args.skip:
+        compare_on_trainings(args.seeds)
+    for sampler in SAMPLERS if "proposals" not in args.skip else ():
         print(f"a proposal by {sampler} at 1,000 trials of 2,000 points: {time_proposal(sampler):.3f} s", flush=True)
 
 
-def describe(counts: list[tuple[int | None, int]], points: int) -> str:
+def compare_on_steps(samplers: Sequence[str], predictions: Sequence[str], seeds: int, trials: int) -> None:
+    noise = read_noise()
+    print(f"noise of a run: {100 * noise:.2g} %, half the width of the median interval of recorded runs")
+    print(f"seeds 0 to {seeds - 1}")
+    for width, rows in read_grids().items():
+        close = sum(row.rate >= (1 - CLOSE) * max(one.rate for one in rows.values()) for row in rows.values())
+        print(f"width {width}: {len(rows)} points, {close} of them within {100 * CLOSE:g} % of the best")
+        for sampler in samplers:
+            for given in predictions if sampler != "random" else ("none",):
+                replays = [replay(rows, sampler, given, seed, noise, trials) for seed in range(seeds)]
+                print(f"  {sampler:<7}{given:<10} {describe(replays, len(rows))}", flush=True)
+
+
+def describe(replays: Sequence[Replay], points: int) -> str:
     """Return the trials to a close point over all replays, and those until the search ended by itself."""
-    found = sorted(count for count, _ in counts if count is not None)
-    middle, slow = (_find_quantile(found, len(counts), part) for part in (0.5, 0.95))
-    ended = statistics.median(end for _, end in counts)
+    found = sorted(one.close_after for one in replays if one.close_after is not None)
+    middle, slow = (_find_quantile(found, len(replays), part) for part in (0.5, 0.95))
     share = "" if middle is None else f" ({100 * middle / points:.1f} % of the grid)"
     return (
         f"close after {middle or 'more'} trials{share}, in 95 % of replays after {slow or 'more'}, "
-        f"found in {len(found)} of {len(counts)}; ended after {ended:g}"
+        f"not found in {100 * (1 - len(found) / len(replays)):.0f} %; ended after "
+        f"{statistics.median(one.trials for one in replays):g}; "
+        f"{statistics.mean(one.cpu_s / one.trials for one in replays):.3f} CPU s a proposal"
     )
 
 
@@ -101,7 +124,7 @@ def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
 
 def read_noise() -> float:
     """Return half the relative width of the median interval of recorded runs."""
-    records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores/step_time"]))
+    records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores.zip/step_time"]))
     found = (derive_quantities(record) for record in records)
     return statistics.median(
         (one.high_s - one.low_s) / one.step_s / 2 for one in found if one and one.low_s is not None and one.high_s
@@ -123,37 +146,43 @@ def read_grids() -> dict[int, dict[str, Row]]:
     return grids
 
 
-def replay(rows: Mapping[str, Row], way: str, seed: int, noise: float, most: int) -> tuple[int | None, int]:
-    """Return the number of the first trial that was close to the best, None if none was, and the number of trials."""
+def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: float, most: int) -> Replay:
+    """Return what a search came to. One at random is ended once it has tried a close point."""
     generator, best = random.Random(seed), max(row.rate for row in rows.values())
     measured = {key: row.measured_s * generator.lognormvariate(0, noise / 1.96) for key, row in rows.items()}
     factors = {technique: generator.lognormvariate(0, 0.5) for technique in TECHNIQUES}
+    rough = {key: generator.lognormvariate(0, 0.3) for key in rows}
+    fields = next(iter(rows.values())).values
     section = SearchSection.model_validate(
         {
             "objective": "samples_per_node_hour",
-            "space": {"row": list(range(len(rows)))},
+            "space": {field: sorted({row.values[field] for row in rows.values()}) for field in fields},
             "seed": seed,
-            "trials": len(rows) if way == "random" else min(most, len(rows)),
+            "sampler": sampler,
+            "trials": len(rows) if sampler == "random" else min(most, len(rows)),
         }
     )
 
     def build(values: Mapping[str, Any]) -> SweepPoint:
-        row = rows[format_key(values)]
-        factor = factors[find_technique(values)] if way == "predictions off" else 1.0
-        return build_point(values, None if way == "no predictions" else factor * row.predicted_s)
+        row = rows.get(format_key(values))
+        if row is None:
+            raise UserError(format_key(values), "was not published", "try another")
+        factor = factors[find_technique(values)] if given in ("off", "rough") else 1.0
+        factor *= rough[format_key(values)] if given == "rough" else 1.0
+        return build_point(values, None if given == "none" else factor * row.predicted_s)
 
     pool = CandidatePool(section, _RowSpace(section, rows), build, MACHINE)
-    proposer: Proposer = ListProposer(pool, at_random=True) if way == "random" else PriorProposer(pool)
+    proposer = build_sampler(pool)
     results: list[TrialResult] = []
-    first = None
+    close_after, begin = None, time.process_time()
     while proposal := proposer.propose(results):
         key = proposal.point.config_id
         results.append(build_result(len(results), proposal.point, proposal.values, measured[key], noise))
-        if first is None and rows[key].rate >= (1 - CLOSE) * best:
-            first = len(results)
-            if way == "random":
+        if close_after is None and rows[key].rate >= (1 - CLOSE) * best:
+            close_after = len(results)
+            if sampler == "random":
                 break
-    return first, len(results)
+    return Replay(close_after, len(results), time.process_time() - begin)
 
 
 class _RowSpace(SearchSpace):
@@ -165,6 +194,9 @@ class _RowSpace(SearchSpace):
 
     def list_candidates(self, seed: int, most: int = 0) -> list[dict[str, Any]]:
         return [row.values for row in self._rows.values()]
+
+    def list_all(self, most: int = 0) -> list[dict[str, Any]]:
+        return self.list_candidates(0)
 
 
 def find_technique(values: Mapping[str, Any]) -> str:
@@ -184,16 +216,23 @@ def build_point(values: Mapping[str, Any], predicted_s: float | None) -> SweepPo
         "nodes": gpus,
     }
     step = None if predicted_s is None else StepForecast(low_s=predicted_s, s=predicted_s, high_s=predicted_s)
+    plain = RunSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
+    return build_spec_point(format_key(values), plain, gpus, Forecast(step=step))
+
+
+def build_spec_point(
+    config_id: str, spec: dict[str, Any], nodes: int = 1, forecast: Forecast | None = None
+) -> SweepPoint:
     return SweepPoint(
-        config_id=format_key(values),
+        config_id=config_id,
         line="",
         machine="a100",
-        nodes=gpus,
+        nodes=nodes,
         devices_per_node=1,
         time_limit_min=None,
-        forecast=Forecast(step=step),
+        forecast=forecast,
         overrides=(),
-        spec=RunSpec.model_validate(spec).model_dump(mode="json", by_alias=True),
+        spec=spec,
     )
 
 
@@ -203,6 +242,122 @@ def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step
     low, high = step_s * (1 - noise), step_s * (1 + noise)
     quantities = RunQuantities(step_s, low, high, batch["global"], None, point.nodes, None, None)
     return TrialResult(Trial(number=number, point=point, values=dict(values)), "ok", quantities)
+
+
+class Training(NamedTuple):
+    """A recorded training: what was varied, and the loss of held-out text after so many tokens."""
+
+    values: dict[str, Any]
+    spec: dict[str, Any]
+    losses: dict[int, float]
+
+
+class Halving(NamedTuple):
+    """What successive halving came to."""
+
+    tokens_to_best: int | None  # trained until the best training had ended; None: it was never trained to its end
+    tokens: int  # trained in all
+
+
+def compare_on_trainings(seeds: int) -> None:
+    """Print how many tokens successive halving trains on recorded trainings, each seed another order of them."""
+    trainings = read_trainings()
+    whole = max(trainings[0].losses)
+    rungs = [tokens for tokens in trainings[0].losses if whole % tokens == 0 and (whole // tokens).bit_count() == 1]
+    print(f"{len(trainings)} trainings of {whole:,} tokens; rungs at {', '.join(f'{one:,}' for one in rungs)}")
+    ways: dict[str, Callable[[list[Training]], Halving]] = {
+        "rungs": lambda ordered: replay_rungs(ordered, rungs, 1),
+        "rungs, brackets 3": lambda ordered: replay_rungs(ordered, rungs, 3),
+        "SuccessiveHalvingPruner": lambda ordered: replay_pruner(ordered, rungs, "SuccessiveHalvingPruner"),
+        "HyperbandPruner": lambda ordered: replay_pruner(ordered, rungs, "HyperbandPruner"),
+        "all to the end": lambda ordered: replay_pruner(ordered, rungs, "NopPruner"),
+    }
+    for way, halve in ways.items():
+        begin = time.process_time()
+        replays = [halve(random.Random(seed).sample(trainings, len(trainings))) for seed in range(seeds)]
+        found = sorted(one.tokens_to_best for one in replays if one.tokens_to_best is not None)
+        middle, slow = (_find_quantile(found, seeds, part) for part in (0.5, 0.95))
+        print(
+            f"  {way:<24}best after {(middle or math.nan) / 1e6:.2f} million tokens, in 95 % after "
+            f"{(slow or math.nan) / 1e6:.2f}; not trained to its end in {100 * (1 - len(found) / seeds):.0f} %; "
+            f"{statistics.median(one.tokens for one in replays) / 1e6:.2f} million in all; "
+            f"{(time.process_time() - begin) / seeds:.3f} CPU s a search",
+            flush=True,
+        )
+
+
+def read_trainings() -> list[Training]:
+    """Return the trainings that were all recorded to their end."""
+    found = []
+    for path in store.find_records([RESULTS / "measured/search_learning/whole"]):
+        record = store.read_record(path)
+        spec, tokens = record.spec, record.spec.global_batch * record.spec.tokens_per_sample
+        assert record.observations
+        losses = {one.step * tokens: one.loss for one in record.observations.evaluations if one.step}
+        values = {"optimizer.lr": spec.optimizer.lr, "learning.warmup_tokens": spec.learning.warmup_tokens}
+        found.append(Training(values, spec.model_dump(mode="json", by_alias=True), losses))
+    return found
+
+
+def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: int) -> Halving:
+    """Return what our halving comes to: what goes on is trained from its checkpoint."""
+    whole = rungs[-1]
+    section = SearchSection.model_validate(
+        {
+            "objective": "validation_loss",
+            "space": {"training": list(range(len(ordered)))},
+            "sampler": "grid",
+            "trials": 1_000,
+            "rungs": {"least": rungs[0], "factor": 2, "brackets": brackets},
+        }
+    )
+
+    def build(values: Mapping[str, Any]) -> SweepPoint:
+        training, stop = ordered[values["training"]], values.get("learning.stop_after")
+        learning = training.spec["learning"] | {"tokens": whole, "stop_after": stop}
+        return build_spec_point(format_key(values), training.spec | {"learning": learning})
+
+    proposer = build_proposer(CandidatePool(section, SearchSpace(section), build, MACHINE))
+    best = min(ordered, key=lambda one: one.losses[whole])
+    results, trained, tokens, to_best = list[TrialResult](), dict[int, int](), 0, None
+    while proposal := proposer.propose(results):
+        number = proposal.values["training"]
+        end = proposal.point.spec["learning"]["stop_after"] or whole
+        tokens += end - trained.get(number, 0)
+        trained[number] = end
+        if ordered[number] is best and end == whole:
+            to_best = tokens
+        trial = Trial(number=len(results), point=proposal.point, values=proposal.values)
+        quantities = RunQuantities(0.1, 0.1, 0.1, 1, None, 1, None, None, validation_loss=ordered[number].losses[end])
+        results.append(TrialResult(trial, "ok", quantities))
+    return Halving(to_best, tokens)
+
+
+def replay_pruner(ordered: Sequence[Training], rungs: Sequence[int], name: str) -> Halving:
+    """Return what one of Optuna's pruners comes to: what it prunes never goes on."""
+    whole, unit = rungs[-1], rungs[0]
+    optuna: Any = importlib.import_module("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kinds = {
+        "SuccessiveHalvingPruner": lambda: optuna.pruners.SuccessiveHalvingPruner(1, 2),
+        "HyperbandPruner": lambda: optuna.pruners.HyperbandPruner(1, whole // unit, 2),
+        "NopPruner": optuna.pruners.NopPruner,
+    }
+    study = optuna.create_study(study_name="replay", pruner=kinds[name]())
+    best, tokens, to_best = min(ordered, key=lambda one: one.losses[whole]), 0, None
+    for training in ordered:
+        trial, trained = study.ask(), 0
+        for end in rungs:
+            tokens, trained = tokens + end - trained, end
+            trial.report(training.losses[end], end // unit)
+            if trial.should_prune():
+                break
+        pruned = trained < whole or trial.should_prune()
+        if training is best and trained == whole:
+            to_best = tokens
+        state = optuna.trial.TrialState.PRUNED if pruned else optuna.trial.TrialState.COMPLETE
+        study.tell(trial, training.losses[trained], state=state) if not pruned else study.tell(trial, state=state)
+    return Halving(to_best, tokens)
 
 
 def time_proposal(sampler: str) -> float:

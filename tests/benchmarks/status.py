@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 from bench import api
+from bench.files import read_regular
+from bench.store import find_records
 from bench.sweep import definition
 
 RUNS = 10_000
@@ -42,7 +44,7 @@ def fill(results: Path) -> Path:
     sweep = api.plan(overrides=axes).sweep
     folder = results / sweep.study
     definition.write(folder, sweep)
-    record = json.loads(next(Path("tests/data/runs/smoke").rglob("record.json")).read_text())
+    record = json.loads(read_regular(next(find_records([Path("tests/data/runs.zip/smoke")]))))
     record["circumstance"]["machine"]["name"] = sweep.points[0].machine
     for name, values in record["observations"]["steps"].items():
         if isinstance(values, list) and values:

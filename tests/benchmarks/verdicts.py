@@ -17,7 +17,7 @@ from scipy import stats
 
 from analysis.stats.compare import EQUAL, INTEREST, judge_interval
 from analysis.stats.family import Family, Noise, corrected, equivalent
-from analysis.stats.interval import Interval
+from analysis.stats.intervals import Interval
 from bench.statistics import LEVEL
 
 Array = np.ndarray

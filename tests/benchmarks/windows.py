@@ -20,7 +20,7 @@ import torch
 from analysis.scaling.time_per_sample import Pace, compare_paces
 from analysis.stats import windows
 from analysis.stats.compare import verdicts
-from analysis.stats.series import WIDE
+from analysis.stats.intervals import WIDE
 from bench.measure.loop import Series, run
 from bench.spec import MeasureSpec
 from bench.statistics import LEVEL

@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from bench import cli
+from bench.store import find_records
 
 ROOT = Path(__file__).parents[2]
-RECORDED = Path("tests/data/runs")
+RECORDED = Path("results/measured/two_cores.zip")
 BLOCKS, IN_CI = 126, 12  # of predictions; each is of 18 to 30 points
 
 Case = Callable[[], str]
@@ -164,7 +165,7 @@ def _slurm(folder: Path) -> Iterator[None]:
 
 def _sets() -> list[str]:
     """Return the folders of recorded runs that hold points."""
-    studies = {path.parents[2].relative_to(ROOT / RECORDED) for path in (ROOT / RECORDED).rglob("record.json")}
+    studies = {path.parents[2].relative_to(ROOT / RECORDED) for path in find_records([ROOT / RECORDED])}
     return sorted(map(str, studies))
 
 

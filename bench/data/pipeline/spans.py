@@ -1,4 +1,5 @@
-"""Span corruption, the objective that T5, mT5 and ByT5 were pre-trained with.
+"""Span corruption, the objective that T5, mT5 and ByT5 were pre-trained with; and endless samples made of the pieces of
+a corpus: every epoch takes all pieces, in an order of its own.
 
 Raffel et al., JMLR 21 (2020), section 3.1.4; the arithmetic is that of `random_spans_helper` and
 `random_spans_noise_mask` in google-research/text-to-text-transfer-transformer, t5/data/preprocessors.py.
@@ -7,6 +8,7 @@ Raffel et al., JMLR 21 (2020), section 3.1.4; the arithmetic is that of `random_
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -88,3 +90,60 @@ def _draw_partition(items: int, parts: int, random: np.random.Generator) -> NDAr
 
     cuts = np.sort(random.choice(items - 1, parts - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], cuts, [items]]))
+
+
+@dataclass(frozen=True)
+class ShuffledPieces:
+    """An endless stream of pieces of a corpus."""
+
+    tokens: Tokens
+    bounds: NDArray[np.int64]  # (samples per epoch, 2): begin and end in `tokens`
+    seed: tuple[int, ...]
+    orders: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)  # by epoch, the latest two
+
+    def __call__(self, index: int) -> Tokens:
+        epoch, position = divmod(index, len(self.bounds))
+        begin, end = self.bounds[self._draw_order(epoch)[position]]
+        return self.tokens[begin:end]
+
+    def _draw_order(self, epoch: int) -> NDArray[np.int64]:
+        import numpy as np
+
+        if epoch not in self.orders:
+            for old in sorted(self.orders)[:-1]:  # a batch may lie across the end of an epoch
+                del self.orders[old]
+            self.orders[epoch] = np.random.default_rng((*self.seed, 0, epoch)).permutation(len(self.bounds))
+        return self.orders[epoch]
+
+
+@dataclass(frozen=True)
+class CorruptedText:
+    """An endless stream of samples: pieces of a corpus, newly corrupted in every epoch."""
+
+    pieces: ShuffledPieces
+    noise: SpanCorruption
+    sentinels: Tokens
+    eos: int
+    padded: frozenset[str]
+
+    def __call__(self, index: int) -> tuple[Tokens, Tokens]:
+        import numpy as np
+
+        piece = self.pieces(index)
+        mask = self.noise.mask(len(piece), np.random.default_rng((*self.pieces.seed, 1, index)))
+        return corrupt(piece, mask, self.sentinels, self.eos)
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """An endless stream of samples: pieces of a corpus as they are."""
+
+    pieces: ShuffledPieces
+    end: Tokens  # what closes a piece: EOS, or nothing
+    padded: frozenset[str]
+    eos: int
+
+    def __call__(self, index: int) -> tuple[Tokens]:
+        import numpy as np
+
+        return (np.concatenate([self.pieces(index), self.end]),)

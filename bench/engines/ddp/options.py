@@ -14,8 +14,8 @@ from bench.spec import Frozen, RunSpec
 class Options(Frozen):
     """What torch.nn.parallel.DistributedDataParallel may be given, and fp16's loss scale."""
 
-    bucket_cap_mb: float = Field(gt=0)  # MiB of gradients per all-reduce
-    gradient_as_bucket_view: bool = True  # false holds every gradient twice
+    bucket_cap_mb: float = Field(gt=0, description="MiB of gradients per all-reduce")
+    gradient_as_bucket_view: bool = Field(True, description="false holds every gradient twice")
     static_graph: bool = False
     fp16: LossScale = LossScale()
 

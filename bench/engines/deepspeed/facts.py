@@ -80,7 +80,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         divides_by_tokens=True,
         members=frozenset({"evaluate", "set_learning_rate", "save", "load"}),
         works_on_host=options.stage == 3,  # its coordinator gathers and releases weights from module to module
-        deepspeed_config=_build_config,
+        deepspeed_config=functools.partial(build_deepspeed_config, options),
         memory=functools.partial(_predict_memory, options),
         step=functools.partial(_predict_step, options),
     )
@@ -91,10 +91,6 @@ def find_division(stage: int, ranks: int) -> Division:
     return Division(
         weights=ranks if stage >= 3 else 1, gradients=ranks if stage >= 2 else 1, optimizer=ranks if stage >= 1 else 1
     )
-
-
-def _build_config(spec: RunSpec) -> dict[str, Any]:
-    return build_deepspeed_config(decode_options(spec), spec)
 
 
 def _predict_memory(

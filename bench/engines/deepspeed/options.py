@@ -24,8 +24,8 @@ class OffloadParam(Frozen):
     device: Tier = "none"
     nvme_path: str | None = None
     buffer_count: NonNegativeInt = 5
-    buffer_size: NonNegativeInt = 100_000_000  # elements
-    max_in_cpu: NonNegativeInt = 1_000_000_000  # elements, with nvme
+    buffer_size: NonNegativeInt = Field(100_000_000, description="elements")
+    max_in_cpu: NonNegativeInt = Field(1_000_000_000, description="elements, with nvme")
     pin_memory: bool = True
 
 
@@ -39,7 +39,7 @@ class OffloadOptimizer(Frozen):
     pipeline_read: bool = False
     pipeline_write: bool = False
     fast_init: bool = False
-    ratio: Share = 1.0  # of the state that is offloaded; less than all with stage 3 only
+    ratio: Share = Field(1.0, description="of the state that is offloaded; less than all with stage 3 only")
     super_offload: bool = False
     cpuadam_cores_perc: Share = 0.8
 
@@ -77,35 +77,45 @@ class Zero(Frozen):
 
     # gradients
     reduce_bucket_size: Positive | None = None
-    overlap_comm: bool | None = None  # reduce a bucket while backward goes on; stages 1 and 2 hold two buckets then
+    overlap_comm: bool | None = Field(
+        None, description="reduce a bucket while backward goes on; stages 1 and 2 hold two buckets then"
+    )
     contiguous_gradients: bool = True
     reduce_scatter: bool = True
-    use_multi_rank_bucket_allreduce: bool = True  # stages 1 and 2: one all-reduce in place of a reduce per owner
+    use_multi_rank_bucket_allreduce: bool = Field(
+        True, description="stages 1 and 2: one all-reduce in place of a reduce per owner"
+    )
     round_robin_gradients: bool = False
     ignore_unused_parameters: bool = True
     compute_grad_norm: bool = True
 
     # weights, stages 1 and 2
-    allgather_partitions: bool = True  # read by nothing in 0.19.8
-    allgather_bucket_size: NonNegativeInt = 500_000_000  # unused as well, where torch has all_gather_into_tensor
+    allgather_partitions: bool = Field(True, description="read by nothing in 0.19.8")
+    allgather_bucket_size: NonNegativeInt = Field(
+        500_000_000, description="unused as well, where torch has all_gather_into_tensor"
+    )
     parameter_alignment: bool = False
 
     # weights, stage 3
     stage3_prefetch_bucket_size: NonNegativeInt | None = None
     stage3_param_persistence_threshold: NonNegativeInt | None = None
-    stage3_max_live_parameters: NonNegativeInt | None = None  # ends prefetching; a fetch that is needed goes on
+    stage3_max_live_parameters: NonNegativeInt | None = Field(
+        None, description="ends prefetching; a fetch that is needed goes on"
+    )
     stage3_max_reuse_distance: NonNegativeInt | None = None
     stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
     stage3_module_granularity_threshold: int = 0
     stage3_use_all_reduce_for_fetch_params: bool = False
     stage3_allgather_sequential: bool = False
-    sub_group_size: NonNegativeInt = 1_000_000_000  # AdamW goes through the partition in such pieces
+    sub_group_size: NonNegativeInt = Field(1_000_000_000, description="AdamW goes through the partition in such pieces")
     memory_efficient_linear: bool = True
     override_module_apply: bool = True
     leaf_module: LeafModule = LeafModule()
 
     # ZeRO++ (arXiv 2306.10209), stage 3
-    zero_hpz_partition_size: NonNegativeInt = 1  # ranks that hold a second copy of the weights among them
+    zero_hpz_partition_size: NonNegativeInt = Field(
+        1, description="ranks that hold a second copy of the weights among them"
+    )
     zero_quantized_weights: bool = False
     zero_quantized_nontrainable_weights: bool = False
     zero_quantized_gradients: bool = False
@@ -165,8 +175,10 @@ STAGES: dict[str, tuple[int, ...]] = {
 class Bf16(Frozen):
     """The section `bf16` of a bf16 run."""
 
-    immediate_grad_update: bool = False  # acts with data_types.grad_accum_dtype=fp32 at stage 1
-    check_grad_overflow: bool = True  # stages 1 and 2 read a flag from the device in every step; false waits less
+    immediate_grad_update: bool = Field(False, description="acts with data_types.grad_accum_dtype=fp32 at stage 1")
+    check_grad_overflow: bool = Field(
+        True, description="stages 1 and 2 read a flag from the device in every step; false waits less"
+    )
     bf16_master_weights_and_grads: bool = False
     bf16_optimizer_states: bool = False
 
@@ -180,18 +192,24 @@ class Fp16(LossScale):
 class DataTypes(Frozen):
     """The section `data_types`."""
 
-    # of the sum over micro-steps; None: the run's precision. fp32 in a bf16 run at stage 1 makes DeepSpeed take its
-    # BF16_Optimizer, which knows neither reduce_bucket_size nor overlap_comm
-    grad_accum_dtype: Precision | None = None
+    grad_accum_dtype: Precision | None = Field(
+        None,
+        description="of the sum over micro-steps; None: the run's precision. fp32 in a bf16 run at stage 1 makes "
+        "DeepSpeed take its BF16_Optimizer, which knows neither reduce_bucket_size nor overlap_comm",
+    )
 
 
 class Options(Zero):
     """What conf/engine may say: the ZeRO section flat, and what lies beside it in DeepSpeed's config."""
 
-    communication_data_type: Precision | None = None  # of reduced gradients; None: the run's precision
+    communication_data_type: Precision | None = Field(
+        None, description="of reduced gradients; None: the run's precision"
+    )
     prescale_gradients: bool = False
     gradient_predivide_factor: float = Field(1.0, gt=0)
-    zero_force_ds_cpu_optimizer: bool = True  # with offload, refuse any optimizer but DeepSpeed's own
+    zero_force_ds_cpu_optimizer: bool = Field(
+        True, description="with offload, refuse any optimizer but DeepSpeed's own"
+    )
     disable_python_gc: bool = False
     bf16: Bf16 = Bf16()
     fp16: Fp16 = Fp16()

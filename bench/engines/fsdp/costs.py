@@ -37,7 +37,7 @@ OUTSIDE = -1
 NORM_BYTES = 4
 """The gradient's squared norm in fp32."""
 DRAWN_AT_ONCE = 2**24
-"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.parts)."""
 
 
 class Sizes(NamedTuple):

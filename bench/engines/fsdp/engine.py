@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, ModuleList, Parameter
@@ -75,15 +74,12 @@ class ShardedUpdate:
 
     def _add_over_ranks(self, square: Tensor) -> Tensor:
         """Return the sum of all ranks' squares: one call, where DTensor's own norm takes one for every parameter."""
-        mesh = _mesh(self._parameters[0])
+        parameter = self._parameters[0]
+        assert isinstance(parameter, DTensor)
+        mesh = parameter.device_mesh
         square = square.to(mesh.device_type)
         dist.all_reduce(square, group=mesh.get_group(SHARD))
         return square
-
-
-def _mesh(parameter: Parameter) -> DeviceMesh:
-    assert isinstance(parameter, DTensor)
-    return parameter.device_mesh
 
 
 def _local(gradient: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import functools
 import json
 from typing import Literal
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from bench.engines.precision.optimizer import check_unscaled
 from bench.errors import UserError
@@ -14,18 +14,27 @@ from bench.spec import Frozen, Positive, RunSpec
 class Options(Frozen):
     """What torch.distributed.fsdp.fully_shard may be given; what decides speed or memory has no default."""
 
-    # of a block's weights: true, they are gathered again for backward; false, they stay whole until then; a number,
-    # they are divided among so many neighbours, which alone gather them for backward
-    reshard_after_forward: StrictBool | Positive
-    # ranks that share one copy of weights, gradients and optimizer state; copies are kept equal by an all-reduce.
-    # None: all ranks; node: those of a node (hybrid shards), where it has several
-    shard_ranks: Literal["node"] | Positive | None = None
-    reduce_dtype: Literal["bf16", "fp32"] | None  # in which gradients are reduced; None: the run's precision
-    # gradients are divided after every micro-step; false: after the last one, and until then each rank keeps all of
-    # them whole
-    reduce_every_micro_step: bool = True
-    offload: bool = False  # weights, gradients and optimizer state lie in the host's memory, where AdamW runs
-    pin_memory: bool = True  # of what is offloaded
+    reshard_after_forward: StrictBool | Positive = Field(
+        description="of a block's weights: true, they are gathered again for backward; false, they stay whole until "
+        "then; a number, they are divided among so many neighbours, which alone gather them for backward"
+    )
+    shard_ranks: Literal["node"] | Positive | None = Field(
+        None,
+        description="ranks that share one copy of weights, gradients and optimizer state; copies are kept equal by an "
+        "all-reduce. None: all ranks; node: those of a node (hybrid shards), where it has several",
+    )
+    reduce_dtype: Literal["bf16", "fp32"] | None = Field(
+        description="in which gradients are reduced; None: the run's precision"
+    )
+    reduce_every_micro_step: bool = Field(
+        True,
+        description="gradients are divided after every micro-step; false: after the last one, and until then each "
+        "rank keeps all of them whole",
+    )
+    offload: bool = Field(
+        False, description="weights, gradients and optimizer state lie in the host's memory, where AdamW runs"
+    )
+    pin_memory: bool = Field(True, description="of what is offloaded")
 
 
 def check(options: Options, spec: RunSpec, device: Literal["cpu", "cuda"] | None = None) -> None:

@@ -47,7 +47,7 @@ where one takes up to three times as long as another."""
 FILLED = 3
 """Groups after which no rank keeps more, where backwards begin as early as they can."""
 DRAWN_AT_ONCE = 2**24
-"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.parts)."""
 
 
 class PipelineRun(NamedTuple):

@@ -15,13 +15,20 @@ from bench.spec import Frozen, RunSpec
 class Options(Frozen):
     """How the passes of a step are ordered, and the model is cut."""
 
-    # gpipe: all forwards, then all backwards; 1f1b: backwards as early as they can be; interleaved: the same with
-    # several stages on a rank; breadth_first: each stage takes all micro-batches before the rank's next one begins
-    schedule: ScheduleName
-    cut: Literal["flops", "blocks"] = "flops"  # stages of nearly equal FLOPs, or of nearly as many blocks
-    # what copies of a stage divide: zero1: AdamW's states; zero3: weights and gradients too, but for what several
-    # stages have; weights are gathered when their stage computes, those of the next so many while another one does
-    sharding: Literal["zero1", "zero3"] = "zero1"
+    schedule: ScheduleName = Field(
+        description="gpipe: all forwards, then all backwards; 1f1b: backwards as early as they can be; interleaved: "
+        "the same with several stages on a rank; breadth_first: each stage takes all micro-batches before "
+        "the rank's next one begins"
+    )
+    cut: Literal["flops", "blocks"] = Field(
+        "flops", description="stages of nearly equal FLOPs, or of nearly as many blocks"
+    )
+    sharding: Literal["zero1", "zero3"] = Field(
+        "zero1",
+        description="what copies of a stage divide: zero1: AdamW's states; zero3: weights and gradients too, but for "
+        "what several stages have; weights are gathered when their stage computes, those of the next so "
+        "many while another one does",
+    )
     gather_ahead: Annotated[int, Field(ge=0)] = 1
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from bench.engine_costs import count_elements
 from bench.errors import UserError
 from bench.spec import FULL, Device, Frozen, OptimizerSpec, Positive, RunSpec
 from bench.stacks import EqualTensors
@@ -19,11 +18,11 @@ SCARCE = 2
 class LossScale(Frozen):
     """DeepSpeed's `fp16` section, its names and defaults (runtime/precision_config.py); every engine follows it."""
 
-    loss_scale: float = Field(0.0, ge=0)  # a fixed scale; 0: dynamic
-    initial_scale_power: int = Field(16, ge=0)  # the dynamic scale starts at 2 to this
-    loss_scale_window: Positive = 1000  # steps without overflow after which the scale doubles
-    hysteresis: Positive = 2  # the scale halves from this overflow on; those before are only skipped
-    consecutive_hysteresis: bool = False  # a step without overflow restores the hysteresis
+    loss_scale: float = Field(0.0, ge=0, description="a fixed scale; 0: dynamic")
+    initial_scale_power: int = Field(16, ge=0, description="the dynamic scale starts at 2 to this")
+    loss_scale_window: Positive = Field(1000, description="steps without overflow after which the scale doubles")
+    hysteresis: Positive = Field(2, description="the scale halves from this overflow on; those before are only skipped")
+    consecutive_hysteresis: bool = Field(False, description="a step without overflow restores the hysteresis")
     min_loss_scale: Positive = 1
 
 
@@ -83,6 +82,8 @@ def count_adamw_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[
     if optimizer.implementation != "torch":
         return 0
     if device == "cuda":
+        from bench.engine_costs import count_elements  # numpy, which readers of options need not have
+
         return FULL * count_elements(sizes)
     # embedding and head have small neighbours, a layer's matrices each other
     return FULL * max((3 if size.number > SCARCE else 2) * size.elements for size in sizes)

@@ -1,16 +1,14 @@
 """Submit to Slurm: one script per job from the template in slurm/, kept beside the results that it made."""
 
 from bench.launchers.slurm.cluster import limits
-from bench.launchers.slurm.job import context, spread
 from bench.launchers.slurm.options import Options, check, job_setup
-from bench.launchers.slurm.queue import ask
+from bench.launchers.slurm.programs import context, spread
+from bench.launchers.slurm.queue import ask, cancel_all, submit
 from bench.launchers.slurm.script import find_log, plan
-from bench.launchers.slurm.standalone_script import standalone
-from bench.launchers.slurm.submission import cancel_all, submit
 
 __all__ = [
     "ARRAYS", "QUEUES", "Options", "ask", "cancel_all", "check", "context", "find_log", "job_setup", "limits", "plan",
-    "spread", "standalone", "submit",
+    "spread", "submit",
 ]  # fmt: skip
 
 QUEUES = True

@@ -68,10 +68,14 @@ class Container(Frozen):
 
     runtime: Literal["apptainer", "pyxis", "command"]
     image: OneLine
-    digest: OneLine | None = None  # what names its content for good; by default the image as it is written
+    digest: OneLine | None = Field(
+        None, description="what names its content for good; by default the image as it is written"
+    )
     mounts: tuple[OneLine, ...] = ()
     options: tuple[OneLine, ...] = ()
-    command: tuple[OneLine, ...] = ()  # of another runtime, up to the program: {image} and {study} are filled in
+    command: tuple[OneLine, ...] = Field(
+        (), description="of another runtime, up to the program: {image} and {study} are filled in"
+    )
 
     @model_validator(mode="after")
     def _check_command(self) -> Self:
@@ -92,7 +96,7 @@ class Autopilot(Frozen):
 
     partition: OneLine | None = None
     qos: OneLine | None = None
-    begin: OneLine | None = None  # None: at once, whatever the others have
+    begin: OneLine | None = Field(None, description="None: at once, whatever the others have")
 
 
 _WRITTEN = (
@@ -120,7 +124,7 @@ class Options(SchedulingOptions):
     # per point
     gpus: Annotated[Option, AfterValidator(_check_gpus)] | None = None
     cpus_per_device: Positive | None = None
-    memory_gb: int | None = Field(None, ge=0)  # per node; 0 is all of it
+    memory_gb: int | None = Field(None, ge=0, description="per node; 0 is all of it")
     exclusive: bool = False
 
     # what runs
@@ -136,7 +140,7 @@ class Options(SchedulingOptions):
     begin: OneLine | None = None
     requeue: bool = True
     autopilot: Autopilot = Autopilot()
-    warning_s: int = Field(60, ge=0, le=65535)
+    warning_s: int = Field(60, ge=0, le=65535, description=SchedulingOptions.model_fields["warning_s"].description)
 
     @model_serializer(mode="wrap")
     def _in_the_order_of_old(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -143,7 +143,8 @@ def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]
     # --cpus-per-task: since 22.05 srun does not take it over from sbatch.
     srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={work.nodes}", f"--ntasks-per-node={tasks}"]
     srun += [f"--cpus-per-task={cpus}"] if cpus else []
-    srun += [option for option in _list_bindings(options) if not _is_said(option, options)]
+    said = {option.partition("=")[0] for option in options.srun}  # by the site's file itself
+    srun += [option for option in _list_bindings(options) if option.partition("=")[0] not in said]
     inside = _build_container_command(options.container, folder) if options.container else []
     python = options.python or (("python3",) if options.container else (sys.executable,))
     return [srun + list(options.srun), *inside, build_module_command(work.module, *work.arguments, python=python)]
@@ -159,11 +160,6 @@ def _list_bindings(options: Options) -> list[str]:
     if options.span == "node":
         return ["--cpu-bind=none", *devices]
     return (["--cpu-bind=cores", "--mem-bind=local"] if options.cpus_per_device else []) + devices
-
-
-def _is_said(option: str, options: Options) -> bool:
-    """Whether a site's file says itself what an option of srun's is to be."""
-    return any(said.partition("=")[0] == option.partition("=")[0] for said in options.srun)
 
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:

@@ -11,11 +11,9 @@ from bench import objectives
 from bench.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
 from bench.models.gpt.decoder import CausalLanguageModel
-from bench.models.gpt.part import EMBEDDING, DecoderPart
+from bench.models.gpt.part import DIMENSIONS, EMBEDDING, DecoderPart
 from bench.models.gpt.shape import Shape
-from bench.models.gpt.slices import DIMENSIONS
-from bench.models.modules.parts import materialise
-from bench.models.modules.weights import SkippedInitialisation, draw
+from bench.models.modules.parts import SkippedInitialisation, draw, materialise
 from bench.plugins import Whole
 from bench.spec import RunSpec
 from bench.units import Part

@@ -1,6 +1,7 @@
 """The decoder in torch, by traits. Modules are called as in transformers' Llama, whose weights are this one's name by
 name, and as in OPT and Phi-3 where Llama has none."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -9,11 +10,39 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bench.distributed.slices import TensorRanks
-from bench.models.gpt.rotary import rotate, tables
-from bench.models.gpt.shape import Shape
+from bench.models.gpt.shape import RotaryScaling, Shape
 from bench.models.modules.chunked_loss import ChunkedHead
 from bench.spec import ModelSpec
 from bench.tokens import IGNORED
+
+
+def build_rotary_tables(shape: Shape, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of every position, (tokens, d_head), or (samples, 1, tokens, d_head) for positions by
+    sample. Angles are computed in fp32, whatever the precision in which a model is built."""
+    assert shape.rotary_base is not None
+    even = torch.arange(0, shape.d_head, 2, dtype=torch.float32, device=places.device)
+    frequencies = 1.0 / shape.rotary_base ** (even / shape.d_head)
+    if shape.rotary_scaling:
+        frequencies = _scale_frequencies(frequencies, shape.rotary_scaling)
+    angles = places.unsqueeze(-1).float() * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    angles = angles.unsqueeze(1) if places.dim() > 1 else angles
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Return queries or keys, (samples, heads, tokens, d_head), turned by their positions."""
+    first, second = states.chunk(2, dim=-1)
+    return states * cosines + torch.cat([-second, first], dim=-1) * sines
+
+
+def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Slow down what turns fewer than `low_freq_factor` times within the texts that were trained on first, leave what
+    turns more than `high_freq_factor` times, and go from one to the other in between (Llama 3.1)."""
+    turns = scaling.original_positions * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - share) * frequencies / scaling.factor + share * frequencies
 
 
 class Output(NamedTuple):
@@ -171,7 +200,7 @@ class Decoder(nn.Module):
         tokens = states.shape[1] if self.among is None else self.among.count_all_tokens(states)
         rotation, mask = None, self.mask(tokens, position_ids, states)
         if self.shape.rotary_base is not None:
-            rotation = tables(self.shape, _find_places(tokens, states, position_ids), states.dtype)
+            rotation = build_rotary_tables(self.shape, _find_places(tokens, states, position_ids), states.dtype)
         for layer in self.layers:
             if self.checkpointing:
                 states = checkpoint(layer, states, rotation, mask, use_reentrant=False)

@@ -11,11 +11,9 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from bench.distributed.slices import TensorRanks, mark_slices
 from bench.models import derived_seed
 from bench.models.modules.chunked_loss import ChunkedHead
-from bench.models.modules.parts import materialise
-from bench.models.modules.weights import SkippedInitialisation, draw
-from bench.models.t5.part import BIAS_TABLE, EMBEDDING, STACKS, T5Part
+from bench.models.modules.parts import SkippedInitialisation, draw, materialise
+from bench.models.t5.part import BIAS_TABLE, DIMENSIONS, EMBEDDING, STACKS, T5Part
 from bench.models.t5.shape import NAMES, Shape
-from bench.models.t5.slices import DIMENSIONS
 from bench.spec import ModelSpec, RunSpec
 from bench.units import Part
 

@@ -1,4 +1,5 @@
-"""A part of a T5 for a pipeline: the states of encoder and decoder go from part to part, wherever it is cut.
+"""A part of a T5: for a pipeline, where the states of encoder and decoder go from part to part, and for one of several
+tensor-parallel ranks, among which heads, feed-forward widths and vocabulary are divided.
 
 The first part embeds the tokens of both, so there is one embedding; encoder states go on through the decoder's parts,
 and autograd sums their gradients on the way back. The stacks are transformers' own, with some of their blocks.
@@ -9,19 +10,61 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.distributed.slices import TensorRanks, compute_sliced_loss
+from bench.distributed.slices import SlicedEmbedding, SummedLinear, TensorRanks, compute_sliced_loss, cut_weights
 from bench.models.modules.chunked_loss import IGNORED, ChunkedHead
 from bench.models.modules.parts import NumberedBlocks
 from bench.models.t5.shape import Shape
-from bench.models.t5.slices import slice_part
 from bench.units import Part
 
+DIMENSIONS = {
+    "q": 0, "k": 0, "v": 0, "o": 1, "relative_attention_bias": 1, "wi": 0, "wi_0": 0, "wi_1": 0, "wo": 1,
+    "shared": 0, "lm_head": 0,
+}  # fmt: skip
+"""Of each sliced weight, by the module that owns it. Norms are whole."""
+OTHER_STATES = "key_value_states", "encoder_hidden_states"
+"""What T5's attention, and umT5's, call the states that give keys and values in place of their own."""
 EMBEDDING = "shared.weight"
 STACKS = "encoder", "decoder"
 BIAS_TABLE = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 """Of each stack."""
 START, PADDING = 0, 0
 """Tokens: before a decoder's first one, and for a label that does not count."""
+
+
+def slice_part(part: nn.Module, among: TensorRanks) -> None:
+    """Keep this rank's slices of a part without memory, and exchange where its sub-layers begin and end."""
+    cut_weights(part, DIMENSIONS, among)
+    modules: list[tuple[str, Any]] = list(part.named_modules())
+    for name, module in modules:
+        kind = name.rpartition(".")[2]
+        if kind in ("SelfAttention", "EncDecAttention") and hasattr(module, "q"):
+            _slice_attention(module, among)
+        elif kind == "DenseReluDense":
+            module.wo = SummedLinear(module.wo, among)
+            module.register_forward_pre_hook(_make_entrance(among), with_kwargs=True)
+    if hasattr(part, "shared"):
+        part.shared = SlicedEmbedding(part.shared, among)  # type: ignore[arg-type]
+
+
+def _slice_attention(attention: Any, among: TensorRanks) -> None:
+    attention.n_heads //= among.ranks
+    attention.inner_dim //= among.ranks
+    attention.o = SummedLinear(attention.o, among)
+    attention.register_forward_pre_hook(_make_entrance(among), with_kwargs=True)
+
+
+def _make_entrance(among: TensorRanks) -> Any:
+    """Return what a sub-layer does with its arguments before its forward."""
+
+    def enter(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        states, *others = arguments
+        entered = {
+            name: among.enter(named[name]) if name in OTHER_STATES and named[name] is not None else named[name]
+            for name in named
+        }
+        return (among.enter(states), *others), entered
+
+    return enter
 
 
 class T5Part(nn.Module):

@@ -19,18 +19,22 @@ class Shape(Frozen):
     """The sizes of a T5. `heads` × `d_kv` need not be `d_model`."""
 
     d_model: Positive
-    d_kv: Positive  # per head
+    d_kv: Positive = Field(description="per head")
     d_ff: Positive
     encoder_layers: Layers
     decoder_layers: Layers
     heads: Positive
     vocab: Positive
-    gated: bool  # a third feed-forward matrix, as in v1.1 and mT5
+    gated: bool = Field(description="a third feed-forward matrix, as in v1.1 and mT5")
     activation: Activation
-    separate_head: bool  # false: the head is the embedding, its input scaled by d_model^-1/2, as in the first T5
+    separate_head: bool = Field(
+        description="false: the head is the embedding, its input scaled by d_model^-1/2, as in the first T5"
+    )
     relative_attention_buckets: Positive = 32
-    relative_attention_max_distance: Positive = 128  # tokens
-    bias_per_layer: bool = False  # a table of position biases in every layer, as in umT5, not in the first alone
+    relative_attention_max_distance: Positive = Field(128, description="tokens")
+    bias_per_layer: bool = Field(
+        False, description="a table of position biases in every layer, as in umT5, not in the first alone"
+    )
 
     @property
     def d_inner(self) -> int:

@@ -50,7 +50,9 @@ def list_segments(network: Stacks, load: Workload) -> list[RepeatedSegments]:
     if load.chunk:
         head = [_build_chunked_loss(network, load), Segment(0, logits=True)]
     stacks = [part for stack in network.stacks for part in _list_stack_segments(network, stack, load)]
-    return [RepeatedSegments([_build_end(network)]), *stacks, RepeatedSegments(head)]
+    # of the first stack's backward, where nothing of the embedding's gradient waits any more
+    end = Segment(0, parameters=network.table, largest=network.table, carried=-network.table)
+    return [RepeatedSegments([end]), *stacks, RepeatedSegments(head)]
 
 
 def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[RepeatedSegments]:
@@ -158,11 +160,6 @@ def _count_zero_bias_bytes(network: Stacks, stack: Stack, load: Workload) -> int
         if is_fused(load, part) or load.checkpointing
     ]
     return sum(elements) * load.width
-
-
-def _build_end(network: Stacks) -> Segment:
-    """The end of the first stack's backward, where nothing of the embedding's gradient waits any more."""
-    return Segment(0, parameters=network.table, largest=network.table, carried=-network.table)
 
 
 def _build_attention(network: Stacks, load: Workload, part: Attention, queries: int, keys: int) -> Segment:

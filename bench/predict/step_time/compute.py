@@ -21,7 +21,7 @@ UNCALIBRATED = OWN.interval
 """Computing time over its prediction where nothing was calibrated and the class of software is unknown. It held 89 to
 90 % of the published steps of decoders, each source predicted by constants of the others. The predicted time is the
 median. Sources differ more than steps of one source: of a single source all steps may lie outside
-(analysis.predictions.published_steps)."""
+(analysis.validation.published_steps)."""
 CALIBRATED = (0.8, 1.6)
 """The same from calibrated rates alone, which know nothing of what an engine does on the host: on one node of the
 testbed steps took 0.87 to 1.57 times what was predicted, the latter at stage 3 (results/predictions)."""

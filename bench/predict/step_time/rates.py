@@ -57,7 +57,7 @@ published it: A100's by published steps (conf/machine/a100_80.yaml)."""
 BESIDE = 3.0
 """How host and device share a pass: its time is the norm of this order of both. Of two that always overlap it would be
 infinite (the longer one), of two that never do 1. Large products let the host run ahead, small operations wait for it,
-and each pass has both. Chosen on two thirds of the traces of GPT (analysis.predictions.published_times)."""
+and each pass has both. Chosen on two thirds of the traces of GPT (analysis.validation.published_times)."""
 BETWEEN_S = 1.5e-6
 """Seconds from the end of an operation to the begin of the next on a GPU whose queue is never empty: 1 to 2 µs (NVIDIA,
 Getting Started with CUDA Graphs)."""
@@ -174,7 +174,8 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
     assert memory is not None
     found = machine.calibration
     products = [p for p in found.matmul if p.precision == precision] if found else []
-    shapes = _build_shapes([(p.m, p.k, p.n, p.tflops) for p in products]) if products else None
+    table = np.log2([(p.m, p.k, p.n, p.tflops) for p in products])
+    shapes = CalibratedShapes(table[:, :3], table[:, 3] + np.log2(1e12)) if products else None
     best = max((p.tflops for p in products), default=0.0)
     ceiling = 1e12 * (best or _find_sustained(machine, precision, device))
     attention = found.attention_tflops.get(precision) if found else None
@@ -197,8 +198,3 @@ def _find_sustained(machine: Machine, precision: Precision, device: Device) -> f
         return min(known)
     kept = SUSTAINED_OF_BURST if device == "cuda" and precision != "fp32" else 1.0
     return kept * CEILING_OF_PEAK[precision] * machine.peak_tflops.get(precision, 0.0)
-
-
-def _build_shapes(rows: list[tuple[int, int, int, float]]) -> CalibratedShapes:
-    table = np.log2(np.array(rows))
-    return CalibratedShapes(table[:, :3], table[:, 3] + np.log2(1e12))

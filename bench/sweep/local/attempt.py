@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bench import launchers, store
 from bench.launching import Work
 from bench.record import Outcome, RunRecord
-from bench.runtime.heartbeat import build_heartbeat
+from bench.runtime.outcome import build_heartbeat
 from bench.sweep.definition import RequestedRun
 from bench.sweep.local import lock
 from bench.sweep.local.watching import AttemptWatch

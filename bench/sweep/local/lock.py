@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from bench.measure.environment import get_cache_folder
+from bench.files import get_cache_folder
 
-_POLL_S = 0.3
+_LOCK_POLL_S = 0.3
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def _wait(file: IO[str], follow: Callable[[str], None]) -> None:
         if not said:
             print(f"zeroscale: {waiting}", file=sys.stderr, flush=True)
             said = True
-        time.sleep(_POLL_S)
+        time.sleep(_LOCK_POLL_S)
 
 
 def _holder(file: IO[str]) -> str:

@@ -21,12 +21,11 @@ _BARE = re.compile(r"[\w./:+-]+")
 def format_overrides(given: GivenOverrides) -> tuple[str, ...]:
     """Return overrides as the command takes them."""
     if isinstance(given, Mapping):
-        return tuple(f"{key}={_format_values(value)}" for key, value in given.items())
+        return tuple(
+            f"{key}={','.join(map(_format_value, value if isinstance(value, list | tuple) else [value]))}"
+            for key, value in given.items()
+        )
     return tuple(shlex.split(given)) if isinstance(given, str) else tuple(map(str, given))
-
-
-def _format_values(value: Any) -> str:
-    return ",".join(map(_format_value, value)) if isinstance(value, list | tuple) else _format_value(value)
 
 
 def _format_value(value: Any) -> str:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from bench import launchers
 from bench.config import compose
-from bench.config.compose import Pair, Request
+from bench.config.compose import Request
 from bench.errors import UserError
 from bench.formatting import format_count
 from bench.measure.environment import count_cores, count_local_devices, read_device_name
 from bench.spec import OBJECTIVE
+from bench.study import Pair
 from bench.sweep.planning import target
 
 _SMALL = ("precision", "sequence", "measure")

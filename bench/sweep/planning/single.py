@@ -8,14 +8,14 @@ from pydantic import ValidationError
 
 from bench import engines, launchers
 from bench.config import compose
-from bench.config.compose import Pair, Request
+from bench.config.compose import Request
 from bench.config.decode import check_rank
 from bench.errors import NoPrediction, UserError
 from bench.measure import devices
 from bench.predict.memory import predict_memory
 from bench.record import Circumstance, Limits
 from bench.spec import Device, config_id
-from bench.study import Study
+from bench.study import Pair, Study
 from bench.sweep.definition import RequestedRun
 from bench.sweep.planning import present, target
 from bench.sweep.planning.overrides import GivenOverrides, format_overrides

@@ -14,7 +14,6 @@ from bench.config.compose import Expansion, Request, StudyPoint
 from bench.config.decode import decode_model
 from bench.errors import UserError
 from bench.formatting import describe_point
-from bench.machine import Machine
 from bench.point_fields import is_shown
 from bench.record import Limits
 from bench.scheduling import SchedulingOptions
@@ -64,22 +63,16 @@ def plan_sweep(
     found = compose.compose_points(planned_study, given, config_dir, target.find_device)
     for made in found.points:
         present.check_devices(made.composed)
-    first = found.points[0].composed
     options = merge_options(found.points, etiquette, autopilot)
-    scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
     distinguishing = _find_distinguishing([point.overrides for point in found.points])
     controls = [
         build_point(made, set(), predict=False) for made in _build_controls(planned_study, given, found, config_dir)
     ]
-    sweep = SweepDefinition(
-        study=planned_study.name,
-        question=planned_study.question,
-        asked_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machines={composed.machine.name: build_machine(composed) for composed in _select_one_per_machine(found)},
-        launcher={"name": first.launcher, **options.model_dump(mode="json")},
-        limits=Limits(**{key: getattr(options, key) for key in Limits.model_fields}),
-        network=scheduling.network,
-        rules=SweepRules(budget=planned_study.budget, prune=prune, max_queued=scheduling.max_queued),
+    sweep = define_sweep(
+        planned_study,
+        [point.composed for point in found.points],
+        options,
+        SweepRules(budget=planned_study.budget, prune=prune),
         points=tuple(
             build_point(point, distinguishing, predict=planned_study.budget.attempts > 1) for point in found.points
         ),
@@ -87,6 +80,26 @@ def plan_sweep(
         controls=tuple(controls),
     )
     return PlannedSweep(sweep, found, chosen, autopilot)
+
+
+def define_sweep(
+    study: Study, composed: Sequence[Request], options: Limits, rules: SweepRules, **given: Any
+) -> SweepDefinition:
+    """Return what is written down of a sweep or a search; where points run here, machines have the device that is
+    here."""
+    scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
+    by_name = {one.machine.name: one for one in reversed(composed)}  # of two of a name the first
+    return SweepDefinition(
+        study=study.name,
+        question=study.question,
+        asked_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        machines={name: one.machine.on(target.find_device(one)) for name, one in by_name.items()},
+        launcher={"name": composed[0].launcher, **options.model_dump(mode="json")},
+        limits=Limits(**{key: getattr(options, key) for key in Limits.model_fields}),
+        network=scheduling.network,
+        rules=rules.model_copy(update={"max_queued": scheduling.max_queued}),
+        **given,
+    )
 
 
 def _choose_small(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
@@ -126,8 +139,8 @@ def _build_controls(
     pairs = list_control_pairs(study, overrides)
     shapes = dict.fromkeys((p.composed.spec.nodes, p.composed.spec.devices_per_node) for p in found.points)
     controls = []
-    for nodes, devices in shapes if pairs else ():
-        shaped = (*(pairs or ()), ("nodes", nodes), ("devices_per_node", devices))
+    for nodes, devices_per_node in shapes if pairs else ():
+        shaped = (*(pairs or ()), ("nodes", nodes), ("devices_per_node", devices_per_node))
         composed = compose.compose_request(shaped, config_dir)
         compose.check(composed, target.find_device(composed))
         controls.append(compose.StudyPoint(composed, shaped, config_id(composed.spec)))
@@ -171,15 +184,6 @@ def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
     if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
         return options.time_limit_min, None
     return None, duration.compute_bound_min(composed.spec.measure, options.setup_min)
-
-
-def _select_one_per_machine(found: Expansion) -> list[Request]:
-    return list({point.composed.machine.name: point.composed for point in reversed(found.points)}.values())
-
-
-def build_machine(composed: Request) -> Machine:
-    """Return the machine; where points are run here, with the kind of device that is here."""
-    return composed.machine.on(target.find_device(composed))
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:

@@ -77,9 +77,5 @@ def _may_go_on(
     answered = all(
         key in wanted and find_answer(seen.of(key), prune=wanted[key][0].rules.prune) for key, _ in job.points
     )
-    return not answered or _has_unended_allocation(job)
-
-
-def _has_unended_allocation(job: jobs.SubmittedJob) -> bool:
-    ends = [allocation.ended_at for _, allocation in jobs.list_allocations(job.folder)]
+    ends = [allocation.ended_at for _, allocation in jobs.list_allocations(job.folder)] if answered else []
     return len(ends) < len(job.tasks) or None in ends

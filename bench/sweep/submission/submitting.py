@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ from bench.formatting import format_count
 from bench.launching import LaunchPlan, Work
 from bench.plugins import QueueingLauncherPlugin
 from bench.scheduling import ClusterLimits, JobContext, SchedulerAway, SchedulingOptions
-from bench.store import RunAttempt
 from bench.sweep import exclusions, jobs
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import SweepDefinition
@@ -89,7 +88,8 @@ def _submit_pending(
     view = read_state(folder)
     concluded, ended = finalize_lost(view), keep_ends(view)
     view = read_state(folder) if concluded or ended else view
-    corrections = MeasuredCorrections((point_status.point for point_status in view.statuses), _list_attempts(view))
+    tried = (attempt for attempts in view.seen.tried.values() for attempt in attempts)
+    corrections = MeasuredCorrections((point_status.point for point_status in view.statuses), tried)
     without_run = write_outcomes_without_run(view, corrections)
     view = read_state(folder) if without_run else view
     statuses, why_left = find_pending(view, corrections)
@@ -114,10 +114,6 @@ def _submit_pending(
         submitted, concluded, without_run, left, why_left, pilot, refused, submitter.queued, answered,
         impossible=submitter.impossible,
     )  # fmt: skip
-
-
-def _list_attempts(view: StudyState) -> Iterator[RunAttempt]:
-    return (attempt for attempts in view.seen.tried.values() for attempt in attempts)
 
 
 def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin, SchedulingOptions]:
@@ -164,7 +160,7 @@ class JobSubmitter:
         self._rules = sweep.rules
         self._cluster = self._launcher.limits(self._options)
         self._max_queued, self._whose = self._find_limit(autopilot)
-        self._exclude = [found.host for found in exclusions.read(view.folder)]
+        self._exclude = [found.host for found in exclusions.read_exclusions(view.folder)]
         self._handles = [job.handle for job in view.live if job.points and job.handle]
         self.impossible = 0  # points that this cluster can never start
 
@@ -176,7 +172,9 @@ class JobSubmitter:
     def submit(self, left: Sequence[PointStatus], submitted: list[tuple[Job, str]]) -> str:
         """Submit points in order, adding the jobs to `submitted`; return why some points may have to wait."""
         refused: dict[tuple[int, int], UserError] = {}  # by shape: no nodes may be left for one, and some for another
-        places = None if self._max_queued is None else self._max_queued - self._count_in_queue()
+        tasks = ((job.name, task) for job in self._view.live if job.points for task in job.tasks)
+        in_queue = sum(self._view.is_live(*task) for task in tasks)
+        places = None if self._max_queued is None else self._max_queued - in_queue
         waiting = deque(self._batch_jobs(left))
         while waiting:
             job = waiting.popleft()
@@ -220,10 +218,6 @@ class JobSubmitter:
             ((limit, rule) for limit, rule in ((ours, "--max-queued"), (theirs, "the cluster")) if limit),
             default=(None, ""),
         )
-
-    def _count_in_queue(self) -> int:
-        jobs_with_points = (job for job in self._view.live if job.points)
-        return sum(self._view.is_live(job.name, task) for job in jobs_with_points for task in job.tasks)
 
     def _submit(self, job: Job) -> str:
         folder = jobs.write(self._view.folder, job)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from simulated import PROCESSES, ar1, slowdown
 
-from analysis.stats.series import few
+from analysis.stats.intervals import few
 from bench.statistics import autocorrelation, effective_size, median_bounds, series_interval, signs
 
 

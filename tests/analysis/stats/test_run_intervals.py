@@ -5,8 +5,7 @@ import pytest
 from scipy import stats
 from simulated import PROCESSES, ar1, slowdown
 
-from analysis.stats.interval import Interval
-from analysis.stats.series import mean_interval, median_interval, rate_interval
+from analysis.stats.intervals import Interval, mean_interval, median_interval, rate_interval
 from bench.statistics import effective_size, mean_bounds, median_bounds, signs
 from bench.statistics import median_interval as of_independent
 

@@ -13,13 +13,13 @@ from analysis.stats.compare import (
     are_equal,
     compare,
     judge_interval,
+    ratio_of_runs,
+    ratio_of_steps,
     superiority,
     verdicts,
 )
 from analysis.stats.family import equivalent, holm
-from analysis.stats.interval import Interval
-from analysis.stats.ratio import of_runs, of_steps
-from analysis.stats.series import mean_interval, median_interval
+from analysis.stats.intervals import Interval, mean_interval, median_interval
 
 FAST, SLOW = [[0.100], [0.101], [0.103]], [[0.200], [0.203], [0.201]]
 
@@ -35,7 +35,7 @@ def test_runs_are_compared_by_welchs_test_of_their_logarithms() -> None:
     freedom = sum(parts) ** 2 / sum(part**2 / 2 for part in parts)
     apart, error = np.mean(ours) - np.mean(theirs), math.sqrt(sum(parts))
     reach = stats.t.ppf(0.975, freedom) * error
-    told = of_runs(FAST, SLOW)
+    told = ratio_of_runs(FAST, SLOW)
     assert told.value == pytest.approx(math.exp(apart))
     assert told.interval is not None
     assert told.interval[:2] == pytest.approx((math.exp(apart - reach), math.exp(apart + reach)))
@@ -53,7 +53,7 @@ def test_good_nodes_are_not_taken_for_a_good_configuration_where_both_ran_on_the
 def test_runs_within_allocations_are_compared_by_students_test_of_their_differences() -> None:
     one, other = [[1.0], [1.3], [0.8], [1.1]], [[1.05], [1.37], [0.85], [1.15]]
     test = stats.ttest_rel(np.log(one).ravel(), np.log(other).ravel())
-    told = of_runs(one, other, blocked=True)
+    told = ratio_of_runs(one, other, blocked=True)
     assert told.interval is not None
     assert told.interval[:2] == pytest.approx(tuple(np.exp(test.confidence_interval(0.95))))
     assert told.p == pytest.approx(test.pvalue)
@@ -66,7 +66,7 @@ def test_steps_are_compared_by_both_intervals_together() -> None:
     assert theirs is not None
     middles = math.log(np.mean(one)), math.log(np.mean(other))
     below = math.hypot(middles[0] - math.log(ours.low), math.log(theirs.high) - middles[1])
-    told = of_steps(one, other)
+    told = ratio_of_steps(one, other)
     assert told.value == pytest.approx(math.exp(middles[0] - middles[1]))
     assert told.interval is not None
     assert told.interval.low == pytest.approx(told.value * math.exp(-below))
@@ -77,7 +77,7 @@ def test_few_steps_bound_their_means() -> None:
     """Six steps that creep upwards do not bound their median at 95 %, and yet nobody doubts such a factor."""
     one, other = [1.41, 1.34, 1.36, 1.32, 1.35, 1.32], [2.32, 2.35, 2.39, 2.44, 2.36, 2.55]
     assert median_interval(other) is None
-    told = of_steps(one, other)
+    told = ratio_of_steps(one, other)
     assert told.value == pytest.approx(np.mean(one) / np.mean(other))
     assert told.interval is not None
     assert 0.45 < told.interval.low < told.value < told.interval.high < 0.7
@@ -88,13 +88,13 @@ def test_few_steps_bound_their_means() -> None:
 def test_few_steps_of_equal_configurations_are_told_apart_one_time_in_twenty(n: int) -> None:
     rng = np.random.default_rng(n)
     pairs = zip(*(np.exp(0.03 * ar1(0.5)(rng, 1000, n)) for _ in range(2)), strict=True)
-    assert np.mean([of_steps(*pair).p <= 0.05 for pair in pairs]) <= 0.05
+    assert np.mean([ratio_of_steps(*pair).p <= 0.05 for pair in pairs]) <= 0.05
 
 
 def test_p_is_where_the_interval_ends_at_no_difference() -> None:
     one, other = noisy(0.1, 1)[0], noisy(0.1001, 2)[0]
-    p = of_steps(one, other).p
-    interval = of_steps(one, other, level=1 - p).interval
+    p = ratio_of_steps(one, other).p
+    interval = ratio_of_steps(one, other, level=1 - p).interval
     assert 0.01 < p < 0.99
     assert interval is not None
     assert 1 in (pytest.approx(interval.low, abs=2e-4), pytest.approx(interval.high, abs=2e-4))
@@ -215,8 +215,8 @@ def test_three_runs_suffice_for_a_clear_difference_among_ten_pairs() -> None:
 def test_steps_of_equal_configurations_are_told_apart_one_time_in_twenty(name: str) -> None:
     rng = np.random.default_rng(7)
     one, other = (PROCESSES[name].draw(rng, 600, 500) for _ in range(2))
-    told = [of_steps(*pair) for pair in zip(one, 1.1 * other, strict=True)]
+    told = [ratio_of_steps(*pair) for pair in zip(one, 1.1 * other, strict=True)]
     covered = np.mean([ratio.interval.low <= 1 / 1.1 <= ratio.interval.high for ratio in told if ratio.interval])
     assert 0.93 <= covered <= 0.98
-    alarms = np.mean([of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
+    alarms = np.mean([ratio_of_steps(*pair).p <= 0.05 for pair in zip(one, other, strict=True)])
     assert 0.02 <= alarms <= 0.07

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from analysis.stats import series, windows
+from analysis.stats import intervals, windows
 
 
 def window(seed: int, length: int) -> tuple[float, ...]:
@@ -21,9 +21,9 @@ def test_each_has_the_intervals_of_its_own_steps() -> None:
     windows.prepare(given)
     for steps in (*given, window(99, 40)):
         found_all = windows.of(steps)
-        assert found_all.few == series.few(steps)
+        assert found_all.few == intervals.few(steps)
         assert list(found_all.quantiles) == ([np.quantile(steps, share) for share in windows.SHARES] if steps else [])
-        expected = series.median_interval(steps), series.mean_interval(steps)
+        expected = intervals.median_interval(steps), intervals.mean_interval(steps)
         for found, alone in zip(found_all[:2], expected, strict=True):
             assert (found is None) == (alone is None)
             if found is not None and alone is not None:

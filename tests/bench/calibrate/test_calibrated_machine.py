@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.calibrate import outcome
-from bench.calibrate.request import CalibrationResult
+from bench.calibrate import CalibrationResult, outcome
 from bench.cli import main
 from bench.config import compose
 from bench.errors import UserError

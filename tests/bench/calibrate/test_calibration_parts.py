@@ -2,11 +2,11 @@
 
 import pytest
 
-from bench.calibrate import contention
-from bench.calibrate.attention import count_flops as attention_flops
+from bench.calibrate import SHARES, CalibrationRequest, collectives
 from bench.calibrate.collectives import RankGroup, count_calls, list_groups, list_payloads, thin_out
-from bench.calibrate.matmul import (
+from bench.calibrate.rates import (
     TOKENS,
+    count_attention_flops,
     count_flops,
     describe_unmeasured,
     list_products,
@@ -14,7 +14,6 @@ from bench.calibrate.matmul import (
     sort_shapes,
     spread,
 )
-from bench.calibrate.request import SHARES, CalibrationRequest
 from bench.config.compose import compose_request
 from bench.machine import Machine, MatmulRate
 from bench.models.t5 import Shape, stacks
@@ -32,7 +31,7 @@ def test_a_models_products_are_its_matrices() -> None:
 def test_the_products_of_tiny_make_up_its_forward_flops() -> None:
     # one gated encoder block of 512 tokens without attention's squares: query, key, value, output, and three of d_ff
     of_block = 4 * count_flops(512, 128, 192) + 3 * count_flops(512, 128, 384)
-    squares = attention_flops(1, 6, 512, 32)
+    squares = count_attention_flops(1, 6, 512, 32)
     one, two = (stacks(TINY.model_copy(update={"encoder_layers": layers})) for layers in (1, 2))
     sample = {"encoder": 512, "decoder": 128}
     assert compute_training_flops(two, sample) - compute_training_flops(one, sample) == 3 * (of_block + squares)
@@ -67,7 +66,7 @@ def test_calls_are_as_many_as_the_time_allows() -> None:
 
 
 def test_slowdown_is_by_medians_over_one_alone() -> None:
-    assert contention.compute_slowdown([[0.1, 0.1, 0.5], [0.11, 0.12, 0.13], [0.2, 0.2, 0.2]]) == pytest.approx(
+    assert collectives.compute_slowdown([[0.1, 0.1, 0.5], [0.11, 0.12, 0.13], [0.2, 0.2, 0.2]]) == pytest.approx(
         (1, 1.2, 2)
     )
 
@@ -77,11 +76,11 @@ def test_ranks_share_a_processor_within_a_node_unless_nodes_do_too() -> None:
         machine=Machine(name="m"), device="cpu", nodes=4, ranks_per_node=2, seconds=10, parts=("contention",)
     )
     bed = apart.model_copy(update={"machine": Machine(name="bed", nodes_share_processor=True)})
-    assert (contention.count_sharers(apart), contention.count_sharers(bed)) == (2, 8)
+    assert (collectives.count_sharers(apart), collectives.count_sharers(bed)) == (2, 8)
     assert (
-        contention.count_rounds(2, 9.0) == 10
-        and contention.count_rounds(4, 5.0) == 5
-        and contention.count_rounds(8, 1.0) == 5
+        collectives.count_rounds(2, 9.0) == 10
+        and collectives.count_rounds(4, 5.0) == 5
+        and collectives.count_rounds(8, 1.0) == 5
     )
 
 

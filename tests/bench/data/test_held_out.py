@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from bench.data import text
-from bench.data.pipeline.corpus import Corpus
-from bench.data.pipeline.held_out import divide
+from bench.data.pipeline.corpus import Corpus, divide
 from bench.errors import UserError
 from bench.spec import RunSpec
 

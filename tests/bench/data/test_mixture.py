@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("datasets")
 
 from bench import data
-from bench.data.pipeline.interleaving import Interleaving, compute_shares, order_evenly, round_shares
+from bench.data.mixture import Interleaving, compute_shares, order_evenly, round_shares
 from bench.errors import UserError
 from bench.spec import RunSpec
 

@@ -15,7 +15,7 @@ from analysis.metrics.throughput import compute_tokens_per_s
 from analysis.metrics.waiting import compute_idle_share
 from analysis.observed import get_window
 from bench import store
-from bench.cli.answer_text import format_answer
+from bench.cli.run import format_answer
 from bench.config import compose
 from bench.config.decode import check_rank
 from bench.distributed.schedule import PipelineSize, build_computation
@@ -35,7 +35,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from bench.config import compose
-from bench.prediction_inputs.rehearsals import rehearse
+from tests.benchmarks.rehearsals import rehearse
 from bench.runtime import fork_server
 fork_server.preload("cpu")
 for rank, words in json.loads(sys.argv[1]):

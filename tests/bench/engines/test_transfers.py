@@ -10,7 +10,7 @@ from bench.predict.workload import predict_engine_step
 from bench.record import RunRecord
 from bench.spec import RunSpec
 
-RUNS = Path("tests/data/runs")
+RUNS = Path("results/measured/two_cores.zip")
 PADDING = 5e-5
 """A partition is rounded up to whole elements per rank, and at stage 3 every tensor is."""
 
@@ -28,7 +28,7 @@ def foretold(spec: RunSpec) -> dict[str, tuple[int, int]]:
 def counted() -> dict[str, RunRecord]:
     """One recorded run of every different configuration with several ranks."""
     found = {}
-    for file in sorted(RUNS.glob("**/record.json")):
+    for file in store.find_records([RUNS]):
         record = store.read_record(file)
         if record.observations and record.observations.collectives and record.spec.world_size > 1:
             found[record.config_id] = record

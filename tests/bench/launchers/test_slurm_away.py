@@ -47,7 +47,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     for tool in ("env", "sleep", "touch"):
         (folder / tool).symlink_to(f"/usr/bin/{tool}")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr("bench.launchers.slurm.submission._PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("bench.launchers.slurm.queue._PAUSES_S", (0.01, 0.01, 0.01))
     return Programs(folder)
 
 

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from bench import models
 from bench.errors import NoPrediction, UserError
-from bench.measure.flops import count_flops
+from bench.measure.observe import count_flops
 from bench.models.hugging_face import build, check, from_hugging_face, token_kinds
 from bench.predict.work import compute_flops_per_step, compute_training_flops
 from bench.spec import RunSpec

@@ -27,7 +27,7 @@ from bench.predict.work import StepFlops
 from bench.record import RunRecord
 from bench.spec import Batch, EngineSpec, RunSpec
 
-RUNS = Path(__file__).parents[2] / "data/runs/smoke"
+RUNS = Path(__file__).parents[2] / "data/runs.zip/smoke"
 H200 = 150_000_000_000
 
 

@@ -6,7 +6,7 @@ import pytest
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-from analysis.predictions import estimators
+from analysis.validation import published_memory
 from bench.config import compose
 from bench.models import t5
 from bench.stacks import list_tensors
@@ -18,7 +18,7 @@ PARAMETERS, LAYER = 2_851_598_337, 32_899_072
 @pytest.mark.parametrize("offload", [True, False])
 def test_stage_2_is_deepspeeds(nodes: int, per_node: int, offload: bool) -> None:
     _, per_gpu = estimate_zero2_model_states_mem_needs(PARAMETERS, per_node, nodes, cpu_offload=offload)
-    assert estimators.estimate_zero2(PARAMETERS, nodes * per_node, offload=offload) == per_gpu
+    assert published_memory.estimate_zero2(PARAMETERS, nodes * per_node, offload=offload) == per_gpu
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (1, 3), (4, 8)])
@@ -27,7 +27,9 @@ def test_stage_3_is_deepspeeds(nodes: int, per_node: int) -> None:
         _, per_gpu, _ = estimate_zero3_model_states_mem_needs(
             PARAMETERS, LAYER, per_node, nodes, cpu_offload=offload, cpu_offload_params=weights
         )
-        ours = estimators.estimate_zero3(PARAMETERS, LAYER, nodes * per_node, offload=offload, offload_weights=weights)
+        ours = published_memory.estimate_zero3(
+            PARAMETERS, LAYER, nodes * per_node, offload=offload, offload_weights=weights
+        )
         assert ours == per_gpu
 
 
@@ -38,12 +40,12 @@ def test_the_largest_layer_is_the_largest_matrix(name: str) -> None:
         compose.parse_single([f"model={name}", "devices_per_node=2", "launcher=slurm"])
     ).spec.model.shape
     largest = max(size.elements for size in list_tensors(t5.stacks(t5.Shape.model_validate(shape))))
-    assert estimators.count_largest_layer(shape) == largest
+    assert published_memory.count_largest_layer(shape) == largest
 
 
 def test_an_estimate_is_that_of_the_runs_stage_and_offload() -> None:
     def said(*overrides: str) -> int | None:
-        return estimators.estimate_memory(
+        return published_memory.estimate_memory(
             compose.compose_request(compose.parse_single([*overrides, "devices_per_node=2"])).spec, 1000
         )
 

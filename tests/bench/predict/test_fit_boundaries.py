@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.predictions import fit_boundaries
+from analysis.validation import published_memory
 from bench.config import compose
 from bench.predict.memory import predict_memory
 from bench.spec import RunSpec
@@ -41,7 +41,7 @@ AUTO = (  # transformers' values for "auto" at d_model 4096
 def test_a_report_is_read_as_the_configuration_would_have_it(
     model: str, configuration: str, overrides: tuple[str, ...]
 ) -> None:
-    read = next(fit_boundaries.list_specs(model, fit_boundaries.REPORTS[model, configuration]))
+    read = next(published_memory.list_specs(model, published_memory.REPORTS[model, configuration]))
     lengths = tuple(f"sequence.{kind}={length}" for kind, length in read.sequence.items())
     composed: RunSpec = compose.compose_request(
         compose.parse_single(["devices_per_node=2", *overrides, *lengths, "launcher=slurm"])
@@ -53,5 +53,5 @@ def test_a_report_is_read_as_the_configuration_would_have_it(
 def test_a_report_and_a_user_mean_the_same_device(device: str, machine: str) -> None:
     assert (
         compose.compose_request([("machine", machine), ("devices_per_node", 2)]).machine.memory_bytes
-        == fit_boundaries.DEVICE_BYTES[device]
+        == published_memory.DEVICE_BYTES[device]
     )

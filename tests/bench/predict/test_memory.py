@@ -1,7 +1,6 @@
 """Memory: ZeRO's own table, what autograd really keeps, what runs really took, and what is known to fit."""
 
 import csv
-import json
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 from saved_tensors import kept_by_autograd
 
+from analysis.validation.recorded import RecordedRuns
 from bench import store
 from bench.config import compose
 from bench.engines.deepspeed.facts import find_division
@@ -17,11 +17,10 @@ from bench.engines.precision import on_device
 from bench.models.t5.build import build, initialise
 from bench.predict.memory import activations, find_largest_micro_batch, predict_memory
 from bench.predict.workload import build_workload, get_network
-from bench.prediction_inputs.memory_runs import RecordedRuns
 from bench.spec import RunSpec, canonical
 
 ROOT = Path(__file__).parents[3]
-SMOKE = sorted((ROOT / "tests/data/runs/smoke").glob("*/*/record.json"))
+SMOKE = list(store.find_records([ROOT / "tests/data/runs.zip/smoke"]))
 SHAPE = {
     "d_model": 48, "d_kv": 8, "d_ff": 80, "encoder_layers": 2, "decoder_layers": 3, "heads": 4, "vocab": 96,
     "gated": True, "activation": "gelu_new", "separate_head": True,
@@ -150,7 +149,7 @@ def test_peaks_of_other_shapes_with_checkpointing_accumulation_and_dropout(run: 
 
 def test_every_smoke_run_takes_part() -> None:
     assert len(SMOKE) == 20
-    engines = {json.loads(path.read_text())["spec"]["engine"]["name"] for path in SMOKE}
+    engines = {store.read_record(path).spec.engine.name for path in SMOKE}
     assert engines == {"ddp", "zero0", "zero1", "zero2", "zero3"}
 
 

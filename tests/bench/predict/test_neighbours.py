@@ -18,8 +18,8 @@ from bench.predict.neighbours import (
 )
 from bench.record import Outcome, RunRecord
 
-RUNS = Path(__file__).parents[2] / "data/runs"
-ONE, TWO = (store.read_record(path) for path in sorted((RUNS / "smoke").rglob("record.json"))[:2])
+SMOKE = Path(__file__).parents[2] / "data/runs.zip/smoke"
+ONE, TWO = (store.read_record(path) for path in list(store.find_records([SMOKE]))[:2])
 
 
 def median_s(record: RunRecord) -> float:

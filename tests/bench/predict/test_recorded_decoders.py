@@ -8,7 +8,7 @@ from bench import store
 from bench.predict.memory import predict_memory
 from bench.record import RunRecord
 
-RUNS = Path(__file__).parents[2] / "data/runs"
+RUNS = Path(__file__).parents[3] / "results/measured/two_cores.zip"
 STUDIES = ("fsdp_beside_zero_cpu", "gpt2_3b_cpu", "fsdp_beside_zero_testbed", "gpt2_3b_testbed")
 PEAK = {"ddp": 0.012, "zero1": 0.006, "zero2": 0.045, "zero3": 0.008, "fsdp": 0.036}
 CHECKPOINTED = {"ddp": 0.012, "zero1": 0.02, "zero2": 0.035, "zero3": 0.06, "fsdp": 0.12}
@@ -17,7 +17,7 @@ runs; where blocks are run again in backward ZeRO needs two or three gradients m
 
 
 def recorded() -> list[RunRecord]:
-    return [store.read_record(path) for study in STUDIES for path in sorted((RUNS / study).glob("*/*/record.json"))]
+    return list(map(store.read_record, store.find_records(RUNS / study for study in STUDIES)))
 
 
 def name(record: RunRecord) -> str:

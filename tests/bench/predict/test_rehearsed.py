@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.predictions.recorded import RecordedRuns
+from analysis.validation.recorded import RecordedRuns
 from bench.predict.memory import predict_memory
-from bench.prediction_inputs.rehearsals import SEEN, build_spec, list_cases
 from bench.spec import MeasureSpec, RunSpec, canonical
+from tests.benchmarks.rehearsals import SEEN, build_spec, list_cases
 
 RECORDED = RecordedRuns(Path(__file__).parents[3] / "results")
 REHEARSED = list(RECORDED.tabled("rehearsed"))
@@ -23,7 +23,7 @@ def test_predictions_are_within_three_percent_of_rehearsals() -> None:
 
 
 def test_every_case_was_rehearsed_as_it_is_composed() -> None:
-    """Where this fails, what a case asks has changed: rehearse it anew (`bench.prediction_inputs`)."""
+    """Where this fails, what a case asks has changed: rehearse it anew (`tests.benchmarks.rehearsals`)."""
     specs = ([run.spec for run in REHEARSED], [build_spec(case) for case in list_cases()])
     # Neither the number of steps nor, for synthetic samples, the mean of the loss changes the memory of a rehearsal.
     same = {"measure": MeasureSpec(), "loss_mean": "tokens"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from simulated_search import section
 
-from bench.cli.search_text import format_verdict
+from bench.cli.search import format_verdict
 from bench.machine import Machine
 from bench.quantities import RunQuantities
 from bench.search.candidates import CandidatePool

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_search import SPACE, answer, pool, proposer, search, section
+from simulated_search import SPACE, answer, pool, search, section
 
-from bench.cli.search_text import format_verdict
+from bench.cli.search import format_verdict
 from bench.errors import UserError
 from bench.search import optuna_proposer
 from bench.search.early_end import EarlyEnd
-from bench.search.proposers import ListProposer
+from bench.search.planning import build_sampler
+from bench.search.proposers import PATIENCE, ListProposer
 from bench.search.verdict import conclude
 from bench.sweep.definition import Trial
 
@@ -34,7 +35,7 @@ BEST = {"engine": "zero1", "batch.micro": 8, "nodes": 8}
 
 
 def test_a_grid_is_gone_through_once_in_its_order() -> None:
-    done = search(proposer(pool(section(sampler="grid"))), run, 1_000)
+    done = search(build_sampler(pool(section(sampler="grid"))), run, 1_000)
     assert len(done) == 48
     assert [one.trial.values for one in done[:2]] == [
         {"engine": "ddp", "batch.micro": 1, "nodes": 1},
@@ -45,7 +46,7 @@ def test_a_grid_is_gone_through_once_in_its_order() -> None:
 def test_random_search_tries_every_point_once_in_an_order_of_its_seed() -> None:
     orders = {}
     for seed in (1, 2):
-        done = search(proposer(pool(section(sampler="random", seed=seed))), run, 99)
+        done = search(build_sampler(pool(section(sampler="random", seed=seed))), run, 99)
         orders[seed] = [one.trial.point.config_id for one in done]
     assert len(set(orders[1])) == 48 and orders[1] != orders[2] and set(orders[1]) == set(orders[2])
 
@@ -53,11 +54,11 @@ def test_random_search_tries_every_point_once_in_an_order_of_its_seed() -> None:
 BY_RATIOS = {"from": 1, "to": 64, "log": True}
 
 
-@pytest.mark.parametrize("sampler", ("random", "prior"))
+@pytest.mark.parametrize("sampler", ("random", "tpe"))
 def test_a_range_of_whole_numbers_by_ratios_is_tried_by_ratios(sampler: str) -> None:
     """Of the first trials of some searches about half lie below 8, the middle by ratios; evenly, one in eight would."""
     asked = (
-        proposer(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler=sampler, seed=seed)))
+        build_sampler(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler=sampler, seed=seed)))
         for seed in range(80)
     )
     found = [proposal.values["batch.micro"] for one in asked if (proposal := one.propose([]))]
@@ -65,7 +66,7 @@ def test_a_range_of_whole_numbers_by_ratios_is_tried_by_ratios(sampler: str) -> 
 
 
 def test_a_grid_by_ratios_begins_with_doubles() -> None:
-    asked = proposer(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler="grid")))
+    asked = build_sampler(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler="grid")))
     done = search(asked, lambda values: 1.0, 99)
     assert [one.trial.values["batch.micro"] for one in done[:9]] == [1, 2, 4, 8, 16, 32, 64, 3, 5]
     assert len(done) == 64
@@ -74,42 +75,38 @@ def test_a_grid_by_ratios_begins_with_doubles() -> None:
 def test_a_range_too_large_to_list_is_drawn_by_ratios_as_well() -> None:
     """Half of the first draws lie below a thousand; evenly, one in a thousand would."""
     space = {"engine": ["ddp"], "batch.micro": BY_RATIOS | {"to": 10**6}}
-    asked = proposer(pool(section(space, sampler="random")))
+    asked = build_sampler(pool(section(space, sampler="random")))
     found = [one.trial.values["batch.micro"] for one in search(asked, lambda values: 1.0, 60)]
     assert sum(value <= 1_000 for value in found) / 60 == pytest.approx(0.5, abs=0.2)
 
 
 def test_a_range_of_a_billion_whole_numbers_is_drawn() -> None:
     space = {"engine": ["ddp"], "batch.micro": [1], "seed": {"from": 0, "to": 10**9}}
-    done = search(proposer(pool(section(space, sampler="random"))), lambda values: 1.0, 30)
+    done = search(build_sampler(pool(section(space, sampler="random"))), lambda values: 1.0, 30)
     seeds = [one.trial.values["seed"] for one in done]
     assert len(set(seeds)) == 30 and min(seeds) < 5e8 < max(seeds) <= 10**9
 
 
 def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_end_the_search() -> None:
     candidates = pool(section(gain=0.01), step_s)
-    done = search(proposer(candidates), step_s, 99)
+    done = search(build_sampler(candidates), step_s, 99)
     assert [one.trial.values for one in done[:3]] == [
         {"engine": "ddp", "batch.micro": 8, "nodes": 8},
         {"engine": "zero1", "batch.micro": 8, "nodes": 8},
         {"engine": "zero3", "batch.micro": 8, "nodes": 8},
     ]
-    assert len(done) < 12, "nothing else is expected to gain 1 %"
+    assert len(done) == 1 + PATIENCE, "no other gains 1 %"
     verdict = conclude(candidates, done)
     assert verdict.best and verdict.best.trial.values == done[0].trial.values
-    assert verdict.is_over and not verdict.is_spent and verdict.regret and verdict.regret.next_gain < 0.01
+    assert verdict.is_over and verdict.is_settled and not verdict.is_spent
 
 
-def test_a_search_does_not_end_on_runs_of_a_busy_machine(tmp_path: Path) -> None:
-    """The same times, but known less well: other points may gain more than was asked for."""
-    candidates = pool(section(gain=0.01), step_s)
-    done = search(proposer(candidates), step_s, 99)
-    assert conclude(candidates, done).is_over
+def test_the_verdict_on_runs_of_a_busy_machine_asks_for_another_measurement(tmp_path: Path) -> None:
+    candidates = pool(section(sampler="grid"), step_s)
+    done = search(build_sampler(candidates), step_s, 5)
     busy = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in done]
-    verdict = conclude(candidates, busy)
-    assert not verdict.is_over and verdict.regret and verdict.regret.next_gain > 0.01
-    assert proposer(candidates).propose(busy) is not None
-    assert "its run is no sound measurement" in format_verdict(verdict, tmp_path, as_json=False)
+    text = format_verdict(conclude(candidates, busy), tmp_path, as_json=False)
+    assert "its run is no sound measurement" in text
     assert "sound" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
 
 
@@ -118,24 +115,38 @@ def test_runs_correct_predictions() -> None:
         return step_s(values) / (3 if values["engine"] == "zero3" else 1)
 
     candidates = pool(section(gain=0.01), predict)
-    done = search(proposer(candidates), run, 99)
+    done = search(build_sampler(candidates), run, 99)
     verdict = conclude(candidates, done)
     assert verdict.best and verdict.best.trial.values == BEST
-    assert len(done) < 20
+    assert len(done) < 30
 
 
-def test_what_needs_as_much_as_what_ran_out_of_memory_is_hardly_tried() -> None:
-    done = search(proposer(pool(section(gain=0.005))), run, 99)
-    assert sum(one.outcome == "oom" for one in done) <= 4, "of 8 that run out of memory"
-    assert any(one.trial.values == BEST for one in done), "without any prediction too"
+def test_the_predicted_best_points_are_enqueued() -> None:
+    """Of 48 points ten come first by their predictions, and among them one of the slowest technique."""
+    done = search(build_sampler(pool(section(), step_s)), step_s, 12)
+    assert len({one.trial.values["engine"] for one in done[:3]}) == 3
+    assert [one.trial.why for one in done] == ["among the predicted best"] * 10 + [""] * 2
 
 
-@pytest.mark.parametrize("sampler", ("prior", "random", "tpe", "qmc", "nsga2"))
+def test_without_predictions_it_finds_the_best_of_points_of_which_a_sixth_runs_out_of_memory() -> None:
+    done = search(build_sampler(pool(section(gain=0.005))), run, 99)
+    assert len(done) < 48 and any(one.trial.values == BEST for one in done)
+
+
+def test_a_suggestion_that_was_tried_is_replaced_by_its_neighbour() -> None:
+    """With all but two points tried, whatever is suggested, it is one of these; then the search is at its end."""
+    candidates = pool(section(sampler="qmc", gain=0))
+    everything = search(ListProposer(candidates, at_random=False), run, 99)
+    done = search(build_sampler(candidates), run, 99, everything[2:])
+    assert {one.trial.point.config_id for one in done[46:]} == {one.trial.point.config_id for one in everything[:2]}
+
+
+@pytest.mark.parametrize("sampler", ("gp", "random", "tpe", "qmc", "nsga2"))
 def test_a_search_killed_after_any_trial_asks_for_the_same(sampler: str) -> None:
     asked = section(sampler=sampler, seed=3, gain=0)
-    whole = search(proposer(pool(asked)), run, 14)
+    whole = search(build_sampler(pool(asked)), run, 14)
     for killed_after in (1, 6, 11):
-        again = search(proposer(pool(asked)), run, 14, whole[:killed_after])
+        again = search(build_sampler(pool(asked)), run, 14, whole[:killed_after])
         assert [one.trial for one in again] == [one.trial for one in whole]
 
 
@@ -144,7 +155,7 @@ def test_every_sampler_finds_a_good_point_and_names_none_twice(sampler: str) -> 
     if sampler == "cma_es":
         pytest.importorskip("cmaes")
     done = search(
-        proposer(pool(section(sampler=sampler, seed=1))), run, 13
+        build_sampler(pool(section(sampler=sampler, seed=1))), run, 13
     )  # the first ten are drawn at random by some
     assert len({one.trial.point.config_id for one in done}) == len(done) == 13
     rates = [one.quantities.get("samples_per_s") for one in done if one.quantities]
@@ -152,7 +163,7 @@ def test_every_sampler_finds_a_good_point_and_names_none_twice(sampler: str) -> 
 
 
 def test_trials_without_an_answer_are_not_asked_for_again() -> None:
-    asked = proposer(pool(section()))
+    asked = build_sampler(pool(section()))
     done = search(asked, run, 5)
     under_way = [one._replace(outcome=None, quantities=None) for one in done]
     for results in (done[:3] + under_way[3:], under_way):
@@ -161,13 +172,13 @@ def test_trials_without_an_answer_are_not_asked_for_again() -> None:
 
 
 def test_the_budget_ends_a_search() -> None:
-    assert len(search(proposer(pool(section(trials=4))), run, 99)) == 4
-    assert len(search(proposer(pool(section(node_hours=0.05, gain=0))), run, 99)) == 5, "each takes 0.01"
+    assert len(search(build_sampler(pool(section(trials=4))), run, 99)) == 4
+    assert len(search(build_sampler(pool(section(node_hours=0.05, gain=0))), run, 99)) == 5, "each takes 0.01"
 
 
 def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
     candidates = pool(section(constraints={"step_s": {"at_most": 0.5}}))
-    verdict = conclude(candidates, search(proposer(candidates), run, 99))
+    verdict = conclude(candidates, search(build_sampler(candidates), run, 99))
     assert verdict.best and verdict.best.quantities and verdict.best.quantities.step_s <= 0.5
 
 
@@ -205,5 +216,5 @@ def test_without_optuna_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(optuna_proposer, "importlib", type("none", (), {"import_module": staticmethod(refuse)}))
     with pytest.raises(UserError, match=r"search.sampler=tpe: needs optuna.*pip install 'zeroscale\[search\]'"):
-        proposer(pool(section(sampler="tpe")))
+        build_sampler(pool(section(sampler="tpe")))
     assert importlib.import_module("json"), "nothing else is touched"

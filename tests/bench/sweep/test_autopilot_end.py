@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sweeps import attempt, point, spec, sweep
 
-from bench.cli import autopilot_end
+from bench.cli import resume
 from bench.sweep import definition
 from bench.sweep.snapshot import read_snapshot
 
@@ -19,16 +19,14 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     definition.write(folder, sweep([point(FOUR), point(EIGHT)]))
     attempt(folder, FOUR, "ok")
     attempt(folder, EIGHT, "hang")
-    monkeypatch.setattr(
-        autopilot_end, "build_module_command", lambda *words: ["sh", "-c", "echo no pandas >&2; exit 1"]
-    )
+    monkeypatch.setattr(resume, "build_module_command", lambda *words: ["sh", "-c", "echo no pandas >&2; exit 1"])
     return folder
 
 
 def test_the_summary_says_how_every_point_ended_and_why_there_is_no_report(
     study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    autopilot_end.finish(study, None, "sbatch: no nodes")
+    resume.finish_autopilot(study, None, "sbatch: no nodes")
     summary = (study / "report" / "summary.md").read_text()
     assert summary.startswith("# my study\n\n2 points: 1 ok, 1 waiting.")
     assert "It could not go on: sbatch: no nodes." in summary
@@ -40,7 +38,7 @@ def test_the_summary_says_how_every_point_ended_and_why_there_is_no_report(
 
 
 def test_the_command_gets_the_path_of_the_summary_as_its_last_argument(study: Path, tmp_path: Path) -> None:
-    autopilot_end.finish(study, f"cp -t '{tmp_path}'")
+    resume.finish_autopilot(study, f"cp -t '{tmp_path}'")
     assert (tmp_path / "summary.md").read_text() == (study / "report" / "summary.md").read_text()
 
 
@@ -51,7 +49,7 @@ def test_the_command_gets_the_path_of_the_summary_as_its_last_argument(study: Pa
 def test_a_command_that_fails_is_told_and_harms_nothing(
     study: Path, capsys: pytest.CaptureFixture[str], command: str, told: str
 ) -> None:
-    autopilot_end.finish(study, command)
+    resume.finish_autopilot(study, command)
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"zeroscale: --notify {command}: ") and told in said
     assert (study / "report" / "summary.md").exists()
@@ -60,12 +58,12 @@ def test_a_command_that_fails_is_told_and_harms_nothing(
 def test_a_command_that_does_not_return_is_given_up(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autopilot_end, "_NOTIFY_S", 0.2)
-    autopilot_end.finish(study, "sh -c 'exec sleep 60'")
+    monkeypatch.setattr(resume, "_NOTIFY_S", 0.2)
+    resume.finish_autopilot(study, "sh -c 'exec sleep 60'")
     assert "timed out" in capsys.readouterr().err
 
 
 def test_a_folder_that_takes_no_summary_is_told(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (study / "report").write_text("in the way")
-    autopilot_end.finish(study, None)
+    resume.finish_autopilot(study, None)
     assert "the summary cannot be written (" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from bench.sweep.status import list_statuses
 from bench.sweep.submission.lost import find_pending, write_outcomes_without_run
 from bench.sweep.submission.state import StudyState
 
-RUNS = Path(__file__).parents[2] / "data/runs"
+RUNS = Path(__file__).parents[2] / "data/runs.zip"
 FOUR = spec(batch__micro=4)
 
 
@@ -158,7 +158,7 @@ def test_with_a_queue_it_is_recorded_before_anything_is_submitted_and_started_if
 
 def _ran(ratio: float, repeat: int) -> Any:
     """A recorded run, as if it had been FOUR and held `ratio` times what is predicted of that."""
-    record = store.read_record(next((RUNS / "smoke").rglob(store.RECORD)))
+    record = store.read_record(next(store.find_records([RUNS / "smoke"])))
     assert record.observations
     alike = [
         rank.model_copy(update={"init_peak_bytes": 0, "warmup_peak_bytes": 0, "peak_allocated_bytes": ratio * needed()})
@@ -174,7 +174,7 @@ def _ran(ratio: float, repeat: int) -> Any:
 def test_no_recorded_run_would_have_been_lost_on_the_smallest_device_that_held_it(folder: str) -> None:
     """A device with exactly the bytes that a run was seen to hold is the hardest case: it ran there. With half of them
     the prediction has to say that it is far out."""
-    records = [store.read_record(path) for path in sorted((RUNS / folder).rglob(store.RECORD))]
+    records = [store.read_record(path) for path in store.find_records([RUNS / folder])]
     ran = [record for record in records if record.outcome.kind == "ok"]
     assert ran
     for record in ran:

@@ -7,10 +7,10 @@ from pathlib import Path
 from sweeps import attempt, point, spec, sweep
 
 from bench import store
-from bench.cli.sweep_text import format_ended
+from bench.cli.sweep import format_ended
 from bench.machine import Machine
 from bench.record import Circumstance
-from bench.runtime.heartbeat import build_heartbeat
+from bench.runtime.outcome import build_heartbeat
 from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
 from bench.sweep.policy import PlannedRun, SweepPlan, find_skip
 
@@ -36,7 +36,7 @@ def test_a_pruned_point_is_told_apart_from_one_that_had_its_answer(tmp_path: Pat
     assert [a.outcome for a in store.list_attempts(tmp_path / point(large).config_id)] == ["pruned"]
 
 
-CLAIM = "import sys; from bench.runtime.heartbeat import build_heartbeat; print(build_heartbeat('claimed').decode())"
+CLAIM = "import sys; from bench.runtime.outcome import build_heartbeat; print(build_heartbeat('claimed').decode())"
 
 
 def test_a_point_that_another_process_has_is_unanswered_and_one_of_a_dead_process_is_free(tmp_path: Path) -> None:

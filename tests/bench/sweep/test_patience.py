@@ -9,7 +9,7 @@ from sweeps import point, spec, sweep
 
 from bench.cli import main
 from bench.errors import UserError
-from bench.launchers.slurm import submission
+from bench.launchers.slurm import queue
 from bench.scheduling import SchedulerAway
 from bench.sweep import definition, jobs
 from bench.sweep.submission import submitting
@@ -24,7 +24,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "study"
     definition.write(folder, made.model_copy(update={"launcher": {"name": "slurm", "mode": "point"}}))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(submission, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(queue, "_PAUSES_S", (0.01,))
     monkeypatch.setattr(submitting, "_FIRST_RETRY_S", 0.01)
     for program in ("squeue", "sacct", "sinfo", "scontrol"):
         play(tmp_path, program, "exit 0")

@@ -48,9 +48,10 @@ def main(argv: list[str] | None = None) -> int:
                 break
             found = run_round(planned, bed, disk, table)
             broken += [f"seed {planned.seed}: {what}" for what in found]
-            if found and args.keep:
-                shutil.copytree(disk / f"s{planned.seed}", args.keep / f"s{planned.seed}", dirs_exist_ok=True)
-            shutil.rmtree(disk / f"s{planned.seed}", ignore_errors=True)
+            results = disk / f"s{planned.seed}"
+            if found and args.keep and results.exists():
+                shutil.copytree(results, args.keep / results.name, dirs_exist_ok=True)
+            shutil.rmtree(results, ignore_errors=True)
     print(format_table(table))
     print("\n".join(broken) or "no rule was broken")
     return 1 if broken else 0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from slurm_testbed import Testbed, wait_for
 from test_drills_jobs import fill
 
-from chaos.marked import Process, is_stepping
+from chaos.marked import Process, is_stepping, is_stopped
 from chaos.schedule import PlannedFault
 from chaos.sweep import OpenAttempt, Sweep
 
@@ -23,7 +23,8 @@ _SUSPENDED_S, _STALLED_S = 8.0, 18.0
 
 
 class Strike(NamedTuple):
-    """A fault that was made: on what, the attempts that were open and in its reach, and whether there was anything."""
+    """A fault that was made: on what, the attempts that were open and in its reach, and whether there was anything: of
+    what pauses ranks, whether one of them was stopped within its steps."""
 
     target: str
     hit: list[OpenAttempt]
@@ -60,15 +61,16 @@ def _strike_process(sweep: Sweep, fault: PlannedFault) -> Strike | None:
     time.sleep(fault.after_s)
     if not (target := sweep.wait_for_target(find, fault.choice)):
         return None
-    hit = sweep.open_attempts([target.job])
+    hit, in_steps = sweep.open_attempts([target.job]), True
     with contextlib.suppress(ProcessLookupError):
         if fault.kind.startswith("kill"):
             os.kill(target.pid, signal.SIGKILL)
         else:
             os.kill(target.pid, signal.SIGSTOP)
+            in_steps = is_stepping(target)
             sweep.settle(hit, _BRIEFLY_S if "briefly" in fault.kind else _LONG_S)
             os.kill(target.pid, signal.SIGCONT)
-    return Strike(_describe(role, target.node, target.job), hit, bool(hit))
+    return Strike(_describe(role, target.node, target.job), hit, bool(hit) and in_steps)
 
 
 def _describe(what: str, node: str, job: str) -> str:
@@ -155,14 +157,28 @@ def _strike_job(sweep: Sweep, fault: PlannedFault) -> Strike | None:
         found = _wait_for_job(sweep, fault)
     if not found:
         return None
-    hit, target = sweep.open_attempts([found[0]]), f"job {found[0]}"
+    hit, target, in_steps = sweep.open_attempts([found[0]]), f"job {found[0]}", True
     with contextlib.suppress(AssertionError):  # it has ended meanwhile
         sweep.bed.slurm(*_OF_A_JOB[fault.kind], found[0])
         if fault.kind == "suspend":
+            asked_at = time.monotonic()
+            in_steps = _wait_until_stopped(sweep, found[0])
+            target += f" for {_SUSPENDED_S:g} s, stopped {time.monotonic() - asked_at:.1f} s after it was asked"
             time.sleep(_SUSPENDED_S)
             sweep.bed.slurm("scontrol", "resume", found[0])
-            target += f" for {_SUSPENDED_S:g} s"
-    return Strike(target, hit, bool(hit))
+    return Strike(target, hit, bool(hit) and in_steps)
+
+
+def _wait_until_stopped(sweep: Sweep, job: str) -> bool:
+    """Wait until Slurm has stopped the ranks of a job; return whether one of them stands within its steps. Slurm takes
+    two seconds and more over it, in which the steps may end."""
+    until = time.monotonic() + _LONG_S
+    while time.monotonic() < until:
+        ranks = [rank for rank in sweep.processes("rank") if rank.job == job]
+        if all(map(is_stopped, ranks)):
+            return any(map(is_stepping, ranks))
+        time.sleep(0.2)
+    return False
 
 
 def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:

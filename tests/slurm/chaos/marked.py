@@ -75,6 +75,13 @@ def is_stepping(process: Process) -> bool:
     return any(step >= 0 for step in _read_steps(process.pid))
 
 
+def is_stopped(process: Process) -> bool:
+    """Whether a process is stopped by a signal."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return True  # it has ended
+
+
 def _read_steps(pid: int) -> Iterator[int]:
     with contextlib.suppress(OSError, ValueError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():

@@ -17,7 +17,7 @@ from bench.record import Circumstance
 from chaos.marked import MARK, Process, list_processes
 from chaos.schedule import POINTS, Round
 
-PATIENCE_S = 240.0  # for a round to come to its end, and for an attempt to get its record
+PATIENCE_S = 900.0  # for a round to come to its end, and for an attempt to get its record, next to other work
 _POLL_S = 0.5
 _POINT = ("launcher.hang_s=13", "launcher.startup_s=60")
 """Each takes steps as long as its round says. A node that is silent for 10 s (QUICK) is lost before its ranks hang."""
@@ -90,7 +90,7 @@ class Sweep(Study):
         if self.command.poll() is None:
             return False
         if not (self.folder / "sweeps").exists():
-            assert self.command.returncode != 2, self.command.communicate()[1]
+            assert self.command.returncode != 2, "".join(self.command.communicate())
             self.begin()
             return False
         told = self.read_status()

@@ -24,7 +24,7 @@ from bench.stacks import EqualTensors, pad_elements
 DOUBLE = 8
 """Bytes per element of fp64, in which DeepSpeed takes the norm of a gradient, one tensor after the other."""
 DRAWN_AT_ONCE = 2**24
-"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.weights)."""
+"""Elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules.parts)."""
 
 
 def predict_resident(run: ZeroRun) -> Terms:
@@ -217,7 +217,8 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     """Stages 1 and 2: buckets from the first gradient on, this rank's averaged ones from the first full bucket on. One
     is reduced between two operations, when their working memory is free; the first before room is made for this
     rank's."""
-    oversize = _find_oversize(run, fresh)
+    bucket_bytes = run.width * (run.options.reduce_bucket_size or 0)
+    oversize = np.where(fresh > bucket_bytes, fresh, 0)  # gradients that are larger than a bucket
     waiting = np.append(oversize[1:], 0)  # until it is reduced, in the segment after its own
     flushes = _find_flushes(run, done, work.parameters, oversize)
     begun = np.cumsum(flushes[::-1])[::-1] > 0
@@ -227,11 +228,6 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     free = work.working - work.standing + own * (begun & ~np.append(begun[1:], False))
     copied = np.maximum(run.width * _find_flattened(run, done, flushes) - free, 0)
     return SegmentBytes(own * begun + fresh + waiting + kept, buckets + copied, np.zeros_like(done))
-
-
-def _find_oversize(run: ZeroRun, fresh: Array) -> Array:
-    """Bytes of gradients that are larger than the bucket."""
-    return np.where(fresh > run.width * (run.options.reduce_bucket_size or 0), fresh, 0)
 
 
 def _find_flushes(run: ZeroRun, done: Array, parameters: Array, oversize: Array) -> NDArray[np.bool_]:

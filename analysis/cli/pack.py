@@ -1,0 +1,262 @@
+"""Pack the records of a study into one archive that names nobody: to publish, or to send for a review.
+
+  zeroscale pack results/runs/paper
+  zeroscale pack results/runs/paper --out for-review.zip
+  zeroscale pack results/runs/paper --whole --out kept.zip
+
+The archive holds `RUN/record.json` for every record. `table`, `report` and every other reading verb read it, as it is
+or unpacked. Only the fields of an allow-list are copied: numbers, versions, times, and of texts those that come with
+zeroscale, such as the name of a field, of a choice or of a model in conf/. Other names become pseudonyms: hosts
+`host1-…`, jobs `job1-…`, models of your own `model1-…`. Logs, reasons, paths, variables, site options, container
+images, git commits and free texts are left out.
+
+`--whole` is for your own shelf: every file of one results folder, byte by byte, with all names in it.
+"""
+
+import argparse
+import functools
+import hashlib
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from analysis.cli import records
+from bench import plugins
+from bench.errors import UserError
+from bench.files import pack, read_whole
+from bench.nodelist import find_foreign
+from bench.presets import find_conf_folder
+from bench.record import RunRecord
+from bench.spec import RunSpec, config_id
+from bench.store import RECORD, to_json, write_atomically
+
+_log = logging.getLogger(__name__)
+
+_OUT = object()
+"""Stands for the value of a field that is left out."""
+_PACKAGES = (
+    "torch", "cuda", "hip", "nccl", "rccl", "driver", "deepspeed", "transformers", "tokenizers", "datasets", "numpy",
+    "pyarrow", "hydra-core", "triton", "python", "zeroscale",
+)  # fmt: skip
+_VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){0,4}((a|b|rc|\.post|\.dev)\d{1,8})?(\+(cpu|cu\d{2,3}|rocm[\d.]{1,8}))?")
+_MORE_WORDS = (
+    "adhoc", "all_gather", "all_reduce", "all_to_all", "backward", "broadcast", "checkpoint", "cpu", "cuda", "decoder",
+    "decoder_padding", "encoder", "encoder_padding", "forward", "gather", "gloo", "imports", "local", "mpi", "nccl",
+    "quiet", "recv", "reduce", "rendezvous", "scatter", "send", "slurm", "sockets", "start", "tokens",
+    "tokens_padding", "update",
+)  # fmt: skip
+"""Keys and values that zeroscale writes into records, and that neither a schema nor a file of conf/ holds."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    records.arguments(parser)
+    out = Path("results/packs/records.zip")
+    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--whole", action="store_true", help="for yourself: every file of one folder as it is, names too"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 when the archive is written."""
+    from analysis import reading, results
+
+    if args.whole and [path.is_dir() for path in args.paths] != [True]:
+        raise UserError("--whole", "packs one folder", "give one results folder")
+    if args.whole:
+        packed = read_whole(*args.paths)
+    else:
+        found = reading.read_records(args.paths)
+        results.warn(found)
+        packed = pack_records(found.records.values())
+    if not packed:
+        raise records.missing(args.paths)
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(args.out, pack(packed))
+    except OSError as error:
+        raise UserError(str(args.out), f"cannot be written ({error.strerror})", "choose another --out") from error
+    print(args.out)
+    return 0
+
+
+_Rename = Callable[[str, Any], str]
+"""Return the pseudonym of a value of some kind, the same throughout the archive."""
+_Rule = Callable[[Any, _Rename], Any]
+"""Return what is copied of a field's value, which is not None."""
+
+
+def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
+    """Return the files of the archive by path. A record that does not hold without the names of its plug-in is named in
+    a warning and left out."""
+    found = list(records)
+    # Pseudonyms of two archives must differ. Published values alone go into the hash, so it confirms no guessed name.
+    published = [(one.circumstance.started_at, one.observations and one.observations.steps) for one in found]
+    suffix = hashlib.sha256(repr(published).encode()).hexdigest()[:6]
+    numbers: dict[str, dict[str, str]] = {}
+
+    def rename(kind: str, value: Any) -> str:
+        known = numbers.setdefault(kind, {})
+        return known.setdefault(json.dumps(value, sort_keys=True), f"{kind}{len(known) + 1}-{suffix}")
+
+    files: dict[str, bytes] = {}
+    times: Counter[str] = Counter()
+    for record in found:
+        try:
+            packed = _pack(record, rename)
+        except ValidationError:
+            _log.warning("left out of the archive: %s: no record without the names of its plug-in", record.config_id)
+            continue
+        run_id = f"{packed.config_id}-{packed.circumstance.repeat}.{packed.circumstance.attempt}"
+        times[run_id] += 1  # on another machine, or of another study
+        folder = run_id if times[run_id] == 1 else f"{run_id}_{times[run_id]}"
+        files[f"{folder}/{RECORD}"] = to_json(packed)
+    return files
+
+
+def _copy(value: Any, rename: _Rename) -> Any:
+    """Numbers, truth values, and zeroscale's own words. A list with any other text is left out whole."""
+    if isinstance(value, Mapping):
+        inner = {key: _copy(item, rename) for key, item in value.items() if key in list_own_words()}
+        return {key: item for key, item in inner.items() if item is not _OUT}
+    if isinstance(value, list):
+        items = [_copy(item, rename) for item in value]
+        return _OUT if any(item is _OUT for item in items) else items
+    return _OUT if isinstance(value, str) and value not in list_own_words() else value
+
+
+def _copy_versions(value: Any, rename: _Rename) -> Any:
+    """Plain version numbers of known packages."""
+    texts = {package: value[package] for package in _PACKAGES if package in value}
+    return {package: text if _VERSION.fullmatch(text or "") else None for package, text in texts.items()}
+
+
+def _copy_form(pattern: str) -> _Rule:
+    """A text of a form that has no room for a name."""
+    return lambda value, rename: value if re.fullmatch(pattern, value) else _OUT
+
+
+def _name(kind: str) -> _Rule:
+    """A word of zeroscale's own, or a pseudonym."""
+    return lambda value, rename: value if value in list_own_words() else rename(kind, value)
+
+
+def _mark(value: Any, rename: _Rename) -> Any:
+    """That there is a text."""
+    return "left out by zeroscale pack"
+
+
+KEPT: Mapping[str, _Rule] = {
+    "evidence": _copy,
+    "spec": _copy,
+    "spec.model.family": _name("family"),
+    "spec.engine.backend": _name("backend"),
+    "spec.data.source": _name("source"),
+    "spec.objective": _name("objective"),
+    "spec.sequence": lambda lengths, rename: {_name("tokens")(kind, rename): n for kind, n in lengths.items()},
+    "circumstance.study": _name("study"),
+    "circumstance.repeat": _copy,
+    "circumstance.attempt": _copy,
+    "circumstance.machine": _copy,
+    "circumstance.machine.name": _name("machine"),
+    "circumstance.launcher.name": _copy,
+    "circumstance.limits": _copy,
+    "circumstance.network.expects": _copy,
+    "circumstance.step_limit_s": _copy,
+    "circumstance.goes_on_from": _copy_form(r"[0-9a-f]{10}"),
+    "circumstance.rehearsed_rank": _copy,
+    "circumstance.shapes_only": _copy,
+    "circumstance.started_at": _copy_form(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)"),
+    "environment.environment_id": lambda name, rename: (
+        name if re.fullmatch(r"[0-9a-f]{8}", name) else rename("environment", name)
+    ),
+    "environment.classification": _copy,
+    "environment.classification.device": _name("device"),
+    "environment.classification.versions": _copy_versions,
+    "environment.versions": _copy_versions,
+    "environment.git.dirty": _copy,
+    "environment.hosts": lambda hosts, rename: [rename("host", host) for host in hosts],
+    "outcome.kind": _copy,
+    "outcome.shortage": _copy,
+    "outcome.evidence.paused_s": _copy,
+    "observations": _copy,
+    "observations.tokens": lambda tokens, rename: tokens if _copy(tokens, rename) == tokens else _OUT,
+    "observations.link.backend": _name("backend"),
+    "observations.known_busy": _mark,
+    "observations.uninspected": _mark,
+    "observations.drill": _mark,
+    "observations.data": lambda data, rename: {"content": rename("content", data)},
+}
+"""Every field that is copied, with its rule. A rule holds for all below its field; a later rule replaces an earlier.
+Besides, `config_id` is computed anew, and the job gets a pseudonym."""
+
+
+def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
+    """Return a record with the fields of `KEPT` alone."""
+    plain: Any = record.model_dump(mode="json", by_alias=True)
+    packed: Any = {"schema_version": record.schema_version}
+    for path, rule in KEPT.items():
+        *parents, field = path.split(".")
+        source = functools.reduce(lambda inner, parent: inner.get(parent) or {}, parents, plain)
+        if field in source:
+            target = functools.reduce(lambda inner, parent: inner.setdefault(parent, {}), parents, packed)
+            target[field] = None if source[field] is None else rule(source[field], rename)
+            if target[field] is _OUT:
+                del target[field]
+    for part in ("model", "engine", "data"):
+        given, kept = plain["spec"][part], packed["spec"][part]
+        if any(
+            kept.get(field, _OUT) != value for field, value in given.items() if (part, field) != ("model", "source")
+        ):
+            kept["name"] = rename(part, given)  # it has lost something: it must not be pooled with another
+    if job := _pack_job(record, rename):
+        packed["environment"]["job"] = job
+    packed["config_id"] = config_id(RunSpec.model_validate(packed["spec"]))
+    return RunRecord.model_validate(packed)
+
+
+def _pack_job(record: RunRecord, rename: _Rename) -> dict[str, str] | None:
+    """Return the job of a run by a pseudonym, with those hosts that were its own where a host was not."""
+    from analysis.columns import list_columns
+    from analysis.observed import find_job
+
+    environment, job = record.environment, find_job(record.environment)
+    if environment is None or job is None:
+        return None
+    allocation, foreign = list_columns()["allocation"].value(record), find_foreign(environment.hosts, job.nodelist)
+    own = [rename("host", host) for host in environment.hosts if host not in foreign] if foreign else []
+    return {"job_id": rename("job", allocation) if allocation else "", "nodelist": ",".join(own)}
+
+
+@functools.cache
+def list_own_words() -> frozenset[str]:
+    """Return the words that come with zeroscale: fields and choices of its records and plug-ins, and what stands in
+    those files of conf/ that name no site."""
+    documents: list[Any] = [_MORE_WORDS, RunRecord.model_json_schema()]
+    kinds: tuple[tuple[plugins.Kind[Any], str], ...] = (
+        (plugins.ENGINE, "Options"), (plugins.FAMILY, "Shape"), (plugins.DATA, "Options"),
+    )  # fmt: skip
+    for kind, part in kinds:
+        for word, plugin in plugins.list_usable(kind):
+            if plugin.__name__.startswith(f"{kind.package}."):  # no installed package's
+                documents += [word, getattr(plugin, part).model_json_schema()]
+    for group in ("data", "engine", "machine", "model", "objective"):
+        for file in (find_conf_folder() / group).glob("*.yaml"):
+            documents += [file.stem, yaml.safe_load(file.read_text(encoding="utf-8"))]
+    documents += [file.stem for file in (find_conf_folder() / "study").glob("*.yaml")]
+    return frozenset(_list_texts(documents))
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        yield from _list_texts(inner)
+    yield from value if isinstance(value, Mapping) else ()

@@ -1,0 +1,197 @@
+"""A comparison as text for a terminal, Markdown for a pull request, JUnit XML for CI, JSON and CSV for programs."""
+
+import csv
+import io
+import json
+import re
+import sys
+from typing import Any
+
+from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from analysis.compare import SetComparison
+from analysis.compare.judging import PairResult, QuantityChange
+from analysis.compare.phrases import (
+    HEAD,
+    RIGHT,
+    build_cells,
+    describe_ground,
+    describe_intervals,
+    describe_sides,
+    format_headline,
+    format_time_change,
+    list_remarks,
+)
+from analysis.formats import CsvLines, escape_cell, escape_markdown, format_markdown_table
+from bench.errors import make_printable
+
+_STYLES = {"broken": "bold red", "open": "yellow"}
+_WIDE = 10_000  # where the output goes to a file or another program, a row stays a line
+
+
+def to_text(compared: SetComparison) -> str:
+    """Return a table as wide as the terminal, or as wide as it is where the output goes elsewhere."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in HEAD:
+        shown.add_column(Text(name), justify="right" if name in RIGHT else "left", overflow="fold")
+    for name, line in compared.lines:
+        style = _STYLES.get(line.held or "", "")
+        shown.add_row(*(Text(make_printable(cell), style) for cell in build_cells(name, line)))
+    terminal, buffer = sys.stdout.isatty(), io.StringIO()
+    width = Console().width if terminal else _WIDE
+    console = Console(file=buffer, width=width, highlight=False, force_terminal=terminal)
+    console.print(Text(make_printable(describe_sides(compared))))
+    console.print(shown)
+    console.print(Text(describe_intervals(compared)), soft_wrap=True)
+    console.print(Text(format_headline(compared), "bold"), soft_wrap=True)
+    return buffer.getvalue()
+
+
+_FOLDED = (
+    "equal within 3 %", "no detectable difference", "too few repeats to tell", "not comparable", "only in A",
+    "only in B", "failed in both",
+)  # fmt: skip
+
+
+def to_markdown(compared: SetComparison) -> str:
+    """Return the comparison as GitHub shows it."""
+    shown = [(name, line) for name, line in compared.lines if not _is_folded(line)]
+    parts = [f"**{escape_markdown(format_headline(compared))}**", escape_markdown(describe_sides(compared))]
+    parts += [_render_pairs_table(shown)] if shown else []
+    for status in _FOLDED:
+        members = [(name, line) for name, line in compared.lines if _is_folded(line) and line.status == status]
+        if members:
+            summary = f"<summary>{len(members)} {status}</summary>"
+            parts.append(f"<details>{summary}\n\n{_render_pairs_table(members)}\n\n</details>")
+    return "\n\n".join([*parts, escape_markdown(describe_intervals(compared))]) + "\n"
+
+
+def _is_folded(line: PairResult) -> bool:
+    return line.status in _FOLDED and line.held != "broken" and not line.changes
+
+
+def _render_pairs_table(lines: list[tuple[str, PairResult]]) -> str:
+    cells = [build_cells(name, line) for name, line in lines]
+    return format_markdown_table(HEAD, cells, [name in RIGHT for name in HEAD]).rstrip()
+
+
+_CLASS = "zeroscale.compare"
+_NOT_COMPARED = ("not comparable", "only in A", "only in B", "failed in A", "failed in both")
+_NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2
+
+
+def to_junit(compared: SetComparison) -> str:
+    """Return the XML. What breaks the gate failed, and what could not be compared was skipped; without a gate, none
+    fails."""
+    suite = TestSuite("zeroscale compare")
+    suite.add_property("sides", _strip_invalid_xml(describe_sides(compared)))
+    suite.add_property("verdict", compared.verdict or "no gate")
+    suite.add_property("outcome", _strip_invalid_xml(format_headline(compared)))
+    suite.add_testcases([_build_case(name, line, compared.breaks(line)) for name, line in compared.lines])
+    if compared.broken and not compared.breaking():
+        nothing = TestCase("anything to compare", _CLASS)
+        nothing.result = [Failure(_strip_invalid_xml(format_headline(compared)), "gate")]
+        suite.add_testcase(nothing)
+    whole = JUnitXml("zeroscale")
+    whole.add_testsuite(suite)
+    text: bytes = whole.tostring()  # type: ignore[no-untyped-call]
+    return text.decode()
+
+
+def _build_case(name: str, line: PairResult, broken: bool) -> TestCase:
+    case, details = TestCase(_strip_invalid_xml(name), _CLASS), _strip_invalid_xml(_format_details(line))
+    if broken:
+        case.result = [Failure(details, "gate")]
+    elif line.held == "open":
+        case.result = [Skipped(f"INCONCLUSIVE: {details}")]
+    elif line.status in _NOT_COMPARED:
+        case.result = [Skipped(details)]
+    case.system_out = details
+    return case
+
+
+def _format_details(line: PairResult) -> str:
+    """Return what a person needs to know of a line, besides its name."""
+    timed = (
+        [f"time per sample {format_time_change(line)}", f"rests on {describe_ground(line)}"] if line.comparison else []
+    )
+    return "; ".join([line.status, *timed, *list_remarks(line)])
+
+
+def _strip_invalid_xml(text: str) -> str:
+    """Leave out what no XML may hold; the writer escapes the rest."""
+    return _NO_XML.sub("", text)
+
+
+_SIDE = (
+    "config_id", "environment_id", "machine", "sample_s", "step_s", "peak_allocated_bytes", "n", "outcome", "flags",
+)  # fmt: skip
+
+
+def to_json(compared: SetComparison) -> str:
+    """Return the outcome and an object for each line."""
+    a, b = compared.question.called
+    plain = {
+        "a": a,
+        "b": b,
+        "across": [part.name for part in compared.question.across],
+        "gate": _dump_gate(compared),
+        "verdict": compared.verdict,
+        "broken": compared.broken,
+        "headline": format_headline(compared),
+        "lines": [
+            {**_build_row(name, line), "changes": [change._asdict() for change in line.changes]}
+            for name, line in compared.lines
+        ],
+    }
+    return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(compared: SetComparison) -> str:
+    """Return a row for each line; what changed is told as `name: values of A -> values of B`."""
+    rows = [
+        {**_build_row(name, line), "changes": "; ".join(map(_format_raw_change, line.changes))}
+        for name, line in compared.lines
+    ]
+    lines, names = CsvLines(), list(rows[0]) if rows else ["name"]
+    writer = csv.DictWriter(lines, names, lineterminator=lines.END)
+    writer.writeheader()
+    writer.writerows({n: escape_cell(v) if isinstance(v, str) else v for n, v in row.items()} for row in rows)
+    return str(lines)
+
+
+def _build_row(name: str, line: PairResult) -> dict[str, Any]:
+    found = line.comparison
+    interval = found.interval if found else None
+    return {
+        "name": name,
+        "status": line.status,
+        "why": line.why,
+        "held": line.held,
+        "doubts": ", ".join(line.gate_reasons),
+        "ratio": found and found.ratio,
+        "ratio_low": interval and interval.low,
+        "ratio_high": interval and interval.high,
+        "interval_kind": interval and interval.kind,
+        "interval_level": interval and interval.level,
+        "p": found and found.p,
+        "cliffs_delta": found and found.cliffs_delta,
+        "unit": found and found.unit,
+        "a_runs": line.runs and line.runs[0],
+        "b_runs": line.runs and line.runs[1],
+        **{f"{side}_{key}": one and one.row[key] for side, one in (("a", line.a), ("b", line.b)) for key in _SIDE},
+    }
+
+
+def _dump_gate(compared: SetComparison) -> dict[str, Any] | None:
+    gate = compared.question.gate
+    return gate and gate._asdict() | {"allowed": sorted(gate.allowed)}
+
+
+def _format_raw_change(change: QuantityChange) -> str:
+    a, b = (" ".join(map(str, side)) for side in (change.a, change.b))
+    return f"{change.name}: {a} -> {b}"

@@ -1,0 +1,300 @@
+"""Records for a team's usual page: one run per record for TensorBoard or MLflow; a search's trials for Optuna's."""
+
+import datetime
+import hashlib
+import importlib
+import json
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from analysis.metrics import load_metrics
+from analysis.results import Results
+from analysis.summary import Row
+from analysis.table import list_rows
+from bench import store
+from bench.errors import UserError
+from bench.point_fields import flatten
+from bench.quantities import OBJECTIVES, QUANTITIES
+from bench.record import RunRecord
+from bench.search.costs import keeps_constraints
+from bench.spec import RunSpec
+from bench.sweep import definition
+from bench.sweep.policy import TrialResult
+from bench.sweep.trial_results import TrialReader
+
+
+def import_library(module: str, package: str, extra: str) -> ModuleType:
+    """Import the library that a page needs; UserError where its extra is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"--to {extra}", f"{package} is not installed", f"pip install 'zeroscale[{extra}]'") from error
+
+
+Parameter = str | bool | int | float
+
+_TAGS = (
+    "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "evidence",
+    "outcome", "reason", "flags", "notes", "slowest_rank", "slowest_host", "slowest_link_node",
+)  # fmt: skip
+_SERIES = ("step_s", "data_wait_s", "loss", "gradient_norm")
+
+
+class ExportedRun(NamedTuple):
+    """What is shown of one record; what is unknown is left out."""
+
+    study: str
+    name: str  # with the study it names one record of a set
+    parameters: dict[str, Parameter]  # the spec's fields, in the words of the command line
+    metrics: dict[str, float]  # the run table's quantities
+    series: dict[str, list[tuple[int, float]]]  # by step, warm-up included
+    tags: dict[str, str]
+    ok: bool
+    started_s: float  # Unix time; 0 where it is unknown
+    seconds: float  # from the start to the last step, as far as it is known
+
+
+def list_exported_runs(results: Results) -> list[ExportedRun]:
+    """Return a run for each row of the table; UserError where two of them have one name."""
+    found = [_build_run(row, results.record(place)) for place, row in enumerate(list_rows(results.table))]
+    (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
+    if times > 1:
+        raise UserError("/".join(name), f"{times} records have this name", "export their folders one by one")
+    return found
+
+
+def _build_run(row: Row, record: RunRecord) -> ExportedRun:
+    steps = record.observations.steps if record.observations else None
+    phases = record.observations.phases_s if record.observations else {}
+    observed_series = {name: getattr(steps, name, ()) for name in _SERIES}
+    tags = {name: str(row[name]) for name in _TAGS if row[name] not in (None, "")}
+    return ExportedRun(
+        study=_clean_name(row["study"]),
+        name=_clean_name(_build_run_name(row)),
+        parameters=dict(_list_parameters(record.spec)),
+        metrics={name: float(row[name]) for name in load_metrics() if row[name] is not None},
+        series={name: _drop_missing(values) for name, values in observed_series.items() if _drop_missing(values)},
+        tags=tags | ({"cut": str(steps.cut)} if steps else {}),
+        ok=row["outcome"] == "ok",
+        started_s=_parse_unix_time(record.circumstance.started_at),
+        seconds=sum(phases.values()) + sum(steps.step_s if steps else ()),
+    )
+
+
+def _build_run_name(row: Row) -> str:
+    place = f"{row['nodes']}x{row['devices_per_node']}"
+    which = f"{row['config_id']}.{row['repeat']}.{row['attempt']}"
+    return f"{row['model']}-{row['engine']}-{place}-micro{row['micro']}-{row['machine']}-{which}"
+
+
+def _clean_name(text: str) -> str:
+    """Keep a name one part of a path: it comes from a record."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".") or "_"
+
+
+def _list_parameters(spec: RunSpec) -> Iterator[tuple[str, Parameter]]:
+    for name, value in flatten(spec):
+        if value is not None:
+            key = name.replace("engine.options.", "engine.").replace("data.options.", "data.")
+            yield key, value if isinstance(value, Parameter) else str(value)
+
+
+def _drop_missing(values: Sequence[float | None]) -> list[tuple[int, float]]:
+    return [(step, value) for step, value in enumerate(values) if value is not None]
+
+
+def _parse_unix_time(started_at: str) -> float:
+    try:
+        return datetime.datetime.fromisoformat(started_at).timestamp()
+    except ValueError:
+        return 0.0
+
+
+_EVENTS = "events.out.tfevents.*"
+
+
+def write_tensorboard(runs: Sequence[ExportedRun], out: Path) -> int:
+    """Write `runs` below `out` and return how many; one that is there already is replaced."""
+    tensorboardx = import_library("tensorboardX", "tensorboardX", "tensorboard")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as aside:
+        for run in runs:
+            with tensorboardx.SummaryWriter(str(Path(aside, run.study, run.name))) as writer:
+                _write_run(writer, run)
+        for run in runs:
+            _replace_events(out / run.study / run.name, Path(aside, run.study, run.name))
+    return len(runs)
+
+
+def _write_run(writer: Any, run: ExportedRun) -> None:
+    summary = import_library("tensorboardX.summary", "tensorboardX", "tensorboard")
+    quantities = {f"run/{name}": value for name, value in run.metrics.items()}
+    for part in summary.hparams(run.parameters, quantities):
+        writer.file_writer.add_summary(part, walltime=run.started_s)
+    for name, value in quantities.items():
+        writer.add_scalar(name, value, 0, walltime=run.started_s)
+    for name, series in run.series.items():
+        for step, value in series:
+            writer.add_scalar(f"steps/{name}", value, step, walltime=run.started_s)
+    for name, text in run.tags.items():
+        writer.add_text(name, _format_literal(text), 0, walltime=run.started_s)
+
+
+def _format_literal(text: str) -> str:
+    """Show text as it is: TensorBoard takes it for Markdown, and it comes from a record."""
+    return "".join(f"    {line}\n" for line in text.splitlines())
+
+
+def _replace_events(folder: Path, new: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    older = list(folder.glob(_EVENTS))
+    for file in new.glob(_EVENTS):
+        file.replace(folder / file.name)
+        older = [path for path in older if path.name != file.name]
+    for path in older:
+        path.unlink()
+
+
+_NAME, _DIGEST = "zeroscale.run", "zeroscale.digest"
+_PER_BATCH = 1000  # metrics that MLflow takes at once; of parameters and tags it takes 100
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # from 3.x on it has to be asked for
+}
+
+
+def write_mlflow(runs: Sequence[ExportedRun], out: Path) -> int:
+    """Write `runs` into the store at `out` and return how many were new or had changed; of one that has, the older is
+    moved to MLflow's trash."""
+    with _set_environment(_ENVIRONMENT):
+        mlflow = import_library("mlflow", "mlflow-skinny", "mlflow")
+        out.mkdir(parents=True, exist_ok=True)
+        client = mlflow.MlflowClient(out.resolve().as_uri())
+        written = 0
+        for study in dict.fromkeys(run.study for run in runs):
+            experiment, there = _open_experiment(client, study)
+            for run in runs:
+                if run.study == study and _delete_outdated(client, there.get(run.name, []), _hash_run(run)):
+                    _log_run(mlflow, client, experiment, run)
+                    written += 1
+    return written
+
+
+@contextmanager
+def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set what MLflow looks for in the environment, for as long as it is used."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]]:
+    """Return the experiment's id and the runs in it that were exported before, by name."""
+    known = client.get_experiment_by_name(study)
+    experiment: str = known.experiment_id if known else client.create_experiment(study)
+    there: dict[str, list[Any]] = {}
+    for run in _list_stored_runs(client, experiment):
+        if _NAME in run.data.tags:
+            there.setdefault(run.data.tags[_NAME], []).append(run)
+    return experiment, there
+
+
+def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
+    """Yield all runs of an experiment, page by page."""
+    page = client.search_runs([experiment], max_results=_PER_BATCH)
+    yield from page
+    while page.token:
+        page = client.search_runs([experiment], max_results=_PER_BATCH, page_token=page.token)
+        yield from page
+
+
+def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
+    """Whether a run has to be written; older ones of its name, whole or begun, are deleted."""
+    if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
+        return False
+    for run in there:
+        client.delete_run(run.info.run_id)
+    return True
+
+
+def _hash_run(run: ExportedRun) -> str:
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
+
+
+def _log_run(mlflow: Any, client: Any, experiment: str, run: ExportedRun) -> None:
+    entities, at = mlflow.entities, int(1000 * run.started_s)
+    made = client.create_run(experiment, start_time=at, run_name=run.name, tags={_NAME: run.name, **run.tags})
+    numbers = [entities.Metric(f"run/{name}", value, at, 0) for name, value in run.metrics.items()]
+    for name, series in run.series.items():
+        numbers += [entities.Metric(f"steps/{name}", value, at, step) for step, value in series]
+    for start in range(0, len(numbers), _PER_BATCH):
+        client.log_batch(made.info.run_id, metrics=numbers[start : start + _PER_BATCH])
+    for name, value in run.parameters.items():
+        client.log_param(made.info.run_id, name, value)
+    client.set_terminated(made.info.run_id, "FINISHED" if run.ok else "FAILED", at + int(1000 * run.seconds))
+    client.set_tag(made.info.run_id, _DIGEST, _hash_run(run))  # last: without it the run is not whole
+
+
+def write_journal(paths: Sequence[Path], out: Path) -> int:
+    """Write the searches in study folders into the file `out`, a study each; return how many trials. An older file is
+    replaced. UserError for a folder without a search."""
+    optuna: Any = import_library("optuna", "optuna", "search")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as aside:
+        file, journal = Path(aside, out.name), optuna.storages.journal
+        storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(file)))
+        written = sum(_write_study(optuna, storage, path) for path in paths)
+        file.replace(out)
+    return written
+
+
+def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
+    sweep = definition.find_search(definition.read(folder))
+    section = sweep.search.study.search if sweep and sweep.search else None
+    if sweep is None or section is None:
+        raise UserError(str(folder), "holds no search", "give the folder of one")
+    way = "minimize" if OBJECTIVES[section.objective] == "least" else "maximize"
+    study = optuna.create_study(study_name=sweep.study, storage=storage, direction=way)
+    results = TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id)).read_results()
+    kinds = {
+        key: optuna.distributions.CategoricalDistribution([_simplify(one) for one in dimension.values])
+        if dimension.values is not None
+        else optuna.distributions.FloatDistribution(dimension.from_, dimension.to, log=dimension.log)
+        for key, dimension in section.space.items()
+    }
+    for result in results:
+        value = result.quantities.get(section.objective) if result.quantities else None
+        kept = keeps_constraints(section, result)
+        study.add_trial(_build_trial(optuna, result, value if kept else None, kinds))
+    return len(results)
+
+
+def _build_trial(optuna: Any, result: TrialResult, value: float | None, kinds: Mapping[str, Any]) -> Any:
+    """Return a trial as Optuna keeps it; one without an answer runs still, and one without a value has failed."""
+    states, values = optuna.trial.TrialState, result.trial.values
+    failed = states.FAIL if result.outcome else states.RUNNING
+    measured = {name: result.quantities.get(name) for name in QUANTITIES} if result.quantities else {}
+    attributes = {"point": result.trial.point.line, "outcome": result.outcome, "why": result.trial.why, **measured}
+    return optuna.trial.create_trial(
+        state=failed if value is None else states.COMPLETE,
+        value=value,
+        params={key: _simplify(one) for key, one in values.items()},
+        distributions={key: kinds[key] for key in values},
+        user_attrs={name: one for name, one in attributes.items() if one not in (None, "")},
+    )
+
+
+def _simplify(value: Any) -> Any:
+    """Return a value as Optuna takes it among choices: a mapping as its text."""
+    return value if isinstance(value, str | int | float | None) else json.dumps(value, sort_keys=True)

@@ -1,0 +1,272 @@
+"""A history as text for a terminal, as CSV, and as one page that opens offline, without script or request."""
+
+import csv
+import io
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from analysis.formats import MISSING, CsvLines, escape_cell, format_ratio_change, format_significant, load_template
+from analysis.history.series import History, HistoryChange, HistorySeries
+from analysis.stats.change_points import LEAST_PLACES, SIDE
+from bench.errors import make_printable
+from bench.formatting import format_count
+from bench.statistics import LEVEL
+
+_ORDINALS = {2: "second", 3: "third"}
+_THINGS = {"commit": "commit", "version": "set of versions", "date": "day"}
+
+
+def describe_axis(history: History) -> str:
+    """Say what the history is over."""
+    axis = history.axis
+    thing = _THINGS[axis.by] if len(axis.places) == 1 else {**_THINGS, "version": "sets of version"}[axis.by]
+    days = f"; measured {' to '.join(history.days)}" if history.days else ""
+    return f"{format_count(len(axis.places), thing)}, {axis.order}{days}."
+
+
+def describe_change(change: HistoryChange) -> str:
+    """Say by how much the time per sample changed."""
+    found = change.change
+    ratio = 1 + found.size
+    text = format_ratio_change(ratio, 1 + found.interval.low, 1 + found.interval.high)
+    return f"{'slower' if ratio > 1 else 'faster'}, {text}"
+
+
+def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
+    """Return between which two places a change probably happened, and within which it surely did; the latter empty
+    where that is the same."""
+    places, found = history.axis.places, change.change
+    likely = (found.before, found.after)
+    text, surely = (" → ".join(places[place].name for place in pair) for pair in (likely, found.within))
+    return text, "" if found.within == likely else surely
+
+
+def describe_doubts(history: History) -> Iterable[str]:
+    """Say what the changes hold, and what took no part."""
+    wrong = round(100 * (1 - LEVEL))
+    yield (
+        f"Where no time changes, one or more changes are told in at most {wrong} of 100 such histories, all their "
+        "configurations together, whatever the noise between places looks like, unless places resemble the one "
+        f"before them. A change is told from its {_ORDINALS[SIDE]} place on. Intervals hold at {100 * LEVEL:g} %."
+    )
+    short = [one for one in history.series if one.short]
+    if short:
+        yield (
+            f"{_count_configurations(len(short))} with fewer than {LEAST_PLACES} places: no change can be told of them."
+        )
+    steady = sum(not one.changes and not one.short for one in history.series)
+    if steady:
+        yield f"{_count_configurations(steady)} with no detectable change."
+    left = {
+        "flagged busy": sum(one.flagged for one in history.series),
+        "without a time": sum(one.failed for one in history.series),
+        f"of no known {_THINGS[history.axis.by]}": history.nowhere,
+    }
+    text = [f"{format_count(count, 'run')} {what}" for what, count in left.items() if count]
+    if text:
+        yield f"Left out: {', '.join(text)}."
+
+
+def _count_configurations(count: int) -> str:
+    return format_count(count, "configuration")
+
+
+CHANGES = (
+    "config_id", "machine", "configuration", "by", "before", "after", "earliest_before", "latest_after", "change",
+    "change_low", "change_high", "level", "places", "also",
+)  # fmt: skip
+VALUES = (
+    "config_id", "machine", "configuration", "by", "place", "number", "first_started_at", "n", "sample_s",
+    "sample_s_lowest", "sample_s_highest", "level_s",
+)  # fmt: skip
+
+
+def list_changes(history: History) -> list[tuple[HistorySeries, HistoryChange]]:
+    """Return every change with its series, the latest first."""
+    found = [(one, change) for one in history.series for change in one.changes]
+    return sorted(found, key=lambda pair: -pair[1].change.after)
+
+
+def render_tables(history: History) -> dict[str, bytes]:
+    """Return the tables as CSV by name."""
+    places = [place.key for place in history.axis.places]
+    changes = [
+        {
+            **_name(history, one), "before": places[found.before], "after": places[found.after],
+            "earliest_before": places[found.within[0]], "latest_after": places[found.within[1]],
+            "change": found.size, "change_low": found.interval.low, "change_high": found.interval.high,
+            "level": found.interval.level, "places": found.interval.n, "also": also,
+        }
+        for one, (found, also) in list_changes(history)
+    ]  # fmt: skip
+    values = [
+        {
+            **_name(history, one), "place": places[value.place], "number": value.place,
+            "first_started_at": value.origin.started_at, "n": len(value.sample_s), "sample_s": value.typical,
+            "sample_s_lowest": min(value.sample_s), "sample_s_highest": max(value.sample_s),
+            "level_s": one.level(value.place),
+        }
+        for one in history.series
+        for value in one.values
+    ]  # fmt: skip
+    return {"changes.csv": _to_csv(CHANGES, changes), "values.csv": _to_csv(VALUES, values)}
+
+
+def _name(history: History, one: HistorySeries) -> dict[str, Any]:
+    return {"config_id": one.config_id, "machine": one.machine, "configuration": one.name, "by": history.axis.by}
+
+
+def _to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bytes:
+    lines = CsvLines()
+    writer = csv.DictWriter(lines, names, lineterminator=lines.END)
+    writer.writeheader()
+    writer.writerows({n: escape_cell(v) if isinstance(v, str) else v for n, v in row.items()} for row in rows)
+    return str(lines).encode()
+
+
+HEAD = ("configuration", "time per sample", "between", "surely within", "also")
+_WIDE = 10_000  # where the output goes to a file or another program, a row stays a line
+
+
+def to_text(history: History) -> str:
+    """Return the changes, the latest first, in a table as wide as the terminal, and what they hold."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in HEAD:
+        shown.add_column(Text(name), overflow="fold")
+    for series, change in list_changes(history):
+        likely, surely = describe_places(history, change)
+        cells = (series.name, describe_change(change), likely, surely or MISSING, change.also or MISSING)
+        style = "bold red" if change.change.size > 0 else ""
+        shown.add_row(*(Text(make_printable(cell), style) for cell in cells))
+    terminal, buffer = sys.stdout.isatty(), io.StringIO()
+    width = Console().width if terminal else _WIDE
+    console = Console(file=buffer, width=width, highlight=False, force_terminal=terminal)
+    console.print(Text(make_printable(describe_axis(history))), soft_wrap=True)
+    if shown.rows:
+        console.print(shown)
+    for doubt in describe_doubts(history):
+        console.print(Text(doubt), soft_wrap=True)
+    return buffer.getvalue()
+
+
+PAGE = "history.html"
+MOST_FIGURES = 200
+_FIGURE_WIDTH, _FIGURE_HEIGHT = 1000.0, 200.0
+_TICKS = 4
+
+
+class Dot(NamedTuple):
+    """A point of a figure, in its own units, and what hovering over it tells."""
+
+    x: float
+    y: float
+    text: str = ""
+
+
+class Tick(NamedTuple):
+    """A line across a figure: how far from its top, in per cent, and its value."""
+
+    top: float
+    text: str
+
+
+class Figure(NamedTuple):
+    """One configuration over the places: shapes in a box of fixed size that is stretched to its room."""
+
+    name: str
+    config_id: str
+    runs: tuple[Dot, ...]
+    dots: tuple[Dot, ...]
+    levels: tuple[tuple[float, float, float], ...]  # from, to, height
+    bands: tuple[tuple[float, float, str], ...]  # from, width, what changed
+    borders: tuple[tuple[float, str], ...]  # where a level begins, and the number of the change
+    ticks: tuple[Tick, ...]
+    first: str
+    last: str
+    captions: tuple[str, ...]
+
+
+def render_page(history: History) -> str:
+    """Return the page as HTML."""
+    changes = [
+        (series.name, describe_change(one), *describe_places(history, one), one.also, one.change.size > 0)
+        for series, one in list_changes(history)
+    ]
+    shown = history.series[:MOST_FIGURES]
+    return load_template("analysis.history", "history.html.j2").render(
+        by=history.axis.by,
+        lead=f"Time per sample of {format_count(len(history.series), 'configuration')} over {describe_axis(history)}",
+        changes=changes,
+        doubts=list(describe_doubts(history)),
+        figures=[_build_figure(history, one) for one in shown],
+        omitted=len(history.series) - len(shown),
+        width=_FIGURE_WIDTH,
+        height=_FIGURE_HEIGHT,
+    )
+
+
+def _build_figure(history: History, series: HistorySeries) -> Figure:
+    places = history.axis.places
+    ticks = _choose_ticks([seconds for one in series.values for seconds in one.sample_s])
+    step = _FIGURE_WIDTH / len(places)
+
+    def height(seconds: float) -> float:
+        return _FIGURE_HEIGHT * (ticks[-1] - seconds) / (ticks[-1] - ticks[0])
+
+    starts = [one.change.after for one in series.changes]
+    parts = list(zip([0, *starts], [*starts, len(places)], strict=True))
+    captions = []
+    for one in series.changes:
+        likely, surely = describe_places(history, one)
+        captions.append(
+            f"{describe_change(one)}, {likely}"
+            + (f"; surely within {surely}" if surely else "")
+            + (f"; also {one.also}" if one.also else "")
+        )
+    return Figure(
+        series.name,
+        series.config_id,
+        tuple(Dot((v.place + 0.5) * step, height(s)) for v in series.values if len(v.sample_s) > 1 for s in v.sample_s),
+        tuple(
+            Dot(
+                (one.place + 0.5) * step,
+                height(one.typical),
+                f"{places[one.place].name}: {format_significant(one.typical)} s per sample, "
+                f"{format_count(len(one.sample_s), 'run')}",
+            )
+            for one in series.values
+        ),
+        tuple((low * step, high * step, height(series.level(low))) for low, high in parts),
+        tuple(
+            ((one.change.within[0] + 0.5) * step, (one.change.within[1] - one.change.within[0]) * step, caption)
+            for one, caption in zip(series.changes, captions, strict=True)
+        ),
+        tuple((start * step, str(number)) for number, start in enumerate(starts, start=1)),
+        tuple(Tick(height(one) / _FIGURE_HEIGHT * 100, _format_tick(one, ticks)) for one in ticks),
+        places[0].name,
+        places[-1].name if len(places) > 1 else "",
+        tuple(captions),
+    )
+
+
+def _choose_ticks(values: Sequence[float]) -> list[float]:
+    """Return round values around all of these, evenly apart, two at least."""
+    low, high = min(values), max(values)
+    width = max(high - low, 0.02 * high)
+    raw = width / _TICKS
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * part for part in (1, 2, 5, 10) if power * part >= raw)
+    first = max(math.floor((low - width / 20) / step), 0)
+    last = max(math.ceil((high + width / 20) / step), first + 1)
+    return [step * number for number in range(first, last + 1)]
+
+
+def _format_tick(value: float, ticks: Sequence[float]) -> str:
+    decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)
+    return f"{value:,.{decimals}f}"

@@ -1,0 +1,211 @@
+"""How much each field of a search matters to its objective: a functional analysis of variance, of a Gaussian process
+through the logarithms of the trials.
+
+Of the process all points share a part, each field alone has a part, and their combination has one. Values of a field
+that are numbers are the nearer the fewer values lie between them; others are equal or not. Scales and noises count by
+how likely they make the measured costs, and by what is usual (Rasmussen & Williams, Gaussian Processes for Machine
+Learning, 2006, sections 2.2 and 5.4.1).
+"""
+
+import importlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from bench.search_section import SearchSection
+    from bench.sweep.policy import TrialResult
+
+Array = NDArray[np.float64]
+
+_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+def _import_on_one_thread(name: str) -> Any:
+    """Return a part of scipy, its linear algebra on one thread: where others use the machine, several wait for each
+    other fifty times as long as the work takes. What is started later does not inherit it."""
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = before or "1"
+    try:
+        return importlib.import_module(name)
+    finally:
+        if before is None:
+            del os.environ[_THREADS]
+
+
+_linalg = _import_on_one_thread("scipy.linalg")
+
+_MOST_POINTS, _DRAWS = 600, 400
+_MOST_LEVELS = 8  # of a field whose values have no end
+_LEAST_TRIALS = 6  # with an answer: from fewer nothing is said of fields
+
+_SHARED = 0.5  # standard deviation of the part that all share, in log: by e^0.5 in either direction
+_SCALES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)  # of the rest, in log …
+_USUAL_SCALE = 1.0  # … usually this …
+_DECADES = 0.5  # … give or take so many powers of ten
+_NOISES = (0.005, 0.02, 0.06)  # between two runs of one point, in log
+_REACH = 0.5  # of the range of a field, over which combinations forget each other
+_LEAST_WEIGHT = 0.05  # of a scale and noise beside the likeliest that is counted on at all
+_MOST_FITTED = 150  # trials by which scale and noise are chosen: more change little and cost much
+
+
+class FieldImportance(NamedTuple):
+    """The part of the objective's variance over the space that a field alone explains, between 0 and 1; in 95 % of the
+    functions that the trials allow it lies between `low` and `high`."""
+
+    field: str
+    share: float
+    low: float
+    high: float
+
+
+def estimate_importances(section: "SearchSection", results: Sequence["TrialResult"]) -> tuple[FieldImportance, ...]:
+    """Return how much each field matters, by functions drawn from a Gaussian process through the trials' logarithms.
+
+    A functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of each function over the space: the
+    variance of its means by the field's values, over its variance.
+    """
+    from bench.search.costs import find_cost
+    from bench.search.space import SearchSpace, format_key
+
+    costs = {format_key(one.trial.values): cost for one in results if (cost := find_cost(section, one)) is not None}
+    if len(costs) < _LEAST_TRIALS:
+        return ()
+    space = SearchSpace(section).list_candidates(section.seed, _MOST_POINTS)
+    points = {format_key(values): values for values in space}
+    points |= {key: values for one in results if (key := format_key(values := one.trial.values)) in costs}
+    places = {key: place for place, key in enumerate(points)}
+    tried, costs_of_tried = [places[key] for key in costs], list(costs.values())
+    drawn = _Process(list(points.values())).draw(tried, costs_of_tried, _DRAWS, np.random.default_rng(section.seed))
+    fields = [key for key in section.space if len({_format_level(one.get(key)) for one in points.values()}) > 1]
+    found = []
+    for key in fields:
+        shares = explain_variance(drawn, number_levels([values.get(key) for values in points.values()]))
+        low, high = np.quantile(shares, (0.025, 0.975))
+        found.append(FieldImportance(key, float(shares.mean()), float(low), float(high)))
+    return tuple(sorted(found, key=lambda one: -one.share))
+
+
+def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return of each function, a row of its values at all points, which part of its variance lies between the means of
+    the levels; 0 of a constant one."""
+    total, counts = drawn.var(axis=1), np.bincount(levels)
+    means = np.stack([drawn[:, levels == level].mean(axis=1) for level in range(len(counts))])
+    between = (counts[:, None] * (means - drawn.mean(axis=1)) ** 2).sum(axis=0) / len(levels)
+    shares: NDArray[np.float64] = np.divide(between, total, out=np.zeros_like(total), where=total > 0)
+    return shares
+
+
+def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
+    """Return the level of each value: equal ones have the same; of many numbers, those that are near each other."""
+    texts = [_format_level(value) for value in column]
+    if len(set(texts)) > _MOST_LEVELS and all(isinstance(value, int | float) for value in column):
+        ranks = np.searchsorted(np.sort(np.array(column, dtype=float)), np.array(column, dtype=float))
+        texts = [str(rank * _MOST_LEVELS // len(column)) for rank in ranks]
+    known = {text: level for level, text in enumerate(dict.fromkeys(texts))}
+    return np.array([known[text] for text in texts])
+
+
+class _Setting(NamedTuple):
+    """A scale and a noise, and the part of the draws that is theirs."""
+
+    scale: float
+    noise: float
+    weight: float
+
+
+class _Process:
+    """A Gaussian process over points, by their values."""
+
+    def __init__(self, values: Sequence[Mapping[str, Any]]) -> None:
+        self._codes, self._points = _encode(values), np.arange(len(values))
+
+    def draw(self, tried: Sequence[int], costs: Sequence[float], count: int, generator: np.random.Generator) -> Array:
+        """Draw the costs of all points together, about `count` times, those with the numbers `tried` having had these
+        `costs`: an array of (draws, points)."""
+        at, everything, drawn = np.array(tried), self._points, []
+        for setting in self._fit(tried, costs):
+            own = self._covariance(at, at, setting.scale) + setting.noise**2 * np.eye(len(at))
+            factor = _linalg.cholesky(own, lower=True, overwrite_a=True)
+            across = _linalg.solve_triangular(factor, self._covariance(at, everything, setting.scale), lower=True)
+            mean = across.T @ _linalg.solve_triangular(factor, np.array(costs), lower=True)
+            covariance = self._covariance(everything, everything, setting.scale) - across.T @ across
+            factor = _linalg.cholesky(covariance + 1e-9 * np.eye(len(everything)), lower=True)
+            shape = round(setting.weight * count), len(everything)
+            drawn.append(mean + generator.standard_normal(shape) @ factor.T)
+        return np.concatenate(drawn)
+
+    def _fit(self, tried: Sequence[int], costs: Sequence[float]) -> list[_Setting]:
+        """Return scales and noises by how likely they make the costs; of many trials the likeliest alone."""
+        at = np.array(tried)[-_MOST_FITTED:]
+        deviation = np.array(costs)[-_MOST_FITTED:]
+        spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
+        deviation, alike = axes.T @ deviation, axes.sum(axis=0)  # along the axes: what is measured, what all share
+        likelihoods: dict[tuple[float, float], float] = {}
+        for scale in _SCALES:
+            usual = -0.5 * (math.log10(scale / _USUAL_SCALE) / _DECADES) ** 2
+            for noise in _NOISES:
+                variance = scale**2 * np.maximum(spreads, 0.0) + noise**2
+                shared = 1 + _SHARED**2 * float((alike**2 / variance).sum())  # Sherman and Morrison's formula
+                explained = _SHARED**2 * float((alike * deviation / variance).sum()) ** 2 / shared
+                misfit = float((deviation**2 / variance).sum()) - explained
+                log_determinant = float(np.log(variance).sum()) + math.log(shared)
+                likelihoods[scale, noise] = usual - 0.5 * (misfit + log_determinant)
+        best = max(likelihoods.values())
+        weights = {setting: math.exp(likelihood - best) for setting, likelihood in likelihoods.items()}
+        least = _LEAST_WEIGHT if len(tried) <= _MOST_FITTED else 1.0
+        kept = {setting: weight for setting, weight in weights.items() if weight >= least}
+        return [_Setting(scale, noise, weight / sum(kept.values())) for (scale, noise), weight in kept.items()]
+
+    def _covariance(self, rows: NDArray[np.int64], columns: NDArray[np.int64], scale: float) -> Array:
+        """Return the prior covariance of deviations between candidates."""
+        apart, fields = np.zeros((len(rows), len(columns))), max(len(self._codes), 1)
+        for codes in self._codes:
+            apart += np.take(codes.distance[codes.level[rows]], codes.level[columns], axis=1)
+        covariance: Array = np.exp(apart * (-1 / _REACH))
+        apart *= -1 / fields
+        covariance += apart  # with 1: the mean over fields of what each alone has in common
+        covariance *= 0.5 * scale**2
+        covariance += 0.5 * scale**2 + _SHARED**2
+        return covariance
+
+
+class _FieldCodes(NamedTuple):
+    """A field of every candidate: which of its levels, and how far these are from each other, between 0 and 1."""
+
+    level: NDArray[np.int64]
+    distance: Array  # of (levels, levels)
+
+
+def _encode(values: Sequence[Mapping[str, Any]]) -> list[_FieldCodes]:
+    keys = list(dict.fromkeys(key for one in values for key in one))
+    return [codes for key in keys if (codes := _encode_field([one.get(key) for one in values]))]
+
+
+def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
+    """Return the codes of a field; None of one that does not vary."""
+    numbers = sorted({float(value) for value in column if _is_number(value)})
+    texts = list(dict.fromkeys(_format_level(value) for value in column if not _is_number(value)))
+    count = len(numbers) + len(texts)
+    if count < 2:
+        return None
+    distance = 1 - np.eye(count)
+    places = np.linspace(0, 1, len(numbers))
+    distance[: len(numbers), : len(numbers)] = np.abs(places[:, None] - places[None, :])
+    levels: dict[float | str, int] = dict(zip([*numbers, *texts], range(count), strict=True))
+    return _FieldCodes(
+        np.array([levels[float(value) if _is_number(value) else _format_level(value)] for value in column]), distance
+    )
+
+
+def _format_level(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

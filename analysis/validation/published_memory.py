@@ -1,0 +1,272 @@
+"""Published facts of memory beside predictions: ZeRO's table of model states, and reports of what fitted a device.
+
+Beside both stands what users have to go by today: DeepSpeed's memory estimators. Their arithmetic is that of DeepSpeed
+0.19.8: estimate_zero2_model_states_mem_needs of runtime/zero/stage_1_and_2.py, estimate_zero3_model_states_mem_needs of
+stage3.py; a test compares with the real functions. They count model states of 16-bit training only, whatever the
+precision, and there is none for stages 0 and 1.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from typing import Any, NamedTuple
+
+from analysis.claims.sources import read_published
+from analysis.validation import PredictionComparison, PredictionPoint, Verdict, compute_error_percent
+from analysis.validation.published_runs import read_parameter_count, read_shape
+from bench.engine_facts import Division
+from bench.engines import find_facts
+from bench.formatting import format_count
+from bench.predict.memory import predict_memory
+from bench.spec import RunSpec
+
+HALF = 2
+"""Bytes of a weight in 16 bits."""
+DIVIDED = 18
+"""Bytes per parameter that both estimators divide among GPUs: 2 gradient in 16 bits, 4 in 32 bits, 4 master weight,
+8 moments. At stage 2 the weights come on top, at stage 3 (so DeepSpeed) they are among them."""
+LAYER = 4
+"""Bytes per parameter of the largest layer at stage 3: weight and gradient in 16 bits."""
+FLOPS_PER_PARAMETER_AND_TOKEN = 6
+"""Forward and backward by the rule of thumb (arXiv 2001.08361, section 2.1)."""
+
+
+def estimate_zero2(parameters: int, ranks: int, *, offload: bool) -> int:
+    """Return bytes per GPU by estimate_zero2_model_states_mem_needs."""
+    return HALF * parameters if offload else HALF * parameters + int(DIVIDED * parameters / ranks)
+
+
+def estimate_zero3(parameters: int, largest_layer: int, ranks: int, *, offload: bool, offload_weights: bool) -> int:
+    """Return bytes per GPU by estimate_zero3_model_states_mem_needs; `largest_layer` in parameters."""
+    if not offload:
+        return LAYER * largest_layer + int(DIVIDED * parameters / ranks)
+    return LAYER * largest_layer + (0 if offload_weights else int(HALF * parameters / ranks))
+
+
+def find_stage(spec: RunSpec) -> int | None:
+    """Return the ZeRO stage in the run's DeepSpeed config; None where it has no such config."""
+    facts = find_facts(spec)
+    if facts is None or facts.deepspeed_config is None:
+        return None
+    return int(facts.deepspeed_config(spec)["zero_optimization"]["stage"])
+
+
+def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
+    """Return what DeepSpeed's estimator of the run's stage says, in bytes per GPU; None where it has none."""
+    options, at = spec.engine.options, find_stage(spec)
+    offload, offload_weights = (_is_offloaded(options, name) for name in ("offload_optimizer", "offload_param"))
+    if at == 2:
+        return estimate_zero2(parameters, spec.data_parallel, offload=offload)
+    if at == 3:
+        layer = count_largest_layer(spec.model.shape)
+        return estimate_zero3(parameters, layer, spec.data_parallel, offload=offload, offload_weights=offload_weights)
+    return None
+
+
+def count_largest_layer(shape: dict[str, Any]) -> int:
+    """Return the parameters of the largest module of a T5 that holds any itself: one matrix."""
+    widest: int = max(shape["vocab"], shape["d_ff"], shape["heads"] * shape["d_kv"])
+    return int(shape["d_model"]) * widest
+
+
+def estimate_flops(parameters: int, tokens: float) -> float:
+    """Return 6·N·tokens: FLOPs of forward and backward over all `tokens`."""
+    return FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens
+
+
+def _is_offloaded(options: dict[str, Any], name: str) -> bool:
+    return bool((options.get(name) or {}).get("device", "none") != "none")
+
+
+STAGES = (1, 2, 3)
+GB = 10**9
+
+ZERO_TEXT = (
+    "Bytes of weights, gradients and Adam's state per device, against the 54 printed cells of Table 1 of ZeRO (arXiv "
+    "1910.02054; `results/published/zero_memory_table.csv`). Some cells are rounded there and some cut off: a cell is "
+    "right if its digits are those of the prediction by one of the two. DeepSpeed's estimators count 18 bytes per "
+    "parameter where the paper has 14 or 16; stage 3's is given no largest layer, for the table has no layers."
+)
+
+
+def compare_zero_table() -> PredictionComparison:
+    """Return every printed cell."""
+    return PredictionComparison(
+        "zero_table", "ZeRO's own table", ZERO_TEXT, tuple(_list_points()), unit="GB", bound="the printed digits",
+        rival="DeepSpeed's estimator",
+    )  # fmt: skip
+
+
+def is_printed_form(printed: str, exact: Decimal) -> bool:
+    """Whether `printed` is `exact` rounded, or cut off, to as many digits."""
+    return Decimal(printed) in {exact.quantize(Decimal(printed), how) for how in (ROUND_HALF_UP, ROUND_DOWN)}
+
+
+def _list_points() -> Iterator[PredictionPoint]:
+    for row in read_published("zero_memory_table").rows:
+        elements, ranks = round(float(row["parameters_b"]) * GB), int(row["data_parallel"])
+        for stage in STAGES:
+            yield _build_cell_point(row["parameters_b"], elements, ranks, stage, row[f"stage{stage}_gb"])
+
+
+def _build_cell_point(billions: str, elements: int, ranks: int, stage: int, printed: str) -> PredictionPoint:
+    weights, gradients, optimizer = (ranks if stage >= first else 1 for first in (3, 2, 1))
+    exact = Decimal(Division(weights, gradients, optimizer).state_bytes(elements, "bf16")) / GB
+    what = f"{billions}B parameters, stage {stage}, {format_count(ranks, 'device')}"
+    said = _estimate_gb(elements, ranks, stage)
+    truth = float(printed)
+    good = is_printed_form(printed, exact)
+    return PredictionPoint(
+        what, float(exact), truth, compute_error_percent(float(exact), truth), "ok" if good else "exception",
+        rival=said, rival_error=None if said is None else compute_error_percent(said, truth),
+    )  # fmt: skip
+
+
+def _estimate_gb(elements: int, ranks: int, stage: int) -> float | None:
+    if stage == 2:
+        return estimate_zero2(elements, ranks, offload=False) / GB
+    if stage == 3:
+        return estimate_zero3(elements, 0, ranks, offload=False, offload_weights=False) / GB
+    return None
+
+
+DEVICE_BYTES = {"RTX-3090 24GB": 25_430_000_000, "V100-16GB": 16_920_000_000, "A100-40GB": 42_500_000_000}
+"""By a report's device, as its driver reports them: of the last two `conf/machine` says the same; CUDA's out-of-memory
+messages on an RTX 3090 say 23.69 GiB."""
+FITS = {True: "fits", False: "does not fit", None: "may fit"}
+SHAPES = {"t5-3b": "t5_3b", "flan-t5-xl 3B": "t5_v1_1_xl", "flan-t5-xxl 11B": "t5_v1_1_xxl"}
+"""A report's model: our name of its shape in `results/published/t5_shapes.csv`."""
+UP_TO_128 = tuple((tokens, tokens) for tokens in (16, 32, 48, 64, 72, 80, 88, 96, 112, 128))
+"""Encoder and decoder lengths of a batch of sentences: padded to its longest, and the reporter's full command line
+(huggingface/transformers issue 8771) cuts them at 128 tokens."""
+FLAN = ((500, 129),)
+FIT_TEXT = (
+    "Six reports (`results/published/fit_boundaries.csv`): would the device have held the run? What a report does not "
+    "state is varied: lengths up to the 128 tokens at which its command line cuts sentences, and checkpointing with "
+    "and without. A report is not testable where the answer changes within that range. Device memory is what "
+    "drivers report: 25.4, 16.9 and 42.5 GB. Activations are those of eager attention with dropout 0.1, as "
+    "transformers had it then. DeepSpeed's estimators see model states only."
+)
+HOST_BYTES_PER_PARAMETER = 20
+"""Of fp32 training with everything offloaded: weight, gradient, master weight and two moments, 4 each."""
+HOST = (
+    "without checkpointing predicted not to fit, with it one sample fits the device; which of the two the report had, "
+    "it does not say. What cannot fit is the host, whose memory is not in question here: 20 bytes per parameter are "
+    "{states:.0f} GB, and 8 processes that each load the weights first hold {weights:.0f} GB; the usual node of 8 such "
+    "cards (AWS p3.16xlarge) has 524 GB"
+)
+
+
+class FitReport(NamedTuple):
+    """What a report says in our terms; `lengths` and `checkpointing` are what it may have meant."""
+
+    memory_bytes: int
+    precision: str
+    devices: int
+    micro: int
+    lengths: Sequence[tuple[int, int]]
+    options: dict[str, Any]
+    checkpointing: Sequence[bool] = (False,)
+    native: bool = False  # DeepSpeed's own optimizer, which offload takes
+    excuse: str = ""  # of a prediction that is wrong within the range
+
+
+def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
+    """Stage 3 with what transformers puts for "auto", from d_model."""
+    return {
+        "stage": 3, "overlap_comm": True, "reduce_bucket_size": width**2,
+        "stage3_prefetch_bucket_size": int(0.9 * width**2), "stage3_param_persistence_threshold": 10 * width,
+        "stage3_max_live_parameters": 10**9, "stage3_max_reuse_distance": 10**9, **offload,
+    }  # fmt: skip
+
+
+_CPU = {"device": "cpu"}
+_ZERO2 = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 200_000_000, "offload_optimizer": _CPU}
+"""The sizes of the configuration file that the report's command line names."""
+_BOTH = (True, False)
+_T5_3B = FitReport(DEVICE_BYTES["RTX-3090 24GB"], "fp16", 1, 1, UP_TO_128, {"bucket_cap_mb": 25})
+_T5_3B_OFFLOADED = _T5_3B._replace(micro=20, options=_ZERO2, native=True)
+_XL = FitReport(DEVICE_BYTES["V100-16GB"], "fp32", 4, 1, FLAN, _build_zero3_options(2048), _BOTH)
+_XXL = FitReport(DEVICE_BYTES["A100-40GB"], "bf16", 8, 8, FLAN, _build_zero3_options(4096), (True,))
+_ALL_OFFLOADED = _build_zero3_options(4096, offload_optimizer=_CPU, offload_param=_CPU)
+_XXL_OFFLOADED = FitReport(
+    DEVICE_BYTES["V100-16GB"], "fp32", 8, 1, FLAN, _ALL_OFFLOADED, _BOTH, native=True, excuse=HOST
+)
+REPORTS = {
+    ("t5-3b", "fp16 batch 1 no sharding no offload"): _T5_3B,
+    ("t5-3b", "ZeRO-2 + CPU optimizer offload batch 20"): _T5_3B_OFFLOADED,
+    ("t5-3b", "ZeRO-2 + CPU optimizer offload batch 30"): _T5_3B_OFFLOADED._replace(micro=30),
+    ("flan-t5-xl 3B", "fp32 no offload"): _XL,
+    ("flan-t5-xxl 11B", "ZeRO-3 bf16 batch 8 no offload"): _XXL,
+    ("flan-t5-xxl 11B", "fp32 + offload"): _XXL_OFFLOADED,
+}
+"""By model and configuration, as they are printed."""
+
+
+def compare_fits() -> PredictionComparison:
+    """Return every report."""
+    points = tuple(_build_report_point(row) for row in read_published("fit_boundaries").rows)
+    return PredictionComparison(
+        "fit_boundaries", "What fits and what does not", FIT_TEXT, points,
+        bound="all right, or the exception explained", rival="DeepSpeed's estimator", excused=True,
+    )  # fmt: skip
+
+
+def list_specs(model: str, report: FitReport) -> Iterator[RunSpec]:
+    """Yield every run that a report may have meant."""
+    backend = "deepspeed" if "stage" in report.options else "ddp"
+    name = SHAPES[model]
+    for (encoder, decoder), checkpointing in itertools.product(report.lengths, report.checkpointing):
+        yield RunSpec.model_validate({
+            "model": {"name": name, "shape": read_shape(name), "attention": "eager", "dropout": 0.1},
+            "engine": {"name": backend, "backend": backend, "options": report.options},
+            "data": {"name": "synthetic", "source": "synthetic"},
+            "batch": {"micro": report.micro},
+            "devices_per_node": report.devices,
+            "sequence": {"encoder": encoder, "decoder": decoder},
+            "precision": report.precision,
+            "activation_checkpointing": checkpointing,
+            "optimizer": {"implementation": "native" if report.native else "torch"},
+        })  # fmt: skip
+
+
+def _build_report_point(row: dict[str, str]) -> PredictionPoint:
+    what = f"{row['model']}, {row['device']}, {row['configuration']}"
+    truth = row["fits"] == "true"
+    report = REPORTS.get((row["model"], row["configuration"]))
+    if report is None:
+        return PredictionPoint(
+            what, None, FITS[truth], verdict="not testable", reason="its words are in nobody's settings yet"
+        )
+    candidates, parameters = list(list_specs(row["model"], report)), read_parameter_count(SHAPES[row["model"]])
+    found = [predict_memory(spec, "cuda", report.memory_bytes).fits(report.memory_bytes) for spec in candidates]
+    said = estimate_memory(candidates[0], parameters)
+    point = PredictionPoint(
+        what, " or ".join(dict.fromkeys(FITS[fits] for fits in found)), FITS[truth],
+        rival=None if said is None else FITS[said <= report.memory_bytes],
+    )  # fmt: skip
+    if set(found) == {truth}:
+        return point
+    verdict, reason = _explain_mismatch(parameters, report, candidates, found, truth)
+    return point._replace(verdict=verdict, reason=reason)
+
+
+def _explain_mismatch(
+    parameters: int, report: FitReport, candidates: Sequence[RunSpec], found: Sequence[bool | None], truth: bool
+) -> tuple[Verdict, str]:
+    """Return the verdict on a prediction that is not right throughout the range that a report leaves open, and why."""
+    if report.excuse:
+        numbers = {"states": HOST_BYTES_PER_PARAMETER * parameters / 1e9, "weights": 8 * 4 * parameters / 1e9}
+        return "exception", report.excuse.format(**numbers)
+    right = [spec.sequence["encoder"] for spec, fits in zip(candidates, found, strict=True) if fits is truth]
+    if not right:
+        return "exception", ""
+    return (
+        "not testable",
+        f"right at {min(right)} to {max(right)} tokens of the {_format_length_range(candidates)} that it may have been",
+    )
+
+
+def _format_length_range(candidates: Sequence[RunSpec]) -> str:
+    lengths = [spec.sequence["encoder"] for spec in candidates]
+    return f"{min(lengths)} to {max(lengths)}"

@@ -1,0 +1,163 @@
+"""An archive of a results folder says what the folder says."""
+
+import io
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from records import failed, run, save, spec
+
+import analysis
+from analysis import reading, results
+from analysis.reading import consolidated, walk
+from bench import files, store
+from bench.cli import main
+
+RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
+
+
+@pytest.fixture(autouse=True)
+def _keep_rows_of_any_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = time.time_ns
+    monkeypatch.setattr(consolidated, "LEAST", 1)
+    monkeypatch.setattr(walk, "time_ns", lambda: clock() + 10**10)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def packed(folder: Path, out: Path) -> Path:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(files.pack(files.read_whole(folder)))
+    return out
+
+
+def answers(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What verbs print of a set, its own path left out."""
+    asked = [("table", str(path), "--format", "csv"), ("claims", str(path)), ("compare", str(path), str(path))]
+    return [f"{main(words)} {capsys.readouterr().out}".replace(str(path), "SET") for words in asked]
+
+
+def test_a_folder_and_its_archive_give_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.unpack(RECORDED, tmp_path / "unpacked")
+    archive = packed(tmp_path / "unpacked", tmp_path / "elsewhere" / "runs.zip")
+    assert archive.read_bytes() == RECORDED.read_bytes(), "equal files make equal archives"
+    of_folder = answers(tmp_path / "unpacked", capsys)
+    assert answers(archive, capsys) == of_folder
+    assert answers(archive.parent, capsys) == of_folder
+    assert answers(archive / "testbed", capsys) == answers(tmp_path / "unpacked" / "testbed", capsys)
+    assert len(analysis.open_study(archive / "smoke").table) == 20
+
+
+def test_records_of_an_archive_are_read_whole_with_every_ranks_steps(tmp_path: Path) -> None:
+    files.unpack(RECORDED, tmp_path)
+    ways = [path.relative_to(tmp_path) for path in store.find_records([tmp_path])]
+    assert len(ways) == 60
+    assert [RECORDED / way for way in ways] == list(store.find_records([RECORDED]))
+    for way in ways:  # records of version 1 are read with steps.parquet beside them
+        assert store.read_record(RECORDED / way) == store.read_record(tmp_path / way)
+    assert {path.relative_to(RECORDED) for path in reading.read_records([RECORDED]).records} == {*ways}
+
+
+def test_pack_whole_keeps_every_file_of_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.unpack(RECORDED, tmp_path / "runs")
+    assert main(["pack", str(tmp_path / "runs"), "--whole", "--out", str(tmp_path / "out" / "kept.zip")]) == 0
+    assert (tmp_path / "out" / "kept.zip").read_bytes() == RECORDED.read_bytes()
+    assert main(["pack", str(RECORDED), "--whole", "--out", str(tmp_path / "none.zip")]) == 2
+    assert "give one results folder" in capsys.readouterr().err and not (tmp_path / "none.zip").exists()
+
+
+def test_a_folder_of_archives_and_folders_reads_as_all_of_them(tmp_path: Path) -> None:
+    folder = save(tmp_path / "one", run(), run(spec("ddp")))
+    packed(save(tmp_path / "other", failed("oom", spec("zero3"))), folder / "deep" / "other.zip")
+    found = results.read([folder])
+    assert sorted(found.table["engine"]) == ["ddp", "zero1", "zero3"]
+    assert list(store.find_records([folder])) == sorted(map(Path, found.traces["file"]))
+    assert [found.record(place).spec.engine.name for place in range(3)] == list(found.table["engine"])
+
+
+def test_what_lies_unpacked_beside_its_archive_is_one_run(tmp_path: Path) -> None:
+    folder = save(tmp_path / "runs", run(), run(repeat=1))
+    packed(folder, tmp_path / "runs.zip")
+    next(folder.rglob(store.RECORD)).unlink()
+    assert list(results.read([tmp_path]).table["repeat"]) == [0, 1]
+    assert len(list(store.find_records([tmp_path]))) == 2
+    assert len(results.read([tmp_path / "runs.zip", tmp_path]).table) == 3, "one that is named is read whole"
+
+
+def test_an_attempt_without_a_record_is_named_and_one_file_can_be_read(tmp_path: Path) -> None:
+    folder = save(tmp_path / "runs", run())
+    begun = folder / "smoke" / "0123456789" / "0.0"
+    begun.mkdir(parents=True)
+    (begun / store.CIRCUMSTANCE).write_text("{}")
+    archive = packed(folder, tmp_path / "runs.zip")
+    found = results.read([archive])
+    assert found.unfinished == (archive / begun.relative_to(folder),)
+    assert len(results.read([found.get_file(0)]).table) == 1
+    assert len(results.read([archive, archive / "smoke", found.get_file(0)]).table) == 1, "each once"
+
+
+def test_a_later_read_opens_nothing_until_the_archive_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = packed(save(tmp_path / "runs", run()), tmp_path / "archives" / "runs.zip")
+    for path in (archive, archive.parent, archive / "smoke"):
+        first = results.read([path]).table
+        with monkeypatch.context() as patch:
+            patch.setattr(consolidated, "walk", lambda root: pytest.fail("looked into again"))
+            assert results.read([path]).table.equals(first)
+    packed(save(tmp_path / "runs", run(spec("ddp"))), archive)
+    for path in (archive, archive.parent, archive / "smoke"):
+        assert list(results.read([path]).table["engine"]) == ["ddp", "zero1"]
+
+
+def flipped(content: bytes) -> bytes:
+    """Spoil what is packed; the table of contents at the end stays."""
+    return content[:200] + bytes(byte ^ 0xFF for byte in content[200:260]) + content[260:]
+
+
+def named(name: str) -> Callable[[bytes], bytes]:
+    def rename(content: bytes) -> bytes:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return files.pack({name: archive.read(archive.namelist()[0])})
+
+    return rename
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: b"",
+        lambda content: b"no archive",
+        lambda content: content[: len(content) // 2],
+        flipped,
+        lambda content: content.replace(
+            b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
+        ),  # encrypted
+        named("../../elsewhere/record.json"),
+        named("/elsewhere/record.json"),
+    ],
+    ids=["empty", "text", "torn", "flipped", "encrypted", "leads out", "absolute"],
+)
+def test_a_foreign_archive_is_named_and_left_out(spoil: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    archive = packed(save(tmp_path / "bad", run(spec("zero3"))), tmp_path / "runs" / "bad.zip")
+    content = spoil(archive.read_bytes())
+    assert content != archive.read_bytes()
+    archive.write_bytes(content)
+    save(tmp_path / "runs", run())
+    found = results.read([tmp_path / "runs"])
+    assert list(found.table["engine"]) == ["zero1"]
+    (skipped,) = found.skipped
+    assert archive in (skipped.path, *skipped.path.parents) and "\n" not in str(skipped)
+    assert results.read([archive]).table.empty
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_unpacks_to_more_than_a_record_can_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = packed(save(tmp_path / "runs", run()), tmp_path / "runs.zip")
+    monkeypatch.setattr(files, "_MEMBER_LIMIT_BYTES", 2**10)
+    (skipped,) = results.read([archive]).skipped
+    assert "more than" in skipped.why
+
+
+def test_a_path_that_no_archive_holds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(RECORDED / "nowhere")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""GPU runs beside their predictions: none is recorded yet, so these records are synthetic."""
+
+from typing import Any
+
+import pytest
+from records import failed, memory, run, spec, steps
+
+from analysis.validation import PredictionComparison, PredictionPoint, summarise_comparison
+from analysis.validation.step_times import compare_gpu_runs
+from bench.predict import memory as foretold
+from bench.predict.step_time import predict_step_time
+from bench.record import RunRecord
+from bench.spec import EngineSpec
+
+H200 = {
+    "name": "h200", "device": "cuda", "peak_tflops": {"fp32": 67}, "memory_bytes": 141_000_000_000,
+    "memory_bytes_per_s": 4.8e12,
+}  # fmt: skip
+ENGINE = EngineSpec(name="ddp", backend="ddp", options={"bucket_cap_mb": 25})
+DDP = spec("ddp", ranks=1).model_copy(update={"engine": ENGINE})
+
+
+def on_gpu(**more: Any) -> RunRecord:
+    return run(DDP, machine=H200, **more)
+
+
+def points(*records: RunRecord) -> dict[str, tuple[PredictionPoint, ...]]:
+    return {one.name: one.points for one in compare_gpu_runs(records)}
+
+
+def test_memory_is_the_allocators_peak_and_time_the_median_step() -> None:
+    peak = foretold.predict_memory(DDP, "cuda").peak
+    taken = predict_step_time(DDP, on_gpu().circumstance.machine, "cuda").step_s
+    record = on_gpu(memory=memory(1, peak=round(peak / 0.96)), steps=steps((taken / 1.2,) * 30))
+    found = points(record)
+    (bytes_,), (seconds,) = found["gpu_memory"], found["gpu_times"]
+    assert (bytes_.error, bytes_.verdict) == (pytest.approx(-4, abs=0.1), "ok")
+    assert (seconds.error, seconds.verdict) == (pytest.approx(20), "exception")
+
+
+def test_a_run_out_of_memory_was_right_unless_it_was_foretold_to_fit() -> None:
+    small = failed("oom", DDP, machine=H200 | {"memory_bytes": 10**6})
+    (right,), (wrong,) = (points(record)["gpu_memory"] for record in (small, failed("oom", DDP, machine=H200)))
+    assert (right.verdict, wrong.verdict) == ("ok", "exception")
+    assert wrong.reason == "predicted to fit"
+
+
+def test_a_machine_without_numbers_is_not_testable_and_a_cpu_takes_no_part() -> None:
+    unknown = on_gpu().model_copy(deep=True)
+    bare = unknown.circumstance.machine.model_copy(update={"memory_bytes_per_s": None})
+    unknown = unknown.model_copy(update={"circumstance": unknown.circumstance.model_copy(update={"machine": bare})})
+    assert [point.verdict for point in points(unknown)["gpu_times"]] == ["not testable"]
+    nothing: list[PredictionComparison] = compare_gpu_runs([run(DDP)])
+    assert [summarise_comparison(one).verdict for one in nothing] == ["nothing to compare"] * 2

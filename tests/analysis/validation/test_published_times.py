@@ -1,0 +1,56 @@
+"""Published step times beside predictions: what is set aside, and that the bounds of each part are kept."""
+
+import functools
+
+import pytest
+
+from analysis.validation import PredictionComparison, published_times, summarise_comparison
+from analysis.validation.published_times import PublishedStep, draw_set_aside
+
+INTERVAL = 1.5
+"""Largest factor between the ends of a predicted interval."""
+
+
+@functools.cache
+def comparisons() -> dict[str, PredictionComparison]:
+    return {found.name: found for found in published_times.compare_steps()}
+
+
+def test_a_third_is_set_aside_by_the_same_draw_every_time() -> None:
+    assert len(draw_set_aside(720)) == 240
+    assert draw_set_aside(720) == draw_set_aside(720)
+
+
+@pytest.mark.parametrize(
+    ("name", "points", "mean"), [("gpt_times", 480, 9.1), ("gpt_times_aside", 240, 10), ("t5_times", 6, 15)]
+)
+def test_errors_are_small_and_most_steps_lie_in_an_interval_that_is_not_wide(
+    name: str, points: int, mean: float
+) -> None:
+    found = comparisons()[name]
+    told = summarise_comparison(found)
+    assert told.points == points
+    assert told.mean is not None and told.mean <= mean
+    assert told.exceptions <= 0.15 * points
+    assert f"a factor of {INTERVAL - 0.01:.2f} apart" in found.text
+
+
+def test_with_the_source_left_out_the_same_steps_are_predicted_of_a_quicker_host_and_less_closely() -> None:
+    with_it, without = (comparisons()[name] for name in ("gpt_times_aside", "gpt_times_left_out"))
+    assert [point.what for point in without.points] == [point.what for point in with_it.points]
+    shorter = [(one.predicted, other.predicted) for one, other in zip(without.points, with_it.points, strict=True)]
+    assert all(isinstance(one, float) and isinstance(other, float) and one < other for one, other in shorter)
+    means = [summarise_comparison(found).mean for found in (with_it, without)]
+    assert means[0] and means[1] and means[0] < means[1]
+
+
+def test_the_predicted_time_is_the_median() -> None:
+    points = comparisons()["gpt_times_aside"].points
+    above = sum((point.error or 0.0) > 0 for point in points) / len(points)
+    assert 0.35 < above < 0.65
+
+
+def test_an_interval_scores_its_width_and_20_times_what_lies_beyond_it() -> None:
+    inside, beyond = PublishedStep("", 1.0, 1.0, 0.8, 1.2), PublishedStep("", 1.3, 1.0, 0.8, 1.2)
+    assert inside.score == pytest.approx(0.4)
+    assert beyond.score == pytest.approx((0.4 + 20 * 0.1) / 1.3)

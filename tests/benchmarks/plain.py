@@ -1,0 +1,221 @@
+"""What a user gets without us: Hugging Face's Trainer with DeepSpeed, beside our own runs of the same work, as ratios.
+
+  python -m tests.benchmarks.plain model=mt5_large batch.micro=16 machine=h200
+  python -m tests.benchmarks.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
+
+Same model (transformers' own, random weights), micro-batch, lengths, precision, data, clipping and device; one process
+after the other in one call. Trainer gets the ZeRO-2 configuration of its documentation, without its offload, and the
+optimizer that it takes by itself. Ours runs twice: engine=zero2 as it is preset, and with the options of the study
+single_gpu_fast. Where accelerate is missing, which Trainer needs, DeepSpeed's own documented loop stands in for it.
+
+Timed are steady steps only, after WARM_UP of them, the device synchronised at both edges of the window.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.processes import build_module_command
+
+WARM_UP, STEPS = 10, 30
+POINT = ("devices_per_node=1", "nodes=1", "data=synthetic", "batch.accumulation=1")
+ZERO_2: dict[str, Any] = {
+    "stage": 2, "allgather_partitions": True, "allgather_bucket_size": 5e8, "overlap_comm": True,
+    "reduce_scatter": True, "reduce_bucket_size": 5e8, "contiguous_gradients": True, "round_robin_gradients": True,
+}  # fmt: skip
+"""The section `zero_optimization` of ZeRO-2's example in https://huggingface.co/docs/transformers/deepspeed, but for
+`offload_optimizer`, which costs speed that nobody needs to give away here."""
+
+
+def main() -> int:
+    """Print every loop's tokens per second, and ours over theirs; return 0 if all of them ran."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--loop", choices=LOOPS, help="default: trainer, or deepspeed where accelerate is missing")
+    parser.add_argument("--results", type=Path, default=Path("results/runs"), help="of our own runs (%(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="timed, of the plain loop (%(default)s)")
+    parser.add_argument("--as-process", nargs=2, metavar=("SPEC", "OUT"), help=argparse.SUPPRESS)
+    args = parser.parse_intermixed_args()
+    loop = args.loop or ("trainer" if importlib.util.find_spec("accelerate") else "deepspeed")
+    if args.as_process:
+        spec, out = map(Path, args.as_process)
+        out.write_text(json.dumps({"seconds": LOOPS[loop](spec.read_text(), args.steps)}))
+        return 0
+    theirs = measure_plain_tokens_per_s(loop, args.overrides, args.steps)
+    print(f"{loop} with ZeRO-2, as documented: {theirs:,.0f} tokens/s over {args.steps} steps", flush=True)
+    for name, options in (("engine=zero2", ("engine=zero2",)), ("single_gpu_fast", list_fast_options())):
+        ours = measure_our_tokens_per_s([*POINT, *options, *args.overrides], args.results)
+        print(f"ours, {name}: {ours:,.0f} tokens/s, {ours / theirs:.3f} times the plain loop", flush=True)
+    return 0
+
+
+def list_fast_options() -> list[str]:
+    """Return what single_gpu_fast sets that makes a model faster."""
+    from bench.config import compose
+
+    base = compose.read_study("single_gpu_fast").base
+    return [f"{key}={value}" for key, value in base.items() if key.split(".")[0] in ("engine", "model", "optimizer")]
+
+
+def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
+    """Measure a point with `zeroscale run`; return tokens with padding per second of its window."""
+    command = build_module_command("bench.cli", "run", *overrides, "--json", "--study", "plain")
+    done = subprocess.run([*command, "--results", str(results)], stdout=subprocess.PIPE, text=True, check=False)
+    record = json.loads(done.stdout or "{}")
+    if done.returncode:
+        raise SystemExit(f"our own run failed: {record.get('outcome')}")
+    seen = record["observations"]
+    steps = len(seen["steps"]["step_s"]) - seen["steps"]["cut"]
+    return float((seen["tokens"]["encoder"] + seen["tokens"]["decoder"]) * steps / seen["steps"]["window_s"])
+
+
+def measure_plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float:
+    """Run the plain loop in a process of its own; return tokens with padding per second of its steady steps."""
+    from bench.config import compose
+    from bench.measure.environment import find_device_kind
+
+    composed = compose.compose_request(compose.parse_single([*POINT, "engine=zero2", *overrides]))
+    if composed.spec.global_batch != composed.spec.batch.micro or composed.spec.precision == "fp16":
+        raise SystemExit("the plain loop knows one process, accumulation 1, and bf16 or fp32 only")
+    device = composed.machine.device or find_device_kind()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    alone |= {"DS_ACCELERATOR": device, "TOKENIZERS_PARALLELISM": "false"}
+    alone |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
+    with tempfile.TemporaryDirectory() as folder:
+        spec, out = Path(folder, "spec.json"), Path(folder, "out.json")
+        spec.write_text(composed.spec.model_dump_json(by_alias=True))
+        words = ["--as-process", str(spec), str(out), "--loop", loop, "--steps", str(steps)]
+        command = build_module_command("tests.benchmarks.plain", *words)
+        if subprocess.run(command, env=os.environ | alone, check=False).returncode:
+            raise SystemExit(f"the plain loop ({loop}) failed")
+        seconds = json.loads(out.read_text())["seconds"]
+    lengths = composed.spec.tokens_per_sample
+    return float(composed.spec.global_batch * lengths * steps / seconds)
+
+
+def time_trainer(text: str, steps: int) -> float:
+    """Return the seconds of `steps` steady steps of transformers' Trainer."""
+    from torch.utils.data import Dataset
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    spec, model, samples = prepare_model(text)
+
+    class TrialSamples(Dataset[dict[str, Any]]):
+        def __len__(self) -> int:
+            return (WARM_UP + steps) * int(spec.batch.micro)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return samples(index)
+
+    class PlainWindow(TrainerCallback):  # type: ignore[misc]
+        edges: list[float] = []
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step in (WARM_UP, WARM_UP + steps):
+                self.edges.append(read_device_clock())
+
+    with tempfile.TemporaryDirectory() as folder:
+        given = TrainingArguments(
+            output_dir=folder, per_device_train_batch_size=spec.batch.micro, max_steps=WARM_UP + steps,
+            learning_rate=spec.optimizer.lr, weight_decay=spec.optimizer.weight_decay,
+            max_grad_norm=spec.optimizer.gradient_clipping, bf16=spec.precision == "bf16",
+            gradient_checkpointing=spec.activation_checkpointing, logging_steps=10_000, save_strategy="no",
+            report_to=[], disable_tqdm=True, deepspeed=build_documented_config(dict.fromkeys(AUTOMATIC, "auto")),
+        )  # fmt: skip
+        window = PlainWindow()
+        trainer = Trainer(model=model, args=given, train_dataset=TrialSamples(), callbacks=[window])
+        trainer.train()
+        # accelerate leaves DeepSpeed out on a CPU, and says nothing
+        if type(trainer.model_wrapped).__name__ != "DeepSpeedEngine":
+            raise SystemExit("Trainer did not use DeepSpeed here: compare with --loop deepspeed")
+    return window.edges[1] - window.edges[0]
+
+
+AUTOMATIC = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+)  # fmt: skip
+"""What Trainer fills in."""
+
+
+def time_deepspeed(text: str, steps: int) -> float:
+    """Return the seconds of `steps` steady steps of the loop in DeepSpeed's documentation ("Writing DeepSpeed
+    models"), with torch's fused AdamW, which Trainer takes."""
+    import deepspeed
+    import torch
+
+    spec, model, samples = prepare_model(text)
+    sizes = {"train_batch_size": spec.batch.micro, "train_micro_batch_size_per_gpu": spec.batch.micro}
+    config = build_documented_config(
+        {**sizes, "gradient_accumulation_steps": 1, "gradient_clipping": spec.optimizer.gradient_clipping}
+    )
+    config |= {"bf16": {"enabled": spec.precision == "bf16"}, "zero_allow_untested_optimizer": True}
+    deepspeed.init_distributed()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.optimizer.lr, fused=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    count = itertools.count()
+    edges = []
+    for step in range(WARM_UP + steps + 1):
+        if step in (WARM_UP, WARM_UP + steps):
+            edges.append(read_device_clock())
+        drawn = [samples(next(count)) for _ in range(spec.batch.micro)]
+        batch = {name: torch.stack([sample[name] for sample in drawn]).to(engine.device) for name in drawn[0]}
+        loss = engine(**batch).loss
+        engine.backward(loss)
+        engine.step()
+    return edges[1] - edges[0]
+
+
+LOOPS: dict[str, Callable[[str, int], float]] = {"trainer": time_trainer, "deepspeed": time_deepspeed}
+
+
+def build_documented_config(more: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration for DeepSpeed."""
+    precision = {"bf16": {"enabled": "auto"}} if "auto" in more.values() else {}
+    return {"zero_optimization": dict(ZERO_2), "wall_clock_breakdown": False, **precision, **more}
+
+
+def prepare_model(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]:
+    """Return the spec, transformers' model with its random weights, and the samples that our runs draw as well."""
+    import torch
+
+    from bench import models
+    from bench.data import vocabulary
+    from bench.data.synthetic import RandomTokens
+    from bench.spec import RunSpec
+
+    spec = RunSpec.model_validate_json(text)
+    family = models.load_builder(spec.model.family)
+    model = family.build(spec)
+    family.initialise(model, spec)
+    draw = RandomTokens(spec.seed, vocabulary(spec), tuple(spec.sequence.values()))
+
+    def sample(index: int) -> dict[str, Any]:
+        tokens, labels = draw(index)
+        return {"input_ids": torch.from_numpy(tokens.copy()), "labels": torch.from_numpy(labels.copy())}
+
+    return spec, model, sample
+
+
+def read_device_clock() -> float:
+    """Return the time at which the device has done what it was given."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
