@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from analysis.columns import Column, list_all_columns
-from analysis.figures import list_pictures
+from analysis.figures import list_figures
 from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES
 from analysis.outcomes import OUTCOMES
 from bench.presets import find_conf_folder
@@ -31,7 +31,7 @@ def list_explanations() -> Iterator[Explanation]:
     yield from (Explanation(name, "note", f"the run {note.meaning}") for name, note in NOTES.items())
     for kind, meaning in OUTCOMES.items():
         yield Explanation(kind, "outcome", meaning, (("tried again", "no" if kind in FINAL else "yes"),))
-    yield from (Explanation(one.name, "figure", one.title) for one in list_pictures())
+    yield from (Explanation(one.name, "figure", one.title) for one in list_figures())
     for section in list_sections():
         yield from _explain_keys(section)
     for group in GROUPS:

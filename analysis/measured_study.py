@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from analysis.figures import Picture
+    from analysis.drawing import Picture
     from analysis.results import Results
 
 _SCREEN_DPI = 110
@@ -82,25 +82,27 @@ class StudyFigures:
     def __getattr__(self, name: str) -> "Callable[[], Figure]":
         if name.startswith("_"):  # what notebooks look for in every object
             raise AttributeError(name)
-        from analysis.figures import list_pictures
+        from analysis.figures import list_figures
 
-        pictures = {one.name: one for one in list_pictures()}
-        if name not in pictures:
-            raise AttributeError(f"plot.{name}: no such figure; {suggest_nearest(name, pictures)}")
-        return functools.partial(self._draw, pictures[name])
+        names = [one.name for one in list_figures()]
+        if name not in names:
+            raise AttributeError(f"plot.{name}: no such figure; {suggest_nearest(name, names)}")
+        return functools.partial(self._draw, name)
 
     @functools.cached_property
-    def _shown(self) -> list[str]:
-        from analysis.figures import list_pictures
+    def _shown(self) -> "dict[str, Picture]":
+        from analysis.figures import build_pictures
 
-        return sorted(picture.name for picture in list_pictures(self._results))
+        return {figure.name: picture for figure, picture in sorted(build_pictures(self._results))}
 
-    def _draw(self, picture: "Picture") -> "Figure":
+    def _draw(self, name: str) -> "Figure":
         """Return a figure; a notebook shows it where it ends a cell, although pyplot has not made it."""
-        if picture.name not in self._shown:
+        from analysis.drawing import compose
+
+        if name not in self._shown:
             remedy = f"choose from {', '.join(self._shown)}" if self._shown else "measure first"
-            raise UserError(f"plot.{picture.name}", "has nothing to show of these runs", remedy)
-        figure = picture.figure(self._results)
+            raise UserError(f"plot.{name}", "has nothing to show of these runs", remedy)
+        figure = compose(self._shown[name])
         vars(figure)["_repr_png_"] = functools.partial(_render_png, figure)
         return figure
 

@@ -384,19 +384,18 @@ class MetricPlugin(Protocol):
 
 
 class FigurePlugin(Protocol):
-    """A picture of a report: a file of analysis/figures. `applies(results) -> bool` may say where there is nothing to
-    show, such as no second node count; `chart(results)` may return what it draws as an `analysis.charts.Chart`, which
-    the page can narrow."""
+    """A figure of a report: a file of analysis/figures."""
 
     TITLE: str
     PLACE: int
-    """Position among the pictures; those of one place follow each other by name."""
+    """Position among the figures; those of one place follow each other by name."""
 
     ALT: str
-    """What the picture says to who cannot see it."""
+    """What the figure shows, in words, for readers who cannot see it."""
 
-    def figure(self, results: Any) -> Any:
-        """Return a matplotlib Figure of `analysis.results.Results`."""
+    def picture(self, results: Any) -> Any:
+        """Return an `analysis.drawing.Picture` of `analysis.results.Results`; without a panel where there is nothing to
+        show, such as no second node count."""
         ...
 
 

@@ -54,7 +54,7 @@ def test_a_wheel_writes_the_page_of_a_prediction(installed: Path, tmp_path: Path
     words = ["model=tiny", "machine=h200", "devices_per_node=8", "--page", "prediction.html"]
     told = called(installed, tmp_path, "bench.cli", "predict", *words)
     assert told.returncode == 0, told.stderr
-    assert (tmp_path / "prediction.html").read_text().count("<svg") == 2
+    assert (tmp_path / "prediction.html").read_text().count("<figure") == 2
 
 
 def test_a_wheel_holds_every_file_that_is_read_at_run_time(installed: Path) -> None:

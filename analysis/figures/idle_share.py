@@ -2,12 +2,9 @@
 
 import statistics
 
-from matplotlib.figure import Figure
-
-from analysis.charts import Chart
-from analysis.charts.curves import PlottedQuantity, build_chart
-from analysis.charts.groups import QuestionGroup
-from analysis.plotting.charts import draw_chart
+from analysis.drawing import Picture
+from analysis.drawing.curves import PlottedQuantity, build_picture
+from analysis.drawing.groups import QuestionGroup
 from analysis.questions import group_by_question
 from analysis.results import Results
 from analysis.summary import Row
@@ -22,7 +19,7 @@ ALT = (
 )
 PLACE = 7
 
-_QUANTITY = PlottedQuantity(
+QUANTITY = PlottedQuantity(
     "idle_share", "idle, part of a step", interval=False, across="micro_batches",
     across_label="micro-batches of a step", predicted=True,
 )  # fmt: skip
@@ -33,23 +30,14 @@ _NOTE = (
 )
 
 
-def applies(results: Results) -> bool:
-    """Whether a run of a pipeline tells how long its ranks waited."""
-    return bool(_group_rows(results))
-
-
-def chart(results: Results) -> Chart:
+def picture(results: Results) -> Picture:
     """Return the idle share of every configuration whose layers are on several ranks, a panel per question, micro-batch
-    and degree of the pipeline."""
-    return build_chart(_group_rows(results), _QUANTITY, _NOTE)
+    and degree of the pipeline; nothing where no run tells how long its ranks waited."""
+    return build_picture(results, group_rows(results), QUANTITY, _NOTE)
 
 
-def figure(results: Results) -> Figure:
-    """Draw it for print."""
-    return draw_chart(chart(results))
-
-
-def _group_rows(results: Results) -> list[QuestionGroup]:
+def group_rows(results: Results) -> list[QuestionGroup]:
+    """Return the rows of each panel, with their measured and predicted share."""
     groups: dict[tuple[object, ...], QuestionGroup] = {}
     for question, rows in group_by_question(results.summary):
         for row in rows:

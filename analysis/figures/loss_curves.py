@@ -1,12 +1,12 @@
 """The held-out loss of trainings: against the tokens that they have seen, and against the time of their steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
-from analysis import plotting
-from analysis.charts import groups
+from analysis.drawing import Key, Look, Panel, Picture, groups, mark
 from analysis.results import Results
 from analysis.variants import describe_variants
 from bench.record import Evaluation, RunRecord
@@ -24,38 +24,43 @@ _NOTE = (
     "optimizer steps alone."
 )
 _MOST = 12  # curves
-_SIZE_IN = (7.2, 3.4)
 
 
-def applies(results: Results) -> bool:
-    """Whether any run was trained to its end."""
-    return "validation_loss" in results.table
-
-
-@plotting.styled
-def figure(results: Results) -> Figure:
-    """Draw the runs that came furthest; those that differ in their seed alone look the same."""
+def picture(results: Results) -> Picture:
+    """Return the runs that came furthest, against tokens and against time; those that differ in their seed alone look
+    the same. Nothing where no run was trained to its end."""
+    if "validation_loss" not in results.table:
+        return Picture()
     shown, number = _select_best(results.table)
     records = [results.record(place) for place in shown]
-    drawn = Figure(figsize=_SIZE_IN, layout="constrained")
-    left, right = drawn.subplots(1, 2, sharey=True)
     specs = [record.spec.model_copy(update={"seed": 0}) for record in records]
-    keys = list(dict.fromkeys(map(config_id, specs)))
-    for record, spec in zip(records, specs, strict=True):
-        look = plotting.choose_marker_style(keys.index(config_id(spec)))
-        style = look | {"linestyle": "-", "linewidth": 0.8, "markersize": 3}
-        known = [one for one in _list_evaluations(record) if one.loss is not None and one.trained_s is not None]
-        losses = [one.loss or 0.0 for one in known]
-        left.plot([one.step * spec.tokens_per_step / 1e6 for one in known], losses, **style)
-        right.plot([one.trained_s or 0.0 for one in known], losses, **style)
-    left.set_ylabel("nats per token, held out")
-    left.set_xlabel("million tokens")
-    right.set_xlabel("s of steps")
-    labels = _describe(dict(zip(map(config_id, specs), specs, strict=True)))
-    entries = [plotting.build_legend_entry(labels[key], index) for index, key in enumerate(keys)]
+    keys = list(map(config_id, specs))
+    labels = _describe(dict(zip(keys, specs, strict=True)))
+    looks = {labels[key]: Look(place) for place, key in enumerate(dict.fromkeys(keys))}
+    runs = [(labels[key], record) for key, record in zip(keys, records, strict=True)]
+    panels = [
+        Panel(title=[title], draw=partial(_draw_runs, runs=runs, looks=looks, over_time=over_time))
+        for title, over_time in (("against tokens", False), ("against time", True))
+    ]
     omitted = groups.describe_omitted(number, "runs", "highest loss at the end", _MOST)
-    plotting.draw_legend(drawn, entries, _NOTE, omitted)
-    return drawn
+    entries = [Key(label, look.style_marks() | {"linestyle": "-"}) for label, look in looks.items()]
+    return Picture(panels, entries, " ".join(filter(None, [_NOTE, omitted])))
+
+
+def _draw_runs(
+    axes: Axes, runs: Sequence[tuple[str, RunRecord]], looks: Mapping[str, Look], *, over_time: bool
+) -> None:
+    unit = "s of steps" if over_time else "million tokens"
+    for label, record in runs:
+        known = [
+            (one.trained_s if over_time else one.step * record.spec.tokens_per_step / 1e6, one.loss)
+            for one in _list_evaluations(record)
+            if one.loss is not None and one.trained_s is not None
+        ]
+        style = looks[label].style_marks() | {"linestyle": "-", "linewidth": 0.8, "markersize": 3}
+        (line,) = axes.plot([x or 0.0 for x, _ in known], [loss for _, loss in known], **style)
+        mark(line, label, [f"{label}: {loss:.4g} after {x or 0:.3g} {unit}" for x, loss in known])
+    axes.set(xlabel=unit, ylabel="nats per token, held out")
 
 
 def _select_best(table: pd.DataFrame) -> tuple[list[int], int]:
@@ -70,5 +75,5 @@ def _list_evaluations(record: RunRecord) -> tuple[Evaluation, ...]:
 
 def _describe(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     """Return what tells configurations apart, by config_id."""
-    variants = describe_variants(specs)
+    variants = {key: groups.shorten_keys(text) for key, text in describe_variants(specs).items()}
     return {key: " · ".join(filter(None, (spec.engine.name, variants.get(key)))) for key, spec in specs.items()}

@@ -1,11 +1,8 @@
 """Memory against micro-batch, a curve per engine: the peak of live tensor bytes over steady steps on the worst rank."""
 
-from matplotlib.figure import Figure
-
-from analysis.charts import Chart, groups
-from analysis.charts.curves import PlottedQuantity, build_chart
+from analysis.drawing import Picture, groups
+from analysis.drawing.curves import PlottedQuantity, build_picture
 from analysis.formats import UNITS, find_unit_power
-from analysis.plotting.charts import draw_chart
 from analysis.results import Results
 
 TITLE = "Memory by engine and micro-batch"
@@ -15,15 +12,10 @@ PLACE = 3
 _NOTE = "Peak over steady steps, on the rank with most."
 
 
-def chart(results: Results) -> Chart:
+def picture(results: Results) -> Picture:
     """Return the peak allocated memory per rank in the largest binary unit that it fills."""
     peaks = results.summary["peak_allocated_bytes"].dropna()
     power = find_unit_power(float(peaks.max()) if len(peaks) else 0.0)
     label = f"peak allocated, {UNITS[power]}"
     quantity = PlottedQuantity("peak_allocated_bytes", label, interval=False, unit=1024**power)
-    return build_chart(groups.group_by_question(results.summary), quantity, _NOTE)
-
-
-def figure(results: Results) -> Figure:
-    """Draw it for print."""
-    return draw_chart(chart(results))
+    return build_picture(results, groups.group_by_question(results.summary), quantity, _NOTE)

@@ -2,21 +2,29 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from matplotlib.artist import Artist
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis import plotting
-from analysis.charts import groups
-from analysis.charts.groups import QuestionGroup
-from analysis.charts.looks import choose_colour
-from analysis.formats import UNITS, find_unit_power
-from analysis.plotting import panels
-from analysis.plotting.panels import Panel
+from analysis.drawing import (
+    COLOURS,
+    INK,
+    Key,
+    Look,
+    Panel,
+    Picture,
+    Space,
+    draw_names,
+    get_room_in,
+    groups,
+    mark,
+    measure_names,
+    write_reason,
+)
+from analysis.drawing.groups import QuestionGroup
+from analysis.formats import UNITS, find_unit_power, format_size
 from analysis.questions import describe_series
 from analysis.results import Results
 from analysis.summary import Row
@@ -38,17 +46,14 @@ _NOTE = (
     "option the one with most memory. Measured: over steady steps, on the rank with most; between steps gradients may "
     "have gone, and a bucket may stay. Predictions are formulas and fitted to nothing."
 )
-_DIVIDED: Any = {"facecolor": "none", "edgecolor": plotting.INK, "alpha": 0.45, "hatch": "////", "linewidth": 0.6}
-_PEAK: Any = {
-    "color": plotting.COLOURS[4],
-    "marker": "_",
-    "markersize": 16,
-    "markeredgewidth": 1.6,
-    "linestyle": "none",
-}
-_RESTING: Any = plotting.choose_marker_style(0) | {"marker": "D", "markerfacecolor": "none"}
-_LETTERS_PER_IN = 16  # of a label below the axis
+_DIVIDED: Any = {"facecolor": "none", "edgecolor": INK, "alpha": 0.45, "hatch": "////", "linewidth": 0.6}
+_PEAK: Any = {"color": COLOURS[4], "marker": "_", "markersize": 16, "markeredgewidth": 1.6, "linestyle": "none"}
+_MEASURED: Any = Look(0).style_marks()
+_RESTING: Any = _MEASURED | {"marker": "D", "markerfacecolor": "none"}
 _STRIP = -0.05  # of the height: where it says why there is no number
+_PREDICTED_PEAK = "predicted: peak"
+_PARTS = ("peak allocated", "between steps")
+_STATES = "predicted: weights, gradients, optimizer (ZeRO, Table 1)"
 
 
 class ConfigurationBytes(NamedTuple):
@@ -60,23 +65,35 @@ class ConfigurationBytes(NamedTuple):
     states: int | None  # predicted, weights, gradients and AdamW's state, as Table 1 of ZeRO counts them
 
 
-@plotting.styled
-def figure(results: Results) -> Figure:
-    """Draw the largest rank's memory, in the largest binary unit that it fills."""
-    grid = panels.build_grid([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
-    known_bytes = [
-        [_compute_bytes(row, results.specs, _find_device(row)) for row in panel.rows] for panel in grid.panels
+def picture(results: Results) -> Picture:
+    """Return the largest rank's memory, in the largest binary unit that it fills, a panel per question."""
+    ordered = groups.sort_groups([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
+    questions = [group.question for group in ordered]
+    sizes = [[_compute_bytes(row, results.specs, _find_device(row)) for row in group.rows] for group in ordered]
+    power = find_unit_power(_find_highest(sizes))
+    names = {part: f"{' or '.join(sorted({one['evidence'] for one in questions}))}: {part}" for part in _PARTS}
+    below = max((measure_names(groups.name_series(group.rows)) for group in ordered), default=0.3)
+    panels = []
+    for group, known in zip(ordered, sizes, strict=True):
+        model = group.question["model"]
+        alike = [other for question, other in zip(questions, sizes, strict=True) if question["model"] == model]
+        top = 1.08 * _find_highest(alike) / 1024**power or 1.0
+        panels.append(
+            Panel(
+                title=groups.describe_question(group.question, questions),
+                draw=partial(_draw_panel, rows=group.rows, sizes=known, power=power, top=top, names=names),
+                space=Space(below=below),
+                group=model,
+                weight=sum(row["n"] > 0 for row in group.rows),
+            )
+        )
+    keys = [
+        Key(names["peak allocated"], _MEASURED),
+        Key(names["between steps"], _RESTING),
+        Key(_PREDICTED_PEAK, _PEAK | {"markersize": 10}),
+        Key(_STATES, _DIVIDED, patch=True),
     ]
-    power = find_unit_power(_find_highest(known_bytes))
-    for panel, panel_bytes in zip(grid.panels, known_bytes, strict=True):
-        others = zip(grid.panels, known_bytes, strict=True)
-        shared_scale = [there for other, there in others if other.question["model"] == panel.question["model"]]
-        _draw_panel(panel, panel_bytes, 1024**power, _find_highest(shared_scale))
-    if grid.panels:
-        grid.panels[0].axes.set_ylabel(f"per rank, {UNITS[power]}")
-    evidence = sorted({panel.question["evidence"] for panel in grid.panels})
-    plotting.draw_legend(grid.figure, _build_legend_entries(" or ".join(evidence)), _NOTE, grid.omitted)
-    return grid.figure
+    return Picture(panels, keys, _NOTE)
 
 
 def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
@@ -121,43 +138,35 @@ def _find_highest(known_bytes: Iterable[Iterable[ConfigurationBytes]]) -> int:
     return max(known, default=0)
 
 
-def _draw_panel(panel: Panel, known_bytes: Sequence[ConfigurationBytes], unit: int, highest: int) -> None:
-    axes, labels = panel.axes, [describe_series(row) for row in panel.rows]
-    for x, (measured, resting, peak, states) in enumerate(known_bytes):
-        if states is not None:
-            axes.bar(x, states / unit, width=0.6, zorder=1, **_DIVIDED)
-        if peak is not None:
-            axes.plot(x, peak / unit, zorder=3, **_PEAK)
-        if resting is not None:
-            axes.plot(x, resting / unit, zorder=2, **_RESTING)
-        if measured is not None:
-            axes.plot(x, measured / unit, zorder=4, **plotting.choose_marker_style(0))
-    top = 1.08 * highest / unit or 1.0
-    missing = [x for x, (measured, *_) in enumerate(known_bytes) if measured is None]
+def _draw_panel(
+    axes: Axes,
+    rows: Sequence[Row],
+    sizes: Sequence[ConfigurationBytes],
+    power: int,
+    top: float,
+    names: Mapping[str, str],
+) -> None:
+    labels, unit = groups.name_series(rows), 1024**power
+    styles = (
+        (names["peak allocated"], _MEASURED, 4), (names["between steps"], _RESTING, 2), (_PREDICTED_PEAK, _PEAK, 3),
+    )  # fmt: skip
+    for (label, style, zorder), part in zip(styles, ("measured", "resting", "peak"), strict=True):
+        known = [(x, row, size) for x, row in enumerate(rows) if (size := getattr(sizes[x], part)) is not None]
+        if known:
+            (marks,) = axes.plot([x for x, *_ in known], [size / unit for *_, size in known], zorder=zorder, **style)
+            words = [f"{describe_series(row)}\n{label}: {format_size(size)}" for _, row, size in known]
+            mark(marks, label, [row for _, row, _ in known] if part == "measured" else words)
+    for x, size in enumerate(sizes):
+        if size.states is not None:
+            (bar,) = axes.bar(x, size.states / unit, width=0.6, zorder=1, **_DIVIDED)
+            mark(bar, _STATES)
+    missing = [x for x, size in enumerate(sizes) if size.measured is None]
+    axes.set_xlim(-0.6, len(labels) - 0.4)
     for x in missing:
-        room_in = panels.compute_room_in(axes) / len(labels)
-        plotting.write_reason(axes, x, _STRIP * top, panel.rows[x], choose_colour(0), room_in)
+        mark(write_reason(axes, x, _STRIP * top, rows[x], get_room_in(axes) / len(labels)), "", [rows[x]])
     axes.set_ylim(2 * _STRIP * top if missing else 0, top)
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top])
-    axes.axhline(0, color=plotting.INK, linewidth=0.6)
-    axes.set_xlim(-0.6, len(labels) - 0.4)
-    axes.set_xticks(range(len(labels)), labels, **_choose_label_style(labels, panels.compute_room_in(axes)))
-
-
-def _choose_label_style(labels: Sequence[str], room_in: float) -> dict[str, Any]:
-    """Return how labels are written so that they do not run into each other: small if need be, or aslant."""
-    needed = len(labels) * max(map(len, labels))
-    if needed <= room_in * _LETTERS_PER_IN:
-        return {}
-    aslant = {"rotation": 25, "ha": "right"} if needed > 1.2 * room_in * _LETTERS_PER_IN else {}
-    return {"fontsize": 6, **aslant}
-
-
-def _build_legend_entries(evidence: str) -> list[Artist]:
-    return [
-        Line2D([], [], label=f"{evidence}: peak allocated", **plotting.choose_marker_style(0)),
-        Line2D([], [], label=f"{evidence}: between steps", **_RESTING),
-        Line2D([], [], label="predicted: peak", **(_PEAK | {"markersize": 10})),
-        Patch(label="predicted: weights, gradients, optimizer (ZeRO, Table 1)", **_DIVIDED),
-    ]
+    axes.axhline(0, color=INK, linewidth=0.6)
+    axes.set_ylabel(f"per rank, {UNITS[power]}")
+    draw_names(axes, range(len(labels)), labels)

@@ -1,24 +1,23 @@
 """What each rank of a pipeline did when, measured in one step, above what its schedule says."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.axes import Axes
 
-from analysis import plotting
-from analysis.charts import groups
-from analysis.charts.lanes import (
-    BACKWARD,
-    FORWARD,
+from analysis.drawing import Panel, Picture, Space, groups
+from analysis.drawing.lanes import (
+    KEYS,
     Lane,
     build_lanes,
     build_timed_lanes,
     compute_busy,
     compute_idle,
+    draw_lanes,
     scale_to,
 )
-from analysis.plotting.lanes import LANE_COLOURS, draw_lanes
 from analysis.results import Results
 from bench.errors import UserError
 from bench.predict.step_time.pipeline import play_passes_by_flops
@@ -37,8 +36,7 @@ _NOTE = (
     "long as their FLOPs, transfers no time, and all passes together as long as measured."
 )
 _MOST = 4  # runs
-_WIDTH_IN, _LANE_IN, _AROUND_IN, _LEGEND_IN = 7.2, 0.2, 0.75, 0.7
-_MOST_LANES, _LETTERS = 16, 90  # lanes that have their height, and of a title
+_LANE_IN, _MOST_LANES = 0.2, 16  # height of a lane, and lanes of that height
 
 
 class LanePair(NamedTuple):
@@ -48,37 +46,28 @@ class LanePair(NamedTuple):
     expected: list[Lane]
 
 
-def applies(results: Results) -> bool:
-    """Whether the record of a run holds passes."""
-    return bool(_find_pairs(results, 1))
-
-
-@plotting.styled
-def figure(results: Results) -> Figure:
-    """Draw the last run of each configuration, the first ones where they are many."""
+def picture(results: Results) -> Picture:
+    """Return the last run of each configuration, the first ones where they are many: as measured, and below as its
+    schedule says; nothing where no record holds passes."""
     found = _find_pairs(results, _MOST)
-    names = [" · ".join(words) for words in groups.describe_runs(results, list(found))]
-    heights = [_AROUND_IN + _LANE_IN * min(len(pair.measured), _MOST_LANES) for pair in found.values()]
-    drawn = Figure(figsize=(_WIDTH_IN, _LEGEND_IN + 2 * sum(heights)), layout="constrained")
-    all_axes = drawn.subplots(
-        2 * len(found), 1, squeeze=False, height_ratios=[one for one in heights for _ in range(2)]
-    )
-    for place, (name, pair) in enumerate(zip(names, found.values(), strict=True)):
+    names = groups.describe_runs(results, list(found))
+    panels = []
+    for name, pair in zip(names, found.values(), strict=True):
         end_s = max(lane.spans[-1].end_s for lane in (*pair.measured, *pair.expected))
-        size, unit = (1.0, "s") if end_s >= 0.1 else (1e-3, "ms")
-        for row, (what, lanes) in enumerate(zip(("measured", "by its schedule"), pair, strict=True)):
-            axes = all_axes[2 * place + row][0]
-            if not lanes:
-                axes.set_axis_off()
-                continue
-            draw_lanes(axes, lanes, size)
-            axes.set_xlim(0, end_s / size)
-            share = f"{what}, {100 * compute_idle(lanes):.0f} % without a pass"
-            axes.set_title(share if row else plotting.shorten_text(f"{share}: {name}", _LETTERS))
-            axes.set_xlabel(f"{unit} from the begin of the step" if row else "")
-    keys = [Patch(facecolor=LANE_COLOURS[kind], label=kind) for kind in (FORWARD, BACKWARD)]
-    plotting.draw_legend(drawn, keys, _NOTE)
-    return drawn
+        for what, lanes in (("measured", pair.measured), ("by its schedule", pair.expected)):
+            if lanes:
+                space = Space(_LANE_IN * min(len(lanes), _MOST_LANES) + 0.1, 0.8)
+                title = [f"{what}, {100 * compute_idle(lanes):.0f} % without a pass", *name]
+                draw = partial(_draw_lanes, lanes=lanes, end_s=end_s)
+                panels.append(Panel(title=title, draw=draw, space=space, wide=True))
+    return Picture(panels, KEYS[:2], _NOTE)
+
+
+def _draw_lanes(axes: Axes, lanes: Sequence[Lane], end_s: float) -> None:
+    size, unit = (1.0, "s") if end_s >= 0.1 else (1e-3, "ms")
+    draw_lanes(axes, lanes, size)
+    axes.set_xlim(0, end_s / size)
+    axes.set_xlabel(f"{unit} from the begin of the step")
 
 
 def build_pair(record: RunRecord) -> LanePair | None:

@@ -1,15 +1,13 @@
 """How alike the ranks of a run are: each one's own time in a step, outside its collectives, and its memory."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from analysis import plotting
-from analysis.charts import groups
+from analysis.drawing import COLOURS, INK, Key, Panel, Picture, Space, get_room_in, groups, mark, shorten_text
 from analysis.flags import NO_MEASUREMENT
 from analysis.formats import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
@@ -26,12 +24,13 @@ PLACE = 8
 
 _NOTE = (
     "Ticks: ranks. Own time is of one untimed step, so it has no interval. Marked: ranks that the others wait for, "
-    "more than 20 % and 20 ms slower than the others' median. Medians are of ranks with the same part of the layers."
+    "more than 20 % and 20 ms slower than the others' median. Medians are of ranks with the same part of the layers. "
+    "Without a panel of memory all ranks of a run hold the same."
 )
-_MOST, _LETTERS = 20, 44  # lines, and of what they are called
-_WIDTH_IN, _LINE_IN, _AROUND_IN = 7.2, 0.32, 1.2
-_TICK: Any = {"color": plotting.COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
-_SLOW: Any = {"color": plotting.COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
+_MOST, _LETTERS_PER_IN, _LINE_IN = 20, 18.5, 0.32  # lines, letters of their names, and their height
+_TICK: Any = {"color": COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
+_SLOW: Any = {"color": COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
+_RANK, _SLOW_RANK = "a rank", "a slow rank, by its number"
 
 
 class RankSpread(NamedTuple):
@@ -42,31 +41,20 @@ class RankSpread(NamedTuple):
     parts: int  # of the layers; ranks with the same one are compared
 
 
-def applies(results: Results) -> bool:
-    """Whether a run of several ranks tells of each."""
-    return bool(_find_telling_rows(results.table).any())
-
-
-@plotting.styled
-def figure(results: Results) -> Figure:
-    """Draw the runs with the largest spread, of every configuration the one whose ranks differ most."""
+def picture(results: Results) -> Picture:
+    """Return the runs with the largest spread, of every configuration the one whose ranks differ most: a panel of times
+    and one of memory, as far as any run tells them."""
     most, number = _select_most_spread(results.table)
     shown = [_read_rank_spread(results.record(place)) for place in most]
-    drawn = Figure(figsize=(_WIDTH_IN, _AROUND_IN + _LINE_IN * len(shown)), layout="constrained")
-    left, right = drawn.subplots(1, 2, sharey=True)
-    _draw_own_times(left, shown)
-    _draw_memory(right, shown)
-    labels = [
-        "\n".join(plotting.shorten_text(word, _LETTERS) for word in parts)
-        for parts in groups.describe_runs(results, most)
-    ]
-    left.set_yticks(range(len(labels)), labels)
-    left.set_ylim(len(labels) - 0.4, -0.6)
-    keys = [Line2D([], [], label="a rank", **_TICK), Line2D([], [], label="a slow rank, by its number", **_SLOW)]
-    plotting.draw_legend(
-        drawn, keys, _NOTE, groups.describe_omitted(number, "configurations", "smallest spread", _MOST)
-    )
-    return drawn
+    labels = [" · ".join(parts) for parts in groups.describe_runs(results, most)] if most else []
+    space = Space(_LINE_IN * len(shown) + 0.1, 0.15, 0.15)
+    panels = []
+    if any(run.own_s for run in shown):
+        panels.append(Panel(title=["own time"], draw=partial(_draw_own_times, shown=shown, labels=labels), space=space))
+    if any(len(set(run.peak_bytes)) > 1 for run in shown):
+        panels.append(Panel(title=["memory"], draw=partial(_draw_memory, shown=shown, labels=labels), space=space))
+    omitted = groups.describe_omitted(number, "configurations", "smallest spread", _MOST)
+    return Picture(panels, [Key(_RANK, _TICK), Key(_SLOW_RANK, _SLOW)], " ".join(filter(None, [_NOTE, omitted])))
 
 
 def _find_telling_rows(table: pd.DataFrame) -> "pd.Series[bool]":
@@ -92,37 +80,49 @@ def _read_rank_spread(record: RunRecord) -> RankSpread:
     return RankSpread(list_own_seconds(record), peaks if complete else (), record.spec.parallel.pipeline)
 
 
-def _draw_own_times(axes: Axes, shown: Sequence[RankSpread]) -> None:
+def _draw_own_times(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[str]) -> None:
     for y, run in enumerate(shown):
-        if not run.own_s:
-            _draw_unknown(axes, y)
-            continue
-        slow = find_slow_ranks(run.own_s, run.parts)
-        for rank, (own, usual) in enumerate(compare_to_alike(run.own_s, run.parts)):
-            axes.plot(own / usual, y, **(_SLOW if rank in slow else _TICK))
+        slow = find_slow_ranks(run.own_s, run.parts) if run.own_s else ()
+        pairs = compare_to_alike(run.own_s, run.parts) if run.own_s else ()
+        ranks = [(own / usual, rank) for rank, (own, usual) in enumerate(pairs)]
+        for label, style, some in (
+            (_RANK, _TICK, [one for one in ranks if one[1] not in slow]),
+            (_SLOW_RANK, _SLOW, [one for one in ranks if one[1] in slow]),
+        ):
+            if some:
+                (marks,) = axes.plot([x for x, _ in some], [y] * len(some), **style)
+                mark(marks, label, [f"rank {rank}: {x:.3g} times the median" for x, rank in some])
+        for x, rank in ranks:
             if rank in slow:
-                axes.annotate(str(rank), (own / usual, y), xytext=(0, 4), textcoords="offset points", fontsize=6)
-    axes.axvline(1, color=plotting.INK, linewidth=0.6, zorder=1)
-    if not any(run.own_s for run in shown):
-        axes.set_xticks([])
-    axes.set_xlabel("own time,\nover the median rank's")
+                mark(axes.text(x, y - 0.2, str(rank), ha="center", fontsize=6), _SLOW_RANK)
+    axes.set_xlabel("own time over the median rank's")
+    _name_lines(axes, 1, labels, [bool(run.own_s) for run in shown])
 
 
-def _draw_memory(axes: Axes, shown: Sequence[RankSpread]) -> None:
+def _draw_memory(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[str]) -> None:
     away = [[peak - usual for peak, usual in compare_to_alike(run.peak_bytes, run.parts)] for run in shown]
     farthest = max((abs(peak) for run in away for peak in run), default=0)
     power = find_unit_power(farthest)
-    most = farthest / 1024**power
     for y, run in enumerate(away):
-        if not run:
-            _draw_unknown(axes, y)
-            continue
-        axes.plot([peak / 1024**power for peak in run], [y] * len(run), **_TICK)
-    axes.axvline(0, color=plotting.INK, linewidth=0.6, zorder=1)
+        if run:
+            (marks,) = axes.plot([peak / 1024**power for peak in run], [y] * len(run), **_TICK)
+            tips = [f"rank {rank}: {peak / 1024**power:+.3g} {UNITS[power]}" for rank, peak in enumerate(run)]
+            mark(marks, _RANK, tips)
+    most = farthest / 1024**power
     axes.set_xlim(-1.1 * most or -1, 1.1 * most or 1)
-    axes.set_xlabel(f"peak allocated, {UNITS[power]},\nless the median rank's")
+    axes.set_xlabel(f"peak allocated less the median rank's, {UNITS[power]}")
+    _name_lines(axes, 0, labels, list(map(bool, away)))
 
 
-def _draw_unknown(axes: Axes, y: int) -> None:
-    across = axes.get_yaxis_transform()
-    axes.text(0.02, y, "unknown", transform=across, va="center", fontsize=5.5, alpha=0.6)
+def _name_lines(axes: Axes, median: float, labels: Sequence[str], known: Sequence[bool]) -> None:
+    """Write above each line which run it is, and draw the median rank's place; say where nothing is known."""
+    lines = range(len(labels))
+    axes.vlines([median] * len(labels), [y - 0.22 for y in lines], [y + 0.22 for y in lines], INK, linewidth=0.6)
+    axes.set_yticks([])
+    axes.set_ylim(len(labels) - 0.5, -0.75)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=True, axis="x")
+    for y, (label, told) in enumerate(zip(labels, known, strict=True)):
+        text = shorten_text(label, _LETTERS_PER_IN * get_room_in(axes) - 10 * (not told))
+        text += "" if told else ": unknown"
+        axes.text(0, y - 0.42, text, transform=axes.get_yaxis_transform(), va="center", fontsize=6)

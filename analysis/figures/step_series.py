@@ -2,20 +2,16 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import plotting
-from analysis.charts import groups
+from analysis.drawing import COLOURS, INK, Key, Panel, Picture, groups, mark
 from analysis.flags import NO_MEASUREMENT
 from analysis.formats import format_significant
-from analysis.plotting import panels
 from analysis.results import Results
 from analysis.summary import Row
 from bench.record import RunRecord
@@ -33,34 +29,33 @@ _NOTE = (
     "slowest of them."
 )
 _MOST = 12  # panels
+_DOTTED = 200  # steps that are drawn with a dot each, at most
 _UNSTEADY = _MOST // 2  # panels that unsteady runs may take from the fastest
-STEP: Any = {"color": plotting.COLOURS[0], "marker": ".", "markersize": 3, "linewidth": 0.6}
-WARM: Any = {"color": plotting.COLOURS[6], "marker": ".", "markersize": 3, "linewidth": 0.6}
-_BEYOND: Any = {"color": plotting.COLOURS[6], "marker": "^", "markersize": 3, "linestyle": "none"}
-_BAND: Any = {"color": plotting.COLOURS[1], "alpha": 0.3, "linewidth": 0}
-_MEDIAN: Any = {"color": plotting.COLOURS[4], "linewidth": 0.9}
+STEP: Any = {"color": COLOURS[0], "marker": ".", "markersize": 3, "linewidth": 0.6}
+WARM: Any = {"color": COLOURS[6], "marker": ".", "markersize": 3, "linewidth": 0.6}
+_BEYOND: Any = {"color": COLOURS[6], "marker": "^", "markersize": 3, "linestyle": "none"}
+_BAND: Any = {"color": COLOURS[1], "alpha": 0.3, "linewidth": 0}
+_MEDIAN: Any = {"color": COLOURS[4], "linewidth": 0.9}
+_CUT: Any = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}
+_KEYS = (
+    Key("warm-up", WARM), Key("cut", _CUT), Key("window", STEP), Key("median", _MEDIAN),
+    Key("its 95 % interval within the run", _BAND, patch=True),
+)  # fmt: skip
 
 
-def applies(results: Results) -> bool:
-    """Whether any run was timed."""
-    return bool(results.table["step_s"].notna().any())
-
-
-@plotting.styled
-def figure(results: Results) -> Figure:
-    """Draw seconds per step against the step's number, a panel per run."""
+def picture(results: Results) -> Picture:
+    """Return seconds per step against the step's number, a panel per run; nothing where no run was timed."""
+    if not results.table["step_s"].notna().any():
+        return Picture()
     chosen, omitted = _select_runs(results)
-    drawn, axes = panels.build_empty_panels(len(chosen))
-    for one, place, labels in zip(axes, chosen, groups.describe_runs(results, chosen), strict=True):
-        panels.draw_title(one, " · ".join(labels).split(" · "))
-        one.set_xlabel("step")
-        one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        one.yaxis.set_major_locator(MaxNLocator(5))
-        _draw_steps(one, results.table.iloc[place], results.record(place))
-    if axes:
-        axes[0].set_ylabel("s per step")
-    plotting.draw_legend(drawn, _build_legend_entries(), _NOTE, omitted)
-    return drawn
+    panels = [
+        Panel(
+            title=" · ".join(labels).split(" · "),
+            draw=partial(_draw_steps, row=results.table.iloc[place], record=results.record(place)),
+        )
+        for place, labels in zip(chosen, groups.describe_runs(results, chosen), strict=True)
+    ]
+    return Picture(panels, _KEYS, f"{_NOTE} {omitted}")
 
 
 def _select_runs(results: Results) -> tuple[list[int], str]:
@@ -93,25 +88,20 @@ def _draw_steps(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     top = 1.3 * max(timed)
     inside = [(x, second) for x, second in enumerate(warm) if second <= top]
     beyond = [x for x, second in enumerate(warm) if second > top]
-    axes.plot([x for x, _ in inside], [second for _, second in inside], **WARM)
+    mark(axes.plot([x for x, _ in inside], [second for _, second in inside], **WARM)[0], "warm-up")
     if beyond:
-        axes.plot(beyond, [0.97 * top] * len(beyond), **_BEYOND)
+        mark(axes.plot(beyond, [0.97 * top] * len(beyond), **_BEYOND)[0], "warm-up")
         axes.text(cut, 0.97 * top, f" {format_significant(max(warm), 3)} s", fontsize=6, va="center")
     window = range(cut, len(step_s))
     if pd.notna(row["step_s_low"]):
-        axes.fill_between([window[0], window[-1]], row["step_s_low"], row["step_s_high"], **_BAND)
-    axes.plot(window, timed, zorder=2, **STEP)
-    axes.hlines(row["step_s"], window[0], window[-1], zorder=3, **_MEDIAN)
-    axes.axvline(cut - 0.5, color=plotting.INK, linewidth=0.8, linestyle=(0, (2, 2)))
+        band = axes.fill_between([window[0], window[-1]], row["step_s_low"], row["step_s_high"], **_BAND)
+        mark(band, _KEYS[-1].label)
+    dots = {"marker": "none"} if len(step_s) > _DOTTED else {}  # so many would be a band, and a large file
+    mark(axes.plot(window, timed, zorder=2, **(STEP | dots))[0], "window")
+    mark(axes.hlines(row["step_s"], window[0], window[-1], zorder=3, **_MEDIAN), "median")
+    axes.axvline(cut - 0.5, **_CUT)
     axes.set_ylim(0, top)
     axes.set_xlim(-0.5, len(step_s) - 0.5)
-
-
-def _build_legend_entries() -> list[Line2D | Patch]:
-    return [
-        Line2D([], [], label="warm-up", **WARM),
-        Line2D([], [], label="cut", color=plotting.INK, linewidth=0.8, linestyle=(0, (2, 2))),
-        Line2D([], [], label="window", **STEP),
-        Line2D([], [], label="median", **_MEDIAN),
-        Patch(label="its 95 % interval within the run", **_BAND),
-    ]
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set(xlabel="step", ylabel="s per step")

@@ -1,9 +1,7 @@
 """Strong scaling: efficiency against nodes, where the global batch stays the same on any number of nodes."""
 
-from matplotlib.figure import Figure
-
-from analysis.charts import Chart, efficiency
-from analysis.plotting.charts import draw_chart
+from analysis.drawing import Picture
+from analysis.drawing.efficiency import build_efficiency
 from analysis.results import Results
 
 TITLE = "Strong scaling"
@@ -14,16 +12,6 @@ ALT = (
 PLACE = 5
 
 
-def applies(results: Results) -> bool:
-    """Whether there are two node counts to compare."""
-    return efficiency.has_scaling(results, "strong")
-
-
-def chart(results: Results) -> Chart:
+def picture(results: Results) -> Picture:
     """Return seconds per sample and device at the smallest node count over those at each, with intervals."""
-    return efficiency.build_efficiency_chart(results, "strong")
-
-
-def figure(results: Results) -> Figure:
-    """Draw it for print."""
-    return draw_chart(chart(results))
+    return build_efficiency(results, "strong")

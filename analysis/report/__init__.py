@@ -1,20 +1,26 @@
-"""The report: `report.html`, one page that opens without a network, with its tables and figures as files beside it."""
+"""The report: `report.html`, one page that opens without a network, with its tables as files beside it."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from analysis import figures
+import pandas as pd
+
+from analysis import formats
 from analysis.claims import ClaimFinding
 from analysis.claims.findings import find_findings
 from analysis.claims.sources import STUDY
-from analysis.report import files as tables_beside
+from analysis.formats import format_markdown_table, to_latex
+from analysis.report import tables
 from analysis.report.analogue import build_analogue, render_claim_tables
+from analysis.report.contents import select_failures, select_runs
 from analysis.report.evidence import read_evidence
 from analysis.report.findings import ReportFindings, compute_findings
-from analysis.report.limits import select_failures, select_runs
-from analysis.report.page import PrintFigure, render_page
+from analysis.report.page import render_page
+from analysis.report.tables import TextTable
+from analysis.report.texts import describe_answers
 from analysis.results import Results
+from analysis.scaling import best, crossover, curves
 from bench.errors import UserError
 
 Follow = Callable[[str, float | None], None]
@@ -22,7 +28,8 @@ Follow = Callable[[str, float | None], None]
 
 PAGE = "report.html"
 _CLAIMED_FAMILY = "t5"  # of the models that the study of the claims trained
-_INLINE_BYTES = 300_000  # a larger drawing makes the page slow, and stands beside it all the same
+MOST_ROWS = 1000
+"""Of a table for readers; the CSV has all."""
 
 
 def write_report(
@@ -51,20 +58,51 @@ def render_files(found: ReportFindings, follow: Follow = lambda what, share: Non
     follow("tables", None)
     judged = _judge_claims(found.results)
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
-    files = tables_beside.render_tables(found) | render_claim_tables(judged, section)
-    drawn = []
-    follow("figures", 0.0)
-    for picture, rendered in figures.render_pictures(found.results, follow):
-        names = {form: f"figures/{picture.name}.{form}" for form in rendered}
-        files |= {names[form]: content for form, content in rendered.items()}
-        small = len(rendered["svg"]) <= _INLINE_BYTES
-        svg = figures.inline_svg(picture.name, rendered["svg"], picture.alt) if small else ""
-        drawn.append(PrintFigure(picture.name, picture.title, svg, names))
-    follow("the page", None)
+    files = render_tables(found) | render_claim_tables(judged, section)
     left = {
         place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
     }
-    return files | {PAGE: render_page(found, section, drawn, left).encode()}
+    return files | {PAGE: render_page(found, section, left, follow).encode()}
+
+
+def render_tables(found: ReportFindings) -> dict[str, bytes]:
+    """Return every table in every format, by path; one that would have no row is none."""
+    files: dict[str, bytes] = {}
+    for exact, table, rows in _list_tables(found):
+        if table.rows:
+            files |= {f"{table.name}.csv": formats.to_csv(exact).encode(), **_render_readable(table, rows)}
+    return files
+
+
+def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTable, int]]:
+    """Yield what is exact, what is for readers, and how many rows the latter would have."""
+    answers, points = found.best[:MOST_ROWS], sum(len(curve.points) for curve in found.curves)
+    yield found.table, tables.build_runs_table(found.rows[:MOST_ROWS]), len(found.rows)
+    yield (
+        found.summary,
+        tables.build_configurations_table(found.list_configurations(MOST_ROWS)),
+        len(found.summary),
+    )
+    yield (
+        best.as_table(found.best),
+        tables.build_best_table(answers, describe_answers(answers), found.rows),
+        len(found.best),
+    )
+    yield curves.build_curve_table(list(found.curves)), tables.build_scaling_table(found.curves), points
+    met = tables.build_crossovers_table(found.crossovers)
+    yield crossover.build_crossover_table(list(found.crossovers)), met, len(met.rows)
+
+
+def _render_readable(table: TextTable, all_rows: int) -> dict[str, bytes]:
+    rows = [[cell.full for cell in row] for row in table.rows[:MOST_ROWS]]
+    head, right = [heading.text for heading in table.head], [heading.number for heading in table.head]
+    more = all_rows - len(rows)
+    said = f"{more:,} more rows stand in {table.name}.csv." if more else ""
+    markdown, latex = format_markdown_table(head, rows, right), to_latex(head, rows, right)
+    return {
+        f"{table.name}.md": f"{markdown}\n{said}\n".encode() if more else markdown.encode(),
+        f"{table.name}.tex": f"% {said}\n{latex}".encode() if more else latex.encode(),
+    }
 
 
 def _judge_claims(results: Results) -> list[ClaimFinding]:

@@ -2,21 +2,49 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import pandas as pd
 
 from analysis.flags import FLAGS, NOTES
 from analysis.formats import format_significant
-from analysis.report.drifts import ControlPointDrift
+from analysis.questions import describe_choice
 from analysis.report.provenance import Provenance
-from analysis.report.setup import format_outcomes
+from analysis.report.texts import format_outcomes
 from analysis.results import Results
 from analysis.scaling.best import Best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
-from analysis.stats.drift import LEAST_CONTROLS
+from analysis.stats.drift import LEAST_CONTROLS, Drift, drift
 from analysis.summary import Row
 from analysis.table import list_rows
 from analysis.verify import is_reference
 from bench.engines import REFERENCE
 from bench.formatting import format_count
+
+
+class ControlPointDrift(NamedTuple):
+    """A control point: what ran first and last in an allocation, and what changed in between."""
+
+    allocation: str
+    configuration: str
+    drift: Drift
+
+
+def find_drifts(results: Results) -> list[ControlPointDrift]:
+    """Return the drift of every configuration in every allocation that it ran in at least twice, to a good end."""
+    return list(_iterate_drifts(results))
+
+
+def _iterate_drifts(results: Results) -> Iterable[ControlPointDrift]:
+    for row in list_rows(results.summary):
+        together: dict[str, list[int]] = {}
+        for place in results.list_timed(row) if row["runs"] > row["n"] else ():
+            allocation = results.table["allocation"].iloc[place]
+            if not pd.isna(allocation):
+                together.setdefault(str(allocation), []).append(place)
+        for allocation, places in together.items():
+            if found := drift([steps for place in places if (steps := results.window(place))]):
+                yield ControlPointDrift(allocation, describe_choice(row), found)
 
 
 def list_caveats(

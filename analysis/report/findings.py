@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.prices import add_prices
 from analysis.questions import QUESTION, add_lengths, describe_choice
-from analysis.report.drifts import ControlPointDrift, find_drifts
+from analysis.report.caveats import ControlPointDrift, find_drifts
 from analysis.report.provenance import Provenance, build_provenance
 from analysis.results import Results
 from analysis.scaling.best import Best, best

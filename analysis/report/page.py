@@ -1,34 +1,41 @@
 """The page of the report: what the template shows, in plain values. Text from records is escaped by the template."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from analysis import figures
-from analysis.charts.answers import build_answer_chart
-from analysis.charts.scatter import ScatterChart
 from analysis.columns import list_columns
+from analysis.drawing import Picture
+from analysis.drawing.svg import Describe, render_key, render_panel
+from analysis.figures import list_figures
 from analysis.flags import FLAGS, NOTES, Flag
 from analysis.formats import load_template
 from analysis.questions import describe_choice, format_ranks
-from analysis.report import summary_tables
+from analysis.report import tables
 from analysis.report.analogue import HEAD, Analogue
 from analysis.report.caveats import list_caveats
-from analysis.report.charts import Page, PageChart, build_row_key, render_chart
-from analysis.report.details import build_details
+from analysis.report.contents import (
+    MOST_ROWS,
+    Facet,
+    PageTable,
+    build_details,
+    build_page_table,
+    build_row_key,
+    find_facets,
+    find_place,
+    select_failures,
+    select_runs,
+)
 from analysis.report.evidence import Evidence, list_reasons
-from analysis.report.facets import Facet, find_facets, find_place
 from analysis.report.findings import ReportFindings
-from analysis.report.glance import render_glance
-from analysis.report.headline import describe_answers, describe_winners
-from analysis.report.limits import MOST_ROWS, select_failures, select_runs
-from analysis.report.page_tables import PageTable, build_page_table
-from analysis.report.scatter import render_scatter
-from analysis.report.setup import describe_setup
+from analysis.report.texts import describe_answers, describe_setup, describe_winners, format_hover
 from analysis.summary import Row
 from analysis.variants import describe_protocol
+
+FIRST = "answers"
+"""The figure that stands above everything else."""
 
 MOST_SENTENCES = 6
 """Questions that are answered in words, one by one; the answers to more are a table."""
@@ -37,33 +44,92 @@ MOST_STUDIES = 3
 """That the title names."""
 
 
-class PrintFigure(NamedTuple):
-    """A figure for print: its SVG as an element of the page, empty for a large one, and its files by format."""
+class PagePanel(NamedTuple):
+    """A panel as elements of the page: one, or another for a narrow screen besides."""
+
+    title: str
+    svgs: tuple[Markup, ...]
+    wide: bool
+
+
+class PageFigure(NamedTuple):
+    """A figure as the page shows it; `keys` are the label and the sign of each series, panels stand by `rows`."""
 
     name: str
     title: str
-    svg: str
-    files: dict[str, str]
+    note: str
+    keys: tuple[tuple[str, Markup], ...]
+    rows: tuple[tuple[PagePanel, ...], ...]
+
+    @property
+    def span(self) -> int:
+        """Columns of the page that it takes, at most three."""
+        panels = [panel for row in self.rows for panel in row]
+        return 3 if any(panel.wide for panel in panels) else min(3, max(map(len, self.rows)))
 
 
 def render_page(
-    found: ReportFindings, claims: Analogue | None, drawn: Sequence[PrintFigure], left: Mapping[int, Evidence]
+    found: ReportFindings,
+    claims: Analogue | None,
+    left: Mapping[int, Evidence],
+    follow: Callable[[str, float | None], None] = lambda what, share: None,
 ) -> str:
     """Return the whole report as HTML; `left` is the evidence of runs, by their place in the run table."""
-    page_facets = find_facets(found.rows)
+    page_facets, configurations = find_facets(found.rows), found.list_configurations(MOST_ROWS)
+    places = select_runs(found.rows)
+    runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
+    details = build_details(configurations, runs, evidence)
+    tips = Tips(configurations)
+    drawn, listed = [], list_figures()
+    for number, figure in enumerate(listed):
+        follow(f"figures, {number} of {len(listed)}", number / len(listed))
+        if (picture := figure.build(found.results)).panels:
+            drawn.append(render_figure(figure.name, figure.title, figure.alt, picture, tips))
+    follow("the page", None)
+    shown = _build_tables(found, runs, configurations, page_facets)
     return load_template("analysis.report", "report.html.j2").render(
         **_build_summary(found, page_facets, left),
+        glance=[figure for figure in drawn if figure.name == FIRST],
+        figures=[figure for figure in drawn if figure.name != FIRST],
         claims=claims,
         claims_head=HEAD,
         facets=page_facets,
-        **_build_interactive_part(found, page_facets, left),
-        drawn=[figure._replace(svg=Markup(figure.svg)) for figure in drawn],
+        tables=[table for table in shown if table.groups],
         **_build_failures(found, page_facets, left),
         origin=found.origin,
         flags=_count("flags", FLAGS, found.rows),
         notes=_count("notes", NOTES, found.rows),
         columns=list_columns().values(),
+        data={**details, "tips": list(tips.texts)},
     )
+
+
+class Tips:
+    """The words behind the points of a page, each once, and which of its configurations a point opens."""
+
+    def __init__(self, configurations: Sequence[Row] = ()) -> None:
+        self.texts: dict[str, int] = {}
+        self._known = {build_row_key(row): place for place, row in enumerate(configurations)}
+
+    def __call__(self, tip: Row | str) -> str:
+        """Return the attributes of a point."""
+        text = tip if isinstance(tip, str) else format_hover(tip)
+        place = None if isinstance(tip, str) else self._known.get(build_row_key(tip))
+        opens = "" if place is None else f' data-c="{place}"'
+        return f'data-t="{self.texts.setdefault(text, len(self.texts))}"{opens}'
+
+
+def render_figure(name: str, title: str, alt: str, picture: Picture, describe: Describe) -> PageFigure:
+    """Return a figure as the page shows it: panels of a group in rows of their own."""
+    rows: dict[str, list[PagePanel]] = {}
+    halved = max(Counter(panel.group for panel in picture.panels).values()) == 2
+    for place, panel in enumerate(picture.panels):
+        heading = " · ".join(panel.title)
+        words = ". ".join(dict.fromkeys(filter(None, (title, heading, alt))))
+        svgs = render_panel(f"{name}-{place}", panel, words, describe, halved=halved)
+        rows.setdefault(panel.group, []).append(PagePanel(heading, tuple(map(Markup, svgs)), panel.wide))
+    keys = tuple((key.label, Markup(render_key(key, name))) for key in picture.keys)
+    return PageFigure(name, title, picture.note, keys, tuple(map(tuple, rows.values())))
 
 
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
@@ -71,7 +137,6 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
     studies = sorted({row["study"] for row in found.rows})
     answers = describe_answers(found.best)
     few = len(answers) <= MOST_SENTENCES
-    glance = build_answer_chart(found.best)
     asking = [find_place(one.question, page_facets) for one in found.best]
     return {
         "studies": shorten_names(studies),
@@ -83,10 +148,8 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
         "answers": answers if few else [],
         "best": None
         if few
-        else build_page_table(summary_tables.build_best_table(found.best, answers, found.rows), asking, len(answers)),
+        else build_page_table(tables.build_best_table(found.best, answers, found.rows), asking, len(answers)),
         "winners": describe_winners(found.best),
-        "glance": render_glance(glance) if glance else [],
-        "glance_note": glance.note if glance else "",
         "doubts": list_caveats(found.results, found.best, found.drifts, found.origin),
     }
 
@@ -98,35 +161,6 @@ def shorten_names(names: Sequence[str]) -> list[str]:
     return [*names[: MOST_STUDIES - 1], f"{names[MOST_STUDIES - 1]} and {len(names) - MOST_STUDIES} more"]
 
 
-def _build_interactive_part(
-    found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
-) -> dict[str, Any]:
-    """Return what can be narrowed: interactive figures, tables, and the runs behind their points and rows."""
-    places, configurations = select_runs(found.rows), found.list_configurations(MOST_ROWS)
-    runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
-    points = Page(page_facets, {build_row_key(row): index for index, row in enumerate(configurations)})
-    interactive = _render_charts(found, points)
-    return {
-        "charts": interactive,
-        "on_page": [*(one.name for one in interactive), "answers"],
-        "plotly": Markup(_read_plotly()) if interactive else "",
-        "tables": [table for table in _build_tables(found, runs, configurations, page_facets) if table.groups],
-        "data": {"charts": [one._asdict() for one in interactive], **build_details(configurations, runs, evidence)},
-    }
-
-
-def _render_charts(found: ReportFindings, page: Page) -> list[PageChart]:
-    """Return the interactive figures in which there is something to see."""
-    charted = ((one, one.chart(found.results)) for one in figures.list_pictures(found.results) if one.chart)
-    rendered = [
-        render_scatter(one.name, one.title, chart)
-        if isinstance(chart, ScatterChart)
-        else render_chart(one.name, one.title, chart, page)
-        for one, chart in charted
-    ]
-    return [one for one in rendered if one.panels]
-
-
 def _find_measured_days(left: Iterable[Evidence]) -> tuple[str, ...]:
     """Return the first and the last day of the runs, one if they are the same."""
     started = sorted(one.record.circumstance.started_at[:10] for one in left if one.record)
@@ -134,27 +168,20 @@ def _find_measured_days(left: Iterable[Evidence]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((known[0], known[-1]))) if known else ()
 
 
-def _read_plotly() -> str:
-    """Return plotly.js, of which the page holds a copy."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
 def _build_tables(
     found: ReportFindings, runs: Sequence[Row], configurations: Sequence[Row], page_facets: Sequence[Facet]
 ) -> Iterable[PageTable]:
     scaled = [point.row for curve in found.curves for point in curve.points]
     yield build_page_table(
-        summary_tables.build_scaling_table(found.curves), [find_place(row, page_facets) for row in scaled], len(scaled)
+        tables.build_scaling_table(found.curves), [find_place(row, page_facets) for row in scaled], len(scaled)
     )
     met = [row for one in found.crossovers if (row := one.any_row)]
     yield build_page_table(
-        summary_tables.build_crossovers_table(found.crossovers), [find_place(row, page_facets) for row in met], len(met)
+        tables.build_crossovers_table(found.crossovers), [find_place(row, page_facets) for row in met], len(met)
     )
     for content, rows, all_rows in (
-        (summary_tables.build_configurations_table(configurations), configurations, len(found.summary)),
-        (summary_tables.build_runs_table(runs), runs, len(found.rows)),
+        (tables.build_configurations_table(configurations), configurations, len(found.summary)),
+        (tables.build_runs_table(runs), runs, len(found.rows)),
     ):
         yield build_page_table(content, [find_place(row, page_facets) for row in rows], all_rows, opens=content.name)
 

@@ -51,6 +51,7 @@ VERBS = {
     "completion": Verb("analysis.cli.completion", "a script by which bash or zsh completes what is typed"),
     "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
     "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
+    "figures": Verb("analysis.cli.figures", "the report's figures as files for print: PDF, PNG or SVG"),
     "compare": Verb(
         "analysis.cli.compare", "which configurations are faster, slower or the same in another set; a gate"
     ),

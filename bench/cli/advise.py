@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)
     print(format_json(answer) if args.json else advice_text.format_text(answer))
     if args.page:
-        from analysis.answer_pages.advice_page import render_advice_page
+        from analysis.answer_page import render_advice_page
 
         page = render_advice_page(answer, advice_text.build_text(answer), _format_command(args))
         pages.write(args.page, page, quiet=args.json)

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_format_lines(one, args.storage) for one in found))
     if args.page:
-        from analysis.answer_pages.prediction_page import render_prediction_page
+        from analysis.answer_page import render_prediction_page
 
         page = render_prediction_page(found, _build_answer(found, args.storage, _format_command(args)))
         pages.write(args.page, page, quiet=args.json)

@@ -7,7 +7,7 @@ import re
 from typing import get_args
 
 from analysis.columns import list_all_columns
-from analysis.figures import list_pictures
+from analysis.figures import list_figures
 from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES
 from analysis.metrics import load_metrics
 from analysis.outcomes import OUTCOMES
@@ -39,7 +39,7 @@ def columns_page() -> str:
                 ],
             ),
             "## Figures\n\nOf every report where there is something to show.",
-            table(("figure", "title"), [(code(one.name), plain(one.title)) for one in list_pictures()]),
+            table(("figure", "title"), [(code(one.name), plain(one.title)) for one in list_figures()]),
         ]
     )
 

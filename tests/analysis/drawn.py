@@ -1,22 +1,36 @@
 """What stands in a drawn figure, read off its axes."""
 
+from typing import Any
+
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import plotting
+from analysis.drawing import INK, compose
+from analysis.results import Results
+
+POINT_ORDER = 3  # of markers of numbers; those of the strip below zero and of arrows lie in others
+
+
+def draw(module: Any, found: Results) -> Figure:
+    """The figure of a module, as it is printed."""
+    return compose(module.picture(found))
+
+
+def shows(module: Any, found: Results) -> bool:
+    """Whether a figure has something to show."""
+    return bool(module.picture(found).panels)
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:
     """Where numbers are drawn."""
-    marked = [line for line in axes.lines if line.get_marker() != "None" and line.get_gid() != "strip"]
+    marked = [line for line in axes.lines if line.get_zorder() == POINT_ORDER]
     return sorted(point for line in marked for point in zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
 def joins(axes: Axes) -> list[Line2D]:
     """The lines between points."""
-    return [line for line in axes.lines if line.get_marker() == "None" and line.get_color() != plotting.INK]
+    return [line for line in axes.lines if line.get_marker() == "None" and line.get_color() != INK]
 
 
 def intervals(axes: Axes) -> list[tuple[float, float]]:
@@ -30,12 +44,18 @@ def places(axes: Axes) -> list[str]:
     return [label.get_text() for label in axes.get_xticklabels()]
 
 
-def reasons(axes: Axes) -> set[tuple[str, str, str]]:
-    """What the strip below zero says: text, place, colour."""
+def strip(axes: Axes) -> list[Line2D]:
+    """The markers of the lines below zero, from above."""
+    return [line for line in axes.lines if line.get_marker() != "None" and line.get_ydata()[0] < 0]
+
+
+def reasons(axes: Axes) -> set[tuple[str, str]]:
+    """What the strip below zero says: text and place."""
     for text in axes.texts:
         assert axes.get_ylim()[0] < text.get_position()[1] < 0
-    names = places(axes) or [axes.get_xlabel().split()[-1]]  # a single value has no tick
-    return {(t.get_text(), names[round(t.get_position()[0])], to_hex(t.get_color()).upper()) for t in axes.texts}
+    single = axes.get_xlabel().split()[-1]  # of a single place the axis has the names of series
+    names = [single] if single.isdigit() else places(axes)
+    return {(text.get_text(), names[round(text.get_position()[0])]) for text in axes.texts}
 
 
 def legend(figure: Figure) -> list[str]:
@@ -48,4 +68,4 @@ def titles(figure: Figure) -> list[str]:
 
 
 def note(figure: Figure) -> str:
-    return " ".join(figure.get_supxlabel().split())
+    return " ".join(" ".join(text.get_text() for text in figure.texts if text.get_gid() == "note").split())

@@ -1,31 +1,30 @@
 import itertools
 
 import pytest
-from drawn import intervals, joins, legend, note, places, points, reasons, titles
+from drawn import draw, intervals, joins, legend, note, places, points, reasons, strip, titles
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, scattered, spec, steps
 
-from analysis import plotting
-from analysis.charts import curves, groups
+from analysis.drawing import COLOURS, MOST, WHOLE, curves
 from analysis.figures import memory as memory_figure
 from analysis.figures import step_time, throughput
 from analysis.stats.intervals import rate_interval
 from bench.spec import RunSpec
 
-BLUE = plotting.COLOURS[0]
 WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def sweep() -> Figure:
     """ddp until memory ends it, zero1 with a hole; on 1 rank ddp only."""
-    return throughput.figure(
+    return draw(
+        throughput,
         results(
             *(run(spec("ddp", micro), steps=steps(WINDOW)) for micro in (2, 4)),
             failed("oom", spec("ddp", 8)),
             *(run(spec("zero1", micro), steps=steps(WINDOW)) for micro in (2, 8)),
             run(spec("ddp", 2, ranks=1), steps=steps((0.1,) * 3)),
-        )
+        ),
     )
 
 
@@ -43,15 +42,14 @@ def test_throughput_draws_what_was_measured_where_it_was() -> None:
 
 def test_throughput_joins_neighbours_only() -> None:
     (line,) = joins(sweep().axes[1])  # ddp from 2 to 4; zero1 has nothing at 4
-    assert to_hex(line.get_color()) == plotting.COLOURS[0].lower()
+    assert to_hex(line.get_color()) == COLOURS[0].lower()
     assert [round(x) for x in line.get_xdata()] == [0, 1]
 
 
 def test_throughput_shows_out_of_memory_and_no_line_for_what_was_not_run() -> None:
     axes = sweep().axes[1]
-    assert reasons(axes) == {("OOM", "8", BLUE)}
-    strip = [line for line in axes.lines if line.get_gid() == "strip"]
-    assert [line.get_marker() for line in strip] == ["o"], (
+    assert reasons(axes) == {("OOM", "8")}
+    assert [line.get_marker() for line in strip(axes)] == ["o"], (
         "its line carries the marker of ddp; zero1 was not run at 4, and did not fail"
     )
     assert min(axes.get_yticks()) == 0
@@ -74,33 +72,34 @@ def test_what_compares_has_one_scale() -> None:
         run(spec(precision="bf16"), steps=steps((0.01,) * 30)),
         run(spec(ranks=1), memory=memory(1, peak=99)),
     ]
-    assert len({axes.get_ylim() for axes in memory_figure.figure(results(*records)).axes}) == 1
-    assert len({axes.get_ylim() for axes in throughput.figure(results(*records)).axes}) == 1, "they stand in one row"
+    assert len({axes.get_ylim() for axes in draw(memory_figure, results(*records)).axes}) == 1
+    assert len({axes.get_ylim() for axes in draw(throughput, results(*records)).axes}) == 1, "they stand in one row"
 
 
 def test_a_set_without_any_number_is_still_drawn() -> None:
     for module in (throughput, memory_figure, step_time):
-        (axes,) = module.figure(results(failed("host_oom"), failed("hang", spec("zero2")))).axes
-        assert {text for text, _, _ in reasons(axes)} == {"host OOM", "hang"}
+        (axes,) = draw(module, results(failed("host_oom"), failed("hang", spec("zero2")))).axes
+        assert {text for text, _ in reasons(axes)} == {"host OOM", "hang"}
         assert len(axes.get_yticks()) == 0
 
 
 def test_configurations_of_one_engine_that_differ_elsewhere_are_series_of_their_own() -> None:
     twins = [run(), run(spec(optimizer={"eps": 1e-6})), run(spec(micro=4))]
-    drawn = throughput.figure(results(*twins))
-    assert legend(drawn) == ["zero1 (optimizer.eps=1e-06)", "zero1 (optimizer.eps=1e-08)"]
+    drawn = draw(throughput, results(*twins))
+    assert legend(drawn) == ["zero1 (eps=1e-06)", "zero1 (eps=1e-08)"]
     (axes,) = drawn.axes
     assert len(points(axes)) == 3
 
 
 def stages() -> Figure:
-    return memory_figure.figure(
+    return draw(
+        memory_figure,
         results(
             *(run(spec("ddp", micro), memory=memory(2, peak=micro * 100 * MIB)) for micro in (2, 4)),
             run(spec("zero1", 2), memory=()),
             failed("oom", spec("zero1", 4)),
             run(spec("zero2", 2)),
-        )
+        ),
     )
 
 
@@ -113,8 +112,7 @@ def test_memory_draws_the_worst_rank_in_a_readable_unit() -> None:
 
 def test_memory_shows_why_a_number_is_not_there() -> None:
     (axes,) = stages().axes
-    orange = plotting.COLOURS[1]
-    assert reasons(axes) == {("unknown", "2", orange), ("OOM", "4", orange)}
+    assert reasons(axes) == {("unknown", "2"), ("OOM", "4")}
 
 
 def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> None:
@@ -122,26 +120,27 @@ def test_the_legend_names_every_engine_and_the_note_says_which_interval() -> Non
     assert legend(drawn) == ["ddp", "zero1"]
     assert (
         note(drawn)
-        == "Bars: interval (95 %, within the run). Hollow: none is known. A bar that leaves its panel reaches beyond."
+        == "Bars: interval (95 %, within the run). Hollow: none is known. Arrow: the interval ends beyond the axis."
     )
 
 
 def over_nodes() -> Figure:
     """zero1 on 1, 2 and 4 nodes, out of memory on 2; zero2 on 1 and 2; another micro-batch on one node only."""
-    return step_time.figure(
+    return draw(
+        step_time,
         results(
             *(run(spec("zero1", nodes=nodes), steps=steps(WINDOW)) for nodes in (1, 4)),
             failed("oom", spec("zero1", nodes=2)),
             *(run(spec("zero2", nodes=nodes), steps=steps(scattered(0.1, 0.2, 0.3))) for nodes in (1, 2)),
             run(spec("zero1", 8), steps=steps(WINDOW)),
-        )
+        ),
     )
 
 
 def test_step_time_has_a_panel_per_micro_batch_and_nodes_side_by_side() -> None:
     drawn = over_nodes()
     assert titles(drawn) == ["tiny · micro 2", "tiny · micro 8"]
-    assert [places(axes) for axes in drawn.axes] == [["1", "2", "4"], []], "a single value is no axis"
+    assert [places(axes) for axes in drawn.axes] == [["1", "2", "4"], ["zero1"]], "a single value has names of series"
     assert drawn.axes[0].get_xlabel() == "nodes"
     assert drawn.axes[0].get_ylabel() == "s per step, median"
 
@@ -158,19 +157,19 @@ def test_points_of_a_curve_stand_at_their_place_and_nowhere_beside_it() -> None:
 
 def test_a_wide_interval_squeezes_no_other() -> None:
     wide = run(spec("zero1", nodes=2), steps=steps(scattered(0.01, 0.1, 9.0)))
-    (axes,) = step_time.figure(results(run(spec("zero1"), steps=steps(WINDOW)), wide)).axes
+    (axes,) = draw(step_time, results(run(spec("zero1"), steps=steps(WINDOW)), wide)).axes
     assert intervals(axes)[-1][1] > axes.get_ylim()[1] == pytest.approx(1.08 * 1.5 * 0.1)
 
 
 def test_step_time_joins_measured_neighbours_and_says_why_others_are_not() -> None:
     axes = over_nodes().axes[0]
     (line,) = joins(axes)  # zero2 from 1 to 2; zero1 has nothing on 2
-    assert to_hex(line.get_color()) == plotting.COLOURS[2].lower()
-    assert reasons(axes) == {("OOM", "2", plotting.COLOURS[1])}
+    assert to_hex(line.get_color()) == COLOURS[2].lower()
+    assert reasons(axes) == {("OOM", "2")}
 
 
 def test_devices_per_node_are_told_where_they_differ() -> None:
-    drawn = step_time.figure(results(run(spec(ranks=1)), run(spec(ranks=2)), run(spec(model={"name": "other"}))))
+    drawn = draw(step_time, results(run(spec(ranks=1)), run(spec(ranks=2)), run(spec(model={"name": "other"}))))
     assert titles(drawn) == ["other · micro 2", "tiny · 1 per node · micro 2", "tiny · 2 per node · micro 2"]
 
 
@@ -180,7 +179,7 @@ def batch_of_8(engine: str, nodes: int, **more) -> RunSpec:
 
 def test_step_time_of_one_global_batch_is_one_curve() -> None:
     """Strong scaling: fewer passes per step on more nodes."""
-    drawn = step_time.figure(results(*(run(batch_of_8("zero1", nodes)) for nodes in (1, 2))))
+    drawn = draw(step_time, results(*(run(batch_of_8("zero1", nodes)) for nodes in (1, 2))))
     assert titles(drawn) == ["tiny · micro 2 · global batch 8"]
     assert legend(drawn) == ["zero1"]
     assert len(joins(drawn.axes[0])) == 1
@@ -189,21 +188,21 @@ def test_step_time_of_one_global_batch_is_one_curve() -> None:
 def test_step_time_of_equal_work_per_device_is_one_curve() -> None:
     """Weak scaling: every device makes 2 passes per step."""
     of = [spec(nodes=nodes, batch={"micro": 2, "accumulation": 2}) for nodes in (1, 2)]
-    drawn = step_time.figure(results(*map(run, of)))
+    drawn = draw(step_time, results(*map(run, of)))
     assert titles(drawn) == ["tiny · micro 2 · × 2 accumulated"]
     assert len(joins(drawn.axes[0])) == 1
 
 
 def test_accumulation_is_told_once_where_it_is_equal_and_by_curve_where_it_is_a_choice() -> None:
-    equal = throughput.figure(results(run(batch_of_8("zero1", 1)), run(batch_of_8("zero2", 1))))
+    equal = draw(throughput, results(run(batch_of_8("zero1", 1)), run(batch_of_8("zero2", 1))))
     assert (titles(equal), legend(equal)) == (["tiny · 2 ranks · × 2 accumulated"], ["zero1", "zero2"])
-    choice = throughput.figure(results(run(batch_of_8("zero1", 1)), run(spec("zero1"))))
+    choice = draw(throughput, results(run(batch_of_8("zero1", 1)), run(spec("zero1"))))
     assert (titles(choice), legend(choice)) == (["tiny · 2 ranks"], ["zero1", "zero1 × 2 accumulated"])
 
 
 def test_long_titles_stay_within_their_panel() -> None:
     names = [{"name": f"a_model_of_{size}_parameters"} for size in range(3)]
-    drawn = throughput.figure(results(*(run(spec(model=name, nodes=nodes)) for name in names for nodes in (16, 32))))
+    drawn = draw(throughput, results(*(run(spec(model=name, nodes=nodes)) for name in names for nodes in (16, 32))))
     drawn.draw_without_rendering()
     boxes = [axes.get_tightbbox() for axes in drawn.axes]
     assert all(left.x1 <= right.x0 for left, right in zip(boxes[::2], boxes[1::2], strict=True)), (
@@ -214,15 +213,15 @@ def test_long_titles_stay_within_their_panel() -> None:
 
 def test_names_that_no_page_has_room_for_are_cut() -> None:
     named = [run(spec(model={"name": "m" * 70})), run(spec(model={"name": "m" * 71}))]
-    for title in titles(throughput.figure(results(*named))):
+    for title in titles(draw(throughput, results(*named))):
         assert title.startswith("mmm")
         assert "… · 2 ranks" in title
 
 
 def test_a_long_strip_makes_its_panel_higher_and_its_lines_never_touch() -> None:
     many = [failed("oom", spec(f"zero{stage}", micro)) for stage in range(9) for micro in (2, 4)]
-    drawn = throughput.figure(results(run(spec("ddp", 2)), failed("node_failure", spec("ddp", 4)), *many))
-    assert drawn.get_figheight() > throughput.figure(results(run())).get_figheight()
+    drawn = draw(throughput, results(run(spec("ddp", 2)), failed("node_failure", spec("ddp", 4)), *many))
+    assert drawn.get_figheight() > draw(throughput, results(run())).get_figheight()
     drawn.draw_without_rendering()
     (axes,) = drawn.axes
     boxes = sorted((text.get_window_extent() for text in axes.texts if text.get_position()[0] == 1), key=lambda b: b.y0)
@@ -231,54 +230,61 @@ def test_a_long_strip_makes_its_panel_higher_and_its_lines_never_touch() -> None
 
 
 def test_too_many_panels_are_left_out_aloud_those_with_the_fewest_numbers() -> None:
-    records = [run(spec(ranks=ranks)) for ranks in range(1, groups.WHOLE + 2)]
-    more = [run(spec("zero2", ranks=ranks)) for ranks in range(4, 4 + groups.MOST)]
-    drawn = throughput.figure(results(*records, *more))
-    assert titles(drawn) == [f"tiny · {ranks} ranks" for ranks in range(4, 4 + groups.MOST)]
+    records = [run(spec(ranks=ranks)) for ranks in range(1, WHOLE + 2)]
+    more = [run(spec("zero2", ranks=ranks)) for ranks in range(4, 4 + MOST)]
+    drawn = draw(throughput, results(*records, *more))
+    assert titles(drawn) == [f"tiny · {ranks} ranks" for ranks in range(4, 4 + MOST)]
     assert note(drawn).endswith("9 of 21 panels left out, those with the fewest numbers of each model.")
 
 
 def test_a_set_that_fits_a_page_is_drawn_whole() -> None:
-    drawn = throughput.figure(results(*(run(spec(ranks=ranks)) for ranks in range(1, groups.WHOLE + 1))))
-    assert len(titles(drawn)) == groups.WHOLE
+    drawn = draw(throughput, results(*(run(spec(ranks=ranks)) for ranks in range(1, WHOLE + 1))))
+    assert len(titles(drawn)) == WHOLE
     assert "left out" not in note(drawn)
 
 
 def test_a_model_with_few_numbers_keeps_its_panels_beside_one_with_many() -> None:
-    many = [run(spec(engine, ranks=ranks)) for engine in ("ddp", "zero1") for ranks in range(1, groups.WHOLE)]
+    many = [run(spec(engine, ranks=ranks)) for engine in ("ddp", "zero1") for ranks in range(1, WHOLE)]
     large = [run(spec(ranks=ranks, model={"name": "xxl"})) for ranks in (1, 2)]
-    shown = titles(throughput.figure(results(*many, *large)))
-    assert len(shown) == groups.MOST
+    shown = titles(draw(throughput, results(*many, *large)))
+    assert len(shown) == MOST
     assert {"xxl · 1 rank", "xxl · 2 ranks"} <= set(shown)
 
 
 def test_too_many_curves_are_left_out_aloud() -> None:
     records = [run(spec(optimizer={"eps": eps * 1e-8})) for eps in range(2, curves.MAX_CURVES + 4)]
-    drawn = throughput.figure(results(*records))
+    drawn = draw(throughput, results(*records))
     assert len(legend(drawn)) == len(points(drawn.axes[0])) == curves.MAX_CURVES
     assert note(drawn).endswith("2 of 16 curves left out, those with the fewest numbers.")
 
 
 def test_a_panel_without_any_number_is_named_and_not_drawn() -> None:
-    drawn = throughput.figure(results(run(), failed("oom", spec(ranks=1)), failed("hang", spec("ddp", ranks=1))))
+    drawn = draw(throughput, results(run(), failed("oom", spec(ranks=1)), failed("hang", spec("ddp", ranks=1))))
     assert titles(drawn) == ["tiny · 2 ranks"]
-    assert note(drawn).endswith("Not drawn, for nothing has a number: tiny · 1 rank (OOM, hang).")
+    assert note(drawn).endswith("Not drawn, since nothing has a number: tiny · 1 rank (OOM, hang).")
 
 
 def test_models_that_stand_side_by_side_would_need_two_scales() -> None:
     of = [run(spec(ranks=ranks, model={"name": name})) for name in ("one", "two") for ranks in (1, 2, 3)]
-    axes = throughput.figure(results(*of)).axes
-    lines = [one.get_subplotspec().rowspan.start for one in axes]
-    assert lines == [0, 0, 0, 1, 1, 1]
+    axes = draw(throughput, results(*of)).axes
+    tops = [round(one.get_position().y1, 3) for one in axes]
+    assert tops[0] == tops[1] == tops[2] > tops[3] == tops[4] == tops[5]
 
 
 def test_models_stand_in_the_order_of_their_size() -> None:
     sizes = {"b_small": 10, "a_large": 1000, "c_middle": 100}
     records = [run(spec(model={"name": name}), parameters=size) for name, size in sizes.items()]
     order = ["b_small · 2 ranks", "c_middle · 2 ranks", "a_large · 2 ranks"]
-    assert titles(throughput.figure(results(*records))) == order
+    assert titles(draw(throughput, results(*records))) == order
 
 
 def test_a_figure_for_print_says_a_single_value_beside_the_axis() -> None:
-    drawn = throughput.figure(results(run(spec("ddp", 2), steps=steps(WINDOW))))
-    assert (places(drawn.axes[0]), drawn.axes[0].get_xlabel()) == ([], "micro-batch 2")
+    drawn = draw(throughput, results(run(spec("ddp", 2), steps=steps(WINDOW))))
+    assert (places(drawn.axes[0]), drawn.axes[0].get_xlabel()) == (["ddp"], "micro-batch 2")
+
+
+def test_a_busy_run_has_no_number_and_is_said_in_grey() -> None:
+    busy = run(spec("ddp"), load=({"node": 0, "others_share": 0.3},))
+    (axes,) = draw(throughput, results(busy, run())).axes
+    assert reasons(axes) == {("busy", "2")}
+    assert [text.get_alpha() for text in axes.texts] == [0.6]

@@ -3,17 +3,15 @@
 from typing import Any
 
 import pytest
-from drawn import legend, note, places, titles
+from drawn import draw, legend, note, places, shows, titles
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 from records import failed, results, run, spec
 
-from analysis.charts import ChartCurve
-from analysis.figures.idle_share import applies, chart, figure
-from analysis.plotting import COLOURS
-from analysis.report.charts import Page, build_row_key, render_chart
-from analysis.report.facets import find_facets
-from analysis.table import list_rows
+from analysis.drawing import choose_looks
+from analysis.drawing.curves import ChartCurve, build_panels
+from analysis.figures import idle_share
+from analysis.report.texts import format_hover
 from bench.predict.step_time.pipeline import predict_idle_share
 from bench.record import RunRecord
 from bench.spec import RunSpec
@@ -45,7 +43,7 @@ def ran(of: RunSpec, *idle_s: float) -> RunRecord:
 
 def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
     """What is drawn in one panel, by its label and whether it is predicted."""
-    (panel,) = chart(results(*records)).panels
+    (panel,) = build_panels(idle_share.group_rows(results(*records)), idle_share.QUANTITY)
     return {(curve.label, curve.predicted): curve for curve in panel.curves}
 
 
@@ -80,10 +78,10 @@ def test_an_engine_has_a_curve_as_measured_and_one_as_its_schedule_says() -> Non
 
 def test_pipelines_of_different_degrees_stand_apart_and_other_runs_nowhere() -> None:
     found = results(ran(piped(4)), ran(piped(4, ranks=4)), run(), failed("oom", piped(8)))
-    assert applies(found)
-    drawn = figure(found)
+    assert shows(idle_share, found)
+    drawn = draw(idle_share, found)
     assert titles(drawn) == ["small · 2 ranks · micro 2 · pipeline of 2", "small · 4 ranks · micro 2 · pipeline of 4"]
-    assert not applies(results(run(), failed("oom", piped(8)))), "nothing tells how long ranks waited"
+    assert not shows(idle_share, results(run(), failed("oom", piped(8)))), "nothing tells how long ranks waited"
 
 
 def test_repeats_are_one_point_their_median() -> None:
@@ -93,7 +91,7 @@ def test_repeats_are_one_point_their_median() -> None:
 
 
 def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
-    drawn = figure(results(ran(piped(2), 0.03, 0.03), ran(piped(4), 0.02, 0.02)))
+    drawn = draw(idle_share, results(ran(piped(2), 0.03, 0.03), ran(piped(4), 0.02, 0.02)))
     (axes,) = drawn.axes
     assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle, part of a step")
     marked: dict[str, list[Line2D]] = {"none": [], "full": []}
@@ -102,18 +100,14 @@ def test_in_print_a_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine(
             marked["none" if line.get_markerfacecolor() == "none" else "full"].append(line)
     assert [list(line.get_ydata()) for line in marked["full"]] == [pytest.approx([0.3, 0.2])]
     assert [list(line.get_ydata()) for line in marked["none"]] == [pytest.approx([1 / 3, 1 / 5], abs=2e-3)]
-    assert {to_hex(line.get_color()).upper() for lines in marked.values() for line in lines} == {COLOURS[0]}
+    assert {to_hex(line.get_color()).upper() for lines in marked.values() for line in lines} == {
+        choose_looks(["pipeline"])["pipeline"].colour
+    }
     assert [line.is_dashed() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
     assert legend(drawn) == ["pipeline"], "one name for both"
     assert "Hollow, dashed: the engine's own schedule" in note(drawn)
 
 
-def test_on_the_page_a_prediction_is_hollow_and_dashed_too() -> None:
-    found = results(ran(piped(2)), ran(piped(4)))
-    listed = {build_row_key(row): place for place, row in enumerate(list_rows(found.summary))}
-    page = Page(find_facets(list_rows(found.table)), listed)
-    (panel,) = render_chart("idle_share", "", chart(found), page).panels
-    styles = [(trace["name"], trace["line"]["dash"], set(trace["marker"]["symbol"])) for trace in panel["data"]]
-    assert [(name, dash) for name, dash, _ in styles] == [("pipeline", "solid"), ("pipeline", "dash")]
-    assert [all(symbol.endswith("-open") for symbol in symbols) for _, _, symbols in styles] == [False, True]
-    assert panel["data"][0]["hovertext"][0].split("<br>")[2] == "idle 20 % of a step; 33 % by its schedule"
+def test_hovering_tells_both_shares() -> None:
+    [group] = idle_share.group_rows(results(ran(piped(2)), ran(piped(4))))
+    assert format_hover(group.rows[0]).splitlines()[2] == "idle 20 % of a step; 33 % by its schedule"

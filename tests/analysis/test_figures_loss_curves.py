@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from drawn import legend
+from drawn import draw, legend, shows
 from records import results, run, spec
 
-from analysis.figures.loss_curves import applies, figure
+from analysis.figures import loss_curves
 from bench.record import Evaluation, RunRecord
 
 
@@ -21,21 +21,21 @@ def trained(last: float, lr: float, seed: int = 0) -> RunRecord:
 
 
 def test_there_is_none_without_a_training() -> None:
-    assert not applies(results(run()))
-    assert applies(results(run(), trained(4.0, 0.1)))
+    assert not shows(loss_curves, results(run()))
+    assert shows(loss_curves, results(run(), trained(4.0, 0.1)))
 
 
 def test_each_run_is_a_curve_over_tokens_and_one_over_time_the_best_first() -> None:
-    drawn = figure(results(trained(4.5, 0.1), trained(4.0, 0.2), run()))
+    drawn = draw(loss_curves, results(trained(4.5, 0.1), trained(4.0, 0.2), run()))
     left, right = drawn.axes
     assert [np.asarray(line.get_ydata()).tolist() for line in left.lines] == [[6.0, 4.0], [6.0, 4.5]]
     assert np.asarray(left.lines[0].get_xdata()).tolist() == pytest.approx([0.0, 200e-6])
     assert np.asarray(right.lines[0].get_xdata()).tolist() == [0.0, 10.0]
-    assert legend(drawn) == ["zero1 · optimizer.lr=0.2", "zero1 · optimizer.lr=0.1"]
+    assert legend(drawn) == ["zero1 · lr=0.2", "zero1 · lr=0.1"]
 
 
 def test_seeds_of_one_configuration_look_the_same() -> None:
-    drawn = figure(results(trained(4.5, 0.1), trained(4.4, 0.1, seed=1), trained(4.0, 0.2)))
+    drawn = draw(loss_curves, results(trained(4.5, 0.1), trained(4.4, 0.1, seed=1), trained(4.0, 0.2)))
     best, *seeds = drawn.axes[0].lines
     assert len({line.get_color() for line in seeds}) == 1
     assert best.get_color() != seeds[0].get_color()

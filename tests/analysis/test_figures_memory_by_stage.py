@@ -1,5 +1,5 @@
 import pytest
-from drawn import legend, note, places, titles
+from drawn import draw, legend, note, places, titles
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from records import MIB, failed, memory, results, run, spec
@@ -33,7 +33,8 @@ def replicated(micro: int = 2) -> RunSpec:
 def marks(axes: Axes, marker: str) -> dict[str, float]:
     """What a marker stands for, by what stands below it."""
     found = [line for line in axes.lines if line.get_marker() == marker]
-    return {places(axes)[int(line.get_xdata()[0])]: line.get_ydata()[0] for line in found}
+    pairs = [pair for line in found for pair in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+    return {places(axes)[int(x)]: y for x, y in pairs}
 
 
 def bars(axes: Axes) -> dict[str, float]:
@@ -43,13 +44,14 @@ def bars(axes: Axes) -> dict[str, float]:
 def stages() -> Figure:
     """All engines on 2 ranks; stage 3 out of memory. At micro-batch 4 there is less to see."""
     small = {"memory": memory(2, peak=5 * 1024)}
-    return memory_by_stage.figure(
+    return draw(
+        memory_by_stage,
         results(
             run(replicated(), **small),
             *(run(staged(stage), **small) for stage in (0, 1, 2)),
             failed("oom", staged(3)),
             run(replicated(4), **small),
-        )
+        ),
     )
 
 
@@ -77,7 +79,7 @@ def test_what_was_measured_and_what_was_predicted_have_marks_of_their_own() -> N
 
 
 def test_what_a_run_held_between_steps_stands_below_its_peak() -> None:
-    (axes,) = memory_by_stage.figure(results(run(memory=memory(2, resident_bytes=6 * MIB)))).axes
+    (axes,) = draw(memory_by_stage, results(run(memory=memory(2, resident_bytes=6 * MIB)))).axes
     assert (marks(axes, "D"), marks(axes, "o")) == ({"zero1": 6}, {"zero1": 11})
 
 
@@ -90,7 +92,7 @@ def test_a_run_out_of_memory_keeps_its_prediction_and_says_so() -> None:
 
 def test_a_question_is_shown_at_the_micro_batch_with_most_numbers() -> None:
     assert titles(stages()) == ["tiny · 2 ranks · micro 2"]
-    twice = memory_by_stage.figure(results(run(spec("ddp", 2)), run(spec("ddp", 4))))
+    twice = draw(memory_by_stage, results(run(spec("ddp", 2)), run(spec("ddp", 4))))
     assert titles(twice) == ["tiny · 2 ranks · micro 4"], "of equals the largest"
 
 
@@ -98,7 +100,7 @@ def test_of_configurations_that_differ_in_an_option_the_one_with_most_memory_is_
     twins = [
         run(spec(optimizer={"eps": eps}), memory=memory(2, peak=peak * MIB)) for eps, peak in ((1e-6, 8), (1e-7, 5))
     ]
-    (axes,) = memory_by_stage.figure(results(*twins)).axes
+    (axes,) = draw(memory_by_stage, results(*twins)).axes
     assert marks(axes, "o") == {"zero1": 9}, "the second rank holds 1 MiB more"
 
 
@@ -109,24 +111,24 @@ def test_the_legend_says_what_is_evidence_and_what_is_a_formula() -> None:
         "predicted: weights, gradients, optimizer (ZeRO, Table 1)",
     ]  # fmt: skip
     assert "formulas and fitted to nothing" in note(drawn)
-    rehearsed = memory_by_stage.figure(results(run(evidence="rehearsed")))
+    rehearsed = draw(memory_by_stage, results(run(evidence="rehearsed")))
     assert legend(rehearsed)[0] == "rehearsed: peak allocated"
 
 
 def test_a_model_of_an_unknown_family_is_drawn_without_its_prediction() -> None:
-    (axes,) = memory_by_stage.figure(results(run(staged(1, model={"family": "unheard"})))).axes
+    (axes,) = draw(memory_by_stage, results(run(staged(1, model={"family": "unheard"})))).axes
     assert (len(marks(axes, "o")), len(marks(axes, "_")), len(bars(axes))) == (1, 0, 1)
 
 
 def test_an_engine_that_is_not_known_here_is_drawn_as_it_was_measured() -> None:
     foreign = spec("tomorrow").model_copy(update={"engine": EngineSpec(name="tomorrow", backend="tomorrow")})
-    (axes,) = memory_by_stage.figure(results(run(foreign))).axes
+    (axes,) = draw(memory_by_stage, results(run(foreign))).axes
     assert (len(marks(axes, "o")), len(marks(axes, "_")), len(bars(axes))) == (1, 0, 0)
 
 
 def test_memory_of_a_device_of_its_own_is_predicted_for_it() -> None:
     cached = memory(2, peak_reserved_bytes=20 * MIB)
     of = staged(1, precision="bf16")
-    (axes,) = memory_by_stage.figure(results(run(of, memory=cached))).axes
+    (axes,) = draw(memory_by_stage, results(run(of, memory=cached))).axes
     assert marks(axes, "_") == pytest.approx({"zero1": predicted(of, "cuda").peak / MIB})
     assert predicted(of, "cuda").peak != predicted(of, "cpu").peak

@@ -1,11 +1,13 @@
 """What ranks of a pipeline did when, from a record: lanes as measured, and what their schedule makes of the same."""
 
 import pytest
+from drawn import draw, shows
 from records import failed, results, run
 from test_figures_idle_share import piped
 
-from analysis.charts.lanes import compute_busy, compute_idle
-from analysis.figures.pass_lanes import applies, build_pair, figure
+from analysis.drawing.lanes import compute_busy, compute_idle
+from analysis.figures import pass_lanes
+from analysis.figures.pass_lanes import build_pair
 from bench.invariants import find_broken_rule
 from bench.record import RunRecord, TimedPass
 
@@ -43,19 +45,20 @@ def test_the_schedule_makes_the_same_passes_in_the_time_that_its_bubble_leaves()
 
 
 def test_a_figure_has_both_one_above_the_other_in_one_unit() -> None:
-    above, below = figure(results(timed(), run(), failed("oom"))).axes
+    above, below = draw(pass_lanes, results(timed(), run(), failed("oom"))).axes
     titles = [axes.get_title(loc="left") for axes in (above, below)]
-    assert titles[0].startswith("measured, 45 % without a pass: small")
-    assert titles[1] == "by its schedule, 33 % without a pass"
+    assert titles[0].startswith("measured, 45 % without a pass · small")
+    assert titles[1].startswith("by its schedule, 33 % without a pass · small")
     assert above.get_xlim() == below.get_xlim() == (0, pytest.approx(0.11))
     for axes in (above, below):
         assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
-        assert [len(drawn.get_paths()) for drawn in axes.collections] == [2] * 4, "forwards and backwards of both"
+        boxes = [len(drawn.get_path().vertices) // 5 for drawn in axes.patches]
+        assert boxes == [2] * 4, "forwards and backwards of both"
 
 
 def test_of_repeats_the_last_one_is_drawn_and_runs_that_say_nothing_are_not() -> None:
-    assert len(figure(results(timed(), timed(repeat=1))).axes) == 2
-    assert not applies(results(run(), run(piped(4), idle_s=(0.01, 0.01)), failed("oom", piped(2))))
+    assert len(draw(pass_lanes, results(timed(), timed(repeat=1))).axes) == 2
+    assert not shows(pass_lanes, results(run(), run(piped(4), idle_s=(0.01, 0.01)), failed("oom", piped(2))))
 
 
 def test_passes_that_are_no_seconds_are_no_record() -> None:

@@ -1,9 +1,10 @@
 """Points that a prediction called infeasible: shown beside what was asked with them, and never as measured."""
 
+from drawn import draw
 from records import failed, results, run, spec
 
-from analysis import figures
-from analysis.figures.memory_by_stage import figure as memory_by_stage
+from analysis.drawing import compose
+from analysis.figures import build_pictures, memory_by_stage
 from analysis.questions import group_by_question
 from analysis.scaling.best import best
 from analysis.table import list_rows
@@ -45,9 +46,9 @@ def test_a_rehearsal_is_still_a_question_of_its_own() -> None:
 
 def test_figures_say_it_in_its_place_and_call_no_number_predicted() -> None:
     found = results(infeasible(), run())
-    drawn = memory_by_stage(found)
+    drawn = draw(memory_by_stage, found)
     texts = [text.get_text() for axes in drawn.axes for text in axes.texts]
     assert "infeasible" in texts
     legend = [text.get_text() for one in drawn.legends for text in one.get_texts()]
     assert "measured: peak allocated" in legend
-    assert all(figures.render_picture(picture, found)["svg"] for picture in figures.list_pictures(found))
+    assert all(compose(picture).axes for _, picture in build_pictures(found))

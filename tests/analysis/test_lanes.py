@@ -5,15 +5,25 @@ from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from analysis.answer_pages.prediction_page import build_pass_lanes
-from analysis.charts.lanes import BACKWARD, FORWARD, TRANSFER, Lane, LaneSpan, build_lanes, compute_idle
-from analysis.plotting.lanes import draw_lanes
+from analysis.drawing.lanes import (
+    BACKWARD,
+    FORWARD,
+    KEYS,
+    TRANSFER,
+    Lane,
+    LaneSpan,
+    build_lanes,
+    compute_idle,
+    draw_lanes,
+)
 from bench import api, engines, models
 from bench.cli import main
 from bench.config import compose
 from bench.predict.step_time import predict_passes
+from bench.sweep.prediction import Prediction
 
 PIPELINE = (
     "model=gpt_22b engine=pipeline machine=a100_80 devices_per_node=8 parallel.pipeline=2 parallel.tensor=2 "
@@ -31,12 +41,22 @@ def play(*, hop_s: float) -> list[Lane]:
     return build_lanes(costs.list_passes([1.0, 1.0], [2.0, 2.0], lambda source, target: hop_s), 4)
 
 
+COLOURS = {key.label: to_hex(key.style["facecolor"]) for key in KEYS}
+
+
 def boxes(axes: Axes, kind: str, row: int) -> list[tuple[float, float]]:
     """Return from when to when spans are drawn in a row."""
-    for drawn in axes.collections:
-        if drawn.get_gid() == f"{kind.replace(' ', '-')}-{row}":
-            return [(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in drawn.get_paths()]
-    return []
+    found = []
+    for drawn in axes.patches:
+        corners = drawn.get_path().vertices.reshape(-1, 5, 2)  # each box ends where it began
+        if to_hex(drawn.get_facecolor()) == COLOURS[kind] and round(corners[0, :, 1].mean()) == row:
+            found += [(box[:, 0].min(), box[:, 0].max()) for box in corners]
+    return found
+
+
+def ranks_per_place(one: Prediction) -> int:
+    spec = one.point.composed.spec
+    return spec.world_size // spec.parallel.pipeline
 
 
 def test_gpipe_of_two_stages_fills_drains_and_waits_between() -> None:
@@ -57,7 +77,7 @@ def test_before_a_pass_stands_the_part_of_its_wait_in_which_something_is_on_its_
 def test_a_prediction_lists_every_pass_and_ends_as_its_step_says() -> None:
     (one,) = api.predict(overrides=PIPELINE)
     assert one.time
-    lanes = build_pass_lanes(one)
+    lanes = build_lanes(one.list_passes(), ranks_per_place(one))
     counts = [[sum(span.kind == kind for span in lane.spans) for kind in (FORWARD, BACKWARD)] for lane in lanes]
     assert counts == [[4, 4], [4, 4]]
     names = ("forward", "backward", "recomputation", "idle")
@@ -67,7 +87,7 @@ def test_a_prediction_lists_every_pass_and_ends_as_its_step_says() -> None:
 
 def test_what_is_no_pipeline_or_has_too_many_passes_has_no_lanes() -> None:
     (plain,) = api.predict(overrides="model=mt5_xl engine=zero2 devices_per_node=8 machine=a100_80")
-    assert build_pass_lanes(plain) == []
+    assert build_lanes(plain.list_passes(), 1) == []
     (one,) = api.predict(overrides=PIPELINE)
     composed = one.point.composed
     assert len(predict_passes(composed.spec, composed.machine, "cuda", most=16)) == 16
@@ -90,7 +110,10 @@ def test_the_page_of_one_pipeline_shows_its_lanes(tmp_path: Path, capsys: pytest
     page = tmp_path / "page.html"
     assert main(["predict", *PIPELINE.split(), "--page", str(page)]) == 0
     text = page.read_text()
-    assert len(re.findall(r'id="lanes-forward-\d"', text)) == 2
+    section = text[text.index('id="figure-lanes"') : text.index('id="values"')]
+    assert section.count('data-series="forward"') == 2
     (share,) = re.findall(r"In ([0-9.]+) % of the time a rank makes no pass", text)
     (one,) = api.predict(overrides=PIPELINE)
-    assert float(share) == pytest.approx(100 * compute_idle(build_pass_lanes(one)), rel=0.01)
+    assert float(share) == pytest.approx(
+        100 * compute_idle(build_lanes(one.list_passes(), ranks_per_place(one))), rel=0.01
+    )

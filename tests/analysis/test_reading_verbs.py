@@ -78,7 +78,6 @@ def test_a_report_goes_where_its_study_says(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("analysis.figures.FORMATS", ("svg",))  # the others take most of the time
     assert main(["report"]) == 0
     assert capsys.readouterr().out == "results/reports/smoke/report.html\n"
     save(runs, run(study="other"))
@@ -88,8 +87,7 @@ def test_a_report_goes_where_its_study_says(
     assert (tmp_path / "here" / "report.html").is_file()
 
 
-def test_a_report_with_a_price_tells_costs(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("analysis.figures.FORMATS", ("svg",))
+def test_a_report_with_a_price_tells_costs(runs: Path, tmp_path: Path) -> None:
     assert main(["report", str(runs), "--price", "3.6", "--out", str(tmp_path / "here")]) == 0
     told = (tmp_path / "here" / "runs.md").read_text()
     assert "| cost of a million tokens |" in told

@@ -9,9 +9,8 @@ from analysis.questions import describe_choice
 from analysis.report.caveats import list_caveats
 from analysis.report.evidence import read_evidence
 from analysis.report.findings import ReportFindings, compute_findings
-from analysis.report.headline import describe_answers, describe_winners
 from analysis.report.page import render_page
-from analysis.report.setup import describe_setup
+from analysis.report.texts import describe_answers, describe_setup, describe_winners
 from analysis.results import Results
 from analysis.scaling.best import as_table
 from bench.record import RunRecord
@@ -206,7 +205,7 @@ def test_what_differs_between_machines_is_told_and_what_does_not_is_not() -> Non
 def test_many_questions_are_answered_by_a_table(questions: int, sentences: bool) -> None:
     of = results(*(run(spec(model={"name": f"m{n}"}), steps=steps((0.1,) * 30)) for n in range(questions)))
     left = {place: read_evidence(of, place) for place in range(questions)}
-    html = render_page(compute_findings(of), None, [], left)
+    html = render_page(compute_findings(of), None, left)
     answer = html[html.index('id="answer"') : html.index('id="sure"')]
     assert answer.count("is the fastest that was measured") == (questions if sentences else 0)
     assert ('data-table="best"' in answer) is not sentences

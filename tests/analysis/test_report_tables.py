@@ -9,15 +9,13 @@ from records import MIB, failed, memory, results, run, save, scattered, spec, st
 
 from analysis import results as reading
 from analysis.formats import LONG, format_markdown_table, format_short, read_csv, to_latex
-from analysis.report import limits
-from analysis.report.details import build_details
+from analysis.report import contents, render_tables
+from analysis.report.contents import build_details, build_page_table, find_facets, find_place, select_runs
 from analysis.report.evidence import Evidence, format_record, read_evidence, read_tail
-from analysis.report.files import render_tables
 from analysis.report.findings import compute_findings
-from analysis.report.headline import describe_answers
 from analysis.report.page import shorten_names
-from analysis.report.page_tables import build_page_table
-from analysis.report.summary_tables import build_best_table, build_configurations_table
+from analysis.report.tables import build_best_table, build_configurations_table
+from analysis.report.texts import describe_answers
 from analysis.results import Results
 from analysis.scaling.best import best
 from analysis.table import list_rows
@@ -193,7 +191,7 @@ def test_a_record_that_is_gone_leaves_the_row(tmp_path: Path) -> None:
 def test_too_much_text_leaves_out_good_runs_first_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = run(), failed("oom", spec("zero2"))
     rows = list_rows(results(good, bad).table)
-    monkeypatch.setattr("analysis.report.details.TEXT_BYTES", len(format_record(bad)))
+    monkeypatch.setattr("analysis.report.contents.TEXT_BYTES", len(format_record(bad)))
     kept = [
         told[3] is not None
         for told in build_details([], rows, [Evidence(Path(), one, "") for one in (good, bad)])["runs"]
@@ -202,15 +200,15 @@ def test_too_much_text_leaves_out_good_runs_first_and_says_so(monkeypatch: pytes
 
 
 def test_of_too_many_runs_every_configuration_has_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_ROWS", 3)
+    monkeypatch.setattr(contents, "MOST_ROWS", 3)
     rows = list_rows(results(*(run(spec(engine), repeat=n) for engine in ("ddp", "zero1") for n in range(3))).table)
-    assert [(rows[one]["engine"], rows[one]["repeat"]) for one in limits.select_runs(rows)] == [
+    assert [(rows[one]["engine"], rows[one]["repeat"]) for one in select_runs(rows)] == [
         ("ddp", 0), ("ddp", 1), ("zero1", 0),
     ]  # fmt: skip
 
 
 def test_readable_tables_end_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("analysis.report.files.MOST_ROWS", 1)
+    monkeypatch.setattr("analysis.report.MOST_ROWS", 1)
     files = render_tables(compute_findings(results(run(), run(repeat=1), run(repeat=2))))
     assert files["runs.md"].decode().splitlines()[-1] == "2 more rows stand in runs.csv."
     assert files["runs.tex"].decode().splitlines()[0] == "% 2 more rows stand in runs.csv."
@@ -230,3 +228,12 @@ def test_crossovers_have_a_table_of_their_own() -> None:
     assert "zero3 overtakes zero2 between 2 and 3 nodes" in files["crossovers.md"]
     assert files["crossovers.csv"].count("zero3 overtakes zero2") == 5
     assert "toprule" in files["crossovers.tex"]
+
+
+def test_facets_are_what_differs_and_a_row_knows_its_place_among_them() -> None:
+    rows = list_rows(results(run(spec("ddp")), run(spec("ddp", 4)), failed("oom", spec("zero1", 4))).table)
+    facets = find_facets(rows)
+    assert [(facet.column, facet.texts) for facet in facets] == [
+        ("engine", ("ddp", "zero1")), ("micro", ("2", "4")), ("outcome", ("ok", "oom")),
+    ]  # fmt: skip
+    assert [find_place(row, facets) for row in rows] == ["0,0,0", "0,1,0", "1,1,1"]

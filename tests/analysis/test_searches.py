@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import draw, joins, places, points
 from records import failed, run, save, scattered, spec, steps
 
-from analysis import figures
-from analysis.charts.searches import find_front
-from analysis.figures import search_front, search_history, search_importance, search_slices, search_trials
+from analysis.figures import build_pictures, search
+from analysis.figures.search import find_front, list_levels, trace_best
 from analysis.importance import estimate_importances, explain_variance, number_levels
-from analysis.report.scatter import render_scatter
 from analysis.results import Results, read
 from bench import api
 from bench.cli import main
@@ -79,11 +78,10 @@ def test_a_failed_trial_has_no_value_and_the_others_have_their_own(searched: Res
 
 
 def test_the_best_so_far_never_falls_and_ends_at_the_best(searched: Results) -> None:
-    by_trials, by_hours = search_history.chart(searched).panels
-    for panel in (by_trials, by_hours):
-        best = [point.y for point in panel.series[1].points]
-        assert best == sorted(best) and best[-1] == pytest.approx(2 * 8 / 0.11)
-    assert by_trials.series[1].points[-1].x == 8
+    (found,) = searched.searches
+    line = trace_best(found, lambda trial: trial.number)
+    values = [value for _, value in line]
+    assert values == sorted(values) and line[-1] == (8, pytest.approx(2 * 8 / 0.11))
 
 
 def test_the_field_that_decides_matters_most(searched: Results) -> None:
@@ -125,33 +123,29 @@ def test_the_front_holds_what_nothing_beats() -> None:
     assert find_front([(1, 5), (2, 5), (2, 3), (3, 4), (4, 1)]) == [(1, 5), (2, 3), (4, 1)]
 
 
-def test_every_field_has_a_panel_with_every_answered_trial(searched: Results) -> None:
-    assert [(panel.across, panel.places) for panel in search_slices.chart(searched).panels] == [
-        ("engine", ("ddp", "zero1")),
-        ("batch.micro", ("1", "2", "4", "8")),
-    ]
-    assert all(len(panel.series[0].points) == 7 for panel in search_slices.chart(searched).panels)
+def test_numbers_stand_by_size_and_other_values_as_they_come() -> None:
+    assert list_levels([8, 1, 2, 8]) == {"1": 0, "2": 1, "8": 2}
+    assert list_levels(["ddp", "zero1", "ddp"]) == {"ddp": 0, "zero1": 1}
+    assert list_levels([False, True]) == {"false": 0, "true": 1}
 
 
-def test_the_best_tenth_of_the_trials_is_marked(searched: Results) -> None:
-    (panel,) = search_trials.chart(searched).panels
-    good = [series for series in panel.series if series.label == "the best tenth"]
-    assert [[(point.x, point.y) for point in series.points] for series in good] == [[(0, 1), (1, 1)]]
-
-
-@pytest.mark.parametrize(
-    "figure", (search_history, search_importance, search_slices, search_trials, search_front), ids=lambda one: one.TITLE
-)
-def test_page_and_print_show_the_same_points(figure: Any, searched: Results) -> None:
-    chart = figure.chart(searched)
-    page, axes = render_scatter("name", figure.TITLE, chart), figure.figure(searched).axes
-    assert len(page.panels) == len(axes) == len(chart.panels)
-    for panel, drawn, one in zip(page.panels, axes, chart.panels, strict=True):
-        expected = [
-            ([point.x for point in series.points], [point.y for point in series.points]) for series in one.series
-        ]
-        assert [(trace["x"], trace["y"]) for trace in panel["data"]] == expected
-        assert [(list(line.get_xdata()), list(line.get_ydata())) for line in drawn.lines] == expected
+def test_a_search_is_drawn_over_trials_hours_and_each_field_with_its_importance_and_fronts(searched: Results) -> None:
+    (found,) = searched.searches
+    panels = {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in draw(search, searched).axes}
+    objective = found.objective
+    assert list(panels) == [
+        ("trials", objective), ("node-hours", objective), ("what mattered", "part of the variance"),
+        ("engine", objective), ("batch.micro", objective), ("seconds per sample", "peak memory of a rank, GiB"),
+        ("seconds per sample", "node-seconds per sample"),
+    ]  # fmt: skip
+    answered = [(trial.number, trial.value) for trial in found.answered]
+    assert points(panels["trials", objective]) == answered
+    assert places(panels["batch.micro", objective]) == ["1", "2", "4", "8"]
+    assert len(points(panels["batch.micro", objective])) == 7, "every trial with an answer"
+    front = panels["seconds per sample", "peak memory of a rank, GiB"]
+    (line,) = joins(front)
+    pairs = [(one.sample_s, one.peak_bytes / 2**30) for one in found.trials if one.sample_s and one.peak_bytes]
+    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == find_front(pairs)
 
 
 def test_an_archive_of_a_search_tells_the_same(searched: Results, tmp_path: Path) -> None:
@@ -192,7 +186,7 @@ def test_a_folder_without_a_search_is_told_in_one_line(tmp_path: Path, capsys: p
 def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:
     found = read([save(tmp_path, run())])
     assert found.searches == ()
-    assert not [one.name for one in figures.list_pictures(found) if one.name.startswith("search_")]
+    assert "search" not in [figure.name for figure, _ in build_pictures(found)]
 
 
 @pytest.fixture

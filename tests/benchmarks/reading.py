@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis import figures, results
-from analysis.report.files import render_tables
+from analysis.report import render_tables
 from analysis.report.findings import compute_findings
+from analysis.report.page import Tips, render_figure
 from bench.record import RunRecord
 from bench.spec import RunSpec, config_id
 from bench.store import find_records, read_record
@@ -72,8 +73,13 @@ def read(runs: Path, size: int) -> dict[str, float]:
     timed("summary", answers, lambda: kept.summary)
     found = timed("answers, scaling, drift", answers, lambda: compute_findings(kept))
     timed("tables: CSV, Markdown, LaTeX", answers, lambda: render_tables(found))
-    timed("figures: SVG, PDF, PNG", answers, lambda: figures.render_pictures(kept))
+    timed("figures of the page", answers, lambda: draw_all(kept))
     return {**told, "all tables and figures": sum(answers.values()), **answers}
+
+
+def draw_all(found: results.Results) -> None:
+    for figure, picture in figures.build_pictures(found):
+        render_figure(figure.name, figure.title, figure.alt, picture, Tips())
 
 
 def timed(part: str, told: dict[str, float], work: Callable[[], Any]) -> Any:

@@ -10,7 +10,7 @@ from opened import Opened
 from playwright.sync_api import Browser, expect, sync_playwright
 from records import failed, machine, run, save, scattered, spec, steps
 
-from analysis import figures, report, results
+from analysis import report, results
 from bench.spec import EngineSpec
 
 REQUIRE = "ZEROSCALE_REQUIRE_CHROMIUM"
@@ -88,10 +88,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reported(runs: Path, out: Path) -> Path:
-    """Write a report without the figures' files for print, which take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "FORMATS", ("svg",))
-        return report.write_report(results.read([runs]), out)
+    return report.write_report(results.read([runs]), out)
 
 
 @pytest.fixture

@@ -5,25 +5,24 @@ from pathlib import Path
 
 import pytest
 from opened import Opened
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from bench.record import SCHEMA_VERSION
 
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 Open = Callable[..., Opened]
+LEAST_PX, MOST_PX = 8.0, 20.0
+"""Heights of letters that can be read and do not shout."""
 
 
-def scroll_through(page: Page) -> None:
-    """Bring every panel into sight, so that it is drawn."""
-    for plot in page.locator(".panel:visible").all():
-        plot.scroll_into_view_if_needed()
-        expect(plot.locator(".plot svg").first).to_be_attached()
+def figure(page: Page, title: str) -> Locator:
+    return page.locator("figure").filter(has=page.get_by_role("heading", name=title))
 
 
-def points(page: Page) -> int:
-    """Count the points with a number in the first figure."""
-    return page.locator(".chart").first.locator(".point").count()
+def points(page: Page) -> Locator:
+    """Return the points with a number in the figure of throughput, each panel once."""
+    return figure(page, "Throughput").locator("use[data-t]:visible")
 
 
 def rows(page: Page, table: str) -> list[str]:
@@ -35,34 +34,55 @@ def rows(page: Page, table: str) -> list[str]:
 
 def test_it_opens_without_a_request_or_a_complaint(opened: Open, sweep: Path) -> None:
     page, requests, complaints = opened(sweep)
-    scroll_through(page)
+    points(page).first.hover()
     assert requests == [sweep.as_uri()]
     assert complaints == []
 
 
 def test_every_number_is_a_point_and_what_has_none_is_said(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
-    scroll_through(page)
-    assert points(page) == 7
-    figure = page.locator(".chart").first
-    assert figure.get_by_text("OOM", exact=True).count() == 1
-    assert figure.locator(".errorbar").count() == 7, "every number here has its interval"
+    assert points(page).count() == 7
+    assert figure(page, "Throughput").locator("text:visible", has_text="OOM").count() == 1
 
 
 def test_hover_shows_configuration_n_and_interval(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
-    scroll_through(page)
-    page.locator(".chart").first.locator(".point").first.hover(force=True)
-    shown = page.locator(".hoverlayer .hovertext").first
+    points(page).first.hover(force=True)
+    shown = page.locator("#tip")
     expect(shown).to_contain_text("tiny: zero2, micro 2")
     expect(shown).to_contain_text("95 %, within the run, n = 1")
     expect(shown).to_contain_text("flags: short unverified")
+    page.locator("h1").hover()
+    expect(shown).to_be_hidden()
+
+
+def test_a_legends_entry_hides_its_series_by_mouse_and_keyboard(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    entry = figure(page, "Throughput").get_by_role("button", name="zero2")
+    entry.click()
+    assert entry.get_attribute("aria-pressed") == "false"
+    assert points(page).count() == 4
+    assert figure(page, "Memory by engine").locator("use[data-t]:visible").count() == 7, "of this figure alone"
+    entry.focus()
+    page.keyboard.press("Enter")
+    assert points(page).count() == 7
+
+
+def test_the_arrow_keys_reach_every_point_and_enter_opens_its_runs(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    figure(page, "Throughput").locator("svg:has([data-t]):visible").first.focus()
+    told = set()
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+        told.add(page.locator("#tip").inner_text().splitlines()[0])
+    assert told == {f"tiny: {engine}, micro {micro}" for engine in ("zero2", "zero3") for micro in (2, 4)}
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("tiny: zero3, micro 4, 2 ranks")
 
 
 def test_a_click_on_a_point_opens_its_runs_with_record_and_log(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
-    scroll_through(page)
-    page.locator(".chart").first.locator(".point").first.click(force=True)
+    points(page).first.click(force=True)
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("tiny: zero2, micro 2, 2 ranks")
     dialog.get_by_text("record.json").click()
@@ -74,20 +94,16 @@ def test_a_click_on_a_point_opens_its_runs_with_record_and_log(opened: Open, swe
     expect(dialog).to_be_hidden()
 
 
-def test_filters_narrow_figures_tables_and_failures_at_once(opened: Open, sweep: Path) -> None:
+def test_filters_narrow_tables_and_failures_at_once(opened: Open, sweep: Path) -> None:
     page = opened(sweep).page
-    scroll_through(page)
     page.get_by_role("checkbox", name="zero3").check()
     assert set(rows(page, "runs")) == set(rows(page, "configurations")) == {"zero3"}
-    assert points(page) == 4
     assert page.locator("#failures ~ details:visible").count() == 0, "the failure is of zero2"
     expect(page.locator("#count")).to_have_text("4 of 8 configurations, 4 of 8 runs")
     page.get_by_role("group", name="Nodes").get_by_role("checkbox", name="2").check()
     expect(page.locator("#count")).to_have_text("2 of 8 configurations, 2 of 8 runs")
-    assert page.locator(".chart").first.locator(".panel:visible").count() == 1
     page.get_by_role("button", name="Show all").click()
     expect(page.locator("#count")).to_have_text("8 of 8 configurations, 8 of 8 runs")
-    assert points(page) == 7
 
 
 def test_the_count_is_told_to_who_cannot_see_it(opened: Open, sweep: Path) -> None:
@@ -173,9 +189,8 @@ def test_the_keyboard_filters_and_opens_a_run(opened: Open, sweep: Path) -> None
 
 def test_text_from_records_is_inert_wherever_it_stands(opened: Open, hostile: Path) -> None:
     page, requests, complaints = opened(hostile)
-    scroll_through(page)
-    page.locator(".chart").first.locator(".point").first.hover(force=True)
-    expect(page.locator(".hoverlayer .hovertext").first).to_contain_text('(note=</script><!--"><img src=x')
+    points(page).first.hover(force=True)
+    expect(page.locator("#tip")).to_contain_text('(note=</script><!--"><img src=x')
     page.locator("[data-table=runs] .open").last.click()
     expect(page.get_by_role("dialog")).to_contain_text('reason</script><!--"><img src=x')
     for folded in page.locator("dialog summary").all():
@@ -193,23 +208,53 @@ def test_a_log_is_shown_without_what_steers_a_terminal(opened: Open, hostile: Pa
     expect(page.locator("dialog pre").last).to_have_text("</script><script>document.title = 'hacked'</script>\nred")
 
 
-@pytest.mark.parametrize("width", [1400, 390])
-def test_the_page_fits_the_screen(opened: Open, sweep: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [1400, 400])
+def test_the_page_fits_the_screen_and_letters_of_figures_can_be_read(opened: Open, sweep: Path, width: int) -> None:
     page = opened(sweep, width).page
-    scroll_through(page)
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    heights = page.evaluate(
+        """[...document.querySelectorAll('figure svg text')].filter((one) => one.checkVisibility())
+           .map((one) => parseFloat(getComputedStyle(one).fontSize) * one.ownerSVGElement.getScreenCTM().a)"""
+    )
+    assert heights and LEAST_PX <= min(heights) <= max(heights) <= MOST_PX
+
+
+def test_figures_side_by_side_are_as_wide_as_the_page(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    boxes = [one.bounding_box() for one in figure(page, "Throughput").locator("svg[role=img]:visible").all()]
+    whole = page.locator("main").bounding_box()
+    assert whole and all(boxes)
+    assert sum(box["width"] for box in boxes if box) > 0.9 * whole["width"]
+    assert len({box["y"] for box in boxes if box}) == 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_take_the_colours_of_the_page(opened: Open, sweep: Path, scheme: str) -> None:
     page = opened(sweep, color_scheme=scheme).page
-    scroll_through(page)
-    soft = page.evaluate("getComputedStyle(document.querySelector('.soft')).color")
-    assert page.locator(".xtick text").first.evaluate("tick => getComputedStyle(tick).fill") == soft
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    text = figure(page, "Throughput").locator("text:visible").first
+    assert text.evaluate("text => getComputedStyle(text).fill") == ink
+    line, mark = (
+        page.evaluate(f"getComputedStyle(document.querySelector('{where}')).{what}")
+        for where, what in (("figure [data-series=zero2] use", "fill"), ("figure [data-series=zero2] path", "stroke"))
+    )
+    assert line == mark == {"light": "rgb(0, 158, 115)", "dark": "rgb(37, 191, 146)"}[scheme]
+
+
+def test_in_print_figures_are_on_white_and_what_needs_a_screen_is_gone(opened: Open, sweep: Path) -> None:
+    page = opened(sweep, color_scheme="dark").page
+    page.emulate_media(media="print")
+    ink, paper = page.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert (ink, paper) == ("rgb(27, 27, 29)", "rgb(253, 253, 252)")
+    assert page.locator("#filters").is_hidden() and page.locator("nav").is_hidden()
+    assert points(page).count() == 7
 
 
 def test_without_scripts_all_numbers_can_be_read(opened: Open, sweep: Path) -> None:
     page = opened(sweep, java_script_enabled=False).page
     assert len(rows(page, "configurations")) == 8
     assert page.locator("#filters").is_hidden()
+    assert points(page).count() == 7
     expect(page.locator("noscript")).to_be_visible()

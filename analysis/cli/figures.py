@@ -1,0 +1,50 @@
+"""Write the report's figures as files for print.
+
+zeroscale figures results/runs/smoke
+zeroscale figures results/runs/smoke --format svg --only throughput,memory --out paper
+"""
+
+import argparse
+from pathlib import Path
+
+from analysis.cli import records
+
+_FIGURES = Path("results/figures")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    records.arguments(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {_FIGURES}/<study>, or all for several")
+    parser.add_argument("--format", default="pdf,png", metavar="F,…", help="of pdf, png and svg; default: pdf,png")
+    parser.add_argument("--only", metavar="NAME,…", help="these figures alone; default: all with something to show")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 when the figures are written; print the path of each file."""
+    from analysis.drawing import compose
+    from analysis.drawing.svg import FORMATS, save
+    from analysis.figures import build_pictures, list_figures
+    from bench import terminal
+    from bench.errors import UserError, suggest_nearest
+
+    forms, names = args.format.split(","), [one.name for one in list_figures()]
+    only = args.only.split(",") if args.only else names
+    for option, given, known in (("--format", forms, FORMATS), ("--only", only, names)):
+        for one in given:
+            if one not in known:
+                raise UserError(f"{option} {one}", "unknown", suggest_nearest(one, known))
+    with terminal.progress(quiet=False) as follow:
+        follow("reading records")
+        found = records.read(args.paths, follow)
+    studies = set(found.table["study"])
+    out = args.out or _FIGURES / (studies.pop() if len(studies) == 1 else "all")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for figure, picture in build_pictures(found):
+            for form in forms if figure.name in only else ():
+                path = out / f"{figure.name}.{form}"
+                path.write_bytes(save(compose(picture), form, figure.name))
+                print(path)
+    except OSError as error:
+        raise UserError(str(out), f"cannot be written ({error.strerror})", "choose another --out") from error
+    return 0

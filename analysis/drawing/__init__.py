@@ -1,0 +1,360 @@
+"""How figures are drawn: panels as values, which matplotlib draws one by one for the report's page and together for
+print and notebooks.
+
+Figures are built without pyplot: no state that outlives them, no display.
+"""
+
+import math
+import textwrap
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+
+from analysis.summary import Row, is_disturbed
+
+INK = "#1b1b1d"
+"""Of everything that is not data. The report replaces it by the page's own colour."""
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F")
+"""Okabe and Ito's palette, which colour-blind readers can tell apart; without its yellow, too faint on paper."""
+
+MARKERS = "osD^vPX"
+LINES: Any = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",  # wider than what browsers take instead, so that nothing runs into each other there
+    "font.size": 8, "axes.titlesize": 8, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7.5,
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
+    "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True,
+    "grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.6,
+    "xtick.major.size": 0, "ytick.major.size": 2.5, "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2, "lines.markersize": 4.5, "legend.frameon": False,
+    "text.parse_math": False,  # a dollar in an option's value is a dollar
+    "svg.fonttype": "none", "pdf.fonttype": 42, "figure.facecolor": "white", "savefig.facecolor": "white",
+}  # fmt: skip
+"""Text stays text in SVG and PDF, so that it can be searched and edited."""
+
+styled = matplotlib.rc_context(STYLE)
+"""Decorates what draws or saves a figure, so that it looks the same whatever the caller's settings are."""
+
+WIDTH_IN = 7.2  # the text width of two columns in print
+WHOLE, MOST = 20, 12
+"""Panels of a figure in print: up to the first number fit a page; of more, the second number is drawn."""
+
+_LETTER_IN, _SMALL_IN, _TITLE_IN, _LINE_IN = 0.07, 0.047, 0.14, 0.115
+_KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
+_REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # points, and width of a letter of the first
+_NAME, _NAMES, _MOST_NAMES = 24, 38, 10  # letters of a name below an axis and of all side by side; names
+_ENGINES = (
+    "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
+    "fsdp_no_reshard",
+)  # fmt: skip
+BUSY = "busy"
+_ENDED = {"oom": "OOM", "host_oom": "host OOM"}
+
+
+class Look(NamedTuple):
+    """Colour and marker of an engine; series of one engine differ in their lines and in how full their markers are."""
+
+    place: int
+    variant: int = 0
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.place % len(COLOURS)]
+
+    @property
+    def marker(self) -> str:
+        turn, place = divmod(self.place, len(COLOURS))
+        return MARKERS[(place + turn) % len(MARKERS)]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        return {"color": self.colour, "linestyle": LINES[self.variant % len(LINES)]}
+
+    def style_marks(self, *, hollow: bool = False) -> dict[str, Any]:
+        """Return the style of markers without lines."""
+        fill = "none" if hollow else (self.colour, 0.35) if self.variant % 2 else self.colour
+        return {"color": self.colour, "marker": self.marker, "linestyle": "none", "markerfacecolor": fill}
+
+
+class Key(NamedTuple):
+    """An entry of a legend; on the page it hides the marks of the series `label`."""
+
+    label: str
+    style: Mapping[str, Any]
+    patch: bool = False
+
+    def build_handle(self, label: str = "") -> Artist:
+        return Patch(label=label, **self.style) if self.patch else Line2D([], [], label=label, **self.style)
+
+
+class Space(NamedTuple):
+    """Inches of a panel's axes and around them."""
+
+    height: float = 1.6
+    left: float = 0.62
+    right: float = 0.1
+    below: float = 0.42
+
+
+PLAIN = Space()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A pair of axes.
+
+    title   words; a line may break between two of them
+    draw    draws into empty axes of their final size
+    group   panels of a group share lines in print, so that those side by side can be compared
+    weight  numbers in it: of too many panels in print those with the fewest are left out
+    wide    whether it takes the whole width of a page; `narrow` is its space on a phone, None where it does not fit
+    """
+
+    title: Sequence[str]
+    draw: Callable[[Axes], None]
+    space: Space = PLAIN
+    group: str = ""
+    weight: int = 1
+    wide: bool = False
+    narrow: Space | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure; without a panel there is nothing to show. `note` says how to read it."""
+
+    panels: Sequence[Panel] = ()
+    keys: Sequence[Key] = ()
+    note: str = ""
+
+
+class Marks(NamedTuple):
+    """What an element of a drawing shows: a series, and of each point the row of a summary or some words."""
+
+    series: str
+    tips: Sequence[Row | str]
+
+
+class Drawing(Figure):
+    """A figure that knows what its elements show, by their gid."""
+
+    def __init__(self, width: float, height: float) -> None:
+        super().__init__(figsize=(width, height))
+        self.marks: dict[str, Marks] = {}
+
+
+def mark(artist: Artist, series: str = "", tips: Sequence[Row | str] = ()) -> None:
+    """Say what an artist shows, so that the report's page can hide it and tell its points."""
+    figure = artist.get_figure(root=True)
+    if isinstance(figure, Drawing):
+        gid = f"m{len(figure.marks)}"
+        artist.set_gid(gid)
+        figure.marks[gid] = Marks(series, tips)
+
+
+def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
+    """Return the look of each engine that stands on one page: its usual one, with another colour where an engine before
+    it has the same and one is free."""
+    taken: dict[str, Look] = {}
+    for engine in sorted(set(engines), key=lambda one: (_ENGINES.index(one) if one in _ENGINES else 99, one)):
+        usual = _ENGINES.index(engine) if engine in _ENGINES else zlib.crc32(engine.encode()) % len(COLOURS) ** 2
+        looks = [Look(place) for place in (usual, *range(len(COLOURS) ** 2))]
+        used, pairs = {one.colour for one in taken.values()}, {(one.colour, one.marker) for one in taken.values()}
+        free = (one for one in looks if one.colour not in used)
+        other = (one for one in looks if (one.colour, one.marker) not in pairs)
+        taken[engine] = next(free, None) or next(other, looks[0])
+    return taken
+
+
+def assign_looks(labels: Iterable[str], engines: Iterable[str]) -> dict[str, Look]:
+    """Return the look of every series by its name, which begins with its engine; `engines` are all of the page."""
+    looks, turns = choose_looks(engines), Counter[str]()
+    found = {}
+    for label in sorted(set(labels)):
+        engine = label.split(" ")[0]
+        found[label] = looks[engine]._replace(variant=turns[engine])
+        turns[engine] += 1
+    return found
+
+
+def get_room_in(axes: Axes) -> float:
+    """Return how wide axes are, in inches."""
+    return float(axes.bbox.width / axes.get_figure(root=True).dpi)  # type: ignore[union-attr]
+
+
+def shorten_text(text: str, letters: float) -> str:
+    """Return a text that has at most so many letters."""
+    return text if len(text) <= letters else f"{text[: max(int(letters) - 1, 1)]}…"
+
+
+def format_reason(row: Row | None) -> str:
+    """Say in a word or two why there is no number."""
+    if row is None:
+        return "not run"
+    ended = str(row["outcome"])
+    if ended == "ok":
+        return BUSY if is_disturbed(row) else "unknown"
+    return _ENDED.get(ended, ended.replace("_", " "))
+
+
+def write_reason(axes: Axes, x: float, y: float, row: Row | None, room_in: float = math.inf) -> Text:
+    """Write why there is no number at a place so wide: how the run ended, or that there was none."""
+    text = format_reason(row)
+    size = min(_REASON, max(_LEAST, _REASON * room_in / (_REASON_LETTER_IN * len(text))))
+    style: Any = {"alpha": 0.6} if row is None or text == BUSY else {"fontweight": "bold"}
+    return axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)
+
+
+def measure_names(names: Sequence[str]) -> float:
+    """Return the inches that names below an axis need, of a panel that a phone has room for."""
+    if len(names) > _MOST_NAMES:
+        return 0.22
+    return 0.25 + 0.03 * min(max(map(len, names)), _NAME) if _is_aslant(names) else 0.22
+
+
+def draw_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """Write names below an axis, aslant where they would run into each other; of too many none."""
+    if len(names) > _MOST_NAMES:
+        places, names = [], []
+    axes.set_xticks(places, [shorten_text(name, _NAME) for name in names])
+    for text in axes.get_xticklabels() if names and _is_aslant(names) else ():
+        text.set(rotation=30, horizontalalignment="right", rotation_mode="anchor", fontsize=6.5)
+
+
+def _is_aslant(names: Sequence[str]) -> bool:
+    return len(set(names)) * max(map(len, names)) > _NAMES
+
+
+def draw_beyond(axes: Axes, marker: str, points: Sequence[tuple[float, float]], colour: str) -> Line2D:
+    """Draw arrows at the end of an axis: what stands there lies further out."""
+    (arrows,) = axes.plot(
+        *zip(*points, strict=True), marker=marker, color=colour, linestyle="none", markersize=4, clip_on=False, zorder=4
+    )
+    return arrows
+
+
+@styled
+def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
+    """Return one panel without its title, so wide."""
+    height = 0.08 + space.height + space.below
+    drawing = Drawing(width_in, height)
+    axes = drawing.add_axes(
+        (
+            space.left / width_in,
+            space.below / height,
+            1 - (space.left + space.right) / width_in,
+            space.height / height,
+        )
+    )
+    for patch in (drawing.patch, axes.patch):
+        patch.set_visible(False)
+    panel.draw(axes)
+    return drawing
+
+
+@styled
+def compose(picture: Picture) -> Figure:
+    """Return a figure for print: a legend, all panels or the most telling of too many, and a note that says so."""
+    panels = _select_panels(picture.panels)
+    lines = _break_lines(panels)
+    columns = max((len(line) for line in lines), default=1)
+    width = WIDTH_IN if columns > 1 or any(panel.wide for panel in panels) else 0.6 * WIDTH_IN
+    titles = [_wrap_title(panel, width if panel.wide else width / columns) for panel in panels]
+    heads = dict(zip(map(id, panels), titles, strict=True))
+    heights = [
+        max(len(heads[id(panel)]) for panel in line) * _TITLE_IN
+        + 0.16
+        + max(panel.space.height + panel.space.below for panel in line)
+        for line in lines
+    ]
+    omitted = len(picture.panels) - len(panels)
+    more = f"{omitted} of {len(picture.panels)} panels left out, those with the fewest numbers of each model."
+    note = textwrap.wrap(" ".join(filter(None, [picture.note, more * bool(omitted)])), int((width - 0.2) / _SMALL_IN))
+    keys, across = _measure_keys(picture.keys, width)
+    above, below = _KEY_LINE_IN * math.ceil(len(keys) / across) + 0.1, _LINE_IN * len(note) + 0.12
+    height = above + sum(heights) + below
+    figure = Figure(figsize=(width, height))
+    top = height - above
+    for line, high in zip(lines, heights, strict=True):
+        deep = max(len(heads[id(panel)]) for panel in line)
+        for column, panel in enumerate(line):
+            across_in, space = (width if panel.wide else width / columns), panel.space
+            left, title = column * across_in + space.left, heads[id(panel)]
+            bottom = top - deep * _TITLE_IN - 0.06 - space.height
+            wide = across_in - space.left - space.right
+            axes = figure.add_axes((left / width, bottom / height, wide / width, space.height / height))
+            panel.draw(axes)
+            aside = space.left - 0.1 if panel.wide else min(0.35, space.left - 0.1)
+            axes.set_title("\n".join(title), x=-aside / wide)
+        top -= high
+    if keys:
+        handles = [key.build_handle(key.label) for key in keys]
+        figure.legend(handles=handles, loc="upper left", ncols=across, borderaxespad=0.2)
+    if note:
+        figure.text(0.1 / width, 0.06 / height, "\n".join(note), fontsize=6.5, alpha=0.75, va="bottom", gid="note")
+    return figure
+
+
+def _select_panels(panels: Sequence[Panel]) -> list[Panel]:
+    """Return all panels that fit a page, else the MOST of the greatest weight, as many of each group as there is room
+    for, in their order."""
+    if len(panels) <= WHOLE:
+        return list(panels)
+    turns: Counter[str] = Counter()
+    ranked = []
+    for place in sorted(range(len(panels)), key=lambda place: -panels[place].weight):
+        ranked.append((turns[panels[place].group], place))
+        turns[panels[place].group] += 1
+    return [panels[place] for place in sorted(place for _, place in sorted(ranked)[:MOST])]
+
+
+def _break_lines(panels: Sequence[Panel]) -> list[list[Panel]]:
+    """Return panels line by line: those of a group together, a wide one alone."""
+    groups = [list(some) for _, some in groupby(panels, key=lambda panel: panel.group)]
+    number = len(panels)
+    fitting = {1: 1, 2: 2, 4: 2}.get(number, 3 if number <= 12 else 4)
+    columns = max(1, min(fitting, max((len(group) for group in groups), default=1)))
+    lines: list[list[Panel]] = []
+    for group in groups:
+        for place, panel in enumerate(group):
+            alone = panel.wide or not place or lines[-1][0].wide or len(lines[-1]) == columns
+            lines += [[panel]] if alone else []
+            if not alone:
+                lines[-1].append(panel)
+    return lines
+
+
+def _wrap_title(panel: Panel, width_in: float) -> list[str]:
+    room = int((width_in - 0.3) / _LETTER_IN)
+    lines: list[str] = []
+    for word in (shorten_text(word, room) for word in panel.title):
+        if lines and len(lines[-1]) + len(word) + 3 <= room:
+            lines[-1] += f" · {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _measure_keys(keys: Sequence[Key], width: float) -> tuple[list[Key], int]:
+    """Return the entries of a legend with labels that fit, and how many stand side by side."""
+    room = int((width - _KEY_IN) / _KEY_LETTER_IN)
+    fitting = [key._replace(label=shorten_text(key.label, room)) for key in keys]
+    entries = [_KEY_IN + _KEY_LETTER_IN * len(key.label) for key in fitting]
+    if not entries or sum(entries) <= width:
+        return fitting, max(len(entries), 1)
+    return fitting, max(1, int(width / max(entries)))

@@ -1,0 +1,264 @@
+"""Curves: a column of the summary against micro-batch or nodes, a curve per series, a panel per group of rows."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
+
+from analysis.drawing import (
+    INK,
+    Key,
+    Look,
+    Panel,
+    Picture,
+    Space,
+    assign_looks,
+    draw_beyond,
+    draw_names,
+    format_reason,
+    get_room_in,
+    mark,
+    measure_names,
+    write_reason,
+)
+from analysis.drawing.groups import QuestionGroup, describe_omitted, describe_question, name_series, sort_groups
+from analysis.results import Results
+from analysis.summary import Row
+
+MAX_CURVES = 14
+"""Curves of a figure: more cannot be told apart."""
+
+_ABOVE, _FURTHEST = 1.08, 1.5  # end of an axis over the highest point, and at most for the sake of intervals
+_MOST_NAMES = 3  # panels without a number that a note names
+_HEIGHT_IN, _STRIP_IN, _GAP = 1.6, 0.11, 0.4  # of what is above zero, of a line of the strip, and lines between both
+_TICKS = 6
+_EDGE = 0.5  # of the room between two places, left and right of the outer ones
+_IDEAL: Any = {"color": INK, "linestyle": (0, (5, 3)), "linewidth": 0.8}
+_PREDICTED = (0, (3, 2))
+
+
+class PlottedQuantity(NamedTuple):
+    """What is drawn: a column of the summary divided by `unit`; `interval` says that it has *_low and *_high,
+    `predicted` that predicted_* says beside it what was expected."""
+
+    column: str
+    label: str
+    interval: bool = True
+    unit: float = 1.0
+    thousands: bool = False  # 1200 is written 1.2k
+    across: str = "micro"  # the column whose values stand side by side
+    across_label: str = "micro-batch"
+    ideal: float | None = None
+    predicted: bool = False
+
+
+class ChartPoint(NamedTuple):
+    """A number in the unit drawn, at its place along x, of a row of the summary."""
+
+    place: int
+    value: float
+    ends: tuple[float, float] | None
+    row: Row
+
+
+class ChartCurve(NamedTuple):
+    """A series: points of a segment are joined, and places without a number are known only of one that failed
+    somewhere. What was predicted has the label of what was measured; it is hollow, its line dashed."""
+
+    label: str
+    segments: tuple[tuple[ChartPoint, ...], ...]
+    gaps: tuple[tuple[int, Row | None], ...]
+    predicted: bool = False
+
+    @property
+    def points(self) -> list[ChartPoint]:
+        return [point for segment in self.segments for point in segment]
+
+
+class ChartPanel(NamedTuple):
+    """Curves over the same places; panels of a model share the scale that ends at `top`, 0 where it has no number."""
+
+    title: Sequence[str]
+    model: str
+    places: Sequence[str]
+    curves: Sequence[ChartCurve]
+
+    @property
+    def points(self) -> list[ChartPoint]:
+        return [point for curve in self.curves for point in curve.points]
+
+    @property
+    def incomplete(self) -> list[ChartCurve]:
+        """The curves with gaps, a line each of the strip below zero."""
+        return [curve for curve in self.curves if curve.gaps]
+
+
+def build_picture(
+    results: Results, groups: Sequence[QuestionGroup], quantity: PlottedQuantity, note: str = ""
+) -> Picture:
+    """Return the figure of a quantity with a panel per group, those of a model on one scale; a group without any number
+    is named in the note instead, unless none has one."""
+    every = build_panels(groups, quantity)
+    panels = [panel for panel in every if panel.points] or every
+    empty = [panel for panel in every if panel not in panels]
+    points: Counter[str] = Counter()
+    for curve in (curve for panel in panels for curve in panel.curves if not curve.predicted):
+        points[curve.label] += len(curve.points)
+    labels = sorted(label for label, _ in sorted(points.items(), key=lambda item: -item[1])[:MAX_CURVES])
+    fewer = describe_omitted(len(points), "curves", "fewest numbers", MAX_CURVES)
+    looks = assign_looks(labels, results.table["engine"])
+    panels = [panel._replace(curves=[curve for curve in panel.curves if curve.label in looks]) for panel in panels]
+    named = [[curve.label for curve in panel.curves] for panel in panels if len(panel.places) == 1]
+    below = max([0.42, *(0.2 + measure_names(names) for names in named)])
+    drawn = []
+    for panel in panels:
+        alike = [other for other in panels if other.model == panel.model]
+        scale = _compute_top(alike, quantity), max(len(other.incomplete) for other in alike)
+        strip = _STRIP_IN * (scale[1] + _GAP) if scale[1] else 0.0
+        draw = partial(_draw_panel, panel=panel, quantity=quantity, looks=looks, scale=scale)
+        space = Space(height=_HEIGHT_IN + strip, below=below)
+        drawn.append(Panel(title=panel.title, draw=draw, space=space, group=panel.model, weight=len(panel.points)))
+    keys = [Key(label, looks[label].style_marks() | looks[label].line) for label in labels]
+    keys += [Key("ideal", _IDEAL)] if quantity.ideal is not None else []
+    notes = [_describe_intervals(panels) * quantity.interval, note, _describe_empty(empty), fewer]
+    return Picture(drawn, keys, " ".join(filter(None, notes)))
+
+
+def build_panels(groups: Sequence[QuestionGroup], quantity: PlottedQuantity) -> list[ChartPanel]:
+    """Return the panels of groups, in their order, with all curves."""
+    ordered = sort_groups(groups)
+    questions = [group.question for group in ordered]
+    return [_build_panel(group, describe_question(group.question, questions), quantity) for group in ordered]
+
+
+def _build_panel(group: QuestionGroup, title: Sequence[str], quantity: PlottedQuantity) -> ChartPanel:
+    values = sorted({row[quantity.across] for row in group.rows})
+    places = {value: place for place, value in enumerate(values)}
+    cells: dict[str, list[list[Row]]] = {}
+    for name, row in zip(name_series(group.rows), group.rows, strict=True):
+        cells.setdefault(name, [[] for _ in values])[places[row[quantity.across]]].append(row)
+    curves = [_build_curve(label, cells[label], quantity) for label in sorted(cells)]
+    if quantity.predicted:
+        expected = quantity._replace(column=f"predicted_{quantity.column}", interval=False)
+        beside = [_build_curve(label, cells[label], expected) for label in sorted(cells)]
+        curves += [curve._replace(gaps=(), predicted=True) for curve in beside if curve.segments]
+    return ChartPanel(title, group.question["model"], list(map(str, values)), curves)
+
+
+def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQuantity) -> ChartCurve:
+    """Return a point for every number, joined where two neighbours have exactly one each. Where a place was tried and
+    has no number, all places without one are gaps."""
+    segments: list[tuple[ChartPoint, ...]] = []
+    gaps: list[tuple[int, Row | None]] = []
+    before = 0
+    for place, rows in enumerate(cells):
+        here = [_build_point(place, row, quantity) for row in rows if row[quantity.column] is not None]
+        if before == 1 and len(here) == 1:
+            segments[-1] = (*segments[-1], *here)
+        else:
+            segments += [(point,) for point in here]
+        gaps += [] if here else [(place, next(iter(rows), None))]
+        before = len(here)
+    return ChartCurve(label, tuple(segments), tuple(gaps) if any(row for _, row in gaps) else ())
+
+
+def _build_point(place: int, row: Row, quantity: PlottedQuantity) -> ChartPoint:
+    low, high = (row[f"{quantity.column}{end}"] if quantity.interval else None for end in ("_low", "_high"))
+    ends = None if low is None or high is None else (low / quantity.unit, high / quantity.unit)
+    return ChartPoint(place, row[quantity.column] / quantity.unit, ends, row)
+
+
+def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> float:
+    """Return the end of an axis that begins at zero: above the highest point, and not at the end of an interval so wide
+    that it would squeeze all others; 0 without a number."""
+    points = [point for panel in panels for point in panel.points]
+    highest = max([quantity.ideal or 0.0, *(point.value for point in points)])
+    furthest = max([highest, *(point.ends[1] for point in points if point.ends)])
+    return _ABOVE * min(furthest, _FURTHEST * highest)
+
+
+def _describe_intervals(panels: Sequence[ChartPanel]) -> str:
+    rows = [point.row for panel in panels for point in panel.points if point.ends and point.row["interval_kind"]]
+    kinds = sorted({f"{100 * row['interval_level']:.0f} %, {row['interval_kind']}" for row in rows})
+    known = any(point.ends for panel in panels for point in panel.points)
+    if not known:
+        return "No interval is known."
+    named = f" ({' or '.join(kinds)})" if kinds else ""
+    return f"Bars: interval{named}. Hollow: none is known. Arrow: the interval ends beyond the axis."
+
+
+def _describe_empty(panels: Sequence[ChartPanel]) -> str:
+    """Name the panels in which nothing has a number, and why."""
+    if not panels:
+        return ""
+    reasons = [
+        sorted({format_reason(row) for curve in panel.curves for _, row in curve.gaps if row}) for panel in panels
+    ]
+    names = [f"{' · '.join(panel.title)} ({', '.join(why)})" for panel, why in zip(panels, reasons, strict=True)]
+    more = [f"{len(panels) - _MOST_NAMES} more"] if len(panels) > _MOST_NAMES else []
+    return f"Not drawn, since nothing has a number: {'; '.join([*names[:_MOST_NAMES], *more])}."
+
+
+def _draw_panel(
+    axes: Axes, panel: ChartPanel, quantity: PlottedQuantity, looks: Mapping[str, Look], scale: tuple[float, int]
+) -> None:
+    """Draw curves above zero, and below it a line per curve with gaps; `scale` is the end of the y axis, and for how
+    many lines there is room."""
+    top, lines = scale[0] or 1.0, scale[1]
+    line = _STRIP_IN / _HEIGHT_IN * top
+    axes.set_ylim(-line * (lines + _GAP) if lines else 0.0, top)
+    axes.yaxis.set_major_locator(MaxNLocator(_TICKS))
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top] if scale[0] else [])
+    axes.yaxis.set_major_formatter(EngFormatter(sep="") if quantity.thousands else ScalarFormatter())
+    axes.set_ylabel(quantity.label)
+    axes.axhline(0, color=INK, linewidth=0.6)
+    if quantity.ideal is not None:
+        mark(axes.axhline(quantity.ideal, zorder=1, **_IDEAL), "ideal")
+    axes.set_xlim(-_EDGE, len(panel.places) - 1 + _EDGE)
+    several = len(panel.places) > 1
+    axes.set_xlabel(quantity.across_label if several else f"{quantity.across_label} {panel.places[0]}")
+    labels = list(dict.fromkeys(curve.label for curve in panel.curves))
+    # In a panel of one place curves stand side by side, each above its name.
+    asides = {label: 0.0 if several else (place + 0.5) / len(labels) - 0.5 for place, label in enumerate(labels)}
+    if several:
+        axes.set_xticks(range(len(panel.places)), panel.places)
+    else:
+        draw_names(axes, list(asides.values()), labels)
+    for curve in panel.curves:
+        _draw_curve(axes, curve, looks[curve.label], asides[curve.label], top, hollow=quantity.interval)
+    for place, curve in enumerate(panel.incomplete):
+        _draw_gaps(axes, curve, looks[curve.label], -line * (place + _GAP + 0.5), len(panel.places))
+
+
+def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: float, *, hollow: bool) -> None:
+    """Draw one series: a point for every number, and a line along each segment."""
+    bars = [(point.place + aside, *point.ends) for point in curve.points if point.ends]
+    if bars:
+        mark(axes.vlines(*zip(*bars, strict=True), color=look.colour, linewidth=0.9), curve.label)
+        if beyond := [(x, top) for x, _, high in bars if high > top]:
+            mark(draw_beyond(axes, "^", beyond, look.colour), curve.label)
+    for known in (True, False):
+        some = [point for point in curve.points if (point.ends is not None) == known]
+        if some:
+            style = look.style_marks(hollow=not known and (hollow or curve.predicted))
+            (marks,) = axes.plot([p.place + aside for p in some], [p.value for p in some], **style, zorder=3)
+            mark(marks, curve.label, [point.row for point in some])
+    for segment in curve.segments:
+        if len(segment) > 1:
+            style = look.line | ({"linestyle": _PREDICTED} if curve.predicted else {})
+            (line,) = axes.plot([p.place for p in segment], [p.value for p in segment], **style, zorder=2)
+            mark(line, curve.label)
+
+
+def _draw_gaps(axes: Axes, curve: ChartCurve, look: Look, y: float, places: int) -> None:
+    """Write a line of the strip: the curve's marker, and what happened at each place without a number."""
+    style = look.style_marks() | {"markersize": 3.5, "clip_on": False}
+    # the marker stands where a tick's label would
+    (sign,) = axes.plot(-0.035, y, transform=axes.get_yaxis_transform(), **style)
+    mark(sign, curve.label)
+    for place, row in curve.gaps:
+        text = write_reason(axes, place, y, row, get_room_in(axes) / places)
+        mark(text, curve.label, [row] if row else [])

@@ -1,0 +1,138 @@
+"""Which rows of a summary share a panel of a figure, and in which order."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.questions import (
+    QUESTION,
+    Question,
+    add_lengths,
+    describe_choice,
+    describe_differences,
+    describe_series,
+    name_question,
+)
+from analysis.questions import group_by_question as group_rows
+from analysis.results import Results
+from analysis.summary import Row
+from analysis.table import list_rows
+
+_KEY = re.compile(r"\b(?:[a-z_]+\.)+(?=[a-z_]+=)")
+
+
+class QuestionGroup(NamedTuple):
+    """Rows of a summary that belong into one panel; `question` is what they share.
+
+    Where they are on several nodes its `nodes` are None. `held` says in words what else is equal, not its own column.
+    """
+
+    question: Question
+    rows: Sequence[Row]
+
+
+def group_by_question(summary: pd.DataFrame) -> list[QuestionGroup]:
+    """Return the rows that compete with each other, a group per question."""
+    return [_build_fixed_group(question, rows, "accumulation") for question, rows in group_rows(summary)]
+
+
+def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
+    """Return the rows of one micro-batch on any nodes, a group per work that is equal: that of a step (strong scaling)
+    or that of a device (weak), whichever needs fewer groups."""
+    groups = []
+    for question, rows in _regroup(
+        (({**question, "nodes": None}, rows) for question, rows in group_rows(summary)), ["micro"]
+    ):
+        by_device, by_step = (_regroup([(question, rows)], [part]) for part in ("accumulation", "global_batch"))
+        same, part = (by_step, "global_batch") if len(by_step) < len(by_device) else (by_device, "accumulation")
+        groups += [_build_fixed_group(*one, part, f"micro {question['micro']}") for one in same]
+    return groups
+
+
+def build_question(row: Row) -> Question:
+    """Return the question that a row of a table or a summary answers."""
+    known = add_lengths(row)
+    return {part: known[part] for part in QUESTION}
+
+
+def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, str]]:
+    """Return of runs, rows of the run table, what they answer and what is chosen in them."""
+    rows: list[Row] = list_rows(results.table.iloc[list(places)])
+    all_questions = [build_question(row) for row in rows]
+    variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
+    chosen = [shorten_keys(describe_choice(row | {"variant": variants[row["config_id"]]})) for row in rows]
+    return list(zip((name_question(one, all_questions) for one in all_questions), chosen, strict=True))
+
+
+def describe_omitted(number: int, what: str, why: str, most: int) -> str:
+    """Say how many of `number` are not drawn, and which."""
+    return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
+
+
+def _regroup(
+    groups: Iterable[tuple[Question, Sequence[Row]]], parts: Sequence[str]
+) -> list[tuple[Question, list[Row]]]:
+    """Return rows by question and `parts`, which become part of it."""
+    found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
+    for question, rows in groups:
+        for row in rows:
+            shared = {**question, **{part: row[part] for part in parts}}
+            found.setdefault(tuple(shared.values()), (shared, []))[1].append(row)
+    return list(found.values())
+
+
+def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *named: str) -> QuestionGroup:
+    """Say in the title what is equal in all rows, so that a curve's name need not."""
+    (first, *others) = {row[part] for row in rows}
+    if others:
+        return QuestionGroup({**question, "held": " · ".join(named)}, rows)
+    title_parts = (
+        [f"global batch {first}"] if part == "global_batch" else [f"× {first} accumulated"] if first > 1 else []
+    )
+    return QuestionGroup(
+        {**question, "held": " · ".join([*named, *title_parts])}, [row | {"accumulation": 1} for row in rows]
+    )
+
+
+def describe_question(question: Question, all_questions: Sequence[Question]) -> list[str]:
+    """Name a group: what it asks, and what is held equal in it."""
+    if question["nodes"] is not None:
+        asks = name_question(question, all_questions)
+    else:
+        rivals = {other["devices_per_node"] for other in all_questions if other["model"] == question["model"]}
+        devices = [f"{question['devices_per_node']} per node"] if len(rivals) > 1 else []
+        asks = " · ".join([question["model"], *devices, *describe_differences(question, all_questions)])
+    return [word for word in f"{asks} · {question['held']}".split(" · ") if word]
+
+
+def shorten_keys(text: str) -> str:
+    """Return a text that names keys of the config by their last part: tensor=2 for parallel.tensor=2."""
+    return _KEY.sub("", text)
+
+
+def name_series(rows: Sequence[Row]) -> list[str]:
+    """Return the name of each row's series in a panel: its accumulation only where rows would have one name without it,
+    and of what tells configurations apart the last part of each key."""
+    short = [shorten_keys(describe_series(row | {"accumulation": 1})) for row in rows]
+    long = [shorten_keys(describe_series(row)) for row in rows]
+    several = {name for name in short if len({long[place] for place, one in enumerate(short) if one == name}) > 1}
+    return [whole if name in several else name for name, whole in zip(short, long, strict=True)]
+
+
+def sort_groups(groups: Sequence[QuestionGroup]) -> list[QuestionGroup]:
+    """Return groups in the order of a figure's panels: models apart, small ones first, then precisions and the rest,
+    with ranks and micro-batches counting upwards."""
+    sizes: dict[str, int] = {}
+    for row in (row for group in groups for row in group.rows):
+        sizes[row["model"]] = max(sizes.get(row["model"], 0), row["parameters"] or 0)
+
+    def place(group: QuestionGroup) -> tuple[Any, ...]:
+        question = group.question
+        nodes, devices = question["nodes"] or 1, question["devices_per_node"]
+        others = [str(question[part]) for part in QUESTION if part not in ("model", "environment_id", "nodes")]
+        model, micro, held = question["model"], question.get("micro", 0), question["held"]
+        return sizes[model], model, question["precision"], nodes * devices, nodes, micro, others, held
+
+    return sorted(groups, key=place)

@@ -1,0 +1,104 @@
+"""Lanes of a pipeline: what each rank does when, of passes and of waits for transfers; a row for each, time to the
+right."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+
+from analysis.drawing import COLOURS, INK, Key, mark
+
+if TYPE_CHECKING:
+    from bench.engine_costs import PlayedPass
+    from bench.record import TimedPass
+
+FORWARD, BACKWARD, TRANSFER = "forward", "backward", "waits for a transfer"
+KEYS = tuple(
+    Key(kind, {"facecolor": colour}, patch=True)
+    for kind, colour in ((FORWARD, COLOURS[0]), (BACKWARD, COLOURS[1]), (TRANSFER, COLOURS[6]))
+)
+"""Of spans; a lane is empty where its rank waits for another one's pass."""
+
+_THICK, _BOX = 0.8, [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
+_FEW = 400  # passes that are told apart by their edges
+_MOST_LABELS = 16
+
+
+class LaneSpan(NamedTuple):
+    """What a rank does for a while, in seconds from the begin of a step's passes."""
+
+    kind: str
+    begin_s: float
+    end_s: float
+
+
+class Lane(NamedTuple):
+    """One rank, or those that do the same at the same time."""
+
+    label: str
+    spans: tuple[LaneSpan, ...]
+
+
+def build_lanes(passes: "Sequence[PlayedPass]", ranks_per_place: int) -> list[Lane]:
+    """Return the lanes of passes, those of a place in their order: before each the part of the wait in which what it
+    takes up is on its way."""
+    spans: dict[int, list[LaneSpan]] = {}
+    for kind, _, place, begin_s, end_s, sent_s in passes:
+        lane = spans.setdefault(place, [])
+        free_s = lane[-1].end_s if lane else 0.0
+        if sent_s is not None and max(free_s, sent_s) < begin_s:
+            lane.append(LaneSpan(TRANSFER, max(free_s, sent_s), begin_s))
+        lane.append(LaneSpan(kind, begin_s, end_s))
+    return [Lane(_name_ranks(place * ranks_per_place, ranks_per_place), tuple(spans[place])) for place in sorted(spans)]
+
+
+def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: int) -> list[Lane]:
+    """Return the lanes of measured passes, by place. What was on its way when is not known."""
+    return [
+        Lane(_name_ranks(place * ranks_per_place, 1), tuple(LaneSpan(one.kind, one.begin_s, one.end_s) for one in here))
+        for place, here in enumerate(passes)
+    ]
+
+
+def scale_to(lanes: Sequence[Lane], busy_s: float) -> list[Lane]:
+    """Return lanes in another unit of time: all their passes together take so many seconds."""
+    factor = busy_s / compute_busy(lanes)
+    return [
+        lane._replace(spans=tuple(LaneSpan(kind, factor * begin, factor * end) for kind, begin, end in lane.spans))
+        for lane in lanes
+    ]
+
+
+def compute_busy(lanes: Sequence[Lane]) -> float:
+    """Return how long all passes take together."""
+    return sum(span.end_s - span.begin_s for lane in lanes for span in lane.spans if span.kind != TRANSFER)
+
+
+def compute_idle(lanes: Sequence[Lane]) -> float:
+    """Return the part of the passes' time in which a lane makes none, mean over lanes."""
+    end_s = max(lane.spans[-1].end_s for lane in lanes)
+    return 1 - compute_busy(lanes) / (end_s * len(lanes))
+
+
+def _name_ranks(first: int, number: int) -> str:
+    return f"rank {first}" if number == 1 else f"ranks {first}–{first + number - 1}"
+
+
+def draw_lanes(axes: Axes, lanes: Sequence[Lane], size: float) -> None:
+    """Draw lanes from above over seconds divided by `size`."""
+    edge = 0.4 if sum(len(lane.spans) for lane in lanes) <= _FEW else 0.0
+    for row, lane in enumerate(lanes):
+        for key in KEYS:
+            spans = [(one.begin_s / size, one.end_s / size) for one in lane.spans if one.kind == key.label]
+            if spans:  # as one path, which makes a page half as large as boxes of their own
+                low, high = row - _THICK / 2, row + _THICK / 2
+                corners = [[(x0, low), (x1, low), (x1, high), (x0, high), (x0, low)] for x0, x1 in spans]
+                boxes = Path([corner for box in corners for corner in box], _BOX * len(spans))
+                mark(axes.add_patch(PathPatch(boxes, edgecolor=INK, linewidth=edge, **key.style)), key.label)
+    every = -(-len(lanes) // _MOST_LABELS)
+    axes.set_yticks(range(0, len(lanes), every), [lane.label for lane in lanes[::every]])
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_xlim(0, max(lane.spans[-1].end_s for lane in lanes) / size)
+    axes.grid(visible=False)

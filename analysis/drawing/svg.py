@@ -1,0 +1,101 @@
+"""Figures as files, and as elements of a page: in the page's font and colours, with what its script needs."""
+
+import functools
+import html
+import io
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from analysis.drawing import COLOURS, INK, STYLE, Drawing, Key, Panel, draw_panel
+from analysis.summary import Row
+
+FORMATS = ("pdf", "png", "svg")
+PANEL_IN, HALF_IN, WIDE_IN = 3.6, 5.4, 9.6
+"""Widths of a panel on the page: of one that a phone has room for, of half a page, and of a whole one."""
+
+_PNG_DPI = 200
+_KEY, _KEY_IN = "key", (0.34, 0.16)
+_SPARE = re.compile("<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", re.DOTALL)
+_EMPTY = re.compile("<g[^>]*/>|<g> *</g>|(?<=>) (?=<)")
+_TAG, _DIGITS = re.compile("<[^>]+>"), re.compile(r"(\d\.\d\d)\d+")
+_FLAT = re.compile(r' transform="rotate\(-0 [^"]*"|; stroke-linecap: square|; stroke-linejoin: miter|<defs>\s*</defs>')
+_POINT = re.compile("<(use|text) (?!data-)")
+_UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+
+Describe = Callable[[Row | str], str]
+"""Returns the attributes of a point by what stands behind it."""
+
+
+def save(figure: Figure, form: str, salt: str) -> bytes:
+    """Return a figure as a file; equal figures give equal bytes."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
+        figure.savefig(buffer, format=form, dpi=_PNG_DPI, metadata=_UNDATED[form])
+    # A browser that has no DejaVu Sans takes another font without serifs.
+    return buffer.getvalue().replace(b"'DejaVu Sans'", b"'DejaVu Sans', sans-serif")
+
+
+def render_panel(
+    name: str, panel: Panel, alt: str, describe: Describe = lambda row: "", *, halved: bool = False
+) -> list[str]:
+    """Return a panel as elements of a page: one, or of a wide one and of one that takes half a page another for a
+    phone, if it fits."""
+    spaces = [(WIDE_IN, panel.space)] if panel.wide else [(HALF_IN, panel.space)] if halved else []
+    narrow = panel.narrow if panel.wide else panel.space
+    spaces += [(PANEL_IN, narrow)] if narrow else []
+    return [
+        _inline(f"{name}-{place}", draw_panel(panel, width, space), alt, describe)
+        for place, (width, space) in enumerate(spaces)
+    ]
+
+
+def render_key(key: Key, figure: str) -> str:
+    """Return the sign of an entry in a figure's legend as an element of a page."""
+    style = tuple(sorted(key.style.items(), key=lambda item: item[0]))
+    return _draw_key(style, patch=key.patch).replace(_KEY, f"{figure}-{_KEY}")
+
+
+@functools.cache  # figures of a page share most of their keys
+def _draw_key(style: tuple[tuple[str, Any], ...], *, patch: bool) -> str:
+    with matplotlib.rc_context(STYLE):
+        drawing = Drawing(*_KEY_IN)
+        drawing.patch.set_visible(False)
+        handle = Key("", dict(style), patch).build_handle()
+        drawing.legend(handles=[handle], loc="center", borderpad=0, borderaxespad=0, handletextpad=0, handlelength=2.6)
+    return _inline(f"{_KEY}-{zlib.crc32(repr((style, patch)).encode()):x}", drawing, "", lambda row: "")
+
+
+def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
+    """Return a drawing as an element of a page: no prologue, ids of its own, `alt` for its label, and on its parts the
+    series and the points that they show."""
+    text = save(drawing, "svg", name).decode()
+    text = _SPARE.sub("", text[text.index("<svg") :])
+    text = re.sub(r"\s*font-family: [^;\"]*;?", "", text)
+    text = _FLAT.sub("", text)
+    text = _TAG.sub(lambda tag: _DIGITS.sub(r"\1", tag[0]), " ".join(text.split()))
+    for place, colour in enumerate(COLOURS):
+        text = text.replace(colour.lower(), f"var(--c{place})")
+    text = text.replace(INK, "currentColor")
+    parts = re.split(r'<g id="(m\d+)">', text)
+    for place in range(1, len(parts), 2):
+        shown = drawing.marks[parts[place]]
+        parts[place] = f'<g data-series="{html.escape(shown.series)}">'
+        for tip in shown.tips:  # points stand in their order; a text is one
+            parts[place + 1] = _POINT.sub(_build_adder(describe(tip)), parts[place + 1], count=1)
+    text = re.sub(r'<g id="[^"]*">', "<g>", "".join(parts)).replace("xlink:href", "href")
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = text.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
+    while _EMPTY.search(text):
+        text = _EMPTY.sub("", text)
+    label = f'role="img" aria-label="{html.escape(alt)}"' if alt else 'aria-hidden="true"'
+    return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf"<svg {label} \1>", text, count=1)
+
+
+def _build_adder(attributes: str) -> Callable[[re.Match[str]], str]:
+    """Return what adds attributes to an element."""
+    return lambda found: f"{found[0]}{attributes} " if attributes else found[0]

@@ -1,0 +1,149 @@
+"""A search: how it went, which fields mattered, each field alone, and time against memory and cost."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from analysis.drawing import Key, Look, Panel, Picture, Space, draw_names, mark, measure_names
+from analysis.importance import FieldImportance
+from analysis.results import Results
+from analysis.searches import MeasuredSearch, SearchTrial
+
+TITLE = "The search"
+ALT = (
+    "A point per trial and a line for the best so far, against trials and node-hours; the part of the variance that a "
+    "field explains; the trials against each field; seconds per sample against peak memory and node-seconds."
+)
+PLACE = 20
+
+TRIAL, BEST = Look(0), Look(4)
+_NOTE = (
+    "Trials without an answer, or beyond a constraint, are not drawn. What mattered: the part of the variance of the "
+    "objective's logarithm that a field explains alone, by a Gaussian process through the trials (fANOVA), with bars "
+    "for 95 % of the functions that the trials allow; fields together explain the rest. Time against memory and cost: "
+    "the nearer to the lower left, the better, whatever the constraints."
+)
+_MOST = 3  # searches of a figure
+_TRIAL, _SO_FAR, _FRONT = "a trial", "best so far", "not beaten in both"
+
+Pairs = Sequence[tuple[float, float]]
+_Place = Callable[[SearchTrial], float]
+
+
+def picture(results: Results) -> Picture:
+    """Return the panels of each search."""
+    panels = [panel for search in results.searches[:_MOST] for panel in _list_panels(search)]
+    keys = [Key(_TRIAL, TRIAL.style_marks())]
+    return Picture(panels, [*keys, *(Key(label, BEST.line) for label in (_SO_FAR, _FRONT))], _NOTE)
+
+
+def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
+    answered = search.answered
+    places: dict[str, _Place] = {"trials": lambda one: one.number, "node-hours": lambda one: one.spent_node_hours}
+    for across, place in places.items():
+        line = trace_best(search, place)
+        pairs = [(place(one), _get_value(one)) for one in answered]
+        draw = partial(_draw_trials, trials=answered, pairs=pairs, line=line, label=_SO_FAR)
+        yield _build_panel(search, draw, across, search.objective)
+    if search.importances:
+        names = [one.field for one in search.importances]
+        draw = partial(_draw_importances, found=search.importances)
+        yield _build_panel(search, draw, "what mattered", "part of the variance", names)
+    for field in search.fields:
+        shown = [one for one in answered if field in one.values]
+        levels = list_levels([one.values[field] for one in shown])
+        if len(levels) > 1:
+            pairs = [(levels[_format_level(one.values[field])], _get_value(one)) for one in shown]
+            yield _build_panel(
+                search, partial(_draw_trials, trials=shown, pairs=pairs), field, search.objective, list(levels)
+            )
+    for up, get in (("peak memory of a rank, GiB", _get_peak_gib), ("node-seconds per sample", _get_node_seconds)):
+        known = [one for one in search.trials if one.sample_s is not None and get(one) is not None]
+        if len(known) > 1:
+            pairs = [(one.sample_s or 0.0, get(one) or 0.0) for one in known]
+            draw = partial(_draw_trials, trials=known, pairs=pairs, line=find_front(pairs), label=_FRONT, bars=False)
+            yield _build_panel(search, draw, "seconds per sample", up)
+
+
+def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) -> list[tuple[float, float]]:
+    """Return the steps of the best objective so far, up to the last trial."""
+    answered = search.answered
+    best = list(itertools.accumulate(map(_get_value, answered), min if search.least else max))
+    steps = [
+        point
+        for trial, before, now in zip(answered, [*best[:1], *best], best, strict=False)
+        for point in ((place(trial), before), (place(trial), now))
+    ]
+    return [*steps, *([(place(search.trials[-1]), best[-1])] if best else [])]
+
+
+def find_front(pairs: Pairs) -> list[tuple[float, float]]:
+    """Return the pairs than which no other is smaller in one and as small in the other, by the first."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(pairs):
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def list_levels(column: Sequence[Any]) -> dict[str, int]:
+    """Return the place of each value: numbers by size, and others as they come."""
+    numbers = sorted({value for value in column if isinstance(value, int | float) and not isinstance(value, bool)})
+    others = dict.fromkeys(_format_level(value) for value in column)
+    return {text: place for place, text in enumerate(dict.fromkeys([*map(_format_level, numbers), *others]))}
+
+
+def _build_panel(
+    search: MeasuredSearch, draw: Callable[[Axes], None], across: str, up: str, places: Sequence[str] = ()
+) -> Panel:
+    def draw_all(axes: Axes) -> None:
+        draw(axes)
+        axes.set(xlabel=across, ylabel=up)
+        if places:
+            draw_names(axes, range(len(places)), places)
+            axes.set_xlim(-0.5, len(places) - 0.5)
+
+    below = 0.2 + measure_names(places) if places else 0.42
+    return Panel(title=[search.study], draw=draw_all, space=Space(below=below), group=search.study)
+
+
+def _draw_trials(
+    axes: Axes, trials: Sequence[SearchTrial], pairs: Pairs, line: Pairs = (), label: str = "", *, bars: bool = True
+) -> None:
+    (marks,) = axes.plot(*zip(*pairs, strict=True), **TRIAL.style_marks(), alpha=0.75, zorder=3) if pairs else (None,)
+    if marks:
+        mark(marks, _TRIAL, [f"trial {one.number}: {one.line}" for one in trials])
+    ends = [(x, *one.interval) for one, (x, _) in zip(trials, pairs, strict=True) if one.interval and bars]
+    if ends:
+        mark(axes.vlines(*zip(*ends, strict=True), color=TRIAL.colour, linewidth=0.9), _TRIAL)
+    if line:
+        (joined,) = axes.plot(*zip(*line, strict=True), **BEST.line, linewidth=1.0, zorder=2)
+        mark(joined, label)
+
+
+def _draw_importances(axes: Axes, found: Sequence[FieldImportance]) -> None:
+    (marks,) = axes.plot(range(len(found)), [one.share for one in found], **TRIAL.style_marks())
+    mark(marks, "", [f"{one.field}: {100 * one.share:.0f} %" for one in found])
+    axes.vlines(range(len(found)), [one.low for one in found], [one.high for one in found], TRIAL.colour, linewidth=0.9)
+    axes.set_ylim(bottom=0)
+
+
+def _get_value(trial: SearchTrial) -> float:
+    assert trial.value is not None
+    return trial.value
+
+
+def _get_peak_gib(trial: SearchTrial) -> float | None:
+    return None if trial.peak_bytes is None else trial.peak_bytes / 2**30
+
+
+def _get_node_seconds(trial: SearchTrial) -> float | None:
+    return trial.sample_node_s
+
+
+def _format_level(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

@@ -1,0 +1,51 @@
+// Figures: a legend's entry hides its series; a point tells its words when hovered over or reached by the arrow keys, and
+// opens its runs by a click or Enter.
+for (const button of document.querySelectorAll("[data-hides]")) {
+  button.addEventListener("click", () => {
+    const shown = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", shown);
+    for (const part of button.closest("figure").querySelectorAll("[data-series]"))
+      if (part.dataset.series === button.dataset.hides) part.toggleAttribute("hidden", !shown);
+  });
+}
+
+const tip = document.getElementById("tip");
+const words = JSON.parse(document.getElementById("data").textContent).tips;
+const tell = (point) => {
+  tip.replaceChildren(...words[point.dataset.t].split("\n").map((line) => {
+    const part = document.createElement("p");
+    part.textContent = line;
+    return part;
+  }));
+  tip.hidden = false;
+  const at = point.getBoundingClientRect(), box = tip.getBoundingClientRect();
+  const left = Math.min(Math.max(at.left + at.width / 2 - box.width / 2, 4), innerWidth - box.width - 4);
+  tip.style.left = `${left}px`;
+  tip.style.top = `${at.top > box.height + 12 ? at.top - box.height - 8 : at.bottom + 8}px`;
+};
+const untell = () => { tip.hidden = true; };
+for (const figure of document.querySelectorAll("figure svg:has([data-t])")) {
+  const points = [...figure.querySelectorAll("[data-t]")];
+  figure.tabIndex = 0;
+  for (const point of points) {
+    point.setAttribute("tabindex", -1);
+    point.addEventListener("pointerenter", () => tell(point));
+    point.addEventListener("pointerleave", untell);
+    point.addEventListener("focus", () => tell(point));
+    point.addEventListener("blur", untell);
+    point.addEventListener("click", () => { if (point.dataset.c) openConfiguration(point.dataset.c); });
+  }
+  figure.addEventListener("keydown", (event) => {
+    const seen = points.filter((point) => !point.closest("[hidden]"));
+    const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
+    const place = seen.indexOf(document.activeElement);
+    if (step && seen.length) {
+      event.preventDefault();
+      seen[(place < 0 ? (step > 0 ? 0 : -1) : place + step + seen.length) % seen.length]?.focus();
+    } else if (event.key === "Enter" && place >= 0) {
+      event.preventDefault();  // else the same key closes what it has opened
+      seen[place].dispatchEvent(new Event("click"));
+    } else if (event.key === "Escape") untell();
+  });
+}
+addEventListener("scroll", untell, {passive: true});

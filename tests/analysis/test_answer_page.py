@@ -1,0 +1,219 @@
+"""The pages of `zeroscale predict` and `zeroscale advise`: bars that add up, cost against time, the Pareto front."""
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure as Canvas
+
+from analysis.answer_page import (
+    BEST,
+    StackedBar,
+    build_memory_bars,
+    build_time_bars,
+    choose_keys,
+    draw_bars,
+    draw_costs,
+    find_front,
+    list_points,
+    render_advice_page,
+    select_drawn,
+)
+from bench import api
+from bench.advising.search import Answer
+from bench.cli import main
+from bench.cli.advice_text import build_text
+
+ONE = "model=mt5_xl engine=zero2 nodes=2 devices_per_node=8 machine=a100_80"
+SEVERAL = "model=mt5_xl engine=ddp,zero3 devices_per_node=8 machine=a100_40"
+TRAINING = [
+    "model=mt5_xl", "machine=a100_80", "devices_per_node=8", "nodes=1,2,4,8", "max_global_batch=512",
+    "engine=ddp,zero1,zero3,lga", "tokens=1e11", "deadline=20d",
+]  # fmt: skip
+
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    """Ask for advice where no runs are kept; the same question is answered once."""
+    nothing = tmp_path_factory.mktemp("runs")
+    return functools.cache(lambda *words: api.advise(words, results=nothing))
+
+
+def parts(axes: Axes) -> list[tuple[float, float, str]]:
+    """Return where the parts of bars begin and end, with their colours."""
+    return [(one.get_x(), one.get_x() + one.get_width(), to_hex(one.get_facecolor())) for one in axes.patches]
+
+
+def test_a_bar_is_its_parts_one_after_the_other_with_its_range_and_its_limit() -> None:
+    bar, keys = StackedBar("a", {"x": 2.0, "y": 3.0}, 5.0, 7.0, 6.0, "may fit"), choose_keys(["y", "x", "z"])
+    axes = Canvas().subplots()
+    draw_bars(axes, [bar], keys, "GB")
+    colours = [to_hex(key.style["facecolor"]) for key in keys]
+    assert parts(axes) == [(0, 3, colours[0]), (3, 5, colours[1])], "in the order of the keys"
+    assert [list(line.get_xdata()) for line in axes.lines] == [[5, 7], [6, 6]]
+    assert axes.get_xlim()[1] > 7
+    assert {text.get_text() for text in axes.texts} == {"a", "5–7 GB, may fit"}
+
+
+def test_parts_are_told_apart_beyond_the_number_of_colours() -> None:
+    keys = choose_keys(map(str, range(14)))
+    assert len({(str(key.style["facecolor"]), str(key.style["hatch"])) for key in keys}) == 14
+
+
+def test_memory_of_one_point_is_drawn_by_phase_and_then_for_the_device() -> None:
+    (one,) = found = api.predict(overrides=ONE)
+    assert one.memory
+    *phases, device = build_memory_bars(found, [""])
+    totals = [(phase.name, pytest.approx(phase.total / 1e9)) for phase in one.memory.phases]
+    assert [(bar.label, sum(bar.parts.values())) for bar in phases] == totals
+    assert sum(device.parts.values()) == pytest.approx(device.low) == pytest.approx(one.memory.device[0] / 1e9)
+    assert (device.high, device.words) == (one.memory.device[1] / 1e9, "fits")
+    assert device.limit == (one.point.composed.machine.memory_bytes or 0) / 1e9
+
+
+def test_time_is_drawn_by_part_and_what_is_hidden_beside_it() -> None:
+    (one,) = found = api.predict(overrides=ONE)
+    step, hidden = build_time_bars(found, [""])
+    assert one.time
+    assert sum(step.parts.values()) == pytest.approx(one.time.step_s)
+    assert step.low < sum(step.parts.values()) < step.high
+    assert hidden.parts == {"hidden": one.time.hidden_s}
+
+
+def test_of_several_points_each_has_a_bar_and_a_row(tmp_path: Path) -> None:
+    found = api.predict(overrides=SEVERAL)
+    bars = build_memory_bars(found, ["ddp", "zero3"])
+    assert [(bar.label, bar.words) for bar in bars] == [("ddp", "does not fit"), ("zero3", "fits")]
+    page = write(tmp_path, SEVERAL)
+    assert "Does not fit: 1 point; fits: 1 point." in page
+    assert re.findall(r">([0-9a-f]{10})</td>", page) == [one.point.config_id for one in found]
+
+
+def test_the_page_holds_the_answer_the_exact_values_and_nothing_that_is_fetched(tmp_path: Path) -> None:
+    page = write(tmp_path, ONE)
+    (one,) = api.predict(overrides=ONE)
+    assert one.memory and one.time
+    for phase in one.memory.phases:
+        assert f"{phase.total:,}" in page
+    for seconds in one.time.parts.values():
+        assert f"{seconds:.6g}" in page
+    assert "Largest micro-batch: " in page and "No GPU run stands behind any of it yet." in page
+    assert one.point.composed.machine.source.split(",")[0] in page
+    assert page.count("<figure") == 2
+    assert not re.search(r"<script src|(src|href)=\"(?!#)", page)
+    assert "zeroscale predict model=mt5_xl" in page
+
+
+def test_what_cannot_be_predicted_is_said_where_its_bar_would_be(tmp_path: Path) -> None:
+    page = write(tmp_path, f"{ONE} machine.memory_bytes_per_s=null machine.memory_bytes=null")
+    assert page.count("<figure") == 1
+    assert "No step time is predicted" in page
+
+
+def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert write(tmp_path, ONE) == write(tmp_path, ONE)
+    other = tmp_path / "config.yaml"
+    other.write_text("kept")
+    assert refuse(capsys, other) == f"zeroscale: --page {other}: not the name of a page; let it end in .html\n"
+    assert other.read_text() == "kept"
+    assert refuse(capsys, tmp_path / "config.yaml" / "p.html").endswith("choose another file\n")
+    (tmp_path / "folder.html").mkdir()
+    assert refuse(capsys, tmp_path / "folder.html").endswith("a folder; name a file in it\n")
+
+
+def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+    """Return the one line by which a path for the page is refused."""
+    capsys.readouterr()
+    assert main(["predict", *ONE.split(), "--page", str(path)]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    return line
+
+
+def write(folder: Path, words: str) -> str:
+    """Call the verb; return its page."""
+    path = folder / "pages" / "prediction.html"
+    assert main(["predict", *words.split(), "--page", str(path)]) == 0
+    return path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "cost"),
+    [
+        (["tokens=1e11"], "node-hours"),
+        (["tokens=1e11", "price=3"], "cost"),
+        ([], "device-seconds per million tokens"),
+        (["price=3"], "cost of a million tokens"),
+    ],
+)
+def test_cost_is_in_the_units_of_the_question(ask: Ask, words: list[str], cost: str) -> None:
+    answer = ask("model=mt5_base", "machine=h100", "devices_per_node=8", "nodes=1,2", "batch.micro=8", *words)
+    (point, *_), units = list_points(answer)
+    assert units[1] == cost
+    spec, tokens = point.choice.spec, answer.query.question.tokens or 1e6
+    hours = tokens / point.choice.time.tokens * point.choice.estimate.step_s / 3600
+    each = {"node-hours": 1 / 8, "device-seconds per million tokens": 3600}.get(cost, 3)
+    assert point.at[1] == pytest.approx(each * hours * spec.world_size)
+    assert point.at[0] == pytest.approx(hours * {"hours": 1, "days": 1 / 24, "s per million tokens": 3600}[units[0]])
+
+
+def test_nothing_beats_what_is_on_the_front_and_something_beats_the_rest(ask: Ask) -> None:
+    points, _ = list_points(ask(*TRAINING))
+    front = [point.at for point in find_front(points)]
+    for point in points:
+        better = [o for o in points if o.at != point.at and o.at[0] <= point.at[0] and o.at[1] <= point.at[1]]
+        assert bool(better) == (point.at not in front), point.choice.spec
+    assert front == sorted(front) and len(front) > 1
+
+
+def test_of_each_engine_and_number_of_nodes_the_fastest_are_drawn_with_front_and_answer(ask: Ask) -> None:
+    answer = ask(*TRAINING)
+    points, units = list_points(answer)
+    winner = next(point for point in points if point.choice is answer.advice.winner)
+    shown = select_drawn(points, [winner])
+    for group in {(point.choice.spec.engine.name, point.choice.spec.nodes) for point in points}:
+        times, own = (
+            sorted(p.at[0] for p in some if (p.choice.spec.engine.name, p.choice.spec.nodes) == group)
+            for some in (points, shown)
+        )
+        assert own[:BEST] == times[:BEST]
+    front = find_front(shown)
+    axes = Canvas().subplots()
+    draw_costs(shown, front, winner, units).picture.panels[0].draw(axes)
+    lines = {line.get_gid(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines}
+    assert lines["front"] == [point.at for point in front]
+    assert (lines["winner"], lines["range"]) == ([winner.at], [winner.low, winner.high])
+    marked = [at for line in axes.lines if line.get_gid() is None for at in zip(*line.get_data(), strict=True)]
+    assert sorted(marked) == sorted(point.at for point in shown)
+
+
+def test_the_page_of_advice_holds_answer_front_rivals_and_what_was_left_out(ask: Ask) -> None:
+    answer = ask(*TRAINING)
+    page = render_advice_page(answer, build_text(answer), "zeroscale advise")
+    assert page.count("<figure") == 1
+    engines = page[page.index("Each engine at its best") : page.index("Each number of nodes")]
+    assert all(f">{choice.spec.engine.name}" in engines for choice in answer.advice.engines)
+    rejected = page[page.index('id="rejected"') :]
+    assert all(item.what in rejected for item in answer.rejected)
+    assert page.count('class="decides"') >= 2
+
+
+def test_the_verb_writes_the_page_and_says_the_same_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["advise", "model=mt5_base", "machine=h100", "devices_per_node=8", "nodes=1", "batch.micro=8"]
+    assert main(words) == 0
+    alone = capsys.readouterr().out
+    assert main([*words, "--page", "a/advice.html"]) == 0
+    assert capsys.readouterr().out == f"{alone}\npage: a/advice.html\n"
+    assert main([*words, "--page", "b.html", "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+    assert Path("b.html").read_text() == Path("a/advice.html").read_text()
