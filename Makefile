@@ -59,7 +59,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.reading
 	$(BIN)/python -m tests.benchmarks.layouts
 
-# How many trials a search takes: 200 replays on published steps, beside random search; some ten minutes of one core.
+# How many trials a search takes: 60 replays of each way on published steps; some ten minutes of one core.
 bench-search: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.search
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bench.cli.predict import PredictionAnswer
     from bench.predict.advice.choices import Choice
     from bench.spec import RunSpec
-    from bench.sweep.planning.prediction import Prediction
+    from bench.sweep.prediction import Prediction
 
 MOST_BARS, BEST = 40, 8
 """Points of a figure, and choices of each engine and number of nodes: the fastest."""

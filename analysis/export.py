@@ -18,16 +18,15 @@ from analysis.metrics import load_metrics
 from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
-from bench import store
 from bench.errors import UserError
 from bench.point_fields import flatten
 from bench.quantities import OBJECTIVES, QUANTITIES
 from bench.record import RunRecord
-from bench.search.costs import keeps_constraints
+from bench.search.proposers import keeps_constraints
 from bench.spec import RunSpec
 from bench.sweep import definition
 from bench.sweep.policy import TrialResult
-from bench.sweep.trial_results import TrialReader
+from bench.sweep.snapshot import read_trial_results
 
 
 def import_library(module: str, package: str, extra: str) -> ModuleType:
@@ -266,7 +265,7 @@ def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
         raise UserError(str(folder), "holds no search", "give the folder of one")
     way = "minimize" if OBJECTIVES[section.objective] == "least" else "maximize"
     study = optuna.create_study(study_name=sweep.study, storage=storage, direction=way)
-    results = TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id)).read_results()
+    results = read_trial_results(folder, sweep)
     kinds = {
         key: optuna.distributions.CategoricalDistribution([_simplify(one) for one in dimension.values])
         if dimension.values is not None

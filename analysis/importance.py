@@ -70,18 +70,22 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
     A functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of each function over the space: the
     variance of its means by the field's values, over its variance.
     """
-    from bench.search.costs import find_cost
+    from bench.search.proposers import find_cost
     from bench.search.space import SearchSpace, format_key
 
-    costs = {format_key(one.trial.values): cost for one in results if (cost := find_cost(section, one)) is not None}
+    costs, noises = dict[str, float](), dict[str, float]()
+    for one in results:
+        if one.quantities and (cost := find_cost(section, one)) is not None:
+            key = format_key(one.trial.values)
+            costs[key], noises[key] = cost, one.quantities.noise(section.objective)
     if len(costs) < _LEAST_TRIALS:
         return ()
     space = SearchSpace(section).list_candidates(section.seed, _MOST_POINTS)
     points = {format_key(values): values for values in space}
     points |= {key: values for one in results if (key := format_key(values := one.trial.values)) in costs}
     places = {key: place for place, key in enumerate(points)}
-    tried, costs_of_tried = [places[key] for key in costs], list(costs.values())
-    drawn = _Process(list(points.values())).draw(tried, costs_of_tried, _DRAWS, np.random.default_rng(section.seed))
+    tried = [(places[key], cost, noises[key]) for key, cost in costs.items()]
+    drawn = _Process(list(points.values())).draw(tried, _DRAWS, np.random.default_rng(section.seed))
     fields = [key for key in section.space if len({_format_level(one.get(key)) for one in points.values()}) > 1]
     found = []
     for key in fields:
@@ -125,25 +129,27 @@ class _Process:
     def __init__(self, values: Sequence[Mapping[str, Any]]) -> None:
         self._codes, self._points = _encode(values), np.arange(len(values))
 
-    def draw(self, tried: Sequence[int], costs: Sequence[float], count: int, generator: np.random.Generator) -> Array:
-        """Draw the costs of all points together, about `count` times, those with the numbers `tried` having had these
-        `costs`: an array of (draws, points)."""
-        at, everything, drawn = np.array(tried), self._points, []
-        for setting in self._fit(tried, costs):
-            own = self._covariance(at, at, setting.scale) + setting.noise**2 * np.eye(len(at))
+    def draw(self, tried: Sequence[tuple[int, float, float]], count: int, generator: np.random.Generator) -> Array:
+        """Draw the costs of all points together, about `count` times: an array of (draws, points). `tried` are numbers
+        of points, their costs, and the noise of each that a sound run has not."""
+        at, costs, noises = (np.array(column) for column in zip(*tried, strict=True))
+        everything, drawn = self._points, []
+        sound = noises == 0  # what scale and noise are usual is told by these; by all where there are fewer
+        chosen = sound if sound.sum() >= _LEAST_TRIALS else np.full(len(at), True)
+        for setting in self._fit(at[chosen], costs[chosen]):
+            own = self._covariance(at, at, setting.scale) + np.diag(setting.noise**2 + noises**2)
             factor = _linalg.cholesky(own, lower=True, overwrite_a=True)
             across = _linalg.solve_triangular(factor, self._covariance(at, everything, setting.scale), lower=True)
-            mean = across.T @ _linalg.solve_triangular(factor, np.array(costs), lower=True)
+            mean = across.T @ _linalg.solve_triangular(factor, costs, lower=True)
             covariance = self._covariance(everything, everything, setting.scale) - across.T @ across
             factor = _linalg.cholesky(covariance + 1e-9 * np.eye(len(everything)), lower=True)
             shape = round(setting.weight * count), len(everything)
             drawn.append(mean + generator.standard_normal(shape) @ factor.T)
         return np.concatenate(drawn)
 
-    def _fit(self, tried: Sequence[int], costs: Sequence[float]) -> list[_Setting]:
+    def _fit(self, tried: NDArray[np.int64], costs: Array) -> list[_Setting]:
         """Return scales and noises by how likely they make the costs; of many trials the likeliest alone."""
-        at = np.array(tried)[-_MOST_FITTED:]
-        deviation = np.array(costs)[-_MOST_FITTED:]
+        at, deviation = tried[-_MOST_FITTED:], costs[-_MOST_FITTED:]
         spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
         deviation, alike = axes.T @ deviation, axes.sum(axis=0)  # along the axes: what is measured, what all share
         likelihoods: dict[tuple[float, float], float] = {}

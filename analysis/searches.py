@@ -72,16 +72,15 @@ def _try_to_read(folder: Path) -> MeasuredSearch | None:
 
 
 def _read_search(folder: Path) -> MeasuredSearch | None:
-    from bench import store
-    from bench.search.costs import keeps_constraints
+    from bench.search.proposers import keeps_constraints
     from bench.sweep import definition
-    from bench.sweep.trial_results import TrialReader
+    from bench.sweep.snapshot import read_trial_results
 
     sweep = definition.find_search(definition.read(folder))
     section = sweep.search.study.search if sweep and sweep.search else None
     if sweep is None or section is None:
         return None
-    results = TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id)).read_results()
+    results = read_trial_results(folder, sweep)
     trials: list[SearchTrial] = []
     spent = 0.0
     for result in results:

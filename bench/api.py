@@ -28,14 +28,13 @@ if TYPE_CHECKING:  # each function imports what it needs: `zeroscale status` nee
     from bench.checks import Check
     from bench.search.planning import PlannedSearch
     from bench.search.verdict import SearchVerdict
-    from bench.sweep.local.attempt import MeasuredRun
-    from bench.sweep.local.local_sweep import SweepResult
-    from bench.sweep.planning.overrides import GivenOverrides
-    from bench.sweep.planning.prediction import Prediction
-    from bench.sweep.planning.single import SingleRun
-    from bench.sweep.planning.study_plan import PlannedSweep
-    from bench.sweep.submission.state import StudyState
-    from bench.sweep.submission.submitting import SubmitResult
+    from bench.sweep.inputs import GivenOverrides
+    from bench.sweep.local_attempt import MeasuredRun
+    from bench.sweep.local_sweep import SweepResult
+    from bench.sweep.plan import PlannedSweep, SingleRun
+    from bench.sweep.prediction import Prediction
+    from bench.sweep.status import StudyState
+    from bench.sweep.submitting import SubmitResult
 
 __all__ = [
     "Progress", "Status", "Study", "UserError", "advise", "cancel", "measure", "plan", "plan_search", "point",
@@ -77,10 +76,10 @@ def plan(
     or a prediction says cannot fit. The rest is for a launcher with a queue: an autopilot that goes on by itself, at
     most `max_queued` jobs at a time, a lower priority, no start before `begin`.
     """
-    from bench.sweep.planning import study_plan
+    from bench.sweep import plan
 
     etiquette = {"max_queued": max_queued, "nice": nice, "begin": begin}
-    return study_plan.plan_sweep(
+    return plan.plan_sweep(
         study, overrides, _convert_path(config_dir),
         repeats=repeats, prune=prune, autopilot=autopilot, etiquette=etiquette,
     )  # fmt: skip
@@ -94,16 +93,16 @@ def run(
     `tell` hears every point that ends, `follow` how far the one under way is.
     """
     from bench.sweep import definition
-    from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
-    from bench.sweep.submission.lost import finalize_lost
-    from bench.sweep.submission.state import read_state
+    from bench.sweep.local_sweep import LocalSweep
+    from bench.sweep.lost import finalize_lost
+    from bench.sweep.status import read_state
 
     if plan.queues:
         raise UserError(f"launcher={plan.sweep.launcher['name']}", "starts elsewhere", "submit the plan")
     folder = Path(results) / plan.sweep.study
     definition.write(folder, plan.sweep)
     finalize_lost(read_state(folder))  # what a machine that went down left of an earlier call
-    wanted = [RequestedRepeat(key, plan.sweep, point) for key, point in plan.sweep.wanted()]
+    wanted = list(plan.sweep.wanted())
     return LocalSweep(folder, wanted, retry=True, tell=tell, follow=follow).run()
 
 
@@ -115,7 +114,7 @@ def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | Non
     from bench import launchers
     from bench.scheduling import SchedulerAway
     from bench.sweep import definition
-    from bench.sweep.submission.submitting import submit_pending
+    from bench.sweep.submitting import submit_pending
 
     if not plan.queues:
         rule, remedy = "has no queue", f"run the plan, or choose {launchers.format_queueing()}"
@@ -149,10 +148,10 @@ def resume(
     """
     from bench import launchers
     from bench.sweep import definition
-    from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
-    from bench.sweep.submission.lost import finalize_lost
-    from bench.sweep.submission.state import read_state
-    from bench.sweep.submission.submitting import submit_pending
+    from bench.sweep.local_sweep import LocalSweep
+    from bench.sweep.lost import finalize_lost
+    from bench.sweep.status import read_state
+    from bench.sweep.submitting import submit_pending
 
     folder = Path(folder)
     sweeps = definition.read(folder)
@@ -166,11 +165,11 @@ def resume(
     if autopilot:
         raise UserError("--autopilot", "this sweep has no queue", "leave it out")
     finalize_lost(read_state(folder))
-    wanted = [RequestedRepeat(key, sweep, point) for key, (sweep, point) in definition.merge_sweeps(sweeps).items()]
+    wanted = list(definition.merge_sweeps(sweeps).values())
     search = None
     if searched:
         from bench.search.planning import restore_search
-        from bench.sweep.local.local_sweep import LocalSearch
+        from bench.sweep.local_sweep import LocalSearch
 
         search = LocalSearch(searched, restore_search(searched).proposer)
     return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow, search=search).run()
@@ -214,23 +213,21 @@ def search(
 
 def search_verdict(folder: Folder) -> "SearchVerdict":
     """Return what the search in a study's folder has found so far."""
-    from bench import store
     from bench.search.planning import restore_search
     from bench.search.verdict import conclude
     from bench.sweep import definition
-    from bench.sweep.trial_results import TrialReader
+    from bench.sweep.snapshot import read_trial_results
 
     folder = Path(folder)
     sweep = definition.find_search(definition.read(folder))
     if sweep is None:
         raise UserError(str(folder), "holds no search", "give the folder of one, or ask for its `status`")
-    results = TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id)).read_results()
-    return conclude(restore_search(sweep).pool, results)
+    return conclude(restore_search(sweep).pool, read_trial_results(folder, sweep))
 
 
 def cancel(folder: Folder) -> list[str]:
     """Cancel every job of a study that its scheduler still has, and no other; return their numbers."""
-    from bench.sweep.submission import submitting
+    from bench.sweep import submitting
 
     return submitting.cancel_jobs(Path(folder))
 
@@ -274,8 +271,8 @@ def status(folder: Folder) -> Status:
 
     While its scheduler does not answer, nothing can be told dead, and what the folder says is returned.
     """
-    from bench.sweep.submission.lost import finalize_lost, keep_ends
-    from bench.sweep.submission.state import read_state
+    from bench.sweep.lost import finalize_lost, keep_ends
+    from bench.sweep.status import read_state
 
     folder = Path(folder)
     try:
@@ -335,7 +332,7 @@ def predict(
     trains: eager, usual or fused. It may stand among the overrides instead; without it the class is usual, whose
     interval is the widest.
     """
-    from bench.sweep.planning import prediction
+    from bench.sweep import prediction
 
     return prediction.predict_points(
         study,
@@ -350,9 +347,9 @@ def predict(
 
 def point(overrides: "GivenOverrides" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
     """Return one point that is to be measured here, checked; `study` is the folder of its results."""
-    from bench.sweep.planning import single
+    from bench.sweep import plan
 
-    return single.plan_point(overrides, study, _convert_path(config_dir))
+    return plan.plan_point(overrides, study, _convert_path(config_dir))
 
 
 def rehearsal(
@@ -365,17 +362,17 @@ def rehearsal(
 ) -> "SingleRun":
     """Return the rehearsal of one rank of a job that may be larger than this machine, checked; with `shapes_only` the
     rank may be larger too. `study` is the folder of its results."""
-    from bench.sweep.planning import single
+    from bench.sweep import plan
 
-    return single.plan_rehearsal(overrides, rank, _convert_path(config_dir), shapes_only=shapes_only, study=study)
+    return plan.plan_rehearsal(overrides, rank, _convert_path(config_dir), shapes_only=shapes_only, study=study)
 
 
 def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":
     """Run what `point` or `rehearsal` made to its end, always anew; return its folder and its record."""
-    from bench.sweep.local import attempt
+    from bench.sweep import local_attempt
 
     study = Path(results) / made.requested.circumstance.study
-    return attempt.run_attempt(made.requested, study, follow, new_repeat=True)
+    return local_attempt.run_attempt(made.requested, study, follow, new_repeat=True)
 
 
 def rehearse(
@@ -406,7 +403,7 @@ def advise(
     on the same machine outrank formulas; by default those of results/runs, if any.
     """
     from bench.advising import questions, search
-    from bench.sweep.planning.overrides import format_overrides
+    from bench.sweep.inputs import format_overrides
 
     return search.find_answer(
         questions.parse_query(format_overrides(question)),

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.engines.deepspeed.library import preload_deepspeed
 from bench.errors import UserError
 from bench.files import get_cache_folder
 from bench.measure.environment import read_cpu_model, read_version
@@ -79,6 +80,7 @@ def _name_processor() -> str:
 
 def load(name: str, device: str, folder: Path) -> bool:
     """Load an op from the folder of builds, which TORCH_EXTENSIONS_DIR names; return whether it had to be built."""
+    preload_deepspeed()
     from deepspeed.ops import op_builder
 
     builder = getattr(op_builder, f"{name}Builder")()

@@ -38,12 +38,14 @@ _UNKNOWN_NOISE = 0.3
 """The same of a run with too few steps for an interval."""
 _UNSTEADY_NOISE = 0.1
 """The same of a run that was timed before its steps were steady."""
+_DEVIATIONS = 1.96
+"""That an interval of 95 % reaches to either side."""
 _LEAST_NOISE = 0.025
 """What a narrower interval adds is left out: two sound runs of one point differ by as much."""
 
 
 class RunQuantities(NamedTuple):
-    """A run that ended well; its interval is of the median step, at 95 %, and knows this run alone."""
+    """A run that ended well; its interval is of its step, at 95 %, and knows this run alone."""
 
     step_s: float
     low_s: float | None
@@ -69,10 +71,17 @@ class RunQuantities(NamedTuple):
         return self._of_time(name, self.step_s)
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return the interval of a quantity that follows from the time of a step; None where there is none."""
-        if name in _TIMELESS or self.low_s is None or self.high_s is None:
+        """Return the interval of a quantity that follows from the time of a step, with the noise of a run that is no
+        sound measurement; None where there is none."""
+        if name in _TIMELESS:
             return None
-        one, other = self._of_time(name, self.low_s), self._of_time(name, self.high_s)
+        low_s, high_s = self.low_s, self.high_s
+        if self.step_noise:
+            reach = math.exp(_DEVIATIONS * self.step_noise)
+            low_s, high_s = self.step_s / reach, self.step_s * reach
+        if low_s is None or high_s is None:
+            return None
+        one, other = self._of_time(name, low_s), self._of_time(name, high_s)
         return None if one is None or other is None else (min(one, other), max(one, other))
 
     def _of_time(self, name: str, step_s: float) -> float | None:
@@ -136,7 +145,7 @@ def _estimate_step_noise(
 ) -> float:
     """Return how far the step time of a run may be off, as a deviation in log; 0 for a sound run."""
     assert observed.steps
-    of_steps = _UNKNOWN_NOISE if interval is None else math.log(interval[1] / interval[0]) / (2 * 1.96)
+    of_steps = _UNKNOWN_NOISE if interval is None else math.log(interval[1] / interval[0]) / (2 * _DEVIATIONS)
     found = [of_steps if of_steps > _LEAST_NOISE else 0.0]
     found += [_UNSTEADY_NOISE] * (not observed.steps.steady)
     found += [_BUSY_NOISE] * is_busy(observed, sum(window))

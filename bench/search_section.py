@@ -121,6 +121,16 @@ class Bound(Frozen):
             return False
         return self.at_most is None or value <= self.at_most
 
+    def compute_distance(self, value: float) -> float:
+        """Return how far a value is beyond it; not above 0 where it keeps to it."""
+        below = -math.inf if self.at_least is None else self.at_least - value
+        above = -math.inf if self.at_most is None else value - self.at_most
+        return max(below, above)
+
+    def __str__(self) -> str:
+        words = (("least", self.at_least), ("most", self.at_most))
+        return " and ".join(f"at {word} {value:.4g}" for word, value in words if value is not None)
+
 
 class RungSection(Frozen):
     """Where trainings may stop, for the best of them to go on: behind a `factor`-th of their tokens, a `factor`-th of

@@ -24,7 +24,7 @@ from bench.predict.step_time import predict_step_time
 from bench.predict.workload import Software
 from bench.record import RunRecord
 from bench.spec import Device, RunSpec
-from bench.sweep.planning import target
+from bench.sweep import inputs
 
 
 class Answer(NamedTuple):
@@ -45,7 +45,7 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
     requests = _compose_requests(query, config_dir, rejected)
     first = next(iter(requests.values()))
     query = query._replace(price=query.price or first.machine.price_per_device_hour)
-    device = target.find_predicted_device(first)
+    device = inputs.find_predicted_device(first)
     query = complete_query(query, first, device, rejected)
     known = _collect_measured(first, device, results, rejected, query.software)
     room = _build_limits(first, device, known)
@@ -74,7 +74,7 @@ def _compose_requests(query: AdviceQuery, config_dir: Path | None, rejected: lis
         pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *query.overrides, ("engine", engine)]
         try:
             request = compose.compose_request(pairs, config_dir)
-            device = target.find_predicted_device(request)
+            device = inputs.find_predicted_device(request)
             _check_predictable(query, request, device)
             found[request.spec.engine.name] = request
         except UserError as error:

@@ -25,9 +25,9 @@ from bench.runtime.process import ForkServer
 from bench.runtime.transport import Rendezvous
 from bench.scheduling import JobContext
 from bench.stragglers import find_slow_links
-from bench.sweep import exclusions, jobs, reconcile, snapshot
+from bench.sweep import jobs, lost, snapshot
 from bench.sweep.definition import RequestedRun, RunKey
-from bench.sweep.exclusions import Exclusion
+from bench.sweep.jobs import Exclusion
 from bench.sweep.policy import (
     Decision,
     PlannedRun,
@@ -70,7 +70,7 @@ class NodeHealth:
     def _exclude(self, host: str, reason: str, runs: Sequence[str]) -> None:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         self._excluded.append(Exclusion(host=host, reason=reason, runs=tuple(runs), at=at))
-        exclusions.write_exclusion(self._folder, self._excluded[-1])
+        jobs.write_exclusion(self._folder, self._excluded[-1])
 
     def format_excluded(self) -> str | None:
         """Return why this allocation is no good any more, or None."""
@@ -271,8 +271,8 @@ class JobLeader:
             for attempt in store.list_attempts(self.study_folder / requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
                 if found and self._is_ours(found):
-                    left_behind = reconcile.LeftBehind.read(attempt.folder)
-                    store.finalize(attempt.folder, reconcile.reconcile_outcome(left_behind, None, restarted=True))
+                    left_behind = lost.LeftBehind.read(attempt.folder)
+                    store.finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
         """Whether this job made an attempt, in this start or an earlier one. What still goes on of an earlier start is

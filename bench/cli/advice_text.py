@@ -25,7 +25,7 @@ from bench.predict.scaling_laws import KAPLAN, find_law
 from bench.predict.workload import format_class, get_network
 from bench.spec import RunSpec
 from bench.stacks import Attention, count_parameters
-from bench.sweep.planning import target
+from bench.sweep import inputs
 
 _EVIDENCE = {
     "measured": "measured, n = {runs}",
@@ -292,7 +292,7 @@ def _list_precision_caveats(winner: Choice) -> Iterator[str]:
 def _list_host_caveats(answer: Answer) -> Iterator[str]:
     """Yield a line on the host where the winner's weights are flattened there."""
     spec, machine = answer.advice.winner.spec, answer.request.machine
-    needed = predict_host_memory(spec, target.find_predicted_device(answer.request), machine.memory_bytes)
+    needed = predict_host_memory(spec, inputs.find_predicted_device(answer.request), machine.memory_bytes)
     if needed and needed.terms.get("flattening"):
         yield format_host_memory(needed, spec.devices_per_node, machine.host_memory_bytes)
 
@@ -348,7 +348,7 @@ def list_length_caveats(answer: Answer) -> Iterator[str]:
     hours = question.predict_hours(winner)
     if (goodput := question.predict_goodput(winner)) is not None:
         yield f"Goodput is by the failure rate of {goodput.source}; hours and costs are with failures."
-    elif hours and hours.likely >= _LONG_H and target.find_predicted_device(answer.request) == "cuda":
+    elif hours and hours.likely >= _LONG_H and inputs.find_predicted_device(answer.request) == "cuda":
         yield "Hours are those of a job that never fails: say storage=2e9, in bytes per second, to count failures."
 
 

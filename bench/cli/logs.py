@@ -22,7 +22,7 @@ from bench.errors import UserError, make_printable
 from bench.files import RESULTS
 from bench.record import Circumstance
 from bench.sweep import jobs, snapshot
-from bench.sweep.job_logs import read_end
+from bench.sweep.jobs import read_end
 
 _POINT = re.compile(r"([0-9a-f]{1,10})(?:/(\d+\.\d+))?")
 _LINES = 20

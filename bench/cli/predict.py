@@ -27,7 +27,7 @@ from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gig
 from bench.predict.step_time import StepTime
 from bench.predict.workload import format_class, get_network
 from bench.stacks import count_parameters
-from bench.sweep.planning.prediction import Prediction
+from bench.sweep.prediction import Prediction
 
 _DOUBT = """\
 Exact, by what torch, transformers and DeepSpeed allocate: weights, master weights, optimizer moments, buckets,

@@ -22,11 +22,10 @@ from bench.errors import UserError, make_printable
 from bench.formatting import describe_result
 from bench.processes import build_module_command
 from bench.scheduling import SchedulerAway
-from bench.sweep import definition, exclusions, snapshot
-from bench.sweep.local.local_sweep import SweepResult
-from bench.sweep.status import PointStatus
-from bench.sweep.submission.state import StudyState
-from bench.sweep.submission.submitting import SubmitResult
+from bench.sweep import definition, jobs, snapshot
+from bench.sweep.local_sweep import SweepResult
+from bench.sweep.status import PointStatus, StudyState
+from bench.sweep.submitting import SubmitResult
 
 _PATIENCE_S = 30.0  # with a scheduler that does not answer
 _AUTOPILOT_PATIENCE_S = 600.0  # of the autopilot, which nobody would call again
@@ -39,8 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`; of a search, if it has
-    found something."""
+    """Return 0 if what is left was submitted or, without a scheduler, if every point ended `ok`; of a search that has
+    ended, if it has found something."""
     options.check_notify(args)
     options.print_unreadable(api.unreadable(args.folder))
     try:
@@ -51,19 +50,21 @@ def run(args: argparse.Namespace) -> int:
         if args.autopilot and job_context.find_job(os.environ).context.job_id:  # nobody else sees it
             finish_autopilot(args.folder, args.notify, str(refusal))
         raise
+    is_search = definition.find_search(definition.read(args.folder)) is not None
     if isinstance(done, SubmitResult):
-        print(sweep.format_submitted(done, args.folder, as_json=args.json))
+        has_ended = is_search and done.has_ended
+        if not has_ended:
+            print(sweep.format_submitted(done, args.folder, as_json=args.json))
         if args.autopilot and not done.queued and done.complete:
             finish_autopilot(args.folder, args.notify)
+        if not has_ended:
+            return 0 if done.good else 1
+    elif not is_search:
+        print(sweep.format_ended(done, as_json=args.json))
+        if not args.json:
+            options.print_answer(args.folder)
         return 0 if done.good else 1
-    if definition.find_search(definition.read(args.folder)):
-        verdict = api.search_verdict(args.folder)
-        print(search.format_verdict(verdict, args.folder, as_json=args.json))
-        return 0 if verdict.best else 1
-    print(sweep.format_ended(done, as_json=args.json))
-    if not args.json:
-        options.print_answer(args.folder)
-    return 0 if done.good else 1
+    return search.print_verdict(args.folder, as_json=args.json)
 
 
 def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
@@ -134,7 +135,7 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
     if open_points:
         lines += ["", "## Without an answer", "", *_list_reasons(open_points)]
     lines += [
-        f"- node {found.host} is not used any more: {found.reason}" for found in exclusions.read_exclusions(view.folder)
+        f"- node {found.host} is not used any more: {found.reason}" for found in jobs.read_exclusions(view.folder)
     ]
     answered = [one for one in view.statuses if one.final]
     if answered:

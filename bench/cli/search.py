@@ -25,7 +25,7 @@ from bench.search.proposers import PATIENCE
 from bench.search.verdict import SearchVerdict, find_interval
 from bench.search_section import SearchSection
 from bench.sweep.policy import Proposal, TrialResult
-from bench.sweep.submission.submitting import SubmitResult
+from bench.sweep.submitting import SubmitResult
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +50,16 @@ def run(args: argparse.Namespace) -> int:
             tell=terminal.teller(quiet=args.json),
             follow=follow,
         )
-    if isinstance(done, SubmitResult):
+    if isinstance(done, SubmitResult) and not done.has_ended:
         print(sweep.format_submitted(done, folder, as_json=args.json))
         return 0 if done.good else 1
+    return print_verdict(folder, as_json=args.json)
+
+
+def print_verdict(folder: Path, *, as_json: bool) -> int:
+    """Print what a search has found; return the exit code, 0 if that is anything."""
     verdict = api.search_verdict(folder)
-    print(format_verdict(verdict, folder, as_json=args.json))
+    print(format_verdict(verdict, folder, as_json=as_json))
     return 0 if verdict.best else 1
 
 
@@ -110,12 +115,7 @@ def _list_first(plan: PlannedSearch) -> list[Proposal]:
 
 
 def _format_constraints(section: SearchSection) -> str:
-    words = [
-        f"{name} at {word} {value:.4g}"
-        for name, bound in section.constraints.items()
-        for word, value in (("least", bound.at_least), ("most", bound.at_most))
-        if value is not None
-    ]
+    words = [f"{name} {bound}" for name, bound in section.constraints.items()]
     return f", with {' and '.join(words)}" if words else ""
 
 
@@ -131,7 +131,7 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
             f"{100 * math.expm1(2 * noise):.0f} %; measure it again, `zeroscale run` with its overrides"
         )
     if not verdict.best:
-        lines.append("nothing that was tried ended well and kept to the constraints")
+        lines.append(verdict.unmet or "nothing that was tried ended well")
     if verdict.equals:
         lines.append(f"not told apart from it by their intervals, each of one run: {len(verdict.equals)}")
         lines += [f"  {_format_trial(section, one)}" for one in verdict.equals[:_SHOWN]]
@@ -150,6 +150,8 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
         )
     if verdict.pending:
         lines.append(f"without an answer: {format_count(verdict.pending, 'trial')}")
+    if verdict.environments > 1:
+        lines.append(f"trials ran in {verdict.environments} environments, which may differ by more than points do")
     if verdict.is_settled:
         lines.append(f"ended: its last {PATIENCE} trials gained less than {100 * section.gain:g} % together")
     elif verdict.is_spent:
@@ -183,8 +185,10 @@ def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:
         "outcomes": verdict.outcomes,
         "ended_early": verdict.ended_early,
         "pending": verdict.pending,
+        "environments": verdict.environments,
         "points": verdict.candidates,
         "never_feasible": verdict.never_feasible,
+        "unmet": verdict.unmet or None,
         "node_hours": verdict.node_hours,
         "none_ended": verdict.none_ended,
         "reached": {str(tokens): number for tokens, number in verdict.reached.items()},

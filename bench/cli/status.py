@@ -24,10 +24,9 @@ from bench.cli import options
 from bench.errors import make_printable
 from bench.formatting import format_count
 from bench.scheduling import JobState
-from bench.sweep import exclusions
+from bench.sweep import jobs
 from bench.sweep.jobs import SubmittedJob
-from bench.sweep.status import PointStatus, describe_wait
-from bench.sweep.submission.state import StudyState
+from bench.sweep.status import PointStatus, StudyState, describe_wait
 
 _WAIT_S = 5.0
 _STUCK_S = (
@@ -73,7 +72,7 @@ def _format_text(view: StudyState, *, every: bool) -> str:
     lines = [_format_line(one) for one in view.statuses if every or not (one.final and one.outcome == "ok")]
     lines += [
         f"node {found.host} is not used any more: {found.reason} (runs {', '.join(found.runs)})"
-        for found in exclusions.read_exclusions(view.folder)
+        for found in jobs.read_exclusions(view.folder)
     ]
     lines += [make_printable(line) for line in _list_job_lines(view)]
     return "\n".join([*lines, format_summary(view)])
@@ -120,7 +119,7 @@ def _format_json(status: api.Status) -> str:
         "queue": None
         if status.scheduler_away
         else [_build_plain_job(view, job, state) for job, state in view.list_live()],
-        "excluded_nodes": [found.model_dump() for found in exclusions.read_exclusions(view.folder)],
+        "excluded_nodes": [found.model_dump() for found in jobs.read_exclusions(view.folder)],
         "unreadable": [{"file": str(error.path), "why": error.why} for error in view.seen.unreadable],
         "points": [
             {

@@ -31,19 +31,17 @@ from bench.predict.memory import PROCESS_BYTES
 from bench.quantities import compute_node_hours
 from bench.spec import RunSpec, read_protocol
 from bench.store import RECORD, read_record
-from bench.sweep import jobs
+from bench.sweep import jobs, submitting
 from bench.sweep.definition import SweepDefinition
-from bench.sweep.duration import compute_minutes
-from bench.sweep.feasible import is_far_out_of_memory
-from bench.sweep.forecast import Forecast, MemoryForecast, explain_unpredicted
+from bench.sweep.forecast import Forecast, MemoryForecast, compute_minutes, explain_unpredicted
 from bench.sweep.jobs import Job
-from bench.sweep.local.local_sweep import SweepResult
+from bench.sweep.local_sweep import SweepResult
+from bench.sweep.pruning import is_far_out_of_memory
 from bench.sweep.status import PointStatus
-from bench.sweep.submission import submitting
-from bench.sweep.submission.batching import JobBatcher
+from bench.sweep.submitting import JobBatcher
 
 if TYPE_CHECKING:
-    from bench.sweep.planning.study_plan import PlannedSweep
+    from bench.sweep.plan import PlannedSweep
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +116,7 @@ def format_json(sweep: SweepDefinition) -> str:
             "predicted": predictions.plain(index),
             "spec": RunSpec.model_validate(point.spec).model_dump(mode="json", by_alias=True),
         }
-        for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
+        for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
     ]
     return json.dumps(plain, indent=1)
 
@@ -129,7 +127,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path) -> s
     planned = _plan_jobs(sweep, predictions) if launchers.load(str(sweep.launcher["name"])).QUEUES else []
     script = {requested.key: f"job {number}" for number, job in enumerate(planned, 1) for requested in job.points}
     lines = []
-    for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True):
+    for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True):
         limit = f"  limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
         lines.append(f"{point.line}  repeat {key.repeat}{limit}" + (f"  {script[key]}" if key in script else ""))
         lines.append(predictions.line(index))
@@ -158,7 +156,7 @@ def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Pa
     command = ["zeroscale", "sweep", *overrides, "--repeats", str(ENOUGH)]
     command += ["--results", str(results)] if results != RESULTS else []
     command += ["--config-dir", str(config_dir)] if config_dir else []
-    paths = [sorted((results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _ in sweep.wanted()]
+    paths = [sorted((results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _, _ in sweep.wanted()]
     taken = [compute_node_hours(read_record(path)) for found in paths for path in found]
     known = [hours for hours in taken if hours is not None]
     predicted = PredictionText(sweep).format_node_hours(ENOUGH)
@@ -170,7 +168,7 @@ def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText") -> list[Jo
     """Return the jobs as they would be submitted to a cluster without limits of its own: planning asks nobody."""
     waiting = [
         PointStatus(key, point, sweep, "waiting", "", "", 0, "")
-        for (key, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
+        for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
         if not predictions.infeasible(index)
     ]
     _, options = submitting.load_launcher(sweep)

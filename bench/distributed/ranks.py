@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bench import objectives
 from bench.spec import RunSpec
-from bench.tokens import IGNORED, TokenKind
+from bench.tokens import IGNORED, PAD, TokenKind
 
 _CHUNK = 2**16
 """Elements that are converted at a time: torch would make a copy of the whole tensor in fp64."""
@@ -52,6 +52,9 @@ def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator
 
     To divide by all target tokens their number has to be known before the first backward: all micro-batches are taken
     at once then, and their number is added over the ranks. Else each is taken when it is needed. Collective.
+
+    A micro-batch without any target token weighs nothing. Its own mean would be 0 / 0, no number even times 0: it gets
+    one target. Of a step without any at all, the loss is no number.
     """
     if not objectives.weighs_targets(spec):
         yield from (WeightedBatch(batch, None) for batch in micro_batches)
@@ -61,7 +64,15 @@ def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator
     total = counts.sum()
     dist.all_reduce(total)  # over the ranks of each copy of the model too, which have the same samples
     weights = (counts * (len(batches) * dist.get_world_size()) / total).float()
+    batches = [_give_target(batch, count) for batch, count in zip(batches, counts, strict=True)]
     yield from map(WeightedBatch, batches, weights.unbind())
+
+
+def _give_target(batch: dict[str, Tensor], count: Tensor) -> dict[str, Tensor]:
+    """Return a micro-batch whose last label counts if no other does, without waiting for the device to know."""
+    labels = batch["labels"].clone()
+    labels[0, -1] = torch.where(count > 0, labels[0, -1], PAD)
+    return batch | {"labels": labels}
 
 
 def count_targets(kinds: Sequence[TokenKind], tensors: Mapping[str, Tensor]) -> Tensor:

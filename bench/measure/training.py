@@ -100,7 +100,8 @@ class Training:
             count = int(count_targets(objective.KINDS, batch.tensors))
             loss = self._engine.evaluate([self._copy(batch.tensors)])
             assert loss is not None
-            losses.append(float(loss) * (count if objective.REDUCTION == "mean" else 1))
+            weight = count if objective.REDUCTION == "mean" else 1
+            losses.append(float(loss) * weight if count else 0.0)  # without a target, the mean loss is no number
             targets.append(float(count))
         wait_for(self._device)
         mine = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)

@@ -27,8 +27,8 @@ from bench.runtime.process import set_parent_death_signal
 from bench.scheduling import JobSetup, SchedulingOptions
 from bench.spec import RunSpec
 from bench.study import Study, list_control_pairs
-from bench.sweep.planning import target
-from bench.sweep.planning.overrides import GivenOverrides, find_study, format_overrides
+from bench.sweep import inputs
+from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
 from bench.terminal import Progress
 
 _WITHOUT_NETWORK = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))  # as root, and as others
@@ -138,7 +138,7 @@ def _keys(spec: RunSpec) -> dict[str, str]:
 
 
 def _device(request: Request) -> str:
-    return target.find_device(request) or _setup(request).device or "cpu"
+    return inputs.find_device(request) or _setup(request).device or "cpu"
 
 
 def _setup(request: Request) -> JobSetup:
@@ -229,7 +229,7 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
     """Return every point of the study or of the comma lists, its control point included."""
     chosen, given = find_study(study, overrides, config_dir, "prepare")
     requests = [
-        point.composed for point in compose.compose_points(chosen, given, config_dir, target.find_device).points
+        point.composed for point in compose.compose_points(chosen, given, config_dir, inputs.find_device).points
     ]
     if control := list_control_pairs(chosen, given):
         requests.append(compose.compose_request(control, config_dir))

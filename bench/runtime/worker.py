@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from bench import data, engines, job_context, layout, models, store
+from bench import data, engines, extensions, job_context, layout, models, store
 from bench.measure import devices, environment, rendezvous
 from bench.measure.channel import STARTED_AT, Channel
 from bench.measure.failures import InjectedFault, Refused
@@ -123,6 +123,7 @@ class RankWorker:
         spec = self.spec
         with self.phase("data"):
             self.open_data()
+        self.load_operations()
         with memory.trace_memory(self.device) as self.initialisation:
             with self.phase("model"):
                 module = self.build_module()
@@ -145,6 +146,18 @@ class RankWorker:
         self.initialisation_rss = memory.read_peak_rss_bytes()
         self.device_peak = memory.DeviceUsePeak(self.device)
         self.device_peak.look()
+
+    def load_operations(self) -> None:
+        """Load the engine's compiled ops, such as DeepSpeed's CPUAdam; what was never built is built in this phase. The
+        engine itself would wait for ever for a build that was killed, and its start would be a minute longer."""
+        names, folder = engines.facts(self.spec).compiled_ops, os.environ.get(extensions.FOLDER)
+        if not names or folder is None:
+            return
+        with self.phase("ops"):
+            for is_turn in (self.local_rank == 0, self.local_rank != 0):  # a node's first rank builds for the others
+                for name in names if is_turn else ():
+                    extensions.load(name, self.device.type, Path(folder))
+                self.peers.barrier()
 
     def open_data(self) -> None:
         """Open the data; of a training, behind what it has seen where it goes on from a checkpoint."""

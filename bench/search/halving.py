@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench.search.candidates import CandidatePool
-from bench.search.costs import find_cost
-from bench.search.proposers import is_spent
-from bench.search.space import Values, format_key
+from bench.search.proposers import find_cost, is_spent
+from bench.search.space import CandidatePool, Values, format_key
 from bench.search_section import RungSection, SearchSection
 from bench.sweep.policy import Proposal, Proposer, TrialResult
 

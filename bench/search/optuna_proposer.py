@@ -3,6 +3,7 @@
 Nothing is kept beside the trials: what a sampler stores of its own is in each trial's file, and its random numbers
 begin from the search's seed and the trial's number, so that a search that was killed asks for the same. What failed, or
 keeps not to the constraints, is told as a violated constraint and, for samplers that know none, as worse than the rest.
+They know no noise of single trials: what a busy or short run came to is told nearer to the mean.
 """
 
 import importlib
@@ -12,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.errors import UserError
-from bench.search.candidates import CandidatePool, SearchCandidate
-from bench.search.costs import compute_cost, find_cost
-from bench.search.proposers import is_settled, is_spent
-from bench.search.space import Values
+from bench.search.proposers import compute_cost, compute_told_costs, is_settled, is_spent
+from bench.search.space import CandidatePool, SearchCandidate, Values
 from bench.search_section import Dimension
 from bench.sweep.policy import Proposal, TrialResult
 
@@ -155,7 +154,7 @@ class OptunaProposer:
         )
 
     def _list_costs(self, results: Sequence[TrialResult]) -> list[float | None]:
-        return [find_cost(self._section, result) for result in results]
+        return compute_told_costs(self._section, results)
 
     def _suggest(self, trial: Any) -> Values:
         """Ask for a value of each dimension that is set."""

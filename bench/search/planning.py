@@ -1,5 +1,6 @@
 """From what a user asks to a search that can propose its trials, new or gone on with."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,21 +11,20 @@ from bench.config.compose import GROUPS, StudyPoint
 from bench.config.decode import decode_model
 from bench.config.rule_fields import list_field_names
 from bench.errors import UserError, suggest_nearest
-from bench.search.candidates import CandidatePool
-from bench.search.early_end import EarlyEnd
+from bench.formatting import format_count
 from bench.search.halving import HalvingProposer
-from bench.search.proposers import ListProposer
-from bench.search.space import SearchSpace, list_pairs
+from bench.search.proposers import EarlyEnd, ListProposer
+from bench.search.space import CandidatePool, SearchCandidate, SearchSpace, list_pairs
 from bench.search_section import Dimension, SearchSection
 from bench.study import Pair, Study
-from bench.sweep import definition
+from bench.sweep import definition, inputs, plan
 from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, SweepRules, Trial
-from bench.sweep.planning import present, study_plan, target
-from bench.sweep.planning.overrides import GivenOverrides, find_study, format_overrides
+from bench.sweep.forecast import FAR_OUT_FACTOR
+from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
+from bench.sweep.lost import finalize_lost, keep_ends
 from bench.sweep.policy import Proposer
-from bench.sweep.submission.lost import finalize_lost, keep_ends
-from bench.sweep.submission.state import read_state
-from bench.sweep.trial_results import TrialReader
+from bench.sweep.snapshot import TrialReader
+from bench.sweep.status import read_state
 
 _TRIED_FOR_FIRST = 200  # values of a space of which one has to make a point that can run
 _MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # of a search that goes on
@@ -35,8 +35,11 @@ _ONE_OF = ("machine", "launcher")  # for all trials: what differs by these is no
 class SearchPoints:
     """The points of a search's space: each composed and checked when its values are asked for."""
 
-    def __init__(self, study: Study, overrides: tuple[str, ...], config_dir: Path | None) -> None:
-        """UserError for a study without a search, for several values of a key, and for a field that is none."""
+    def __init__(
+        self, study: Study, overrides: tuple[str, ...], config_dir: Path | None, machine: str | None = None
+    ) -> None:
+        """UserError for a study without a search, for several values of a key, and for a field that is none. `machine`
+        is that of a search that goes on: the one that conf/config.yaml names may be another by now."""
         if study.search is None:
             rule = "has no `search` section"
             raise UserError(f"study={study.name}", rule, "give one with a space and an objective, or use `sweep`")
@@ -53,14 +56,15 @@ class SearchPoints:
             rule = "a search with rungs says where its trainings stop"
             raise UserError("learning.stop_after", rule, "leave it out, or search.rungs")
         self.section = section.model_copy(update={"space": space})
-        self.study = study.model_copy(update={"search": self.section})
+        base = study.base if machine is None else {"machine": machine} | study.base
+        self.study = study.model_copy(update={"search": self.section, "base": base})
 
     def build(self, values: Mapping[str, Any]) -> StudyPoint:
         """Return the point with these values of the space; UserError for one that is left out or cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
-        found = compose.compose_points(study, pinned, self.config_dir, target.find_device).points[0]
-        present.check_devices(found.composed)
+        found = compose.compose_points(study, pinned, self.config_dir, inputs.find_device).points[0]
+        inputs.check_devices(found.composed)
         if self.section.objective == "validation_loss" and found.composed.spec.learning.tokens is None:
             rule = "is of a training to its end, and there is none"
             raise UserError("search.objective=validation_loss", rule, "give learning.tokens in base")
@@ -68,8 +72,8 @@ class SearchPoints:
 
     def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:
         """Return the same as it is asked for, with what is predicted of it."""
-        varied = {f"{key}={value}" for key, value in list_pairs(values) if not study_plan.is_shown_in_line(key)}
-        return study_plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
+        varied = {f"{key}={value}" for key, value in list_pairs(values) if not plan.is_shown_in_line(key)}
+        return plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
 
 
 class PlannedSearch(NamedTuple):
@@ -100,21 +104,46 @@ def plan_search(
         except UserError as error:
             refused = refused or error
         else:
-            return _build_search(points, pool_space, _define_search(points, first, etiquette))
+            planned = _build_search(points, pool_space, _define_search(points, first, etiquette))
+            _check_within_reach(planned.pool)
+            return planned
     rule = f"none of its points can run; of the first the reason is: {refused}"
     raise UserError("search.space", rule, "change the space, or the rules that leave points out")
 
 
 def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
     """Return what is written down of a search, whose trials are added later; `first` is any of its points."""
-    options, study = study_plan.merge_options([first], etiquette, False), points.study
+    options, study = plan.merge_options([first], etiquette, False), points.study
     request = SearchRequest(
         study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None
     )
     budget = study.budget.model_copy(update={"node_hours": points.section.node_hours or study.budget.node_hours})
-    return study_plan.define_sweep(
+    return plan.define_sweep(
         study, [first.composed], options, SweepRules(budget=budget), points=(), order=(), search=request
     )
+
+
+def _check_within_reach(pool: CandidatePool) -> None:
+    """Raise UserError where every point is predicted far out of a device's memory, or of what a constraint leaves."""
+    bound = pool.section.constraints.get("peak_bytes")
+    most = math.inf if bound is None or bound.at_most is None else bound.at_most
+    looked_at = (pool.find(values) for values in pool.space.list_candidates(pool.section.seed))
+    if any(one and one.may_fit and _predict_peak(one) <= FAR_OUT_FACTOR * most for one in looked_at):
+        return
+    candidates = [one for one in pool.list_all() if one.may_fit]
+    if not candidates:
+        count = format_count(len(pool.list_all()), "point")
+        rule = f"each of its {count} is predicted far out of memory of a device of {pool.machine.name}"
+        raise UserError("search.space", rule, "change the space, or the machine")
+    rule = f"{bound}, and each of its {format_count(len(candidates), 'point')} is predicted to need more"
+    least = f"the least {min(map(_predict_peak, candidates)):.4g}"
+    raise UserError("search.constraints.peak_bytes", f"{rule}, {least}", "loosen it, or change the space")
+
+
+def _predict_peak(candidate: SearchCandidate) -> float:
+    """Return the bytes of live tensors that are predicted of a candidate; 0 where nothing is."""
+    forecast = candidate.point.forecast
+    return forecast.room.tensor_bytes if forecast and forecast.room else 0
 
 
 def restore_search(sweep: SweepDefinition) -> PlannedSearch:
@@ -122,7 +151,7 @@ def restore_search(sweep: SweepDefinition) -> PlannedSearch:
     request = sweep.search
     assert request
     config_dir = Path(request.config_dir) if request.config_dir else None
-    points = SearchPoints(request.study, request.overrides, config_dir)
+    points = SearchPoints(request.study, request.overrides, config_dir, next(iter(sweep.machines)))
     return _build_search(points, SearchSpace(points.section, points.study.base), sweep)
 
 

@@ -2,16 +2,83 @@
 have."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
-from bench.search.candidates import CandidatePool
-from bench.search.costs import find_cost
+from bench.errors import UserError
+from bench.formatting import format_count
+from bench.quantities import OBJECTIVES, compute_work
+from bench.search.space import CandidatePool
 from bench.search_section import SearchSection
-from bench.sweep.policy import Proposal, TrialResult
+from bench.spec import RunSpec
+from bench.sweep.definition import SweepPoint
+from bench.sweep.policy import Proposal, Proposer, TrialResult
+
+_LEAST_SPREAD = 0.01
+"""Of costs, as a deviation: points of a space differ by some percent, however little the noise leaves of it."""
+
+
+def compute_cost(objective: str, value: float | None) -> float | None:
+    """Return the cost of a value of an objective; None where it is unknown."""
+    if value is None or value <= 0:
+        return None
+    return math.log(value) if OBJECTIVES[objective] == "least" else -math.log(value)
+
+
+def find_cost(section: SearchSection, result: TrialResult) -> float | None:
+    """Return what a trial cost; None for one that failed, that keeps not to the constraints, or that has no answer."""
+    if result.quantities is None or not keeps_constraints(section, result):
+        return None
+    return compute_cost(section.objective, result.quantities.get(section.objective))
+
+
+def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
+    """Return the costs of trials as a sampler is told them that knows no noise of single trials: that of a run that was
+    no sound measurement lies so much nearer to the mean of all as noise explains its distance (Efron and Morris,
+    1975)."""
+    costs = [find_cost(section, result) for result in results]
+    noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
+    known = [(cost, noise**2) for cost, noise in zip(costs, noises, strict=True) if cost is not None]
+    if not any(noise for _, noise in known):
+        return costs
+    spread = statistics.pvariance(cost for cost, _ in known) - statistics.mean(noise for _, noise in known)
+    spread = max(spread, _LEAST_SPREAD**2)
+    middle = statistics.fmean([cost for cost, _ in known], weights=[1 / (spread + noise) for _, noise in known])
+    return [
+        None if cost is None else middle + (cost - middle) * spread / (spread + noise**2)
+        for cost, noise in zip(costs, noises, strict=True)
+    ]
+
+
+def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
+    """Whether a trial ended well and every bounded quantity is known and within its bounds."""
+    measured = result.quantities
+    return measured is not None and all(bound.holds(measured.get(name)) for name, bound in section.constraints.items())
+
+
+def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str:
+    """Return which constraints no trial that ended well keeps to, and how near one came; empty where one keeps to all,
+    and where none ended well."""
+    measured = [result.quantities for result in results if result.quantities]
+    if not measured or any(keeps_constraints(section, result) for result in results):
+        return ""
+    remedy = "loosen it, or change the space"
+    for name, bound in section.constraints.items():
+        if any(bound.holds(one.get(name)) for one in measured):
+            continue
+        known = [value for one in measured if (value := one.get(name)) is not None]
+        nearest = f"the nearest has {min(known, key=bound.compute_distance):.4g}" if known else "it is known of none"
+        rule = f"of {format_count(len(measured), 'trial')} that ended well none has {bound}; {nearest}"
+        return str(UserError(f"search.constraints.{name}", rule, remedy))
+    names = ", ".join(section.constraints)
+    rule = f"of {format_count(len(measured), 'trial')} that ended well none keeps to all of them"
+    return str(UserError(f"search.constraints: {names}", rule, "loosen one, or change the space"))
+
 
 PATIENCE = 20
-"""A search by one of Optuna's samplers ends once so many trials in a row improve the best by less than `gain`. In 60
-replays on published steps (docs/guides/search.md) a search by `gp` never needed as many for its next improvement."""
+"""A search by one of Optuna's samplers ends once so many trials in a row improve the best by less than `gain`. Replays
+by `gp` had found the best of all after 12 trials with rough predictions and after 16 without any (medians); how many of
+them would have ended before, was not measured."""
 
 
 def is_spent(section: SearchSection, results: Sequence[TrialResult]) -> bool:
@@ -25,7 +92,8 @@ def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
     never settled: their losses compare with their like alone."""
     if section.rungs or section.sampler in ("grid", "random"):
         return False
-    costs = [math.inf if (cost := find_cost(section, one)) is None else cost for one in results if one.outcome]
+    answered = [one for one in results if one.outcome]
+    costs = [math.inf if cost is None else cost for cost in compute_told_costs(section, answered)]
     return len(costs) > PATIENCE and min(costs[:-PATIENCE]) - min(costs) < section.gain
 
 
@@ -46,3 +114,43 @@ class ListProposer:
         left = (candidate for candidate in self._candidates if candidate.point.config_id not in tried)
         found = next(left, None)
         return Proposal(found.point, found.values) if found else None
+
+
+MARGIN = 0.1
+"""By so much more than the best may a step take before a trial is ended: two runs of the same differ by some percent
+more than the steps of either show."""
+
+
+class EarlyEnd:
+    """A proposer whose trials end their windows once a step surely takes longer than that of a winner could."""
+
+    def __init__(self, proposer: Proposer, section: SearchSection) -> None:
+        self._proposer, self._section = proposer, section
+
+    def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
+        """Return what the proposer asks for, with the longest step that is worth its whole window."""
+        proposal = self._proposer.propose(results)
+        if proposal is None:
+            return None
+        limit_s = compute_step_limit_s(self._section, proposal.point, results)
+        return proposal._replace(point=proposal.point.model_copy(update={"step_limit_s": limit_s}))
+
+
+def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
+    """Return the seconds of a step above which a point cannot be the best: a trial surely needs less for the same work,
+    by the end of its interval. None while there is none, or where what is sought does not follow from the time of a
+    step."""
+    ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
+    spec = RunSpec.model_validate(point.spec)
+    tokens = float(spec.global_batch * spec.tokens_per_sample)
+    work = compute_work(section.objective, spec.global_batch, tokens, spec.nodes)
+    if not ended or not work:
+        return None
+    limits_s = []
+    for one in ended:
+        value, interval = one.get(section.objective), one.interval(section.objective)
+        if interval:
+            value = interval[0] if OBJECTIVES[section.objective] == "most" else interval[1]
+        assert value
+        limits_s.append(value if section.objective == "step_s" else work / value)
+    return min(limits_s) * (1 + MARGIN)

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.search.candidates import CandidatePool
-from bench.search.costs import find_cost
 from bench.search.halving import HalvingProposer, find_end, select_furthest
-from bench.search.proposers import ListProposer, is_settled, is_spent
+from bench.search.proposers import ListProposer, explain_unmet, find_cost, is_settled, is_spent
+from bench.search.space import CandidatePool
 from bench.search_section import SearchSection
 from bench.sweep.policy import TrialResult
 
@@ -17,10 +16,12 @@ class SearchVerdict(NamedTuple):
 
     section: SearchSection
     best: TrialResult | None  # None: nothing ended well and kept to the constraints
+    unmet: str  # the constraints that nothing that ended well kept to, in one line; empty where something did
     equals: tuple[TrialResult, ...]  # whose intervals overlap that of the best, the better first
     outcomes: Counter[str]
     ended_early: int  # of those that ended well: their steps could not win
     pending: int  # trials without an answer
+    environments: int  # in which trials with as many devices on a node have their answers, at most
     node_hours: float
     candidates: int | None  # points of the space that may fit; None where they are too many to list
     never_feasible: int
@@ -45,7 +46,7 @@ class SearchVerdict(NamedTuple):
     def _is_finished(self) -> bool:
         if self.section.rungs:
             return self.is_exhausted
-        return self.is_settled or self.candidates == sum(self.outcomes.values())
+        return self.candidates == sum(self.outcomes.values()) or self.is_settled
 
 
 def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
@@ -56,12 +57,20 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
     ended.sort(key=lambda pair: pair[0])
     best = ended[0][1] if ended else None
     listed = pool.list_all() if pool.space.list_all() is not None else None
+    trained = [result.trial.point.spec for result in results if section.rungs]
+    reached = Counter(
+        find_end(result.trial.point.spec)
+        for result in results
+        if section.rungs and find_cost(section, result) is not None
+    )
     return SearchVerdict(
         section=section,
         best=best,
+        unmet=explain_unmet(section, results),
         equals=tuple(result for _, result in ended[1:] if best and _overlap(section, best, result)),
         outcomes=Counter(result.outcome for result in results if result.outcome),
         ended_early=sum(result.quantities is not None and result.quantities.ended_early for result in results),
+        environments=_count_environments(results),
         pending=sum(result.outcome is None for result in results),
         node_hours=sum(result.node_hours for result in results),
         candidates=sum(candidate.may_fit for candidate in listed) if listed is not None else None,
@@ -69,30 +78,21 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         cannot_run=len(pool.explain_left_out()),
         is_settled=is_settled(section, results),
         is_spent=is_spent(section, results),
-        reached=_count_reached(section, results),
-        whole_tokens=_find_whole_tokens(section, results),
-        is_exhausted=section.rungs is not None and _is_exhausted(pool, results),
+        reached=dict(sorted(reached.items())),
+        whole_tokens=max((int(spec["learning"]["tokens"]) for spec in trained), default=None),
+        is_exhausted=section.rungs is not None
+        and HalvingProposer(pool, ListProposer(pool, at_random=False)).propose(results) is None,
     )
 
 
-def _count_reached(section: SearchSection, results: Sequence[TrialResult]) -> dict[int, int]:
-    """Return how many trainings ended well behind how many tokens, the fewest tokens first."""
-    if section.rungs is None:
-        return {}
-    ended = (result.trial.point.spec for result in results if find_cost(section, result) is not None)
-    return dict(sorted(Counter(map(find_end, ended)).items()))
-
-
-def _find_whole_tokens(section: SearchSection, results: Sequence[TrialResult]) -> int | None:
-    """Return the tokens of a whole training; None of a search without rungs or trials."""
-    if section.rungs is None:
-        return None
-    return max((int(result.trial.point.spec["learning"]["tokens"]) for result in results), default=None)
-
-
-def _is_exhausted(pool: CandidatePool, results: Sequence[TrialResult]) -> bool:
-    """Whether no training of a search with rungs may go on, and every one of its space has begun."""
-    return HalvingProposer(pool, ListProposer(pool, at_random=False)).propose(results) is None
+def _count_environments(results: Sequence[TrialResult]) -> int:
+    """Return in how many environments trials have their answers; the threads of a rank, which are part of one, follow
+    from the devices of a node."""
+    found: dict[int, set[str]] = {}
+    for result in results:
+        if result.environment_id:
+            found.setdefault(result.trial.point.devices_per_node, set()).add(result.environment_id)
+    return max(map(len, found.values()), default=0)
 
 
 def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:

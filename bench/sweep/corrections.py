@@ -1,14 +1,17 @@
-"""What the measured runs of a study say of the predictions for its other points."""
+"""What the measured runs of a study say of the predictions for its other points, and of their time limits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench import store
 from bench.predict import neighbours
 from bench.predict.neighbours import UNCORRECTED, Correction, Neighbour, PredictedRun
 from bench.record import RunRecord
+from bench.spec import read_protocol
 from bench.store import RunAttempt
+from bench.sweep import forecast
 from bench.sweep.definition import SweepPoint
+from bench.sweep.status import PointStatus, StudyState
 
 
 class MeasuredCorrections:
@@ -61,3 +64,34 @@ def _read_record(path: Path) -> RunRecord | None:
         return store.read_record(path)
     except (OSError, store.Unreadable):
         return None
+
+
+def extend_time_limits(
+    left: Sequence[PointStatus], view: StudyState, corrections: MeasuredCorrections
+) -> list[PointStatus]:
+    """Return points with the limits that they are to be submitted with.
+
+    Neighbours lengthen a limit and never shorten it: that would gain little, and the next point may be unlike them. A
+    point whose time once ran out gets the longest limit at once, so that no prediction can lose it.
+    """
+    return [
+        point_status._replace(
+            point=point_status.point.model_copy(
+                update={"time_limit_min": _compute_limit_min(point_status, view, factor)}
+            )
+        )
+        for point_status in left
+        for factor in [max(1.0, corrections.correction(point_status.point).step)]
+    ]
+
+
+def _compute_limit_min(point_status: PointStatus, view: StudyState, factor: float) -> float | None:
+    point = point_status.point
+    step = point.forecast.step if point.forecast else None
+    if point.bound_min is None or step is None:
+        return point.time_limit_min
+    if any(attempt.outcome == "timeout" for attempt in view.seen.of(point_status.key)):
+        return point.bound_min
+    protocol = read_protocol(point.spec["measure"])
+    setup_min = point_status.sweep.scheduling.setup_min
+    return forecast.compute_limit_min(protocol, factor * step.high_s, setup_min, point.bound_min)

@@ -62,6 +62,18 @@ class SweepPoint(Frozen):
     spec: dict[str, Any]
 
 
+class RequestedRepeat(NamedTuple):
+    """One repeat of one point that is to have an answer."""
+
+    key: RunKey
+    sweep: "SweepDefinition"
+    point: SweepPoint
+
+    def request(self) -> RequestedRun:
+        """Return one attempt at it, ready to be started."""
+        return self.sweep.requested(self.point, self.key.repeat)
+
+
 class SweepRules(Frozen):
     """How a sweep goes about its points."""
 
@@ -110,11 +122,11 @@ class SweepDefinition(Frozen):
         ours = {key: self.launcher[key] for key in SchedulingOptions.model_fields if key in self.launcher}
         return SchedulingOptions.model_validate(ours)
 
-    def wanted(self) -> Iterator[tuple[RunKey, SweepPoint]]:
+    def wanted(self) -> Iterator[RequestedRepeat]:
         """Yield everything that is to have an answer, in order."""
         for repeat, index in self.order:
             point = self.points[index]
-            yield RunKey(point.config_id, point.machine, repeat), point
+            yield RequestedRepeat(RunKey(point.config_id, point.machine, repeat), self, point)
 
     def requested(
         self, point: SweepPoint, repeat: int, *, control: bool = False, again: bool = False, kin: Siblings | None = None
@@ -229,10 +241,6 @@ def find_search(sweeps: Sequence[SweepDefinition]) -> SweepDefinition | None:
     return next((sweep for sweep in reversed(sweeps) if sweep.search), None)
 
 
-def merge_sweeps(sweeps: Sequence[SweepDefinition]) -> dict[RunKey, tuple[SweepDefinition, SweepPoint]]:
+def merge_sweeps(sweeps: Sequence[SweepDefinition]) -> dict[RunKey, RequestedRepeat]:
     """Return everything that is to have an answer; what was asked more than once, as it was asked last."""
-    wanted: dict[RunKey, tuple[SweepDefinition, SweepPoint]] = {}
-    for sweep in sweeps:
-        for key, point in sweep.wanted():
-            wanted[key] = (sweep, point)
-    return wanted
+    return {one.key: one for sweep in sweeps for one in sweep.wanted()}

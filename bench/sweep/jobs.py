@@ -1,17 +1,23 @@
-"""Jobs: what was handed to a scheduler, and what it was to do, each in a folder `jobs/<name>` of the study."""
+"""Jobs: what was handed to a scheduler, and what it was to do, each in a folder `jobs/<name>` of the study; the ends of
+their logs; and the nodes that a study does not use any more, each in `excluded/<host>.json` with what showed it."""
 
 import contextlib
 import functools
 import json
+import os
+import re
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from bench import files, store
+from bench.errors import make_printable
+from bench.files import open_regular
+from bench.private import mask_tokens
 from bench.record import OutcomeKind
 from bench.scheduling import Mode, Span
 from bench.spec import Frozen, Positive, RunSpec
@@ -260,3 +266,61 @@ def list_ends(folder: Path) -> Iterator[JobEnd]:
     for path in sorted(folder.glob("ended*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield _END.validate_json(files.read_regular(path))
+
+
+_END_BYTES = 16_384
+_LINE_CHARACTERS = 300
+_ONLY_THE_END = re.compile(
+    r"exit code \d|: Killed$|: Terminated$|Terminated StepId|CANCELLED|Terminating (job step|StepId)|job step aborted",
+    re.IGNORECASE,
+)
+"""What the scheduler has said already: that something ended, and not why."""
+
+
+def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
+    """Return the last lines of a text file; OSError for what is none."""
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - size_bytes))
+        lines = mask_tokens(file.read()).decode(errors="replace").splitlines()
+    return lines[1:] if size > size_bytes else lines  # the first may be torn
+
+
+def find_last_line(path: Path | None) -> str:
+    """Return the last line of a log that tells more than that something ended; empty where there is none."""
+    try:
+        lines = [line.strip() for line in read_end(path)] if path else []
+    except OSError:
+        return ""
+    written = [line for line in lines if line]
+    telling = [line for line in written if not _ONLY_THE_END.search(line)]
+    return make_printable((telling or written or [""])[-1])[-_LINE_CHARACTERS:]
+
+
+EXCLUDED = "excluded"
+
+
+class Exclusion(Frozen):
+    """A node that is not fit to measure on, and the runs that showed it."""
+
+    host: str
+    reason: str
+    runs: tuple[str, ...]
+    at: str  # ISO 8601, UTC
+
+
+def write_exclusion(study_folder: Path, found: Exclusion) -> None:
+    """Put a node on the study's list."""
+    (study_folder / EXCLUDED).mkdir(exist_ok=True)
+    store.write_json(study_folder / EXCLUDED / f"{found.host}.json", found)
+
+
+def read_exclusions(study_folder: Path) -> list[Exclusion]:
+    """Return the study's list; to use a node again, remove its file."""
+    found = []
+    for path in sorted((study_folder / EXCLUDED).glob("*.json")):
+        try:
+            found.append(Exclusion.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError):
+            continue
+    return found

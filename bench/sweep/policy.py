@@ -15,8 +15,14 @@ from bench.quantities import RunQuantities
 from bench.record import FINAL, Outcome, OutcomeKind
 from bench.store import RunAttempt
 from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint, Trial
-from bench.sweep.feasible import find_infeasible_outcome, is_far_out_of_memory
-from bench.sweep.pruning import Siblings, Tried, find_pruned_outcome, is_to_confirm
+from bench.sweep.pruning import (
+    Siblings,
+    Tried,
+    find_infeasible_outcome,
+    find_pruned_outcome,
+    is_far_out_of_memory,
+    is_to_confirm,
+)
 
 NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
 """Outcomes without a run: `pruned` by what other runs show, `infeasible` by a prediction."""
@@ -46,6 +52,7 @@ class TrialResult(NamedTuple):
     outcome: OutcomeKind | None = None  # None: it has no answer yet
     quantities: RunQuantities | None = None  # of a run that ended well
     node_hours: float = 0.0  # of all attempts, as far as they say
+    environment_id: str | None = None  # in which it has its answer
 
 
 class Proposal(NamedTuple):

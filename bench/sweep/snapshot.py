@@ -1,4 +1,5 @@
-"""What the folder of a study shows: every attempt, those without a record a little closer, and every job."""
+"""What the folder of a study shows: every attempt, those without a record a little closer, every job, and the trials of
+a search."""
 
 import contextlib
 import os
@@ -11,17 +12,20 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from bench import store
 from bench.processes import ProcessIdentity, identify_process
+from bench.quantities import RunQuantities, compute_node_hours, derive_quantities
 from bench.record import Circumstance
 from bench.spec import RunSpec
-from bench.sweep import definition, exclusions, jobs
-from bench.sweep.definition import RunKey
+from bench.store import RunAttempt
+from bench.sweep import definition, jobs
+from bench.sweep.definition import RunKey, SweepDefinition, Trial
+from bench.sweep.policy import TrialResult, explain_given_up, find_answer
 
 FRESH_S = 90.0
 """A heartbeat is written every few seconds; a file system that stalls for a while must not look like a death."""
 _CLAIM_S = 3.0  # between claiming a folder and saying for what, on a slow file system
 REPORT = "report"
 """Folder of what the autopilot writes at its end."""
-_NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, exclusions.EXCLUDED, REPORT)
+_NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, jobs.EXCLUDED, REPORT)
 
 
 class HeartbeatRank(BaseModel):
@@ -219,3 +223,43 @@ def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
         for _, allocation in jobs.list_allocations(job.folder):
             seconds += allocation.nodes * ((allocation.ended_at or time.time()) - allocation.began_at)
     return seconds / 3600
+
+
+def read_trial_results(folder: Path, search: SweepDefinition) -> list[TrialResult]:
+    """Return every trial of the search in a folder, in order, with what came of it."""
+    attempts = search.rules.budget.attempts
+    return TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id), attempts).read_results()
+
+
+class TrialReader:
+    """Reads each record once: a search looks at all of its trials before it asks for another."""
+
+    def __init__(self, folder: Path, tried: Callable[[str], Sequence[RunAttempt]], attempts: int) -> None:
+        """`tried` returns the attempts at a configuration, `attempts` is how often one may fail."""
+        self._folder, self._tried, self._attempts = folder, tried, attempts
+        self._records: dict[Path, tuple[RunQuantities | None, float]] = {}
+
+    def read_results(self) -> list[TrialResult]:
+        """Return every trial in order; those under way, or to be tried again, have no outcome yet."""
+        return [self._read_result(trial) for trial in definition.read_trials(self._folder)]
+
+    def _read_result(self, trial: Trial) -> TrialResult:
+        at = trial.point.machine
+        done = [a for a in self._tried(trial.point.config_id) if a.outcome and (a.repeat, a.machine) == (0, at)]
+        spent = sum(self._read_record(attempt)[1] for attempt in done)
+        answer = find_answer(done, prune=True)
+        if answer is None and done and explain_given_up(done, self._attempts):
+            answer = done[-1]
+        if answer is None:
+            return TrialResult(trial, node_hours=spent)
+        return TrialResult(trial, answer.outcome, self._read_record(answer)[0], spent, answer.environment_id)
+
+    def _read_record(self, attempt: RunAttempt) -> tuple[RunQuantities | None, float]:
+        if attempt.folder not in self._records:
+            try:
+                record = store.read_record(attempt.folder / store.RECORD)
+                found = derive_quantities(record), compute_node_hours(record) or 0.0
+            except (OSError, store.Unreadable):
+                found = None, 0.0
+            self._records[attempt.folder] = found
+        return self._records[attempt.folder]

@@ -23,7 +23,7 @@ from bench import api, engines, models
 from bench.cli import main
 from bench.config import compose
 from bench.predict.step_time import predict_passes
-from bench.sweep.planning.prediction import Prediction
+from bench.sweep.prediction import Prediction
 
 PIPELINE = (
     "model=gpt_22b engine=pipeline machine=a100_80 devices_per_node=8 parallel.pipeline=2 parallel.tensor=2 "

@@ -1,7 +1,9 @@
 """A folder that holds a search: what mattered in it, as values, for print and on the page."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,24 +12,28 @@ from records import failed, run, save, scattered, spec, steps
 
 from analysis.figures import build_pictures, search
 from analysis.figures.search import find_front, list_levels, trace_best
-from analysis.importance import explain_variance, number_levels
+from analysis.importance import estimate_importances, explain_variance, number_levels
 from analysis.results import Results, read
+from bench import api
 from bench.cli import main
+from bench.errors import UserError
 from bench.files import pack, read_whole
 from bench.machine import Machine
 from bench.search_section import SearchSection
 from bench.study import Study
-from bench.sweep import definition
-from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, Trial
+from bench.sweep import definition, local_attempt
+from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
+from bench.sweep.snapshot import read_trial_results
+from bench.sweep.submitting import SubmitResult
 
 SPACE = {"engine": ["ddp", "zero1"], "batch.micro": [1, 2, 4, 8]}
 STEP_S = {"ddp": 0.1, "zero1": 0.11}
 FAILS = ("ddp", 8)
 
 
-def write_search(folder: Path) -> Path:
+def write_search(folder: Path, **more: Any) -> Path:
     """A search of all eight points in the order of its space; seconds per sample hardly depend on the engine."""
-    section = SearchSection.model_validate({"objective": "samples_per_s", "space": SPACE, "sampler": "grid"})
+    section = SearchSection.model_validate({"objective": "samples_per_s", "space": SPACE, "sampler": "grid"} | more)
     asked = SweepDefinition(
         study="smoke",
         asked_at="2026-11-23T12:00:00+00:00",
@@ -83,6 +89,20 @@ def test_the_field_that_decides_matters_most(searched: Results) -> None:
     assert (first.field, second.field) == ("batch.micro", "engine")
     assert first.share > 3 * second.share and first.high > 0.95, "the point that failed may be anything"
     assert all(0 <= one.low <= one.share <= one.high <= 1 for one in (first, second))
+
+
+def test_trials_of_a_busy_machine_say_less_of_what_matters(searched: Results, tmp_path: Path) -> None:
+    folder = write_search(tmp_path) / "smoke"
+    asked = definition.find_search(definition.read(folder))
+    assert asked and asked.search and asked.search.study.search
+    results = read_trial_results(folder, asked)
+    disturbed = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in results]
+    sound, busy = (
+        {one.field: one.high - one.low for one in estimate_importances(asked.search.study.search, trials)}
+        for trials in (results, disturbed)
+    )
+    assert sound.keys() == busy.keys() == {"batch.micro", "engine"}
+    assert busy["engine"] > 1.2 * sound["engine"]
 
 
 def test_the_part_of_a_field_is_the_one_worked_out_by_hand() -> None:
@@ -167,3 +187,67 @@ def test_results_without_a_search_have_no_such_figure(tmp_path: Path) -> None:
     found = read([save(tmp_path, run())])
     assert found.searches == ()
     assert "search" not in [figure.name for figure, _ in build_pictures(found)]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[RequestedRun]:
+    """The runs that a command starts, none of which is made."""
+    found: list[RequestedRun] = []
+
+    def refuse(requested: RequestedRun, *_: Any) -> None:
+        found.append(requested)
+        raise UserError(requested.config_id, "is not to run here")
+
+    monkeypatch.setattr(local_attempt, "make_attempt", refuse)
+    return found
+
+
+def test_resume_of_a_search_whose_trials_are_spent_prints_its_verdict_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
+) -> None:
+    """Its runs are of another environment than this one: records of these tests name one of their own."""
+    folder = write_search(tmp_path, trials=8) / "smoke"
+    files = sorted(folder.rglob("*"))
+    assert main(["resume", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["best"]["values"] == {"engine": "zero1", "batch.micro": 8}, "ddp fails with 8"
+    assert told["over"] and told["outcomes"] == {"ok": 7, "oom": 1}
+    assert main(["resume", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("best samples_per_s: ")
+    assert started == [] and sorted(folder.rglob("*")) == files
+
+
+def test_a_search_goes_on_with_its_machine_where_another_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
+) -> None:
+    """It was begun on `cpu`; conf/config.yaml names `auto`."""
+    folder = write_search(tmp_path, trials=9) / "smoke"
+    assert main(["resume", str(folder)]) == 2
+    assert capsys.readouterr().err.endswith("is not to run here\n"), "a ninth trial is begun"
+    [ninth] = started
+    assert ninth.circumstance.machine.name == "cpu"
+
+
+def test_a_verdict_tells_that_trials_ran_in_several_environments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, told = write_search(tmp_path, trials=8) / "smoke", "trials ran in 2 environments"
+    assert main(["resume", str(folder)]) == 0
+    assert told not in capsys.readouterr().out
+    path = next(iter(sorted(folder.rglob("record.json"))))
+    path.write_text(path.read_text().replace('"environment_id": "', '"environment_id": "1'))
+    assert main(["resume", str(folder)]) == 0
+    assert told in capsys.readouterr().out
+
+
+def test_with_a_queue_resume_prints_the_verdict_once_nothing_is_under_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_search(tmp_path, trials=8) / "smoke"
+    nothing = SubmitResult([], 0, {}, [], "", None, answered=True)
+    monkeypatch.setattr(api, "resume", lambda *_, **options: nothing._replace(queued=1))
+    assert main(["resume", str(folder)]) == 0
+    assert "best" not in capsys.readouterr().out
+    monkeypatch.setattr(api, "resume", lambda *_, **options: nothing)
+    assert main(["resume", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("best samples_per_s: ")

@@ -6,8 +6,7 @@ from typing import Any
 from bench.machine import Machine
 from bench.quantities import RunQuantities
 from bench.record import OutcomeKind
-from bench.search.candidates import CandidatePool
-from bench.search.space import SearchSpace, format_key
+from bench.search.space import CandidatePool, SearchSpace, format_key
 from bench.search_section import SearchSection
 from bench.spec import RunSpec
 from bench.sweep.definition import SweepPoint, Trial

@@ -13,7 +13,7 @@ from started_runs import QUICK
 import analysis
 from bench import api, store
 from bench.config import compose
-from bench.sweep.planning.overrides import format_overrides
+from bench.sweep.inputs import format_overrides
 
 GPUS: dict[str, Any] = {"machine": "h100", "devices_per_node": 8}
 

@@ -16,7 +16,7 @@ from bench.config import compose
 from bench.errors import UserError
 from bench.measure import environment
 from bench.spec import MeasureSpec
-from bench.sweep.planning import target
+from bench.sweep import inputs
 
 Refused = Callable[..., str]
 
@@ -36,9 +36,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True)
 def _forget_devices() -> Iterator[None]:
-    target.find_local_device.cache_clear()
+    inputs.find_local_device.cache_clear()
     yield
-    target.find_local_device.cache_clear()
+    inputs.find_local_device.cache_clear()
 
 
 @pytest.fixture

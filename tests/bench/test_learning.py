@@ -1,6 +1,8 @@
 """The course of a training, by hand and beside torch's own schedulers."""
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -8,8 +10,12 @@ from pydantic import ValidationError
 
 from bench import api, learning
 from bench.config import compose
+from bench.data import MicroBatch
 from bench.distributed.ranks import count_targets
 from bench.errors import UserError
+from bench.measure.loop import Series, Trainer
+from bench.measure.peers import NoPeers
+from bench.measure.training import Training
 from bench.objectives import causal_lm, causal_lm_documents, span_corruption
 from bench.spec import RunSpec, config_id
 from bench.tokens import IGNORED
@@ -146,6 +152,21 @@ def test_targets_are_labels_that_something_predicts() -> None:
     assert count_targets(causal_lm.KINDS, {"labels": labels}) == 3, "the first of a row is predicted from nothing"
     apart = torch.tensor([[IGNORED, 6, IGNORED, 7]])  # two documents
     assert count_targets(causal_lm_documents.KINDS, {"labels": apart}) == 2
+
+
+def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Path) -> None:
+    """Three targets of a mean loss of 2, none, and one of 4: (3 × 2 + 4) / 4."""
+    held_out = [
+        MicroBatch({"labels": torch.tensor([row])}, {})
+        for row in ([9, 5, 6, 7], [9, IGNORED, IGNORED, IGNORED], [9, 5, IGNORED, IGNORED])
+    ]
+    losses = iter([torch.tensor(2.0), torch.tensor(float("nan")), torch.tensor(4.0)])
+    engine: Any = SimpleNamespace(evaluate=lambda batches: next(losses))
+    asked, nobody = spec(tokens=10 * STEP), SimpleNamespace(peers=NoPeers())
+    training = Training(asked, engine, held_out, tmp_path, torch.device("cpu"), lambda phase, step: None)
+    training._evaluate(cast(Trainer, nobody), Series(("tokens",), None))
+    [found] = training.evaluations
+    assert (found.loss, found.target_tokens) == (2.5, 4)
 
 
 def test_a_queue_wants_the_limit_of_a_training_where_nothing_predicts_it() -> None:

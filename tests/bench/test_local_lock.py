@@ -11,9 +11,9 @@ import pytest
 from started_runs import PATIENCE_S, QUICK
 
 from bench import store
-from bench.sweep.local import lock
+from bench.sweep import local_attempt
 
-HOLD = "from bench.sweep.local.lock import alone\nwith alone(print):\n    print('held', flush=True)\n    input()"
+HOLD = "from bench.sweep.local_attempt import alone\nwith alone(print):\n    print('held', flush=True)\n    input()"
 
 
 @pytest.fixture(autouse=True)
@@ -51,15 +51,15 @@ def test_the_lock_of_a_process_that_dies_is_free() -> None:
     with holder() as first:
         assert held(first)
         first.send_signal(signal.SIGKILL)
-    with lock.alone(lambda text: None):
-        assert json.loads(lock.path(os.environ).read_text())["pid"] == os.getpid()
-    assert lock.path(os.environ).read_text() == ""
+    with local_attempt.alone(lambda text: None):
+        assert json.loads(local_attempt.path(os.environ).read_text())["pid"] == os.getpid()
+    assert local_attempt.path(os.environ).read_text() == ""
 
 
 def test_the_lock_lies_in_the_users_session_or_else_beside_the_caches(tmp_path: Path) -> None:
-    assert lock.path({"XDG_RUNTIME_DIR": str(tmp_path)}).parent == tmp_path / "zeroscale"
+    assert local_attempt.path({"XDG_RUNTIME_DIR": str(tmp_path)}).parent == tmp_path / "zeroscale"
     gone = {"XDG_RUNTIME_DIR": str(tmp_path / "gone"), "XDG_CACHE_HOME": str(tmp_path)}
-    assert lock.path(gone).parent == tmp_path / "zeroscale"
+    assert local_attempt.path(gone).parent == tmp_path / "zeroscale"
 
 
 def test_where_nothing_can_be_locked_nobody_is_waited_for(
@@ -67,7 +67,7 @@ def test_where_nothing_can_be_locked_nobody_is_waited_for(
 ) -> None:
     (tmp_path / "zeroscale").write_text("a file where a folder should be")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with lock.alone(print):
+    with local_attempt.alone(print):
         pass
     assert "other local runs are not waited for" in capsys.readouterr().err
 

@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from bench import cli, engines, extensions, preparation
 from bench.config import compose
 from bench.config.compose import Request
 from bench.errors import UserError
+from bench.runtime.worker import RankWorker
 
 TOKENIZER = "somebody/small-t5"
 TEXT = ("machine=cpu", "data=text", "sequence.encoder=64", "sequence.decoder=32")
@@ -332,6 +335,28 @@ def test_an_op_is_built_once_and_put_into_its_place_whole(greeting: Path, monkey
     op_builder.OpBuilder._loaded_ops.clear()  # what another process would not know
     monkeypatch.setattr(cpp_extension, "JIT_EXTENSION_VERSIONER", _cpp_extension_versioner.ExtensionVersioner())
     assert not extensions.load("Greeting", "cpu", greeting)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "order"),
+    [(0, ["CPUAdam", "barrier", "barrier"]), (1, ["barrier", "CPUAdam", "barrier"])],
+)
+def test_a_run_loads_its_ops_before_its_model_in_a_phase_of_its_own_and_a_nodes_first_rank_builds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_rank: int, order: list[str]
+) -> None:
+    done: list[str] = []
+    rank = RankWorker.__new__(RankWorker)
+    rank.spec = asked("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native").spec
+    rank.local_rank, rank.device, rank.phases_s = local_rank, torch.device("cpu"), {}
+    rank.channel = SimpleNamespace(beat=lambda phase, step=-1: None)  # type: ignore[assignment]
+    rank.peers = SimpleNamespace(barrier=lambda: done.append("barrier"))  # type: ignore[assignment]
+    monkeypatch.setattr(extensions, "load", lambda name, device, folder: done.append(name))
+    monkeypatch.delenv(extensions.FOLDER, raising=False)
+    rank.load_operations()
+    assert (done, rank.phases_s) == ([], {}), "where nobody knows what to build for, the engine finds its own folder"
+    monkeypatch.setenv(extensions.FOLDER, str(tmp_path))
+    rank.load_operations()
+    assert done == order and list(rank.phases_s) == ["ops"]
 
 
 def test_a_lock_of_a_build_that_was_killed_is_told_instead_of_waited_for(greeting: Path) -> None:

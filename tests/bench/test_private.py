@@ -12,7 +12,7 @@ from bench.private import is_secret, mask_tokens
 from bench.record import Outcome
 from bench.runtime.process import RankLog
 from bench.store import to_json
-from bench.sweep.job_logs import find_last_line
+from bench.sweep.jobs import find_last_line
 
 SECRETS = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "DB_PASS", "DB_PWD", "PGPASSWORD", "API_KEYS", "WANDB_API_KEY",

@@ -12,7 +12,7 @@ import pytest
 from bench import terminal
 from bench.calibrate import DOING, starting
 from bench.spec import MeasureSpec
-from bench.sweep.local.watching import AttemptWatch
+from bench.sweep.local_attempt import AttemptWatch
 from bench.terminal import Progress
 
 

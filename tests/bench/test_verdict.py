@@ -23,7 +23,7 @@ from bench.runtime.outcome import (
     format_furthest_behind,
     note_pause,
 )
-from bench.sweep import exclusions
+from bench.sweep import jobs
 
 
 def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False, **more: Any) -> RankState:
@@ -62,12 +62,10 @@ def test_a_gap_is_a_pause_unless_the_supervisor_computed_or_waited_for_a_core() 
 def test_a_node_where_a_rank_cannot_be_ended_is_left_out_at_once(tmp_path: Path) -> None:
     health, run = NodeHealth(tmp_path), tmp_path / "0a1b2c3d4e" / "0.0"
     health.examine(None, [], run)
-    assert health.format_excluded() is None and exclusions.read_exclusions(tmp_path) == []
+    assert health.format_excluded() is None and jobs.read_exclusions(tmp_path) == []
     health.examine(None, [ending(1, None, stopped=True, survived=True, pid=77, host="gpu3")], run)
     assert health.format_excluded() == "gpu3: process 77, rank 1 of a run, cannot be ended"
-    assert [(found.host, found.runs) for found in exclusions.read_exclusions(tmp_path)] == [
-        ("gpu3", ("0a1b2c3d4e/0.0",))
-    ]
+    assert [(found.host, found.runs) for found in jobs.read_exclusions(tmp_path)] == [("gpu3", ("0a1b2c3d4e/0.0",))]
 
 
 KILLED = -signal.SIGKILL

@@ -29,9 +29,8 @@ from bench import store
 from bench.errors import UserError
 from bench.machine import Machine
 from bench.quantities import RunQuantities, derive_quantities
-from bench.search.candidates import CandidatePool
 from bench.search.planning import build_proposer, build_sampler
-from bench.search.space import SearchSpace, format_key
+from bench.search.space import CandidatePool, SearchSpace, format_key
 from bench.search_section import SAMPLERS, SearchSection
 from bench.spec import RunSpec
 from bench.sweep.definition import SweepPoint, Trial

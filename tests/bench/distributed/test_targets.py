@@ -1,6 +1,6 @@
 """The loss of a step divided by its target tokens is that of all its samples at once, however they are divided."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -40,23 +40,26 @@ def spec(micro: int, **more: Any) -> RunSpec:
     })  # fmt: skip
 
 
-def micro_batches(of: RunSpec, step: int, *, padded: bool = True) -> list[dict[str, torch.Tensor]]:
-    """Samples with 1 to 6 target tokens, the same for every micro-batch size."""
+def micro_batches(
+    of: RunSpec, step: int, *, padded: bool = True, without: Sequence[int] = ()
+) -> list[dict[str, torch.Tensor]]:
+    """Samples with 1 to 6 target tokens, some `without` any, the same for every micro-batch size."""
     generator = torch.Generator().manual_seed(step)
     inputs, labels = (torch.randint(2, 128, (SAMPLES, length), generator=generator) for length in (12, 6))
     for sample in range(SAMPLES if padded else 0):
         labels[sample, 1 + (5 * sample) % 6 :] = -100
+    labels[list(without)] = -100
     parts = zip(inputs.split(of.batch.micro), labels.split(of.batch.micro), strict=True)
     return [{"input_ids": one, "labels": other} for one, other in parts]
 
 
-def train(of: RunSpec, *, padded: bool = True) -> list[float]:
+def train(of: RunSpec, **samples: Any) -> list[float]:
     """Losses and gradient norms of three steps."""
     module = t5.build(of)
     t5.initialise(module, of)
     engine, found = build_ddp(module, of), list[float]()
     for step in range(3):
-        found.append(float(engine.train_step(micro_batches(of, step, padded=padded))))
+        found.append(float(engine.train_step(micro_batches(of, step, **samples))))
         norm = engine.gradient_norm()
         assert norm is not None
         found.append(float(norm))
@@ -69,6 +72,26 @@ def test_losses_and_norms_do_not_depend_on_micro_batches(micro: int) -> None:
     assert train(spec(micro)) == pytest.approx(whole, rel=2e-6)
     means = train(spec(micro, loss_mean="micro_batches"))
     assert means != pytest.approx(whole, rel=1e-3), "a mean of means is another step"
+
+
+@pytest.mark.parametrize("chunked", [{}, {"loss_chunk_tokens": 4}])
+def test_a_micro_batch_without_a_target_contributes_nothing(chunked: dict[str, int]) -> None:
+    """In one micro-batch torch's own mean leaves such samples out; one of them alone has a mean of 0 / 0."""
+    model = {**spec(1).model.model_dump(mode="json", by_alias=True), **chunked}
+    whole = train(spec(SAMPLES), without=(0, 2, 3, 7))
+    for micro in (1, 2):
+        assert train(spec(micro, model=model), without=(0, 2, 3, 7)) == pytest.approx(whole, rel=2e-6)
+
+
+def test_weights_are_those_worked_out_by_hand() -> None:
+    """Of 4 targets the first of three micro-batches has 3, the second none, the third one."""
+    first, second, third = (torch.full((1, 6), -100) for _ in range(3))
+    first[0, :3], third[0, 1] = 5, 7
+    batches = [{"labels": labels} for labels in (first, second, third)]
+    weighed = list(weigh(batches, spec(1)))
+    assert [float(one.weight) for one in weighed if one.weight is not None] == [3 * 3 / 4, 0, 3 * 1 / 4]
+    assert [int((one.tensors["labels"] != -100).sum()) for one in weighed] == [3, 1, 1], "so that its mean is a number"
+    assert [int((one["labels"] != -100).sum()) for one in batches] == [3, 0, 1], "the data are left as they are"
 
 
 def test_with_as_many_targets_everywhere_both_means_are_the_same_to_rounding() -> None:

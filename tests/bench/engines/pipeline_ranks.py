@@ -26,6 +26,10 @@ from bench.measure.collectives import CollectiveCounter
 from bench.spec import RunSpec
 
 STEPS = 5
+EVALUATED, HELD_OUT = (0, 3), 99
+"""The steps before which an engine evaluates, if it can, and the step whose micro-batches it evaluates on."""
+WITHOUT_TARGETS = {(0, 1, 0), (1, 1, 2), (0, 3, 3)}
+"""Data-parallel rank, step and micro-step of the micro-batches without any target token, of data that pad."""
 
 
 def main() -> None:
@@ -50,10 +54,7 @@ def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
     status = 1
     try:
         distributed.init_process_group("gloo", f"file://{sys.argv[2]}-meeting-{world}", rank=rank, world_size=world)
-        seen, linear = dict[str, Any](), functional.linear
-        for label, spec in jobs.items():
-            seen[label] = train(spec, rank)
-            functional.linear = linear  # DeepSpeed's stage 3 replaces it for good
+        seen = {label: train(spec, rank) for label, spec in jobs.items()}
         torch.save(seen, f"{sys.argv[2]}-{world}-{rank}.pt")
         distributed.barrier()
         status = 0
@@ -65,15 +66,31 @@ def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
 
 
 def train(spec: RunSpec, rank: int) -> dict[str, Any]:
+    """Train; where the engine evaluates, train once more without evaluations, and name what they have changed."""
+    seen = train_once(spec, rank, evaluates="evaluate" in engines.facts(spec).members)
+    seen["changed"] = []
+    if seen["evaluations"]:
+        without = train_once(spec, rank, evaluates=False)
+        seen["changed"] = [name for name in ("losses", "norms") if seen[name] != without[name]]
+        weights = seen["weights"]
+        seen["changed"] += [name for name, weight in without["weights"].items() if not weight.equal(weights[name])]
+    return seen
+
+
+def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
+    linear = functional.linear
     backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     module = build_module(spec, rank)
     family.initialise(module, spec, backend.whole)
     slices = {name: part for name, parameter in module.named_parameters() if (part := find_slice(parameter))}
     begun = copy_weights(module) if isinstance(module, RankStages) else copy_whole_weights(backend, module)
     engine = backend.build(module, spec)
-    losses, norms, idle = [], [], []
+    losses, norms, idle, evaluations = [], [], [], dict[int, list[float]]()
     data = place(spec, rank).data
+    torch.manual_seed(models.derived_seed(spec.seed, f"rank {rank}"))  # as bench.runtime.worker does it
     for step in range(STEPS):
+        if evaluates and step in EVALUATED:
+            evaluations[step] = [float(engine.evaluate([batch])) for batch in micro_batches(spec, HELD_OUT, data)]
         counter = CollectiveCounter(wait=lambda: None)
         with counter if step == STEPS - 1 else contextlib.nullcontext():
             loss = engine.train_step(iter(micro_batches(spec, step, data)))
@@ -85,11 +102,12 @@ def train(spec: RunSpec, rank: int) -> dict[str, Any]:
     )
     seen = {
         "begun": begun, "weights": weights, "slices": {name: tuple(part) for name, part in slices.items()},
-        "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(),
+        "losses": losses, "norms": norms, "idle_s": idle, "config": engine.config(), "evaluations": evaluations,
         "traffic": {kind: (calls, counter.payload_bytes[kind]) for kind, calls in counter.calls.items()},
     }  # fmt: skip
     if isinstance(engine, ZeroEngine):
         engine._engine.destroy()
+    functional.linear = linear  # DeepSpeed's stage 3 replaces it for good
     return seen
 
 
@@ -131,6 +149,8 @@ def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]
         batch["labels"][0, -2:] = -100
         if objectives.weighs_targets(spec):  # another number of target tokens in every micro-batch of a rank
             batch["labels"][-1, 2 + (micro_step + 2 * data + step) % 4 :] = -100
+            if (data, step, micro_step) in WITHOUT_TARGETS:
+                batch["labels"][:] = -100
         if spec.model.name == "masked":
             batch["attention_mask"] = torch.ones_like(inputs)
             batch["attention_mask"][0, -3:] = 0

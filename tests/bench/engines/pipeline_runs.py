@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pipeline_ranks import STEPS, micro_batches
+from pipeline_ranks import EVALUATED, HELD_OUT, STEPS, micro_batches
 from torch import Tensor
 
 from bench import models, objectives
@@ -38,7 +38,8 @@ def run_jobs(jobs: dict[str, RunSpec], folder: Path) -> dict[str, Ranks]:
 
 
 def train_alone(job: RunSpec) -> dict[str, Any]:
-    """Return what one process sees that has the whole model and all samples: plain torch, AdamW in fp32."""
+    """Return what one process sees that has the whole model and all samples: plain torch, AdamW in fp32. Dropout is
+    drawn for the samples of each rank from that rank's seed."""
     family = models.load_builder(job.model.family)
     module = family.build(job, on_device(job.precision))
     family.initialise(module, job)
@@ -49,14 +50,25 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
     adamw = torch.optim.AdamW(
         masters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
     )
-    losses, norms = list[float](), list[float]()
+    losses, norms, evaluations = list[float](), list[float](), dict[int, list[list[float]]]()
+    random = [
+        torch.Generator().manual_seed(models.derived_seed(job.seed, f"rank {data}")).get_state()
+        for data in range(job.data_parallel)
+    ]
     for step in range(STEPS):
-        batches = [batch for data in range(job.data_parallel) for batch in micro_batches(job, step, data)]
-        found, shares = [], compute_shares(job, batches)
-        for batch, share in zip(batches, shares, strict=True):
-            loss = module(**batch).loss
-            (loss * share).backward()
-            found.append(float(loss.detach()) * share)
+        if step in EVALUATED:
+            evaluations[step] = [evaluate_alone(job, module, data) for data in range(job.data_parallel)]
+        owned = [(data, batch) for data in range(job.data_parallel) for batch in micro_batches(job, step, data)]
+        found, shares = [], compute_shares(job, [batch for _, batch in owned])
+        for (data, batch), share in zip(owned, shares, strict=True):
+            torch.set_rng_state(random[data])
+            if share:  # of no target at all, the mean is no number
+                loss = module(**batch).loss
+                (loss * share).backward()
+                found.append(float(loss.detach()) * share)
+            elif job.model.dropout:
+                module(**batch)  # draws as much as any other
+            random[data] = torch.get_rng_state()
         for master, parameter in zip(masters, named.values(), strict=True):
             assert parameter.grad is not None
             master.grad, parameter.grad = parameter.grad.float(), None
@@ -68,7 +80,16 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
                 parameter.copy_(master)
     assert min(norms) > options.gradient_clipping, f"a step is not clipped: {norms}"
     weights = {name: parameter.detach().clone() for name, parameter in named.items()}
-    return {"begun": begun, "losses": losses, "norms": norms, "weights": weights}
+    return {"begun": begun, "losses": losses, "norms": norms, "weights": weights, "evaluations": evaluations}
+
+
+def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[float]:
+    """Return the loss of each held-out micro-batch of a rank's."""
+    module.eval()
+    with torch.no_grad():
+        losses = [float(module(**batch).loss) for batch in micro_batches(job, HELD_OUT, data)]
+    module.train()
+    return losses
 
 
 def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float]:
@@ -120,7 +141,8 @@ class Differences(NamedTuple):
     losses: float
     norms: float
     weights: float
-    unequal: list[str]  # parameters of which something is not equal to the bit that has to be
+    evaluations: float  # 0 of an engine that has none
+    unequal: list[str]  # what is not equal to the bit, and has to be: parameters, and what evaluations have changed
 
 
 def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:
@@ -135,4 +157,15 @@ def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:
         for rank in ranks
         for name, weight in rank["weights"].items()
     )
-    return Differences(losses, norms, weights, list_begun_otherwise(ranks, alone["begun"]) + list_held_unequal(ranks))
+    evaluations = max(
+        (
+            abs(here / there - 1)
+            for number, rank in enumerate(ranks)
+            for step, losses in rank["evaluations"].items()
+            for here, there in zip(losses, alone["evaluations"][step][number], strict=True)
+        ),
+        default=0.0,
+    )
+    unequal = list_begun_otherwise(ranks, alone["begun"]) + list_held_unequal(ranks)
+    changed = sorted({f"{name} by an evaluation" for rank in ranks for name in rank["changed"]})
+    return Differences(losses, norms, weights, evaluations, unequal + changed)

@@ -62,6 +62,11 @@ def pad(job: RunSpec, loss_mean: str = "tokens") -> RunSpec:
     return RunSpec.model_validate(plain | {"data": data, "loss_mean": loss_mean})
 
 
+def drop(job: RunSpec) -> RunSpec:
+    """Return a spec whose model has dropout."""
+    return job.model_copy(update={"model": job.model.model_copy(update={"dropout": 0.1})})
+
+
 def parts_of(job: RunSpec) -> tuple[Part, ...]:
     network, cut = models.build_network(job.model), engines.facts(job).cut
     assert network and cut

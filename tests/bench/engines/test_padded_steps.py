@@ -42,7 +42,7 @@ def check(jobs: dict[str, RunSpec], seen: dict[str, Ranks]) -> None:
     """Compare losses, norms and weights with one process, and the collectives of a whole model with predicted ones."""
     for label, job in jobs.items():
         near = 1e-6 if job.parallel.tensor == 1 else 1e-5
-        losses, norms, weights, unequal = compare_to_one_process(job, seen[label])
+        losses, norms, weights, _, unequal = compare_to_one_process(job, seen[label])
         assert (losses < near, norms < 1e-5, weights < 1e-5, unequal) == (True, True, True, []), (label, losses, norms)
         if job.engine.backend == "ddp":
             calls, payload = Counter[str](), Counter[str]()

@@ -20,7 +20,7 @@ from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
 from bench.presets import find_conf_folder
 from bench.spec import Batch
-from bench.sweep.planning.prediction import Prediction
+from bench.sweep.prediction import Prediction
 
 ADVISED = 20
 """One question in so many is to `advise`, which looks at hundreds of points."""

@@ -11,10 +11,9 @@ from simulated_search import section
 from bench.cli.search import format_verdict
 from bench.machine import Machine
 from bench.quantities import RunQuantities
-from bench.search.candidates import CandidatePool
 from bench.search.halving import choose_bracket, list_rung_tokens, select_furthest
 from bench.search.planning import build_proposer
-from bench.search.space import SearchSpace, format_key
+from bench.search.space import CandidatePool, SearchSpace, format_key
 from bench.search.verdict import conclude
 from bench.search_section import RungSection, SearchSection
 from bench.spec import RunSpec

@@ -1,6 +1,7 @@
 """What a search asks for next, on grids whose every run is known."""
 
 import importlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,19 @@ from simulated_search import SPACE, answer, pool, search, section
 from bench.cli.search import format_verdict
 from bench.errors import UserError
 from bench.search import optuna_proposer
-from bench.search.early_end import EarlyEnd
+from bench.search.optuna_proposer import OptunaProposer
 from bench.search.planning import build_sampler
-from bench.search.proposers import PATIENCE, ListProposer
-from bench.search.verdict import conclude
+from bench.search.proposers import (
+    PATIENCE,
+    EarlyEnd,
+    ListProposer,
+    compute_step_limit_s,
+    compute_told_costs,
+    is_settled,
+)
+from bench.search.verdict import conclude, find_interval
 from bench.sweep.definition import Trial
+from bench.sweep.policy import TrialResult
 
 SPEED = {"ddp": 1.0, "zero1": 1.1, "zero3": 1.6}
 OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
@@ -101,10 +110,86 @@ def test_the_predicted_best_of_each_technique_comes_first_and_right_predictions_
     assert verdict.is_over and verdict.is_settled and not verdict.is_spent
 
 
+BUSY = 0.3
+"""Noise of the time of a step, as a deviation in log."""
+
+
+def disturb(result: TrialResult) -> TrialResult:
+    """The same trial on a busy machine."""
+    return result._replace(quantities=result.quantities and result.quantities._replace(step_noise=BUSY))
+
+
+def test_a_busy_trial_is_not_told_apart_from_what_lies_within_its_noise() -> None:
+    """The best of 48, at 55 samples per s, has an interval of e^±0.59 on a busy machine: all from 31 samples per s on
+    are its equals."""
+    candidates = pool(section(sampler="grid"))
+    done = search(build_sampler(candidates), step_s, 99)
+    sound = conclude(candidates, done)
+    assert sound.best and sound.best.quantities and len(sound.equals) == 0
+    rates = [one.quantities.get("samples_per_s") or 0 for one in done if one.quantities]
+    verdict = conclude(candidates, [disturb(one) if one == sound.best else one for one in done])
+    low = math.exp(-1.96 * BUSY) * max(rates)
+    assert verdict.best and find_interval(candidates.section, verdict.best)[0] == pytest.approx(low)
+    assert len(verdict.equals) == sum(rate / 0.99 > low for rate in rates) - 1 > 0
+
+
+def test_no_trial_is_ended_for_the_sake_of_one_that_may_be_off() -> None:
+    """A trial of 0.5 s on a busy machine may be one of 0.9 s; a sound one of 0.6 s ends what needs 0.66 s."""
+    asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
+    candidates = pool(asked)
+    seconds = {1: 0.5, 2: 0.6, 4: 1.0}
+    first, second, third = search(build_sampler(candidates), lambda values: seconds[values["batch.micro"]], 3)
+    assert compute_step_limit_s(asked, third.trial.point, [disturb(first)]) == pytest.approx(
+        1.1 * 0.5 * math.exp(0.588)
+    )
+    limit_s = compute_step_limit_s(asked, third.trial.point, [disturb(first), second])
+    assert limit_s == pytest.approx(1.1 * 0.6 * 1.01)
+
+
+def test_a_sampler_that_knows_no_noise_is_told_less_of_a_busy_trial() -> None:
+    """Logarithms of 1, 2 and 4 s, the last busy: the variance of the three is 0.320 and the mean of the noises 0.030.
+    With the spread of 0.290 that is left, its distance from the mean counts by 0.290 / (0.290 + 0.090)."""
+    asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
+    sound = search(build_sampler(pool(asked)), lambda values: float(values["batch.micro"]), 3)
+    assert compute_told_costs(asked, sound) == pytest.approx([0, math.log(2), math.log(4)])
+    told = compute_told_costs(asked, [*sound[:2], disturb(sound[2])])
+    spread = 2 / 3 * math.log(2) ** 2 - BUSY**2 / 3
+    middle = (math.log(2) / spread + math.log(4) / (spread + 0.09)) / (2 / spread + 1 / (spread + 0.09))
+    assert told[:2] == pytest.approx([0, math.log(2)])
+    assert told[2] == pytest.approx(middle + (math.log(4) - middle) * spread / (spread + 0.09))
+    assert middle < told[2] < math.log(4)
+    assert compute_told_costs(asked, [disturb(sound[0]), sound[1]._replace(outcome="oom", quantities=None)])[1] is None
+
+
+@pytest.mark.parametrize("sampler", ("tpe", "gp"))
+def test_optuna_is_told_so(sampler: str) -> None:
+    asked = section(objective="step_s", sampler=sampler)
+    done = search(build_sampler(pool(asked)), step_s, 6)
+    done[3] = disturb(done[3])
+    made = OptunaProposer(pool(asked)).build_study(done)[0]
+    assert [trial.value for trial in made.trials] == pytest.approx(compute_told_costs(asked, done))
+    assert made.trials[3].value != pytest.approx(math.log(step_s(done[3].trial.values)))
+
+
+def test_a_search_is_not_settled_by_a_lucky_time_of_a_busy_machine() -> None:
+    """The first of 30 trials took 0.5 s, half of any other, and the last, sound as those between, 0.9 s of 1 s."""
+    asked = section(objective="step_s", sampler="tpe", space={"engine": ["ddp"], "seed": {"from": 1, "to": 30},
+                                                              "batch.micro": [1]})  # fmt: skip
+    seconds = {1: 0.5, 30: 0.9}
+    values = [{"engine": "ddp", "seed": seed, "batch.micro": 1} for seed in range(1, 31)]
+    candidates = [pool(asked).find(one) for one in values]
+    done = [
+        answer(Trial(number=number, point=one.point, values=one.values), lambda of: seconds.get(of["seed"], 1.0))
+        for number, one in enumerate(candidates) if one
+    ]  # fmt: skip
+    assert len(done) == 30 and is_settled(asked, done), "nothing is better than the first"
+    assert not is_settled(asked, [disturb(done[0]), *done[1:]])
+
+
 def test_the_verdict_on_runs_of_a_busy_machine_asks_for_another_measurement(tmp_path: Path) -> None:
     candidates = pool(section(sampler="grid"), step_s)
     done = search(build_sampler(candidates), step_s, 5)
-    busy = [one._replace(quantities=one.quantities and one.quantities._replace(step_noise=0.3)) for one in done]
+    busy = [disturb(one) for one in done]
     text = format_verdict(conclude(candidates, busy), tmp_path, as_json=False)
     assert "its run is no sound measurement" in text
     assert "sound" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
@@ -180,6 +265,36 @@ def test_a_trial_beyond_a_constraint_is_no_answer() -> None:
     candidates = pool(section(constraints={"step_s": {"at_most": 0.5}}))
     verdict = conclude(candidates, search(build_sampler(candidates), run, 99))
     assert verdict.best and verdict.best.quantities and verdict.best.quantities.step_s <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("constraints", "told"),
+    [
+        ({"step_s": {"at_most": 0.05}}, ".step_s: of 48 trials that ended well none has at most 0.05; the nearest has "
+         "0.306; loosen it, or change the space"),
+        ({"step_s": {"at_least": 3}}, ".step_s: of 48 trials that ended well none has at least 3; the nearest has "
+         "1.856; loosen it, or change the space"),
+        ({"peak_bytes": {"at_most": 9}}, ".peak_bytes: of 48 trials that ended well none has at most 9; it is known of "
+         "none; loosen it, or change the space"),
+        ({"step_s": {"at_most": 0.4}, "samples_per_s": {"at_least": 30}}, ": step_s, samples_per_s: of 48 trials that "
+         "ended well none keeps to all of them; loosen one, or change the space"),
+    ],
+)  # fmt: skip
+def test_constraints_that_nothing_keeps_to_are_told_in_one_line(
+    tmp_path: Path, constraints: dict[str, Any], told: str
+) -> None:
+    """Steps take 0.306 s (ddp, one sample, one node) to 1.856 s (zero3, 64 samples on 8 nodes). Those of 0.4 s and less
+    have 8 samples at most, 23 per s; there are 55 per s in a step of 1.16 s."""
+    candidates = pool(section(sampler="grid", constraints=constraints))
+    verdict = conclude(candidates, search(build_sampler(candidates), step_s, 99))
+    assert verdict.best is None and verdict.is_over
+    assert format_verdict(verdict, tmp_path, as_json=False).splitlines()[0] == f"search.constraints{told}"
+
+
+def test_a_trial_that_ended_badly_is_no_matter_of_constraints(tmp_path: Path) -> None:
+    candidates = pool(section(sampler="grid", constraints={"step_s": {"at_most": 0.05}}))
+    verdict = conclude(candidates, search(build_sampler(candidates), lambda values: "oom", 99))
+    assert format_verdict(verdict, tmp_path, as_json=False).startswith("nothing that was tried ended well\n")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,26 @@ def test_rules_that_leave_every_point_out_are_told(tmp_path: Path) -> None:
         plan(tmp_path, ask(), exclude=["batch.micro > 0"])
 
 
+@pytest.mark.parametrize(
+    ("base", "constraints", "told"),
+    [
+        ({}, {"peak_bytes": {"at_most": 1000}}, r"^search.constraints.peak_bytes: at most 1000, and each of its 2 "
+         r"points is predicted to need more, the least [\d.]+e\+07; loosen it, or change the space$"),
+        ({"machine": "h100", "launcher": "slurm", "model": "mt5_xxl"}, {}, r"^search.space: each of its 2 points is "
+         r"predicted far out of memory of a device of h100; change the space, or the machine$"),
+    ],
+)  # fmt: skip
+def test_a_space_of_which_nothing_is_within_reach_is_refused(
+    tmp_path: Path, base: dict[str, Any], constraints: dict[str, Any], told: str
+) -> None:
+    asked = ask(space={"batch.micro": [1, 2]}, constraints=constraints)
+    own = {"machine": "cpu", "model": "tiny", "engine": "ddp", "devices_per_node": 1} | base
+    with pytest.raises(UserError, match=told):
+        plan(tmp_path, asked, base=own)
+    asked = ask(space={"batch.micro": [1, 2]}, constraints={"peak_bytes": {"at_most": 1e9}})
+    assert plan(tmp_path, asked, base=own | {"machine": "cpu", "launcher": "local", "model": "tiny"})
+
+
 def test_a_study_without_a_search_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no `search` section"):
         api.plan_search("smoke")

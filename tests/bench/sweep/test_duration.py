@@ -3,7 +3,7 @@
 import pytest
 
 from bench.spec import MeasureSpec
-from bench.sweep.duration import (
+from bench.sweep.forecast import (
     LEAST_MIN,
     MARGIN,
     compute_bound_min,

@@ -13,14 +13,13 @@ from bench.predict.neighbours import UNCORRECTED, Correction
 from bench.spec import RunSpec, config_id
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import SweepDefinition, SweepPoint, merge_sweeps
-from bench.sweep.feasible import find_infeasible_outcome, is_far_out_of_memory
 from bench.sweep.forecast import FAR_OUT_FACTOR, Forecast, predict_forecast
-from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
+from bench.sweep.local_sweep import LocalSweep
+from bench.sweep.lost import find_pending, write_outcomes_without_run
 from bench.sweep.policy import PlannedRun, SweepPlan, find_skip
+from bench.sweep.pruning import find_infeasible_outcome, is_far_out_of_memory
 from bench.sweep.snapshot import read_snapshot
-from bench.sweep.status import list_statuses
-from bench.sweep.submission.lost import find_pending, write_outcomes_without_run
-from bench.sweep.submission.state import StudyState
+from bench.sweep.status import StudyState, list_statuses
 
 RUNS = Path(__file__).parents[2] / "data/runs.zip"
 FOUR = spec(batch__micro=4)
@@ -81,7 +80,7 @@ def asked(machine: Machine, micros: tuple[int, ...], **rules: Any) -> SweepDefin
 
 
 def here(folder: Path, made: SweepDefinition) -> LocalSweep:
-    wanted = [RequestedRepeat(key, made, one) for key, one in made.wanted()]
+    wanted = list(made.wanted())
     return LocalSweep(folder, wanted, retry=True, tell=[].append, follow=[].append)
 
 

@@ -11,9 +11,8 @@ from sweeps import point, spec, sweep
 from bench import cli
 from bench.cli.sweep import PredictionText
 from bench.machine import Machine
-from bench.sweep.duration import compute_minutes
-from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast
-from bench.sweep.submission.submitting import SubmitResult
+from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast, compute_minutes
+from bench.sweep.submitting import SubmitResult
 
 GPUS = ("model=mt5_xxl", "machine=a100_80", "devices_per_node=8", "launcher=slurm")
 GB = 10**9
@@ -99,7 +98,7 @@ def test_a_submission_says_so_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "bench.sweep.submission.submitting.submit_pending",
+        "bench.sweep.submitting.submit_pending",
         lambda folder, **_: SubmitResult([], 0, {}, [], "", None),
     )
     slow = ("engine=zero3", "batch.micro=64", "sequence.encoder=4096", "launcher.time_limit_min=5")

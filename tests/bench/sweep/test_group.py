@@ -10,7 +10,7 @@ from bench.errors import UserError
 from bench.scheduling import Mode, SchedulingOptions
 from bench.sweep.definition import RunKey, SweepDefinition
 from bench.sweep.status import PointStatus
-from bench.sweep.submission.batching import JobBatcher
+from bench.sweep.submitting import JobBatcher
 
 
 def options(mode: Mode, longest_min: int = 1000) -> SchedulingOptions:
@@ -18,7 +18,7 @@ def options(mode: Mode, longest_min: int = 1000) -> SchedulingOptions:
 
 
 def waiting(made: SweepDefinition) -> list[PointStatus]:
-    return [PointStatus(key, p, made, "waiting", "", "", 0, "") for key, p in made.wanted()]
+    return [PointStatus(key, p, made, "waiting", "", "", 0, "") for key, _, p in made.wanted()]
 
 
 def keys(jobs: Sequence[Any]) -> list[RunKey]:
@@ -39,7 +39,7 @@ def test_an_array_holds_points_of_equal_resources_and_no_more_than_the_cluster_t
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 24)])
     made = JobBatcher(options("array"), 10, None).jobs(waiting(many))
     assert [len(job.points) for job in made] == [10, 10, 3]
-    assert keys(made) == [key for key, _ in many.wanted()]
+    assert keys(made) == [key for key, _, _ in many.wanted()]
     limits = sweep([point(spec(batch__micro=1), 10), point(spec(batch__micro=2), 30)])
     assert [job.time_limit_min for job in JobBatcher(options("array"), 10, None).jobs(waiting(limits))] == [13, 33]
 

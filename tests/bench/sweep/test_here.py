@@ -11,13 +11,13 @@ from bench.cli.sweep import format_ended
 from bench.machine import Machine
 from bench.record import Circumstance
 from bench.runtime.outcome import build_heartbeat
-from bench.sweep.local.local_sweep import LocalSweep, RequestedRepeat
+from bench.sweep.local_sweep import LocalSweep
 from bench.sweep.policy import PlannedRun, SweepPlan, find_skip
 
 
 def here(folder: Path, *micros: int, retry: bool = True) -> LocalSweep:
     made = sweep([point(spec(batch__micro=micro)) for micro in micros])
-    wanted = [RequestedRepeat(key, made, one) for key, one in made.wanted()]
+    wanted = list(made.wanted())
     return LocalSweep(folder, wanted, retry=retry, tell=[].append, follow=[].append)
 
 

@@ -11,13 +11,12 @@ from sweeps import attempt, point, spec, sweep
 from bench.launchers.slurm.states import find_phase
 from bench.record import OutcomeKind
 from bench.scheduling import JobState
-from bench.sweep import definition, job_logs, jobs
+from bench.sweep import definition, jobs
 from bench.sweep.definition import SweepDefinition
 from bench.sweep.jobs import Job
+from bench.sweep.lost import keep_ends
 from bench.sweep.snapshot import read_snapshot
-from bench.sweep.status import JobTask, PointStatus, list_statuses
-from bench.sweep.submission.lost import keep_ends
-from bench.sweep.submission.state import StudyState
+from bench.sweep.status import JobTask, PointStatus, StudyState, list_statuses
 
 FOUR, EIGHT = spec(batch__micro=4), spec(batch__micro=8)
 NOW = datetime.now(UTC).timestamp()
@@ -133,10 +132,10 @@ def test_while_the_scheduler_is_not_asked_a_submitted_point_is_not_called_waitin
 def test_the_last_line_that_tells_more_than_an_end(tmp_path: Path, log: str, line: str) -> None:
     path = tmp_path / "slurm-1.log"
     path.write_text(log)
-    assert job_logs.find_last_line(path) == line
-    assert job_logs.find_last_line(tmp_path / "none.log") == job_logs.find_last_line(None) == ""
+    assert jobs.find_last_line(path) == line
+    assert jobs.find_last_line(tmp_path / "none.log") == jobs.find_last_line(None) == ""
 
 
 def test_a_log_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "slurm-1.log")
-    assert job_logs.find_last_line(tmp_path / "slurm-1.log") == ""
+    assert jobs.find_last_line(tmp_path / "slurm-1.log") == ""

@@ -10,14 +10,11 @@ from bench import store
 from bench.predict.neighbours import Correction
 from bench.record import RunRecord
 from bench.sweep import definition
-from bench.sweep.corrections import MeasuredCorrections
+from bench.sweep.corrections import MeasuredCorrections, extend_time_limits
 from bench.sweep.definition import SweepDefinition, SweepPoint
-from bench.sweep.duration import MARGIN, START_S, compute_limit_min, compute_longest_s
-from bench.sweep.forecast import Forecast, StepForecast
+from bench.sweep.forecast import MARGIN, START_S, Forecast, StepForecast, compute_limit_min, compute_longest_s
 from bench.sweep.snapshot import read_snapshot
-from bench.sweep.status import list_statuses
-from bench.sweep.submission.state import StudyState
-from bench.sweep.submission.time_limits import extend_time_limits
+from bench.sweep.status import StudyState, list_statuses
 
 RUNS = Path(__file__).parents[2] / "data/runs.zip"
 FOUR = spec(batch__micro=4)

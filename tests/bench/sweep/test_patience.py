@@ -11,8 +11,7 @@ from bench.cli import main
 from bench.errors import UserError
 from bench.launchers.slurm import queue
 from bench.scheduling import SchedulerAway
-from bench.sweep import definition, jobs
-from bench.sweep.submission import submitting
+from bench.sweep import definition, jobs, submitting
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 

@@ -4,7 +4,7 @@ import pytest
 
 from bench.launchers.slurm import states
 from bench.scheduling import JobState
-from bench.sweep.reconcile import LeftBehind, reconcile_outcome
+from bench.sweep.lost import LeftBehind, reconcile_outcome
 
 SILENT = LeftBehind(None, None)
 INTERRUPTED = LeftBehind({"signal": "SIGTERM", "at": "2026-11-21T12:00:00+00:00"}, {"state": "running"})

@@ -13,16 +13,14 @@ from ended_well import observed
 from bench import store
 from bench.machine import Machine
 from bench.record import Outcome, RunRecord
-from bench.search.candidates import CandidatePool
 from bench.search.planning import build_proposer, write_search
-from bench.search.space import SearchSpace
+from bench.search.space import CandidatePool, SearchSpace
 from bench.search_section import SearchSection
 from bench.spec import Batch, RunSpec
 from bench.study import Study
-from bench.sweep import definition
+from bench.sweep import definition, local_sweep
 from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition, SweepPoint, Trial
-from bench.sweep.local import local_sweep
-from bench.sweep.local.local_sweep import LocalSearch, LocalSweep, RequestedRepeat
+from bench.sweep.local_sweep import LocalSearch, LocalSweep
 
 SPACE = {"batch.micro": [1, 2, 4, 8], "batch.accumulation": [1, 2, 4]}
 TRIALS = 6
@@ -58,7 +56,7 @@ def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
 
     section = asked.search.study.search
     pool = CandidatePool(section, SearchSpace(section), build, Machine(name="cpu", device="cpu"))
-    wanted = [RequestedRepeat(key, asked, one) for key, one in asked.wanted()]
+    wanted = list(asked.wanted())
     search = LocalSearch(asked, build_proposer(pool))
     return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
 
@@ -110,7 +108,7 @@ def test_a_search_killed_anywhere_ends_with_the_same_trials(
 ) -> None:
     if sampler == "tpe":
         pytest.importorskip("optuna")
-    monkeypatch.setattr(local_sweep.attempt, "make_attempt", make_attempt)
+    monkeypatch.setattr(local_sweep.local_attempt, "make_attempt", make_attempt)
     whole = tmp_path / "whole"
     write_search(whole, request(base, sampler))
     begin_worker(whole, base, sampler).run()
@@ -119,7 +117,7 @@ def test_a_search_killed_anywhere_ends_with_the_same_trials(
     for seed in range(6):
         folder, generator = tmp_path / str(seed), random.Random(seed)
         write_search(folder, request(base, sampler))
-        monkeypatch.setattr(local_sweep.attempt, "make_attempt", kill_at_random(generator, make_attempt))
+        monkeypatch.setattr(local_sweep.local_attempt, "make_attempt", kill_at_random(generator, make_attempt))
         monkeypatch.setattr(definition, "write_trial", kill_at_random(generator, write_trial))
         while True:
             try:
@@ -137,7 +135,7 @@ def test_a_search_killed_anywhere_ends_with_the_same_trials(
 def test_workers_on_one_folder_never_run_a_trial_twice(
     sampler: str, base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_sweep.attempt, "make_attempt", make_attempt)
+    monkeypatch.setattr(local_sweep.local_attempt, "make_attempt", make_attempt)
     for seed in range(4):
         folder = tmp_path / str(seed)
         write_search(folder, request(base, sampler))
@@ -156,7 +154,7 @@ def test_a_trial_without_a_run_is_found_by_who_goes_on(
     base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial whose worker was killed before it ran is run first, and counts among the trials."""
-    monkeypatch.setattr(local_sweep.attempt, "make_attempt", make_attempt)
+    monkeypatch.setattr(local_sweep.local_attempt, "make_attempt", make_attempt)
     write_search(tmp_path, request(base, "random"))
     left = sweeps.point(base.model_copy(update={"batch": Batch(micro=4, accumulation=4)}))
     values = {"batch.micro": 4, "batch.accumulation": 4}

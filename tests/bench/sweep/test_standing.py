@@ -17,11 +17,9 @@ from bench.spec import config_id
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RunKey, SweepDefinition
 from bench.sweep.jobs import Job
-from bench.sweep.reconcile import LeftBehind, reconcile_local_outcome, reconcile_outcome
+from bench.sweep.lost import LeftBehind, finalize_lost, reconcile_local_outcome, reconcile_outcome
 from bench.sweep.snapshot import find_rival_attempt, read_snapshot
-from bench.sweep.status import JobTask, PointStatus, list_statuses
-from bench.sweep.submission.lost import finalize_lost
-from bench.sweep.submission.state import read_state
+from bench.sweep.status import JobTask, PointStatus, list_statuses, read_state
 
 FOUR = spec(batch__micro=4)
 

@@ -16,7 +16,7 @@ from bench.study import Study
 from bench.sweep import definition
 from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, Trial
 from bench.sweep.forecast import Forecast, MemoryForecast
-from bench.sweep.local.local_sweep import LocalSearch, LocalSweep, RequestedRepeat
+from bench.sweep.local_sweep import LocalSearch, LocalSweep
 from bench.sweep.policy import Proposal, TrialResult
 
 ROOM = Forecast(room=MemoryForecast(low_bytes=2**40, high_bytes=2**41, tensor_bytes=2**40))
@@ -54,7 +54,7 @@ def searched(trials: int = 50) -> SweepDefinition:
 def worker(folder: Path, made: SweepDefinition, listed: list[SweepPoint]) -> LocalSweep:
     begun = definition.find_search(definition.read(folder))
     assert begun
-    wanted = [RequestedRepeat(key, begun, one) for key, one in begun.wanted()]
+    wanted = list(begun.wanted())
     search = LocalSearch(made, _InOrder(listed))
     return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
 

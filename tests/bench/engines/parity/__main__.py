@@ -1,9 +1,11 @@
 """Trains a covering set of tiny runs, up to 8 ranks over gloo, and the same in one process: `make parity`.
 
 A line for each run with how far losses, gradient norms and weights of five clipped steps are off, relative to the
-largest; exit code 1 where fp32 is off by more than 1e-6, with sliced matrices 1e-5. What bf16 is off is shown, and
-bounded by 5 %. To the bit, first weights have to be those of the one process, and at the end what several ranks hold
-has to be equal.
+largest, and the losses of evaluations between them; exit code 1 where fp32 is off by more than 1e-6, with sliced
+matrices 1e-5. What bf16 is off is shown, and bounded by 5 %. To the bit, first weights have to be those of the one
+process, at the end what several ranks hold has to be equal, and all of it what it is without evaluations. Dropout is
+drawn from the seed of each rank, there and in the one process; an evaluation has none and draws nothing. Of samples
+that pad, some micro-batches have no target token.
 """
 
 import argparse
@@ -34,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     cases, wrong = sorted(cases, key=lambda case: case.ranks), 0
     torch.set_num_threads(1)  # more of them wait for each other longer than such small models compute
-    print(" losses    norms  weights")
+    print(" losses    norms  weights  evaluations")
     for begin in range(0, len(cases), AT_ONCE):
         some = cases[begin : begin + AT_ONCE]
         with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +60,8 @@ def print_differences(case: Case, ranks: Ranks) -> bool:
 def format_case(case: Case) -> str:
     """Return a case in words."""
     engine = case.engine if case.engine != "pipeline" else f"pipeline ({case.placement}, {case.sharding})"
-    return f"{engine}, {case.copies} copies, slices: {case.slices}, {case.family}, {case.precision}, {case.samples}"
+    words = engine, f"{case.copies} copies", f"slices: {case.slices}", case.family, case.precision, case.samples
+    return ", ".join(words + ("dropout",) * (case.dropout != "none"))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline_specs import SHAPES, pad, spec
+from pipeline_specs import SHAPES, drop, pad, spec
 
 from bench.spec import RunSpec
 
@@ -33,6 +33,7 @@ class Case(NamedTuple):
     family: str
     precision: str
     samples: str
+    dropout: str
 
     @property
     def ranks(self) -> int:
@@ -44,6 +45,8 @@ class Case(NamedTuple):
         whole = self.placement == "whole"
         divided = self.sharding == "zero3"
         fits = 1 < self.ranks <= MOST_RANKS and not (self.family == "llama" and self.slices == "4")
+        if self.engine == "pipeline" and self.dropout != "none":
+            return False
         if self.engine != "pipeline":
             return fits and whole and self.slices == "whole" and not divided
         alone = self.placement == "one stage" and self.slices == "whole"
@@ -56,7 +59,8 @@ class Case(NamedTuple):
             self.family, schedule, pipeline, stages, self.copies, tensor, by_tokens, self.sharding, self.engine,
             precision=self.precision,
         )  # fmt: skip
-        return pad(made) if self.samples == "padded" else made
+        made = pad(made) if self.samples == "padded" else made
+        return made if self.dropout == "none" else drop(made)
 
 
 def list_cases() -> list[Case]:
@@ -64,6 +68,7 @@ def list_cases() -> list[Case]:
     fields = (
         ("pipeline", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"), PLACEMENTS, (1, 2, 4), SLICES,
         ("zero1", "zero3"), SHAPES, ("fp32", "bf16"), ("full", "padded"),
+        ("none", "dropout"),
     )  # fmt: skip
     return [case for values in itertools.product(*fields) if (case := Case(*values)).is_possible]
 

@@ -1,12 +1,13 @@
 """Submit what is left, within what the cluster takes and the study may cost; chain the autopilot; cancel."""
 
+import math
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench import launchers, store
 from bench.errors import UserError
@@ -14,15 +15,13 @@ from bench.formatting import format_count
 from bench.launching import LaunchPlan, Work
 from bench.plugins import QueueingLauncherPlugin
 from bench.scheduling import ClusterLimits, JobContext, SchedulerAway, SchedulingOptions
-from bench.sweep import exclusions, jobs
-from bench.sweep.corrections import MeasuredCorrections
-from bench.sweep.definition import SweepDefinition
-from bench.sweep.jobs import Job
-from bench.sweep.status import PointStatus
-from bench.sweep.submission.batching import JobBatcher
-from bench.sweep.submission.lost import finalize_lost, find_pending, keep_ends, write_outcomes_without_run
-from bench.sweep.submission.state import StudyState, read_state
-from bench.sweep.submission.time_limits import extend_time_limits
+from bench.sweep import jobs
+from bench.sweep.corrections import MeasuredCorrections, extend_time_limits
+from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint
+from bench.sweep.jobs import Job, create_name
+from bench.sweep.lost import finalize_lost, find_pending, keep_ends, write_outcomes_without_run
+from bench.sweep.pruning import Siblings
+from bench.sweep.status import PointStatus, StudyState, read_state
 
 _AUTOPILOT_MIN = 15
 PATIENCE_S = 30.0
@@ -53,6 +52,11 @@ class SubmitResult(NamedTuple):
     def complete(self) -> bool:
         """Whether all that could be done now was done."""
         return not self.autopilot_refused and not self.cut_short
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is under way, and nothing is left to be."""
+        return self.complete and not (self.submitted or self.queued or self.left)
 
     @property
     def good(self) -> bool:
@@ -160,7 +164,7 @@ class JobSubmitter:
         self._rules = sweep.rules
         self._cluster = self._launcher.limits(self._options)
         self._max_queued, self._whose = self._find_limit(autopilot)
-        self._exclude = [found.host for found in exclusions.read_exclusions(view.folder)]
+        self._exclude = [found.host for found in jobs.read_exclusions(view.folder)]
         self._handles = [job.handle for job in view.live if job.points and job.handle]
         self.impossible = 0  # points that this cluster can never start
 
@@ -224,6 +228,11 @@ class JobSubmitter:
         throttle = self._options.throttle if job.mode != "array" else None
         after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
         made = plan_job(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
+        self._handles.append(self._hand_over(folder, made))
+        return self._handles[-1]
+
+    def _hand_over(self, folder: Path, made: LaunchPlan) -> str:
+        """Submit a job whose folder is written; return the scheduler's number. One that is refused is withdrawn."""
         try:
             handle = self._launcher.submit(made)
         except SchedulerAway:
@@ -232,7 +241,6 @@ class JobSubmitter:
             jobs.withdraw(folder)
             raise
         jobs.write_handle(folder, handle)
-        self._handles.append(handle)
         return handle
 
     def submit_autopilot(
@@ -270,15 +278,7 @@ class JobSubmitter:
         notice = () if notify is None else (f"--notify={notify}",)
         arguments = ("resume", study_folder, "--autopilot", *notice)
         work = Work(name, folder.resolve(), "bench.cli", arguments, time_limit_min=_AUTOPILOT_MIN, after=after)
-        try:
-            handle = self._launcher.submit(self._launcher.plan(work, self._options))
-        except SchedulerAway:
-            raise  # it may have taken the job
-        except UserError:
-            jobs.withdraw(folder)
-            raise
-        jobs.write_handle(folder, handle)
-        return handle
+        return self._hand_over(folder, self._launcher.plan(work, self._options))
 
 
 def _get_shape(job: Job) -> tuple[int, int]:
@@ -318,3 +318,94 @@ def cancel_jobs(folder: Path) -> list[str]:
     if numbers:
         launcher.cancel_all(numbers)
     return numbers
+
+
+_BEGIN_AND_END_MIN = 2  # of an allocation
+_LIMIT_STEP_MIN = 5  # limits of points that share an array lie in one such stretch: each task may take the longest
+SiblingsByPoint = Mapping[tuple[str, str], Siblings]
+
+
+class JobBatcher:
+    """Divides points into jobs: one each, job arrays of equal resources, or packed allocations of one shape.
+
+    `options` are the launcher's; the cluster's limits are None where it has none. UserError for a point that can never
+    finish there.
+    """
+
+    def __init__(
+        self,
+        options: SchedulingOptions,
+        max_array_size: int | None = None,
+        max_time_min: int | None = None,
+        kin: SiblingsByPoint | None = None,
+    ) -> None:
+        self._options, self._kin = options, kin or {}
+        self._max_array_size, self._max_time_min = max_array_size, max_time_min
+
+    def jobs(self, left: Sequence[PointStatus]) -> list[Job]:
+        """Return the jobs for points, in their order. Pure, but for the jobs' names."""
+        by_shape: dict[tuple[Any, ...], list[PointStatus]] = {}
+        for point_status in left:
+            by_shape.setdefault(self._compute_group_key(point_status), []).append(point_status)
+        return [self._build_job(chunk) for members in by_shape.values() for chunk in self._split(members)]
+
+    def _compute_group_key(self, point_status: PointStatus) -> tuple[Any, ...]:
+        """Return what points must agree in to share a job. Repeats of a point in one allocation, on the same nodes,
+        would tell less than as many in several."""
+        point, mode = point_status.point, self._options.mode
+        limit = math.ceil((point.time_limit_min or 0) / _LIMIT_STEP_MIN) if mode == "array" else None
+        repeat = point_status.key.repeat if mode == "packed" else None
+        return point.nodes, point.devices_per_node, limit, repeat
+
+    def _split(self, members: Sequence[PointStatus]) -> Iterator[list[PointStatus]]:
+        """Cut points of one shape into jobs; packed ones so that all of their points can finish in the job's time."""
+        mode, array = self._options.mode, self._max_array_size or len(members)
+        longest_min = min(self._options.job_max_min, self._max_time_min or math.inf)
+        chunk: list[PointStatus] = []
+        for point_status in members:
+            max_points = {"point": 1, "array": array, "packed": len(members)}[mode]
+            too_long = mode == "packed" and self._compute_time_limit_min([*chunk, point_status]) > longest_min
+            if chunk and (len(chunk) == max_points or too_long):
+                yield chunk
+                chunk = []
+            chunk.append(point_status)
+        yield chunk
+
+    def _compute_time_limit_min(self, members: Sequence[PointStatus]) -> int:
+        """Return the time limit of a job: its points' limits one after the other, and the control point's twice."""
+        first, limits = members[0], [point_status.point.time_limit_min or 0 for point_status in members]
+        points = sum(limits) if self._options.mode == "packed" else max(limits)
+        control = self._find_control(first)
+        limits_min = points + 2 * ((control.time_limit_min or 0) if control else 0)
+        warning_min = self._options.warning_s / 60
+        return math.ceil(limits_min + warning_min) + _BEGIN_AND_END_MIN
+
+    def _find_control(self, point_status: PointStatus) -> SweepPoint | None:
+        """Return the control point; only who runs a sequence of points can put one before and after it."""
+        shape = point_status.point.nodes, point_status.point.devices_per_node
+        return point_status.sweep.control(*shape) if self._options.mode == "packed" else None
+
+    def _build_job(self, members: Sequence[PointStatus]) -> Job:
+        first = members[0]
+        sweep, point, control = first.sweep, first.point, self._find_control(first)
+        minutes = self._compute_time_limit_min(members)
+        if self._max_time_min is not None and minutes > self._max_time_min:
+            rule = f"{point.config_id} may take a job of {minutes} min, and the partition allows {self._max_time_min}"
+            raise UserError(f"launcher.time_limit_min={point.time_limit_min:.3g}", rule, "give it less time")
+        return Job(
+            name=create_name(sweep.study),
+            mode=self._options.mode,
+            nodes=point.nodes,
+            devices_per_node=point.devices_per_node,
+            time_limit_min=minutes,
+            prune=sweep.rules.prune,
+            attempts=sweep.rules.budget.attempts,
+            span=self._options.span,
+            points=tuple(map(self._request, members)),
+            control=sweep.requested(control, 0, control=True) if control else None,
+        )
+
+    def _request(self, point_status: PointStatus) -> RequestedRun:
+        key = point_status.key
+        kin = self._kin.get((key.config_id, key.machine))
+        return point_status.sweep.requested(point_status.point, key.repeat, again=point_status.final, kin=kin)

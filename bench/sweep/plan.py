@@ -1,4 +1,4 @@
-"""From what a user asks to a Sweep: every point decoded, checked and with its time limit, before anything starts."""
+"""Plan what is asked for: a sweep, or a single run; every point is decoded and checked before anything starts."""
 
 import contextlib
 import itertools
@@ -8,22 +8,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import launchers
+from pydantic import ValidationError
+
+from bench import engines, launchers
 from bench.config import compose
 from bench.config.compose import Expansion, Request, StudyPoint
-from bench.config.decode import decode_model
-from bench.errors import UserError
+from bench.config.decode import check_rank, decode_model
+from bench.errors import NoPrediction, UserError
 from bench.formatting import describe_point
+from bench.measure import devices
 from bench.point_fields import is_shown
-from bench.record import Limits
+from bench.predict.memory import predict_memory
+from bench.record import Circumstance, Limits
 from bench.scheduling import SchedulingOptions
-from bench.spec import config_id
+from bench.spec import Device, config_id
 from bench.study import Overrides, Pair, Study, expand_study, list_control_pairs, order_runs
-from bench.sweep import duration
-from bench.sweep.definition import SweepDefinition, SweepPoint, SweepRules
+from bench.sweep import forecast, inputs
+from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint, SweepRules
 from bench.sweep.forecast import predict_forecast
-from bench.sweep.planning import present, target
-from bench.sweep.planning.overrides import GivenOverrides, find_study
+from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
 
 _GROUPS = {"model", "engine", "data", "machine", "launcher"}
 
@@ -60,9 +63,9 @@ def plan_sweep(
     chosen = [] if planned_study.base else _choose_small(planned_study, given, config_dir)
     update = {"base": planned_study.base | dict(chosen), "repeats": repeats or planned_study.repeats}
     planned_study = planned_study.model_copy(update=update)
-    found = compose.compose_points(planned_study, given, config_dir, target.find_device)
+    found = compose.compose_points(planned_study, given, config_dir, inputs.find_device)
     for made in found.points:
-        present.check_devices(made.composed)
+        inputs.check_devices(made.composed)
     options = merge_options(found.points, etiquette, autopilot)
     distinguishing = _find_distinguishing([point.overrides for point in found.points])
     controls = [
@@ -93,7 +96,7 @@ def define_sweep(
         study=study.name,
         question=study.question,
         asked_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machines={name: one.machine.on(target.find_device(one)) for name, one in by_name.items()},
+        machines={name: one.machine.on(inputs.find_device(one)) for name, one in by_name.items()},
         launcher={"name": composed[0].launcher, **options.model_dump(mode="json")},
         limits=Limits(**{key: getattr(options, key) for key in Limits.model_fields}),
         network=scheduling.network,
@@ -107,7 +110,7 @@ def _choose_small(study: Study, overrides: Overrides, config_dir: Path | None) -
     lengths where models differ in the tokens that they read."""
     first, *others = expand_study(study, overrides)
     composed = compose.compose_request(first, config_dir)
-    chosen = present.choose_small([key for key, _ in overrides], composed)
+    chosen = inputs.choose_small([key for key, _ in overrides], composed)
     learners = {tuple(pair for pair in pairs if pair[0] in ("model", "objective")): pairs for pairs in others}
     for pairs in learners.values():
         with contextlib.suppress(UserError):  # told, or left out by a rule, when all points are decoded
@@ -142,7 +145,7 @@ def _build_controls(
     for nodes, devices_per_node in shapes if pairs else ():
         shaped = (*(pairs or ()), ("nodes", nodes), ("devices_per_node", devices_per_node))
         composed = compose.compose_request(shaped, config_dir)
-        compose.check(composed, target.find_device(composed))
+        compose.check(composed, inputs.find_device(composed))
         controls.append(compose.StudyPoint(composed, shaped, config_id(composed.spec)))
     return controls
 
@@ -151,12 +154,12 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
     """Return a point as it is asked; `predict` its time limit too, which needs a second attempt to fall back on. A
     training falls back on its checkpoint; UserError for one that nobody says the limit of."""
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
-    predicted = predict_forecast(composed.spec, composed.machine, target.find_device(composed))
+    predicted = predict_forecast(composed.spec, composed.machine, inputs.find_device(composed))
     options, (given_min, bound_min) = composed.launcher_options, _find_limits_min(composed)
     limit_min = given_min if given_min is not None else bound_min
     trains = composed.spec.learning.tokens is not None
     if isinstance(options, SchedulingOptions) and bound_min is not None and (predict or trains) and predicted.step:
-        limit_min = duration.compute_limit_min(
+        limit_min = forecast.compute_limit_min(
             composed.spec.measure, predicted.step.high_s, options.setup_min, bound_min
         )
     elif trains and bound_min is not None:
@@ -183,7 +186,7 @@ def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
     options = composed.launcher_options
     if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
         return options.time_limit_min, None
-    return None, duration.compute_bound_min(composed.spec.measure, options.setup_min)
+    return None, forecast.compute_bound_min(composed.spec.measure, options.setup_min)
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
@@ -196,3 +199,119 @@ def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
 def is_shown_in_line(key: str) -> bool:
     """Whether a point's one line shows an override already."""
     return key in _GROUPS or (key.partition(".")[0] not in _GROUPS and is_shown(key))
+
+
+class SingleRun(NamedTuple):
+    """One run, checked and ready to start."""
+
+    composed: Request
+    requested: RequestedRun  # its repeat is found when it starts
+    chosen: list[Pair]  # what makes it small where it starts on the CPU that is here
+
+
+def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -> SingleRun:
+    """Return a point that is to be measured here; UserError for one that cannot."""
+    given = compose.parse_single(format_overrides(overrides))
+    composed = compose.compose_request(given, config_dir)
+    if launchers.load(composed.launcher).QUEUES:
+        raise UserError(f"launcher={composed.launcher}", "run measures here and now", "use `zeroscale sweep`")
+    chosen = inputs.choose_small([key for key, _ in given], composed)
+    composed = compose.compose_request([*chosen, *given], config_dir)
+    compose.check(composed, inputs.find_device(composed))
+    inputs.check_devices(composed)
+    _check_name(study)
+    shown = (*(f"{key}={value}" for key, value in chosen), *format_overrides(overrides))
+    return SingleRun(composed, _build_request(composed, study, shown), chosen)
+
+
+def plan_rehearsal(
+    overrides: GivenOverrides,
+    rank: int,
+    config_dir: Path | None,
+    *,
+    shapes_only: bool = False,
+    study: str,
+) -> SingleRun:
+    """Return the rehearsal of one rank; UserError for one that cannot be rehearsed here."""
+    composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)
+    _check_rehearsed(composed, rank)
+    _check_name(study)
+    device = inputs.find_predicted_device(composed)
+    check_rank(composed, device)
+    if launchers.load(composed.launcher).QUEUES:
+        raise UserError(f"launcher={composed.launcher}", "a rehearsal runs here and now", "leave it out")
+    if shapes_only:
+        _check_shapes_alone(composed, inputs.find_device(composed))
+    else:
+        _check_room(composed, device)
+    rehearsed = {"rehearsed_rank": rank, "shapes_only": shapes_only}
+    return SingleRun(composed, _build_request(composed, study, format_overrides(overrides), **rehearsed), [])
+
+
+def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **rehearsed: Any) -> RequestedRun:
+    options = composed.launcher_options.model_dump(mode="json")
+    circumstance = Circumstance(
+        study=study,
+        repeat=0,
+        attempt=0,
+        machine=composed.machine.on(inputs.find_device(composed)),  # the ranks obey, or refuse
+        launcher={"name": composed.launcher, **options},
+        limits=Limits(**{key: options[key] for key in Limits.model_fields if key in options}),
+        overrides=overrides,
+        **rehearsed,
+    )
+    return RequestedRun(spec=composed.spec, circumstance=circumstance, config_id=config_id(composed.spec))
+
+
+def _check_name(study: str) -> None:
+    try:
+        Study(name=study)
+    except ValidationError as error:
+        rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
+        raise UserError(f"--study {study}", rule, "choose another") from error
+
+
+def _check_rehearsed(composed: Request, rank: int) -> None:
+    """Raise UserError for a rank that cannot be rehearsed."""
+    spec = composed.spec
+    if not 0 <= rank < spec.world_size:
+        raise UserError(f"--rank {rank}", f"the run has ranks 0 to {spec.world_size - 1}", "choose one of them")
+    can = engines.facts(spec).rehearsal
+    if can.ranks == "none":
+        raise UserError(f"engine={spec.engine.name}", f"cannot be rehearsed: {can.why}", "choose another engine")
+    if rank and can.ranks == "first":
+        raise UserError(f"--rank {rank}", can.why, "rehearse rank 0")
+
+
+def _check_shapes_alone(composed: Request, device: str | None) -> None:
+    """Raise UserError for what cannot be rehearsed by its shapes alone."""
+    if device != "cpu":
+        raise UserError("--shapes-only", "a GPU's memory cannot be counted without being used", "add machine=cpu")
+    model, rule = composed.spec.model, "what is compiled is not seen one operation at a time"
+    if model.compile != "none":
+        raise UserError(f"model.compile={model.compile}", rule, "model.compile=none, or leave out --shapes-only")
+    if model.attention == "flex":
+        raise UserError("model.attention=flex", rule, "model.attention=sdpa, or leave out --shapes-only")
+
+
+def _check_room(composed: Request, device: Device) -> None:
+    """Raise UserError for a rank that surely needs more memory than there is here."""
+    room = devices.read_memory_bytes() if device == "cuda" else _read_free_bytes()
+    try:
+        needed, _ = predict_memory(composed.spec, device, room, rehearsed=True).device
+    except NoPrediction:  # then trying shows it
+        return
+    if room is not None and needed > room:
+        rule = f"one rank needs {needed / 1e9:.1f} GB at least, and {room / 1e9:.1f} GB are here"
+        raise UserError(
+            composed.spec.model.name, rule, "more ranks, a higher stage, a smaller batch.micro, or --shapes-only"
+        )
+
+
+def _read_free_bytes() -> int | None:
+    """Return what this host could give a new process, without swapping."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None

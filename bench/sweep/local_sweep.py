@@ -11,10 +11,9 @@ from bench import store
 from bench.formatting import describe_point, describe_result, duration
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
 from bench.record import Outcome, OutcomeKind
-from bench.sweep import definition, skipped
+from bench.sweep import definition, local_attempt, lost
 from bench.sweep.corrections import MeasuredCorrections
-from bench.sweep.definition import RequestedRun, RunKey, SweepDefinition, SweepPoint, Trial
-from bench.sweep.local import attempt
+from bench.sweep.definition import RequestedRepeat, RequestedRun, RunKey, SweepDefinition, Trial
 from bench.sweep.policy import (
     AddTrial,
     Decision,
@@ -32,8 +31,7 @@ from bench.sweep.policy import (
     next_step,
 )
 from bench.sweep.pruning import Siblings, find_siblings
-from bench.sweep.snapshot import find_rival_attempt
-from bench.sweep.trial_results import TrialReader
+from bench.sweep.snapshot import TrialReader, find_rival_attempt
 from bench.terminal import Progress
 
 TextCallback = Callable[[str], None]
@@ -45,14 +43,6 @@ class LocalSearch(NamedTuple):
 
     sweep: SweepDefinition
     proposer: Proposer
-
-
-class RequestedRepeat(NamedTuple):
-    """One repeat of one point."""
-
-    key: RunKey
-    sweep: SweepDefinition
-    point: SweepPoint
 
 
 class SweepResult(NamedTuple):
@@ -85,7 +75,8 @@ class LocalSweep:
         """`retry` goes on with points whose attempts are used up: somebody asked for them by name. `tell` hears every
         point that ends, `follow` how far the one under way is. `search` asks for further points."""
         self.folder, self._tell, self._follow, self._search = folder, tell, follow, search
-        self._trials = TrialReader(folder, self._read_attempts)
+        attempts = search.sweep.rules.budget.attempts if search else 0
+        self._trials = TrialReader(folder, self._read_attempts, attempts)
         self._repeats = {one.key: one for one in repeats}
         kin = find_siblings((one.key, one.point.spec) for one in repeats)
         self.runs = [_plan_repeat(one, kin[one.key[:2]], retry) for one in repeats]
@@ -163,8 +154,7 @@ class LocalSweep:
 
     def _find_rival(self, key: RunKey) -> str:
         """Return who else measures a point now; empty for nobody, and where everybody waits for their turn."""
-        one = self._repeats[key]
-        if attempt.waits(one.sweep.requested(one.point, key.repeat)):
+        if local_attempt.waits(self._repeats[key].request()):
             return ""
         return "is under way in another process" if find_rival_attempt(self.folder / key.config_id, key) else ""
 
@@ -172,12 +162,11 @@ class LocalSweep:
         """Return the attempt that is to be made at a run."""
         if run.role == "control" and self._control:
             return self._control
-        one = self._repeats[run.key]
-        return one.sweep.requested(one.point, run.key.repeat)
+        return self._repeats[run.key].request()
 
     def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
         """Record that a point need not run."""
-        skipped.write_outcome(self.folder, self._request(run), outcome)
+        lost.write_outcome(self.folder, self._request(run), outcome)
         self._attempts.pop(run.key.config_id, None)
         self.kinds.append(outcome.kind)
         line = self._repeats[run.key].point.line
@@ -220,12 +209,12 @@ class LocalSweep:
             left = self._left(more, time.monotonic() - begin) or (run.left if more == 0 else "")
             self._follow(Progress(f"[{number}/{count}] {run.what}  {line}", done / count, left))
 
-        with attempt.take_turn(requested, follow):
+        with local_attempt.take_turn(requested, follow):
             self._attempts.pop(requested.config_id, None)  # others may have measured it meanwhile
             if next_run(plan, self.snapshot()) != decision:
                 return False
             begin = time.monotonic()
-            _, record = attempt.make_attempt(requested, self.folder, follow)
+            _, record = local_attempt.make_attempt(requested, self.folder, follow)
         self._attempts.pop(requested.config_id, None)
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)
@@ -236,8 +225,11 @@ class LocalSweep:
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
-    """Return one repeat of one point as the policy sees it: an answer holds on this machine in this environment."""
-    device = one.sweep.machines[one.key.machine].device or find_device_kind()
-    environment = compute_environment_id(classify(device, one.point.devices_per_node))
+    """Return one repeat of one point as the policy sees it: an answer holds on this machine in this environment. That
+    of a trial holds wherever its search is gone on with, for its proposer has gone on from it."""
+    environment = None
+    if one.sweep.search is None:
+        device = one.sweep.machines[one.key.machine].device or find_device_kind()
+        environment = compute_environment_id(classify(device, one.point.devices_per_node))
     attempts = None if retry else one.sweep.rules.budget.attempts
     return build_planned_run(one.sweep, one.key, one.point, kin, attempts, environment)

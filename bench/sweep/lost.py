@@ -5,14 +5,18 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from bench import store
-from bench.record import Outcome
+import pydantic_core
+
+from bench import files, store
+from bench.record import Outcome, OutcomeKind
 from bench.scheduling import JobState
-from bench.sweep import jobs, reconcile, skipped
+from bench.sweep import jobs
 from bench.sweep.corrections import MeasuredCorrections
-from bench.sweep.job_logs import find_last_line
+from bench.sweep.definition import RequestedRun
+from bench.sweep.jobs import find_last_line
 from bench.sweep.policy import (
     Decision,
     PostponeRun,
@@ -24,8 +28,97 @@ from bench.sweep.policy import (
     list_decisions,
 )
 from bench.sweep.snapshot import UnfinishedAttempt
-from bench.sweep.status import JobTask, PointStatus, find_failed_starts
-from bench.sweep.submission.state import StudyState
+from bench.sweep.status import JobTask, PointStatus, StudyState, find_failed_starts
+
+
+class LeftBehind(NamedTuple):
+    """What an attempt left behind instead of a record: that it was interrupted, and where it last was."""
+
+    interrupted: dict[str, Any] | None
+    heartbeat: dict[str, Any] | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "LeftBehind":
+        return cls(_read_json(folder / store.INTERRUPTED), _read_json(folder / store.HEARTBEAT))
+
+
+def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, restarted: bool) -> Outcome:
+    """Decide how an attempt ended whose job has ended, or has been put back into the queue (`restarted`).
+
+    `ending` is how the scheduler says that the job ended; None where it no longer knows.
+    """
+    kind, reason = _decide_kind(left_behind, ending, restarted)
+    evidence: dict[str, Any] = {}
+    if ending:
+        evidence["scheduler"] = {"state": ending.state, "words": ending.words, "source": ending.source}
+        if ending.exit:
+            evidence["scheduler"]["exit"] = ending.exit
+    if left_behind.interrupted:
+        evidence["interrupted"] = left_behind.interrupted
+    if left_behind.heartbeat:
+        evidence["last_heartbeat"] = left_behind.heartbeat
+    return Outcome(kind=kind, reason=reason, evidence=evidence)
+
+
+def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
+    """Decide how an attempt ended that no scheduler started, and whose supervisor is gone."""
+    interrupted, heartbeat = left_behind
+    evidence = {name: value for name, value in (("interrupted", interrupted), ("last_heartbeat", heartbeat)) if value}
+    if interrupted:
+        by = interrupted.get("signal", "a signal")
+        return Outcome(kind="cancelled", reason=f"interrupted by {by}, and left no record", evidence=evidence)
+    who, at = "", ""
+    if heartbeat:
+        who = f", process {heartbeat.get('supervisor')} on {heartbeat.get('host')},"
+        at = f"; it was last heard of at {heartbeat.get('at')}"
+    reason = f"its supervisor{who} died and left no record{at}; run.log may tell more"
+    return Outcome(kind="error", reason=reason, evidence=evidence)
+
+
+def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bool) -> tuple[OutcomeKind, str]:
+    if restarted:
+        if left_behind.interrupted:
+            return "preempted", "the job was asked to end and put back into the queue"
+        return "node_failure", "the job was put back into the queue with no time to say a word, as when a node fails"
+    if ending and ending.outcome not in (None, "error"):
+        return ending.outcome, ending.why
+    if left_behind.interrupted and _is_warned(left_behind.interrupted):
+        return "timeout", "the scheduler gave warning that the time of its job was over"
+    if left_behind.interrupted and ending and ending.outcome:
+        name = left_behind.interrupted.get("signal", "a signal")
+        return "error", f"{_describe_ending(ending)}, and {name} ended the rest of it; its log may tell more"
+    if left_behind.interrupted:
+        by = left_behind.interrupted.get("signal", "a signal")
+        return "cancelled", f"interrupted by {by}, and the scheduler does not say why"
+    if ending:
+        return "error", f"{_describe_ending(ending)} and left no record; its log may tell more"
+    return "error", "no record, and the scheduler no longer knows the job"
+
+
+def _describe_ending(ending: JobState) -> str:
+    return f"the job ended as {ending.state}" + (f" ({ending.exit})" if ending.exit else "")
+
+
+def _is_warned(interrupted: dict[str, Any]) -> bool:
+    """Whether a run was asked to end when its job's time was almost over. The warning may come a minute early."""
+    left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
+    return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Return what a file says; None where it is not there or says nothing that can be read."""
+    try:
+        plain = pydantic_core.from_json(files.read_regular(path), allow_inf_nan=False)
+    except (OSError, ValueError):
+        return None
+    return plain if isinstance(plain, dict) else None
+
+
+def write_outcome(study_folder: Path, requested: RequestedRun, outcome: Outcome) -> None:
+    """Write the record of a point that need not run."""
+    attempt = store.open_attempt(study_folder / requested.config_id, requested.spec, requested.circumstance)
+    store.finalize(attempt.folder, outcome, "predicted" if outcome.kind == "infeasible" else "measured")
+
 
 _NEVER_BEGAN = "its supervisor never began: the command that was about to start it was ended"
 
@@ -92,27 +185,25 @@ def _build_end(view: StudyState, job: jobs.SubmittedJob, state: JobState, *, beg
 
 def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, JobState]) -> Outcome | None:
     """Return how an attempt without a record ended, or None while it may still go on."""
-    left_behind = reconcile.LeftBehind.read(attempt.attempt.folder)
+    left_behind = LeftBehind.read(attempt.attempt.folder)
     if not attempt.job:
         return _decide_lost_here(attempt, left_behind)
     state = queue.get((attempt.job, attempt.task))
     if state is None:
-        return None if attempt.fresh else reconcile.reconcile_outcome(left_behind, None, restarted=False)
+        return None if attempt.fresh else reconcile_outcome(left_behind, None, restarted=False)
     restarted = (state.restarts or 0) > attempt.restart
     if state.live:
         # A job counts as put back before its processes are asked to end: they may still have something to say.
         silent = attempt.fresh and not left_behind.interrupted
-        return reconcile.reconcile_outcome(left_behind, state, restarted=True) if restarted and not silent else None
-    return reconcile.reconcile_outcome(
-        left_behind, None if restarted else state, restarted=restarted
-    )  # of a later start
+        return reconcile_outcome(left_behind, state, restarted=True) if restarted and not silent else None
+    return reconcile_outcome(left_behind, None if restarted else state, restarted=restarted)  # of a later start
 
 
-def _decide_lost_here(attempt: UnfinishedAttempt, left_behind: reconcile.LeftBehind) -> Outcome | None:
+def _decide_lost_here(attempt: UnfinishedAttempt, left_behind: LeftBehind) -> Outcome | None:
     """Return how an attempt outside of any queue ended: its supervisor is gone, or whoever claimed it was ended before
     there was one, and left nothing that could say more."""
     if attempt.dead_here:
-        return reconcile.reconcile_local_outcome(left_behind)
+        return reconcile_local_outcome(left_behind)
     is_silent = not (attempt.attempt.folder / store.HEARTBEAT).exists()
     return Outcome(kind="cancelled", reason=_NEVER_BEGAN) if is_silent and not attempt.fresh else None
 
@@ -122,7 +213,7 @@ def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrection
     count: Counter[str] = Counter()
     for point_status, decision in _decide_all(view, corrections):
         if isinstance(decision, RecordWithoutRun):
-            skipped.write_outcome(
+            write_outcome(
                 view.folder, point_status.sweep.requested(point_status.point, point_status.key.repeat), decision.outcome
             )
             count[decision.outcome.kind] += 1

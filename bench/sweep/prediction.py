@@ -22,8 +22,8 @@ from bench.predict.step_time import StepTime, predict_passes, predict_step_time
 from bench.predict.workload import USUAL, Software, find_software
 from bench.spec import Batch, Device
 from bench.study import Study
-from bench.sweep.planning import target
-from bench.sweep.planning.overrides import GivenOverrides, find_study
+from bench.sweep import inputs
+from bench.sweep.inputs import GivenOverrides, find_study
 
 _MOST_NODES = 1024
 """Up to which more nodes are tried for a point that does not fit."""
@@ -129,7 +129,7 @@ def predict_points(
 def _predict_point(
     point: StudyPoint, straggler: float, data_wait_s: float, rehearsed_s: float | None, software: Software
 ) -> Prediction:
-    spec, machine, device = point.composed.spec, point.composed.machine, target.find_predicted_device(point.composed)
+    spec, machine, device = point.composed.spec, point.composed.machine, inputs.find_predicted_device(point.composed)
     try:
         needed = predict_memory(spec, device, machine.memory_bytes)
     except NoPrediction as unknown:

@@ -1,0 +1,139 @@
+"""What a user asks for, a study and overrides, and what the device of a point adds to it."""
+
+import functools
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import launchers
+from bench.config import compose
+from bench.config.compose import Request
+from bench.errors import UserError
+from bench.formatting import format_count
+from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
+from bench.spec import OBJECTIVE, Device
+from bench.study import Overrides, Pair, Study
+
+GivenOverrides = str | Sequence[str] | Mapping[str, Any]
+"""Overrides: "engine=zero2 batch.micro=4", ["engine=zero2", "batch.micro=4"] or {"engine": "zero2", "batch.micro": 4}.
+
+In a mapping a list or tuple stands for several values, as a comma list does in a text.
+"""
+_BARE = re.compile(r"[\w./:+-]+")
+
+
+def format_overrides(given: GivenOverrides) -> tuple[str, ...]:
+    """Return overrides as the command takes them."""
+    if isinstance(given, Mapping):
+        return tuple(
+            f"{key}={','.join(map(_format_value, value if isinstance(value, list | tuple) else [value]))}"
+            for key, value in given.items()
+        )
+    return tuple(shlex.split(given)) if isinstance(given, str) else tuple(map(str, given))
+
+
+def _format_value(value: Any) -> str:
+    """Return one value in Hydra's grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_format_value(key)}:{_format_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_format_value, value)) + "]"
+    text = str(value)
+    if _BARE.fullmatch(text):
+        return text
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"\\+$", lambda tail: 2 * tail[0], text)) + "'"
+
+
+def find_study(
+    study: Study | str | Path | None, given: GivenOverrides, config_dir: Path | None, verb: str
+) -> tuple[Study, Overrides]:
+    """Return the study that is asked for, by itself or as `study=NAME` among the overrides, and all other overrides;
+    a study without points of its own where none is. `verb` is what to call again for a second one."""
+    parsed = compose.parse_overrides(format_overrides(given))
+    named = [str(value) for key, values in parsed if key == "study" for value in values]
+    rest = [(key, values) for key, values in parsed if key != "study"]
+    named += [] if study is None else [study.name if isinstance(study, Study) else str(study)]
+    if len(named) > 1:
+        raise UserError(f"study={','.join(named)}", "one study at a time", f"call {verb} once for each")
+    found = study if isinstance(study, Study) else None
+    if found is None:
+        found = compose.read_study(named[0], config_dir) if named else Study(name="adhoc")
+    if found.search and found.axes:
+        rule = f"has axes ({', '.join(found.axes)}) beside a search, which varies the fields of its space alone"
+        raise UserError(f"study={found.name}", rule, "move the axes into search.space, or leave one section out")
+    return found, rest
+
+
+def find_device(composed: Request) -> str | None:
+    """Return the kind of device that `composed` would run on, "cpu" or "cuda"; None if another machine decides it."""
+    if composed.machine.device or launchers.load(composed.launcher).QUEUES:
+        return composed.machine.device
+    return find_local_device()
+
+
+def find_predicted_device(composed: Request) -> Device:
+    """Return the kind of device that `composed` is predicted for; if undecided, a GPU if this machine has one."""
+    return "cpu" if (find_device(composed) or find_local_device()) == "cpu" else "cuda"
+
+
+@functools.cache  # asked for every point, and it looks at the file system
+def find_local_device() -> str:
+    """Return the kind of device of this machine."""
+    return find_device_kind()
+
+
+_SMALL = ("precision", "sequence", "measure")
+_SHORTER = 4  # than an objective's usual samples are those of the smoke study
+_PROCESSES_PER_CORE = 8  # more have no time to answer each other
+
+
+def check_devices(composed: Request) -> None:
+    """Raise UserError for devices that a point needs here and that are not here."""
+    device = find_device(composed)
+    if launchers.load(composed.launcher).QUEUES or device is None:
+        return
+    needed, machine = f"devices_per_node={composed.spec.devices_per_node}", composed.machine
+    local_devices, name = count_local_devices(device), read_device_name(device)
+    if local_devices == 0:
+        remedy = f"choose machine=cpu, or {launchers.format_queueing()}, or ask `zeroscale predict`"
+        raise UserError(f"machine={machine.name}", "there is no GPU here that torch can use", remedy)
+    if name is not None and not machine.accepts(name):
+        rule = f"expects {' or '.join(machine.device_names)}, and {name} is here"
+        raise UserError(f"machine={machine.name}", rule, "choose machine=auto, which takes what is here")
+    if device == "cuda" and local_devices is not None and composed.spec.devices_per_node > local_devices:
+        raise UserError(
+            needed,
+            f"here {'is' if local_devices == 1 else 'are'} {format_count(local_devices, 'GPU')}",
+            f"give at most {local_devices}",
+        )
+    max_processes = _PROCESSES_PER_CORE * count_cores()
+    if device == "cpu" and composed.spec.devices_per_node > max_processes:
+        raise UserError(
+            needed, f"too many processes for {format_count(count_cores(), 'core')}", f"give at most {max_processes}"
+        )
+
+
+def choose_small(given: Sequence[str], composed: Request) -> list[Pair]:
+    """Return overrides that make `composed` a point of the smoke study's size, if it starts on this machine's CPU.
+
+    `given` are the keys that the user set. If they include a part of precision, sequence or measure, the rest of it
+    stays as in conf/config.yaml.
+    """
+    if launchers.load(composed.launcher).QUEUES or find_device(composed) != "cpu":
+        return []
+    left = set(_SMALL) - {key.split(".")[0] for key in given}
+    smoke = compose.read_study("smoke").base
+    chosen = [(key, value) for key, value in smoke.items() if key.split(".")[0] in left]
+    if composed.spec.objective == OBJECTIVE:  # the study's own
+        return chosen
+    others = [(key, value) for key, value in chosen if not key.startswith("sequence.")]
+    lengths = composed.spec.sequence if "sequence" in left else {}
+    return [*others, *((f"sequence.{kind}", max(length // _SHORTER, 1)) for kind, length in lengths.items())]

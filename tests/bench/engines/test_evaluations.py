@@ -1,0 +1,42 @@
+"""Dropout is drawn from each rank's seed, and an evaluation between steps has none, draws nothing and changes nothing:
+real ranks over gloo beside one process."""
+
+from pathlib import Path
+
+import pytest
+from pipeline_ranks import EVALUATED
+from pipeline_runs import compare_to_one_process, run_jobs, train_alone
+from pipeline_specs import drop, pad, spec
+
+from bench.spec import RunSpec
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+FEW = {"ddp": spec("t5", "", 1, data=2, preset="ddp")}
+ALL = {
+    "zero0": spec("gpt", "", 1, data=2, preset="zero0"),
+    "zero1": spec("t5", "", 1, data=2, preset="zero1"),
+    "zero2": spec("eager", "", 1, data=2, preset="zero2"),
+    "zero3": pad(spec("t5", "", 1, data=2, preset="zero3")),
+    "fsdp": pad(spec("gpt", "", 1, data=2, preset="fsdp")),
+}
+
+
+def check(jobs: dict[str, RunSpec], folder: Path) -> None:
+    jobs = {label: drop(job) for label, job in jobs.items()}
+    for label, ranks in run_jobs(jobs, folder).items():
+        assert all(rank["evaluations"].keys() == set(EVALUATED) for rank in ranks)
+        *shares, unequal = compare_to_one_process(jobs[label], ranks)
+        assert max(shares) < 1e-6 and unequal == [], (label, shares, unequal)
+
+
+def test_ddp_trains_with_dropout_as_one_process_does_and_evaluates_without_any(tmp_path: Path) -> None:
+    check(FEW, tmp_path)
+    with_dropout, without = (train_alone(job) for job in (drop(FEW["ddp"]), FEW["ddp"]))
+    assert with_dropout["losses"] != pytest.approx(without["losses"], rel=1e-3), "dropout is another training"
+    assert with_dropout["evaluations"][0] == without["evaluations"][0], "and the same evaluation of the same weights"
+
+
+@pytest.mark.thorough
+def test_so_does_every_engine_that_evaluates(tmp_path: Path) -> None:
+    check(ALL, tmp_path)
